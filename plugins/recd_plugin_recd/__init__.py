@@ -1,0 +1,1 @@
+"""RecD: session data, deduplicating converters, preprocessing and pooling on unique rows."""

@@ -1,0 +1,1 @@
+"""TorchRec's own sharding kinds and FBGEMM's cache, by name."""

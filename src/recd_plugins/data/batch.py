@@ -1,0 +1,60 @@
+"""What converters make and preprocessing transforms: one batch of rows in logical form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from recd_plugins.sparse import InverseKeyedJaggedTensor
+
+
+@dataclass(frozen=True)
+class Batch(Pipelineable):
+    """One batch of B rows. Every sparse feature stands in it once.
+
+    Attributes:
+        dense_features: float32 ``[B, num_dense]``.
+        labels: float32 ``[B]``.
+        kjt: the features that are not deduplicated, or None where all are.
+        ikjts: deduplicated features, one entry a group that shares its inverse lookup.
+    """
+
+    dense_features: Tensor
+    labels: Tensor
+    kjt: KeyedJaggedTensor | None = None
+    ikjts: tuple[InverseKeyedJaggedTensor, ...] = ()
+
+    @property
+    def batch_size(self) -> int:
+        return self.labels.shape[0]
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        return replace(
+            self,
+            dense_features=self.dense_features.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+            kjt=None if self.kjt is None else self.kjt.to(device, non_blocking=non_blocking),
+            ikjts=tuple(ikjt.to(device, non_blocking=non_blocking) for ikjt in self.ikjts),
+        )
+
+    def pin_memory(self) -> Self:
+        return replace(
+            self,
+            dense_features=self.dense_features.pin_memory(),
+            labels=self.labels.pin_memory(),
+            kjt=None if self.kjt is None else self.kjt.pin_memory(),
+            ikjts=tuple(ikjt.pin_memory() for ikjt in self.ikjts),
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self.dense_features.record_stream(stream)
+        self.labels.record_stream(stream)
+        if self.kjt is not None:
+            self.kjt.record_stream(stream)
+        for ikjt in self.ikjts:
+            ikjt.record_stream(stream)

@@ -1,0 +1,208 @@
+"""The last step before the model: features in the form that TorchRec's modules take exactly.
+
+Three forms are exact on every back end (DESIGN in docs/exactness.md):
+
+- pooled features go to an EmbeddingBagCollection as a KJT with variable batch per feature (VBE):
+  only unique rows are sent and looked up, and TorchRec expands after its output all-to-all;
+- replicated features go to a data-parallel EmbeddingBagCollection, whose kernels take no VBE, as a
+  plain KJT of all B rows;
+- sequence features go to an EmbeddingCollection as a plain KJT *over unique rows*; the model pools
+  those rows and then repeats the vectors with ``inverse_lookup``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from recd_plugins.data.batch import Batch
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which features a model pools in which way, each in the order in which the KJT carries it."""
+
+    pooled: tuple[str, ...] = ()
+    replicated: tuple[str, ...] = ()
+    sequence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ModelInput(Pipelineable):
+    """One batch of B rows as the model takes it; the first three names are those of TorchRec's.
+
+    Attributes:
+        dense_features: float32 ``[B, num_dense]``.
+        sparse_features: pooled features, plain or VBE, or None without any.
+        labels: float32 ``[B]``.
+        replicated_features: features of data-parallel tables, plain, or None.
+        sequence_features: plain KJT over unique rows, or None. Its stride is the largest number of
+            unique rows of any group; a group with fewer has empty rows at its end.
+        num_unique: unique rows by sequence feature.
+        inverse_lookup: int64 ``[B]`` by sequence feature: the unique row of each row. A feature
+            that is not deduplicated has no entry. Features of one group share one tensor.
+    """
+
+    dense_features: Tensor
+    sparse_features: KeyedJaggedTensor | None
+    labels: Tensor
+    replicated_features: KeyedJaggedTensor | None = None
+    sequence_features: KeyedJaggedTensor | None = None
+    num_unique: Mapping[str, int] = field(default_factory=dict)
+    inverse_lookup: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        return self._map(lambda value: value.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        return self._map(lambda value: value.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self._map(lambda value: value.record_stream(stream))
+
+    def _map(self, function: Any) -> Self:
+        """Apply ``function`` to every tensor, to a shared one once."""
+        done: dict[int, Any] = {}
+
+        def once(value: Any) -> Any:
+            if id(value) not in done:
+                done[id(value)] = function(value)
+            return done[id(value)]
+
+        changed: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.name == "num_unique" or value is None:
+                changed[item.name] = value
+            elif isinstance(value, Mapping):
+                changed[item.name] = {key: once(tensor) for key, tensor in value.items()}
+            else:
+                changed[item.name] = once(value)
+        return type(self)(**changed)
+
+
+@dataclass(frozen=True)
+class _Feature:
+    """One feature over the rows that are kept, ``inverse`` None where those are all B rows."""
+
+    jagged: JaggedTensor
+    num_rows: int
+    inverse: Tensor | None
+
+    def expanded(self) -> JaggedTensor:
+        """All B rows."""
+        return self.jagged if self.inverse is None else select_rows(self.jagged, self.inverse)
+
+
+def lower(batch: Batch, placement: Placement) -> ModelInput:
+    """Sort the features of ``batch`` into the three forms of this module.
+
+    Raises:
+        KeyError: the placement names a feature that the batch lacks.
+    """
+    features = dict(_split(batch))
+    sequence = [features[name] for name in placement.sequence]
+    return ModelInput(
+        dense_features=batch.dense_features,
+        sparse_features=_variable_batch_kjt(placement.pooled, features, batch.batch_size),
+        labels=batch.labels,
+        replicated_features=_plain_kjt(
+            placement.replicated,
+            [features[name].expanded() for name in placement.replicated],
+            batch.batch_size,
+        ),
+        sequence_features=_plain_kjt(
+            placement.sequence,
+            [feature.jagged for feature in sequence],
+            max((feature.num_rows for feature in sequence), default=0),
+        ),
+        num_unique={name: features[name].num_rows for name in placement.sequence},
+        inverse_lookup={
+            name: inverse
+            for name in placement.sequence
+            if (inverse := features[name].inverse) is not None
+        },
+    )
+
+
+def select_rows(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
+    """Rows of a jagged tensor by index, repeats allowed; weights come along."""
+    lengths = jagged.lengths().index_select(0, rows)
+    ends = torch.cumsum(lengths, 0)
+    starts = jagged.offsets().to(ends.dtype).index_select(0, rows) - (ends - lengths)
+    index = torch.arange(int(lengths.sum()), device=lengths.device) + torch.repeat_interleave(
+        starts, lengths
+    )
+    weights = jagged.weights_or_none()
+    return JaggedTensor(
+        values=jagged.values().index_select(0, index),
+        lengths=lengths,
+        weights=None if weights is None else weights.index_select(0, index),
+    )
+
+
+def _split(batch: Batch) -> Iterable[tuple[str, _Feature]]:
+    if batch.kjt is not None:
+        for key, jagged in batch.kjt.to_dict().items():
+            yield key, _Feature(jagged, batch.batch_size, None)
+    for ikjt in batch.ikjts:
+        inverse = ikjt.inverse_lookup().long()
+        for key, jagged in ikjt.to_unique_kjt().to_dict().items():
+            yield key, _Feature(jagged, ikjt.num_unique(), inverse)
+
+
+def _variable_batch_kjt(
+    names: Sequence[str], features: Mapping[str, _Feature], batch_size: int
+) -> KeyedJaggedTensor | None:
+    """One KJT in which each feature has its own number of rows; plain where none is shared."""
+    chosen = [features[name] for name in names]
+    if all(feature.inverse is None for feature in chosen):
+        return _plain_kjt(names, [feature.jagged for feature in chosen], batch_size)
+    every_row = torch.arange(batch_size, device=chosen[0].jagged.values().device)
+    return KeyedJaggedTensor(
+        keys=list(names),
+        values=torch.cat([feature.jagged.values() for feature in chosen]),
+        lengths=torch.cat([feature.jagged.lengths() for feature in chosen]),
+        weights=_weights([feature.jagged for feature in chosen]),
+        stride_per_key_per_rank=[[feature.num_rows] for feature in chosen],
+        inverse_indices=(
+            list(names),
+            torch.stack(
+                [every_row if feature.inverse is None else feature.inverse for feature in chosen]
+            ),
+        ),
+    )
+
+
+def _plain_kjt(
+    names: Sequence[str], features: Sequence[JaggedTensor], stride: int
+) -> KeyedJaggedTensor | None:
+    """One KJT with ``stride`` rows a key; shorter features get empty rows at their end."""
+    if not names:
+        return None
+    lengths = []
+    for feature in features:
+        missing = stride - feature.lengths().numel()
+        lengths.append(feature.lengths())
+        if missing:
+            lengths.append(feature.lengths().new_zeros(missing))
+    return KeyedJaggedTensor(
+        keys=list(names),
+        values=torch.cat([feature.values() for feature in features]),
+        lengths=torch.cat(lengths),
+        weights=_weights(features),
+        stride=stride,
+    )
+
+
+def _weights(features: Sequence[JaggedTensor]) -> Tensor | None:
+    weights = [feature.weights_or_none() for feature in features]
+    if any(weight is None for weight in weights):
+        return None
+    return torch.cat([weight for weight in weights if weight is not None])

@@ -1,0 +1,48 @@
+"""Errors a user can cause. The command line prints them without a traceback and exits with 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class RecdError(Exception):
+    """Base of every error whose message alone tells the user what, where and what to do."""
+
+
+class PluginError(RecdError):
+    """A plugin could not be loaded, or two plugins claim one name."""
+
+
+class DataError(RecdError):
+    """Input data is wrong; the message names file, column, row and value."""
+
+
+class SetupError(RecdError):
+    """The machine or the installed versions cannot do what was asked."""
+
+
+class ExactnessError(RecdError):
+    """A combination that is known to corrupt training silently, refused instead."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a registry file. ``line`` is 1-based, 0 where none applies."""
+
+    path: str
+    line: int
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        where = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{where} {self.field}: {self.message}" if self.field else f"{where}: {self.message}"
+
+
+class RegistryError(RecdError):
+    """Everything that is wrong with a registry file, collected before it is raised."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))

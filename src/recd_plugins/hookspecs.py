@@ -1,0 +1,58 @@
+"""Every hook of recd-plugins. A plugin package implements the ones it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import pluggy
+
+if TYPE_CHECKING:
+    import click
+
+    from recd_plugins.interfaces import (
+        Cache,
+        Converter,
+        Dataset,
+        Pooling,
+        Preprocessing,
+        Sharding,
+    )
+
+hookspec = pluggy.HookspecMarker("recd_plugins")
+hookimpl = pluggy.HookimplMarker("recd_plugins")
+
+
+@hookspec
+def register_datasets() -> Sequence[type[Dataset]]:  # type: ignore[empty-body]
+    """Dataset classes: a location becomes Arrow record batches."""
+
+
+@hookspec
+def register_converters() -> Sequence[type[Converter]]:  # type: ignore[empty-body]
+    """Converter classes: a record batch becomes a Batch."""
+
+
+@hookspec
+def register_preprocessing() -> Sequence[type[Preprocessing]]:  # type: ignore[empty-body]
+    """Preprocessing classes: jagged values become other jagged values."""
+
+
+@hookspec
+def register_shardings() -> Sequence[type[Sharding]]:  # type: ignore[empty-body]
+    """Sharding classes: where the rows of tables live."""
+
+
+@hookspec
+def register_caches() -> Sequence[type[Cache]]:  # type: ignore[empty-body]
+    """Cache classes: a fast tier in front of tables."""
+
+
+@hookspec
+def register_poolings() -> Sequence[type[Pooling]]:  # type: ignore[empty-body]
+    """Pooling classes: a sequence of embeddings becomes one vector a row."""
+
+
+@hookspec
+def register_commands(cli: click.Group) -> None:
+    """Add commands to the ``recd`` command line."""

@@ -1,0 +1,32 @@
+"""Kind ``converter``: a record batch becomes a ``Batch`` of tensors, deduplicated or not."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from recd_plugins.interfaces.dataset import FeatureSchema, Rows
+from recd_plugins.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+
+
+class Converter(Plugin, ABC):
+    """Turns Arrow columns into jagged tensors: the form of a feature changes, never a value."""
+
+    kind: ClassVar[str] = "converter"
+
+    def fit(self, sample: Rows, schema: FeatureSchema) -> None:
+        """Look at the first batch of the data, the same on every rank, before ``convert``.
+
+        Called once, and again never: a converter without decisions to make leaves it out.
+        """
+
+    @abstractmethod
+    def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
+        """Every sparse feature of ``schema`` stands in the result once: in ``kjt`` or in one IKJT.
+
+        Raises:
+            DataError: a null, a missing column or a wrong type, with file, column, row and value.
+        """

@@ -1,0 +1,125 @@
+"""Kind ``dataset``: a location becomes Arrow record batches, resumable, split over ranks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pyarrow as pa
+
+from recd_plugins.interfaces.plugin import Plugin
+
+Split = Literal["train", "test"]
+
+
+@dataclass(frozen=True)
+class FeatureSchema:
+    """Which columns are what.
+
+    Attributes:
+        sparse: columns of type list<int64> (or int64, one id a row), in the order of features.
+        dense: columns of numbers, in order.
+        label: the column of the label, 0 or 1.
+    """
+
+    sparse: tuple[str, ...]
+    dense: tuple[str, ...]
+    label: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where ``num_rows`` adjacent rows came from: a file and the 0-based row of the first."""
+
+    path: str
+    first_row: int
+    num_rows: int
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A record batch of training rows and where each came from, so that errors can say it."""
+
+    data: pa.RecordBatch
+    origins: tuple[Origin, ...]
+
+    def __len__(self) -> int:
+        return int(self.data.num_rows)
+
+    def origin_of(self, row: int) -> tuple[str, int]:
+        """File and 0-based row in that file of ``row`` in this batch."""
+        for origin in self.origins:
+            if row < origin.num_rows:
+                return origin.path, origin.first_row + row
+            row -= origin.num_rows
+        raise IndexError(row)
+
+
+class Reader(ABC):
+    """Iterates over one epoch's batches of one rank.
+
+    Every batch has exactly ``batch_size`` rows and every rank gets the same number of batches;
+    rows that do not fill a batch on every rank are left out. ``state_dict`` taken after batch i was
+    handed out and loaded into a new reader makes it go on at batch i + 1, whatever was prefetched.
+    A state taken at another number of ranks loads too: what is left is dealt anew.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches in a whole epoch, the same on every rank."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Rows]:
+        """Batches from the current position to the end of the epoch.
+
+        At the end the position returns to the start: iterate again for the next epoch.
+        """
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch handed out: JSON values only, equal on every rank."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take up a position.
+
+        Raises:
+            DataError: the state belongs to other data or another batch size.
+        """
+
+
+class Dataset(Plugin, ABC):
+    """A table of training rows.
+
+    Example:
+        class Squares(Dataset):
+            "Numbers and whether they are even."
+
+            name = "acme.squares"
+    """
+
+    kind: ClassVar[str] = "dataset"
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Check the location and make what is missing (a generated table, a cache), once.
+
+        Called in one process before any rank reads.
+
+        Raises:
+            DataError: the location is missing or is not what the options say.
+        """
+
+    @abstractmethod
+    def schema(self) -> FeatureSchema:
+        """Which columns ``reader`` yields."""
+
+    @abstractmethod
+    def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
+        """A reader of this rank's share of a split.
+
+        Raises:
+            DataError: the split has too few rows for one batch on every rank.
+        """

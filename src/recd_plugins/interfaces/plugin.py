@@ -1,0 +1,39 @@
+"""What every plugin has: a qualified name, options, a kind."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+
+class PluginOptions(BaseModel):
+    """Base of a plugin's options: immutable, and unknown names are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Plugin:
+    """Base of the six kinds.
+
+    A subclass sets ``name`` (``"package.part"``, the word after ``use:`` in registry.yaml), may
+    nest an ``Options`` model, and starts its docstring with the line that ``recd plugins`` shows.
+    Its module must import neither torch nor torchrec at the top: ``recd validate`` reads plugins
+    on machines that have no use for them.
+    """
+
+    kind: ClassVar[str]
+    name: ClassVar[str]
+
+    class Options(PluginOptions):
+        """No options."""
+
+    options: PluginOptions
+
+    def __init__(self, options: PluginOptions) -> None:
+        self.options = options
+
+    @classmethod
+    def summary(cls) -> str:
+        """The first line of the docstring."""
+        return (cls.__doc__ or "").strip().partition("\n")[0]

@@ -1,0 +1,66 @@
+"""Kind ``sharding``: where the rows of a table live."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from recd_plugins.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import ModuleSharder
+
+
+@dataclass(frozen=True)
+class Table:
+    """An embedding table of the model.
+
+    Attributes:
+        name: TorchRec's table name.
+        features: the features that look it up.
+        num_embeddings: rows.
+        embedding_dim: scalars a row.
+        pooled: True in an EmbeddingBagCollection, False in an EmbeddingCollection.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    num_embeddings: int
+    embedding_dim: int
+    pooled: bool
+
+
+class Sharding(Plugin, ABC):
+    """Decides the sharding of the tables that its registry entry names.
+
+    Overriding nothing leaves the tables to the planner.
+    """
+
+    kind: ClassVar[str] = "sharding"
+
+    #: Whether each rank holds these tables whole. Their features then travel without
+    #: deduplication, in an EmbeddingBagCollection of their own: TorchRec's data-parallel kernels
+    #: do not take variable batches.
+    replicates: ClassVar[bool] = False
+
+    def rewrite(self, model: nn.Module, tables: Sequence[Table]) -> nn.Module:  # noqa: ARG002
+        """Replace modules of ``model`` before planning; returns the model."""
+        return model
+
+    def constraints(
+        self,
+        tables: Sequence[Table],  # noqa: ARG002
+    ) -> Mapping[str, ParameterConstraints]:
+        """The planner's constraints by table name."""
+        return {}
+
+    def sharders(
+        self,
+        fused_params: dict[str, Any],  # noqa: ARG002
+    ) -> Sequence[ModuleSharder[nn.Module]]:
+        """Sharders for module types that ``rewrite`` put in; the built-in ones stay."""
+        return ()
