@@ -1,6 +1,6 @@
 """The last step before the model: features in the form that TorchRec's modules take exactly.
 
-Three forms are exact on every back end (DESIGN in docs/exactness.md):
+Three forms are exact on every back end (docs/exactness.md):
 
 - pooled features go to an EmbeddingBagCollection as a KJT with variable batch per feature (VBE):
   only unique rows are sent and looked up, and TorchRec expands after its output all-to-all;
