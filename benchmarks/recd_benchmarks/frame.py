@@ -1,0 +1,127 @@
+"""The form of a benchmark: figures with their spread, and helpers that measure them fairly.
+
+A benchmark is a module of this package with ``SUMMARY``, ``workload(size)`` and ``run(size)``.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Literal, Protocol
+
+Size = Literal["small", "reference"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured figure: the median of ``runs`` runs, and their extremes.
+
+    Attributes:
+        paper: what the paper reports for it, if it does.
+        goal: what this project aims at, if it does.
+    """
+
+    figure: str
+    value: float
+    unit: str
+    better: Literal["higher", "lower"]
+    runs: int
+    min: float
+    max: float
+    paper: float | str | None = None
+    goal: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        figure: str,
+        samples: Sequence[float],
+        *,
+        unit: str,
+        better: Literal["higher", "lower"],
+        paper: float | str | None = None,
+        goal: float | None = None,
+    ) -> Figure:
+        """The median of ``samples``."""
+        return cls(
+            figure,
+            statistics.median(samples),
+            unit,
+            better,
+            len(samples),
+            min(samples),
+            max(samples),
+            paper,
+            goal,
+        )
+
+
+class Benchmark(Protocol):
+    """What a benchmark module has."""
+
+    SUMMARY: str
+
+    def workload(self, size: Size) -> str:
+        """The input in words."""
+
+    def run(self, size: Size) -> list[Figure]:
+        """Measure."""
+
+
+def seconds(function: Callable[[], object]) -> float:
+    """Wall time of one call."""
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def ratios(
+    numerator: Callable[[], object], denominator: Callable[[], object], runs: int
+) -> list[float]:
+    """Ratios of the times of two calls, measured alternately after one warm-up of each."""
+    numerator()
+    denominator()
+    return [seconds(numerator) / seconds(denominator) for _ in range(runs)]
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "torchrec", "pyarrow", "numba")},
+    }
+
+
+def report(name: str, benchmark: Benchmark, size: Size) -> dict[str, Any]:
+    """Run a benchmark; the result in the form of ``recd bench --json``."""
+    return {
+        "name": name,
+        "machine": machine(),
+        "workload": benchmark.workload(size),
+        "figures": [asdict(figure) for figure in benchmark.run(size)],
+    }
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
