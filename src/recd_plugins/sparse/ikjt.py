@@ -1,0 +1,358 @@
+"""The InverseKeyedJaggedTensor of the RecD paper (Zhao et al., MLSys 2023, section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from recd_plugins.sparse.equal_rows import first_equal_rows
+from recd_plugins.sparse.jagged import offsets_of, positions_of_rows
+
+
+class InverseKeyedJaggedTensor(Pipelineable):
+    """A KeyedJaggedTensor of B rows that stores each distinct row once.
+
+    Its features form one group: their values change together, so one ``inverse_lookup`` serves all.
+    Row ``b`` of the batch is unique row ``inverse_lookup[b]`` in every feature.
+
+    Args:
+        keys: names of the F features, F > 0.
+        values: ids of the unique rows, feature by feature, ``[num_values]``.
+        inverse_lookup: the unique row of each row of the batch, integer ``[B]``.
+        weights: one number for each value, ``[num_values]``.
+        lengths: ids in each unique row, feature by feature, integer ``[F * U]``.
+        offsets: where each unique row starts and ends in ``values``, integer ``[F * U + 1]``;
+            given instead of ``lengths`` or with them.
+
+    Raises:
+        ValueError: shapes that do not fit together, no keys, or a key twice. Only shapes are
+            looked at, so that nothing waits for a device.
+
+    Example:
+        Three rows, of which the first two are equal::
+
+            InverseKeyedJaggedTensor(
+                keys=["viewed", "viewed_seller"],
+                values=torch.tensor([7, 8, 9, 70, 80, 90]),
+                lengths=torch.tensor([2, 1, 2, 1]),
+                inverse_lookup=torch.tensor([0, 0, 1]),
+            )
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: Tensor,
+        inverse_lookup: Tensor,
+        weights: Tensor | None = None,
+        lengths: Tensor | None = None,
+        offsets: Tensor | None = None,
+    ) -> None:
+        if lengths is None:
+            if offsets is None:
+                raise ValueError("an IKJT needs lengths or offsets")
+            lengths = torch.diff(offsets)
+        _check_shapes(keys, values, inverse_lookup, weights, lengths, offsets)
+        self._keys = list(keys)
+        self._values = values
+        self._inverse_lookup = inverse_lookup
+        self._weights = weights
+        self._lengths = lengths
+        self._offsets = offsets
+
+    @staticmethod
+    def from_kjt(
+        kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]
+    ) -> tuple[InverseKeyedJaggedTensor, ...]:
+        """Deduplicate the rows of each group of features.
+
+        Two rows of a group become one only if every feature of the group has the same values and
+        weights in both. Unique rows stand in the order of their first occurrence.
+
+        Args:
+            kjt: B rows of every feature.
+            groups: names of features; a feature that no group names is left out.
+
+        Raises:
+            ValueError: an empty group, a key that ``kjt`` lacks, a key named twice, or a ``kjt``
+                whose number of rows differs from key to key.
+        """
+        _check_groups(kjt, groups)
+        key_index = {key: index for index, key in enumerate(kjt.keys())}
+        return tuple(
+            _deduplicate(kjt, group, [key_index[key] for key in group]) for group in groups
+        )
+
+    @staticmethod
+    def concat(ikjts: Sequence[InverseKeyedJaggedTensor]) -> InverseKeyedJaggedTensor:
+        """One IKJT of the features of several that share their inverse lookup.
+
+        Raises:
+            ValueError: nothing to join, a key twice, weights in some only, or lookups that differ:
+                features that do not change together cannot share one.
+        """
+        if not ikjts:
+            raise ValueError("no IKJTs to join")
+        first = ikjts[0]
+        for other in ikjts[1:]:
+            if other.num_unique() != first.num_unique() or not torch.equal(
+                other.inverse_lookup(), first.inverse_lookup()
+            ):
+                raise ValueError(
+                    f"{', '.join(other.keys())} and {', '.join(first.keys())} do not change "
+                    "together: their inverse lookups differ, so they stay separate IKJTs"
+                )
+        weights = [ikjt.weights() for ikjt in ikjts if ikjt.weights_or_none() is not None]
+        if weights and len(weights) < len(ikjts):
+            raise ValueError("some of the IKJTs have weights and some have none")
+        return InverseKeyedJaggedTensor(
+            keys=list(chain.from_iterable(ikjt.keys() for ikjt in ikjts)),
+            values=torch.cat([ikjt.values() for ikjt in ikjts]),
+            inverse_lookup=first.inverse_lookup(),
+            weights=torch.cat(weights) if weights else None,
+            lengths=torch.cat([ikjt.lengths() for ikjt in ikjts]),
+        )
+
+    def keys(self) -> list[str]:
+        """Names of the F features."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """Ids of the unique rows, feature by feature, ``[num_values]``."""
+        return self._values
+
+    def lengths(self) -> Tensor:
+        """Ids in each unique row, feature by feature, ``[F * U]``."""
+        return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Where each unique row starts and ends in ``values``, ``[F * U + 1]``."""
+        if self._offsets is None:
+            self._offsets = offsets_of(self._lengths)
+        return self._offsets
+
+    def weights(self) -> Tensor:
+        """One number for each value.
+
+        Raises:
+            ValueError: there are none.
+        """
+        if self._weights is None:
+            raise ValueError("this IKJT has no weights")
+        return self._weights
+
+    def weights_or_none(self) -> Tensor | None:
+        """One number for each value, or None."""
+        return self._weights
+
+    def inverse_lookup(self) -> Tensor:
+        """The unique row of each row of the batch, ``[B]``."""
+        return self._inverse_lookup
+
+    def stride(self) -> int:
+        """B: rows of the batch, duplicates counted."""
+        return self._inverse_lookup.numel()
+
+    def num_unique(self) -> int:
+        """U: rows that are stored."""
+        return self._lengths.numel() // len(self._keys)
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def dedupe_factor(self) -> float:
+        """Ids of the batch over ids that are stored (the paper's DedupeFactor), 1.0 if no ids."""
+        stored = self._values.numel()
+        if stored == 0:
+            return 1.0
+        lengths = self._lengths.view(len(self._keys), -1)
+        return float(lengths.index_select(1, self._inverse_lookup).sum().item()) / stored
+
+    def to_kjt(self) -> KeyedJaggedTensor:
+        """A plain KJT of all B rows: the inverse of ``from_kjt``, exactly."""
+        first_rows = torch.arange(len(self._keys), device=self.device()) * self.num_unique()
+        rows = (first_rows.unsqueeze(1) + self._inverse_lookup).flatten()
+        positions, lengths = positions_of_rows(self.offsets(), rows)
+        return KeyedJaggedTensor(
+            keys=self._keys,
+            values=self._values.index_select(0, positions),
+            weights=None if self._weights is None else self._weights.index_select(0, positions),
+            lengths=lengths,
+            stride=self.stride(),
+        )
+
+    def to_vbe_kjt(self) -> KeyedJaggedTensor:
+        """A KJT with variable batch per feature: TorchRec's own form of what is stored here.
+
+        An EmbeddingBagCollection that gets it sends and looks up U rows and returns B. No other
+        module may have it: docs/sparse.md says why.
+        """
+        num_keys = len(self._keys)
+        return KeyedJaggedTensor(
+            keys=self._keys,
+            values=self._values,
+            weights=self._weights,
+            lengths=self._lengths,
+            stride_per_key_per_rank=[[self.num_unique()]] * num_keys,
+            inverse_indices=(self._keys, self._inverse_lookup.long().repeat(num_keys, 1)),
+        )
+
+    def to_unique_kjt(self) -> KeyedJaggedTensor:
+        """A plain KJT of the U unique rows."""
+        return KeyedJaggedTensor(
+            keys=self._keys,
+            values=self._values,
+            weights=self._weights,
+            lengths=self._lengths,
+            offsets=self._offsets,
+            stride=self.num_unique(),
+        )
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> InverseKeyedJaggedTensor:
+        """The same on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> InverseKeyedJaggedTensor:
+        """The same in page-locked memory."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until ``stream`` has done what it was given so far."""
+        for tensor in _flatten(self)[0]:
+            if tensor is not None:
+                tensor.record_stream(stream)
+        if self._offsets is not None:
+            self._offsets.record_stream(stream)
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> InverseKeyedJaggedTensor:
+        return InverseKeyedJaggedTensor(
+            keys=self._keys,
+            values=function(self._values),
+            inverse_lookup=function(self._inverse_lookup),
+            weights=None if self._weights is None else function(self._weights),
+            lengths=function(self._lengths),
+            offsets=None if self._offsets is None else function(self._offsets),
+        )
+
+    def __repr__(self) -> str:
+        unique, stride = self.num_unique(), self.stride()
+        head = f"InverseKeyedJaggedTensor({unique} unique of {stride} rows, {self.device()}"
+        if self._values.device.type == "meta":
+            return f"{head}, keys={self._keys})"
+        lengths = self._lengths.tolist()
+        rows = iter(torch.split(self._values, lengths))
+        lines = [head]
+        for key in self._keys:
+            shown = [next(rows).tolist() for _ in range(unique)]
+            more = f", ... {unique - 5} more" if unique > 5 else ""
+            lines.append(f"    {key!r}: [{', '.join(map(_short, shown[:5]))}{more}]")
+        lines.append(f"    inverse_lookup: {_short(self._inverse_lookup.tolist())}")
+        return ",\n".join(lines) + "\n)"
+
+
+def _short(numbers: list[int]) -> str:
+    if len(numbers) <= 8:
+        return str(numbers)
+    return f"[{', '.join(map(str, numbers[:8]))}, ... {len(numbers) - 8} more]"
+
+
+def _check_shapes(
+    keys: Sequence[str],
+    values: Tensor,
+    inverse_lookup: Tensor,
+    weights: Tensor | None,
+    lengths: Tensor,
+    offsets: Tensor | None,
+) -> None:
+    if not keys or len(set(keys)) < len(keys):
+        raise ValueError(f"an IKJT needs keys that are all different, got {list(keys)}")
+    for name, tensor in {
+        "values": values,
+        "inverse_lookup": inverse_lookup,
+        "lengths": lengths,
+    }.items():
+        if tensor.dim() != 1:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, expected one dimension")
+    if lengths.numel() % len(keys):
+        raise ValueError(f"{lengths.numel()} lengths do not divide into {len(keys)} keys")
+    if offsets is not None and offsets.shape != (lengths.numel() + 1,):
+        raise ValueError(
+            f"offsets has shape {list(offsets.shape)}, expected [{lengths.numel() + 1}]"
+        )
+    if weights is not None and weights.shape != values.shape:
+        raise ValueError(
+            f"weights has shape {list(weights.shape)}, values {list(values.shape)}: "
+            "each value has one weight"
+        )
+    if inverse_lookup.numel() and not lengths.numel():
+        raise ValueError(f"{inverse_lookup.numel()} rows, but no unique row for them")
+
+
+def _check_groups(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> None:
+    if kjt.variable_stride_per_key():
+        raise ValueError(
+            "the KJT has a variable batch per feature: its rows do not belong together"
+        )
+    known, seen = set(kjt.keys()), set[str]()
+    for group in groups:
+        if not group:
+            raise ValueError("a group without features")
+        for key in group:
+            if key not in known:
+                raise ValueError(f"the KJT has no feature {key!r}, only {', '.join(kjt.keys())}")
+            if key in seen:
+                raise ValueError(f"feature {key!r} is named twice")
+            seen.add(key)
+
+
+def _deduplicate(
+    kjt: KeyedJaggedTensor, keys: Sequence[str], key_indices: Sequence[int]
+) -> InverseKeyedJaggedTensor:
+    stride, offsets = kjt.stride(), kjt.offsets()
+    values, weights = kjt.values(), kjt.weights_or_none()
+    columns = []
+    for index in key_indices:
+        column_offsets = offsets[index * stride : (index + 1) * stride + 1]
+        columns.append((values, column_offsets))
+        if weights is not None:
+            columns.append((weights, column_offsets))
+    first_rows, inverse_lookup = first_equal_rows(columns, stride)
+    rows = torch.cat([first_rows + index * stride for index in key_indices])
+    positions, lengths = positions_of_rows(offsets, rows)
+    return InverseKeyedJaggedTensor(
+        keys=keys,
+        values=values.index_select(0, positions),
+        inverse_lookup=inverse_lookup,
+        weights=None if weights is None else weights.index_select(0, positions),
+        lengths=lengths.to(kjt.lengths().dtype),
+    )
+
+
+def _flatten(ikjt: InverseKeyedJaggedTensor) -> tuple[list[Any], list[str]]:
+    tensors = [ikjt.values(), ikjt.lengths(), ikjt.inverse_lookup(), ikjt.weights_or_none()]
+    return tensors, ikjt.keys()
+
+
+def _unflatten(tensors: Any, keys: list[str]) -> InverseKeyedJaggedTensor:
+    # The leaves may be anything (tree_map to shapes, for one): nothing is checked.
+    ikjt = InverseKeyedJaggedTensor.__new__(InverseKeyedJaggedTensor)
+    ikjt._keys = keys
+    ikjt._values, ikjt._lengths, ikjt._inverse_lookup, ikjt._weights = tensors
+    ikjt._offsets = None
+    return ikjt
+
+
+register_pytree_node(
+    InverseKeyedJaggedTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="recd_plugins.InverseKeyedJaggedTensor",
+)

@@ -1,0 +1,31 @@
+"""Operations on rows of jagged tensors that TorchRec and torch lack, on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    """Where rows start and end, ``[num_rows + 1]`` from 0, in the dtype of ``lengths``."""
+    offsets = lengths.new_zeros(lengths.numel() + 1)
+    torch.cumsum(lengths, 0, dtype=lengths.dtype, out=offsets[1:])
+    return offsets
+
+
+def positions_of_rows(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the values of some rows stand.
+
+    Args:
+        offsets: integer ``[num_rows + 1]``.
+        rows: rows to take, integer ``[n]``, in any order, repeats allowed.
+
+    Returns:
+        Positions of the values of ``rows`` one row after the other, int64, and the lengths ``[n]``
+        of these rows in the dtype of ``offsets``.
+    """
+    starts = offsets.index_select(0, rows)
+    lengths = offsets.index_select(0, rows + 1) - starts
+    ends = torch.cumsum(lengths, 0)
+    shift = torch.repeat_interleave(starts.long() - (ends - lengths), lengths)
+    return torch.arange(shift.numel(), device=offsets.device) + shift, lengths

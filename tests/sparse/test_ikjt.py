@@ -1,0 +1,238 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.sparse import InverseKeyedJaggedTensor
+
+LARGEST = 2**63 - 1
+
+
+def make_kjt(
+    features: dict[str, list[list[int]]], dtype=torch.int64, weights=None, lengths_dtype=torch.int32
+) -> KeyedJaggedTensor:
+    rows = [row for feature in features.values() for row in feature]
+    flat = torch.tensor([number for row in rows for number in row], dtype=dtype)
+    return KeyedJaggedTensor(
+        keys=list(features),
+        values=flat,
+        lengths=torch.tensor([len(row) for row in rows], dtype=lengths_dtype),
+        weights=weights,
+        stride=len(next(iter(features.values()))),
+    )
+
+
+def assert_same_kjt(left: KeyedJaggedTensor, right: KeyedJaggedTensor) -> None:
+    assert left.keys() == right.keys()
+    assert left.stride() == right.stride()
+    for name in ("values", "lengths", "weights_or_none"):
+        a, b = getattr(left, name)(), getattr(right, name)()
+        if a is None or b is None:
+            assert a is b
+        else:
+            assert a.dtype == b.dtype
+            assert torch.equal(a, b)
+
+
+def brute_force_unique(kjt: KeyedJaggedTensor, group: list[str]) -> list[int]:
+    """Inverse lookup in the order of first occurrence."""
+    jagged = [kjt[key] for key in group]
+    values = [j.to_dense() for j in jagged]
+    weights = [j.to_dense_weights() if j.weights_or_none() is not None else None for j in jagged]
+    seen: dict[tuple, int] = {}
+    inverse = []
+    for row in range(kjt.stride()):
+        content = tuple(tuple(v[row].tolist()) for v in values) + tuple(
+            tuple(w[row].tolist()) for w in weights if w is not None
+        )
+        inverse.append(seen.setdefault(content, len(seen)))
+    return inverse
+
+
+@st.composite
+def kjts(draw):
+    dtype = draw(st.sampled_from([torch.int32, torch.int64]))
+    largest = torch.iinfo(dtype).max
+    ids = st.sampled_from([0, 1, 2, largest, largest - 1, -1])
+    row = st.lists(ids, max_size=4)
+    num_rows = draw(st.integers(0, 8))
+    pool = draw(st.lists(row, min_size=1, max_size=3))
+    chosen = st.lists(st.sampled_from(pool), min_size=num_rows, max_size=num_rows)
+    features = {name: draw(chosen) for name in "abc"}
+    count = sum(len(row) for feature in features.values() for row in feature)
+    weights = None
+    if draw(st.booleans()):
+        numbers = st.sampled_from([0.0, 0.5, 1.0])
+        weights = torch.tensor(draw(st.lists(numbers, min_size=count, max_size=count)))
+        weights = weights.to(draw(st.sampled_from([torch.float32, torch.float64, torch.float16])))
+    return make_kjt(features, dtype, weights, draw(st.sampled_from([torch.int32, torch.int64])))
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(kjts(), st.sampled_from([[["a", "b", "c"]], [["a", "b"], ["c"]], [["a"], ["b"], ["c"]]]))
+def test_round_trip_is_exact_and_merges_all_that_is_equal(kjt, groups):
+    ikjts = InverseKeyedJaggedTensor.from_kjt(kjt, groups)
+    for ikjt, group in zip(ikjts, groups, strict=True):
+        inverse = brute_force_unique(kjt, group)
+        assert ikjt.inverse_lookup().tolist() == inverse
+        assert ikjt.num_unique() == len(set(inverse))
+        assert ikjt.stride() == kjt.stride()
+    back = KeyedJaggedTensor.concat([ikjt.to_kjt() for ikjt in ikjts])
+    assert_same_kjt(back, kjt)
+
+
+@pytest.mark.parametrize(
+    ("rows", "unique"),
+    [
+        pytest.param([], 0, id="empty batch"),
+        pytest.param([[]], 1, id="one empty row"),
+        pytest.param([[5]], 1, id="one row"),
+        pytest.param([[], [], []], 1, id="only empty rows"),
+        pytest.param([[7, LARGEST]] * 5, 1, id="all equal"),
+        pytest.param([[LARGEST], [LARGEST - 1], [0], []], 4, id="all different"),
+        pytest.param([[1, 2], [2, 1], [1, 2]], 2, id="order counts"),
+        pytest.param([[1], [1, 1], [1], []], 3, id="length counts"),
+    ],
+)
+def test_edge_batches(rows, unique):
+    kjt = make_kjt({"a": rows})
+    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
+    assert ikjt.num_unique() == unique
+    assert_same_kjt(ikjt.to_kjt(), kjt)
+
+
+def test_rows_that_differ_in_one_feature_of_the_group_stay_apart():
+    kjt = make_kjt({"a": [[1], [1], [1]], "b": [[2], [2], [3]]})
+    together, alone = (
+        InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "b"]]),
+        InverseKeyedJaggedTensor.from_kjt(kjt, [["a"], ["b"]]),
+    )
+    assert together[0].inverse_lookup().tolist() == [0, 0, 1]
+    assert [ikjt.num_unique() for ikjt in alone] == [1, 2]
+
+
+def test_rows_that_differ_in_weights_only_stay_apart():
+    kjt = make_kjt({"a": [[1], [1], [1]]}, weights=torch.tensor([0.5, 0.5, 0.25]))
+    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
+    assert ikjt.inverse_lookup().tolist() == [0, 0, 1]
+    assert ikjt.weights().tolist() == [0.5, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ([["a", "nope"]], "no feature 'nope'"),
+        ([["a"], ["a"]], "named twice"),
+        ([[]], "without features"),
+    ],
+)
+def test_wrong_groups_are_refused(groups, message):
+    with pytest.raises(ValueError, match=message):
+        InverseKeyedJaggedTensor.from_kjt(make_kjt({"a": [[1]]}), groups)
+
+
+def test_from_kjt_refuses_a_variable_batch():
+    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(make_kjt({"a": [[1], [1]]}), [["a"]])
+    with pytest.raises(ValueError, match="variable batch"):
+        InverseKeyedJaggedTensor.from_kjt(ikjt.to_vbe_kjt(), [["a"]])
+
+
+def test_the_forms_for_torchrec():
+    kjt = make_kjt({"a": [[1, 2], [1, 2], [3]], "b": [[4], [4], []]})
+    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "b"]])
+    unique = ikjt.to_unique_kjt()
+    assert unique.stride() == 2
+    assert unique["a"].to_dense()[0].tolist() == [1, 2]
+    variable = ikjt.to_vbe_kjt()
+    assert variable.stride_per_key() == [2, 2]
+    assert variable.stride_per_key_per_rank() == [[2], [2]]
+    keys, inverse = variable.inverse_indices()
+    assert keys == ["a", "b"]
+    assert inverse.tolist() == [[0, 0, 1], [0, 0, 1]]
+    assert ikjt.dedupe_factor() == pytest.approx(7 / 4)
+
+
+def test_concat_joins_what_changes_together_only():
+    kjt = make_kjt({"a": [[1], [1], [2]], "b": [[3], [3], [4]], "c": [[5], [6], [6]]})
+    a, b, c = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"], ["b"], ["c"]])
+    joined = InverseKeyedJaggedTensor.concat([a, b])
+    assert_same_kjt(
+        joined.to_kjt(), InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "b"]])[0].to_kjt()
+    )
+    with pytest.raises(ValueError, match="do not change together"):
+        InverseKeyedJaggedTensor.concat([a, c])
+    with pytest.raises(ValueError, match="no IKJTs"):
+        InverseKeyedJaggedTensor.concat([])
+    with pytest.raises(ValueError, match="all different"):
+        InverseKeyedJaggedTensor.concat([a, a])
+
+
+def test_concat_refuses_weights_in_some_only():
+    plain = make_kjt({"a": [[1], [1]]})
+    weighted = make_kjt({"b": [[1], [1]]}, weights=torch.ones(2))
+    (a,) = InverseKeyedJaggedTensor.from_kjt(plain, [["a"]])
+    (b,) = InverseKeyedJaggedTensor.from_kjt(weighted, [["b"]])
+    with pytest.raises(ValueError, match="some have none"):
+        InverseKeyedJaggedTensor.concat([a, b])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"keys": []}, "needs keys"),
+        ({"keys": ["a", "a"]}, "all different"),
+        ({"lengths": None}, "lengths or offsets"),
+        ({"lengths": torch.tensor([1, 1, 1])}, "do not divide"),
+        ({"offsets": torch.tensor([0, 1])}, "offsets has shape"),
+        ({"weights": torch.ones(3)}, "one weight"),
+        ({"values": torch.ones(1, 2)}, "one dimension"),
+        ({"lengths": torch.tensor([], dtype=torch.int32)}, "no unique row"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(change, message):
+    right = {
+        "keys": ["a", "b"],
+        "values": torch.tensor([1, 2]),
+        "inverse_lookup": torch.tensor([0, 0]),
+        "lengths": torch.tensor([1, 1]),
+    }
+    InverseKeyedJaggedTensor(**right)
+    with pytest.raises(ValueError, match=message):
+        InverseKeyedJaggedTensor(**{**right, **change})
+
+
+def test_offsets_may_stand_for_lengths():
+    ikjt = InverseKeyedJaggedTensor(
+        ["a"], torch.tensor([1, 2, 3]), torch.tensor([1, 0]), offsets=torch.tensor([0, 2, 3])
+    )
+    assert ikjt.lengths().tolist() == [2, 1]
+    assert ikjt.to_kjt()["a"].to_dense()[0].tolist() == [3]
+
+
+def test_moves_between_devices_and_through_pytrees():
+    kjt = make_kjt({"a": [[1, 2], [1, 2], [3]]}, weights=torch.tensor([1.0, 2.0, 1.0, 2.0, 3.0]))
+    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
+    ikjt.offsets()
+    assert ikjt.to(torch.device("meta")).device().type == "meta"
+    assert_same_kjt(ikjt.to(torch.device("cpu"), non_blocking=True).to_kjt(), kjt)
+    leaves, spec = pytree.tree_flatten({"x": ikjt})
+    assert len(leaves) == 4
+    assert_same_kjt(pytree.tree_unflatten(leaves, spec)["x"].to_kjt(), kjt)
+
+
+def test_repr_shows_unique_rows_and_lookup():
+    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(make_kjt({"a": [[1, 2], [1, 2], []]}), [["a"]])
+    text = repr(ikjt)
+    assert "2 unique of 3 rows" in text
+    assert "'a': [[1, 2], []]" in text
+    assert "inverse_lookup: [0, 0, 1]" in text
+    assert "keys=['a']" in repr(ikjt.to(torch.device("meta")))
+
+
+def test_weights_are_asked_for_only_where_there_are_some():
+    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(make_kjt({"a": [[1]]}), [["a"]])
+    assert ikjt.weights_or_none() is None
+    with pytest.raises(ValueError, match="no weights"):
+        ikjt.weights()
