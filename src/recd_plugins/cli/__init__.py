@@ -1,0 +1,96 @@
+"""The ``recd`` command line: one module a command, imported when the command runs."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import IO, Any
+
+import click
+
+from recd_plugins import __version__
+from recd_plugins.errors import PluginError, RecdError
+
+#: Where each built-in command is, and the line that help shows of it.
+COMMANDS = {
+    "run": ("recd_plugins.cli.run:run", "Train as a registry file says."),
+    "validate": ("recd_plugins.cli.validate:validate", "Check a registry file."),
+    "plugins": ("recd_plugins.cli.plugins:plugins", "List the plugins that are there."),
+    "schema": ("recd_plugins.cli.schema:schema", "Print the JSON Schema of registry files."),
+    "doctor": ("recd_plugins.cli.doctor:doctor", "Check this machine's installation."),
+    "bench": ("recd_plugins.cli.bench:bench", "Run a benchmark."),
+}
+
+
+class _Failure(click.ClickException):
+    """A RecdError as click shows it: the message in red, exit code 1."""
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.secho(self.format_message(), fg="red", err=file is None, file=file)
+
+
+class PluginCommands(click.Group):
+    """What ``register_commands`` is handed; one name can be added once."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        name = name or cmd.name
+        if name in COMMANDS or name in self.commands:
+            raise PluginError(f"command {name} is there already; give it another name")
+        super().add_command(cmd, name)
+
+
+class _Recd(click.Group):
+    """Built-in commands by name, then those of plugins."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *sorted(_plugin_commands(ctx).commands)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return _plugin_commands(ctx).commands.get(cmd_name)
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = [(name, line) for name, (_, line) in COMMANDS.items()]
+        failure = None
+        try:
+            commands = _plugin_commands(ctx).commands
+        except PluginError as error:
+            failure = error
+        else:
+            rows += [(name, commands[name].get_short_help_str()) for name in sorted(commands)]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+        if failure is not None:
+            click.secho(f"Commands of plugins are missing: {failure}", fg="red", err=True)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except RecdError as error:
+            raise _Failure(str(error)) from error
+
+
+def _plugin_commands(ctx: click.Context) -> PluginCommands:
+    from recd_plugins.manager import PluginManager
+
+    commands = PluginCommands()
+    PluginManager(ctx.params.get("plugins_dir")).register_commands(commands)
+    return commands
+
+
+@click.group(cls=_Recd, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--plugins-dir",
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    help="A folder of plugin files (*.py) besides the installed plugins.",
+)
+@click.version_option(__version__, prog_name="recd")
+@click.pass_context
+def main(ctx: click.Context, plugins_dir: Path | None) -> None:
+    """Train TorchRec models with the plugins that a registry file names."""
+    # What click.pass_obj hands to commands.
+    ctx.obj = plugins_dir

@@ -1,0 +1,218 @@
+"""``recd doctor``: whether the installed packages belong together and work on this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from recd_plugins.errors import PluginError
+from recd_plugins.manager import PluginManager
+
+#: fbgemm and torchrec by torch: the sets that were built for one another.
+SETS = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8", "2.14": "1.9"}
+
+_COLORS = {"ok": "green", "absent": "yellow", "failed": "red"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one look at the machine found. Only ``failed`` makes the command fail."""
+
+    name: str
+    status: Literal["ok", "absent", "failed"]
+    detail: str
+    remedy: str = ""
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Check versions, FBGEMM's operators, collectives, CUDA, numba and plugins.
+
+    Exits with 1 where a check failed; what is merely absent, as CUDA may be, fails nothing.
+    """
+    checks = list(examine(ctx.obj))
+    if as_json:
+        click.echo(json.dumps([asdict(check) for check in checks], indent=2))
+    else:
+        _print(checks)
+    if any(check.status == "failed" for check in checks):
+        ctx.exit(1)
+
+
+def examine(plugins_dir: Path | None) -> Iterator[Check]:
+    """Every check, in the order in which one builds on the other."""
+    yield Check("python", "ok", f"{platform.python_version()} on {platform.machine()}")
+    yield _versions()
+    yield _one_fbgemm()
+    checks: list[tuple[str, Callable[[], Check], str]] = [
+        ("torch", _torch, "reinstall torch"),
+        ("fbgemm", _fbgemm_operators, "reinstall the fbgemm build that belongs to this torch"),
+        ("torchrec", _torchrec, "reinstall torchrec in the version that belongs to this torch"),
+        ("gloo", _gloo, "install a build of torch with distributed and gloo"),
+        ("nccl", _nccl, "reinstall torch"),
+        ("cuda", _cuda, "reinstall torch"),
+        ("numba", _numba, "reinstall numba"),
+    ]
+    for name, check, remedy in checks:
+        try:
+            yield check()
+        except Exception as error:
+            yield Check(name, "failed", f"{type(error).__name__}: {error}", remedy)
+    yield _plugins(plugins_dir)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _fbgemm_builds() -> dict[str, str]:
+    """Version by name of the installed distributions that really hold FBGEMM.
+
+    On machines without CUDA a distribution named fbgemm-gpu may hold metadata only.
+    """
+    builds = {}
+    for name in ("fbgemm-gpu", "fbgemm-gpu-cpu"):
+        if (version := _installed(name)) is None:
+            continue
+        files = importlib.metadata.files(name) or []
+        if any(file.parts[0] == "fbgemm_gpu" for file in files):
+            builds[name] = version
+    return builds
+
+
+def _minor(version: str | None) -> str | None:
+    return None if version is None else ".".join(version.split(".")[:2])
+
+
+def _versions() -> Check:
+    torch, torchrec = _installed("torch"), _installed("torchrec")
+    fbgemm = next(iter(_fbgemm_builds().values()), None)
+    detail = f"torch {torch}, fbgemm {fbgemm}, torchrec {torchrec}"
+    belongs = SETS.get(_minor(torch) or "")
+    sets = "; ".join(
+        f"torch {key}, fbgemm {value}, torchrec {value}" for key, value in SETS.items()
+    )
+    if belongs is None:
+        return Check("versions", "failed", detail, f"install one of the sets: {sets}")
+    if _minor(fbgemm) != belongs or _minor(torchrec) != belongs:
+        remedy = f"with torch {_minor(torch)} install fbgemm {belongs}.* and torchrec {belongs}.*"
+        return Check("versions", "failed", detail, remedy)
+    return Check("versions", "ok", detail)
+
+
+def _one_fbgemm() -> Check:
+    builds = _fbgemm_builds()
+    detail = ", ".join(f"{name} {version}" for name, version in builds.items())
+    if len(builds) > 1:
+        return Check(
+            "fbgemm build",
+            "failed",
+            f"{detail} are both installed and overwrite one another's files",
+            "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu, then install the one for this machine",
+        )
+    if not builds:
+        return Check(
+            "fbgemm build",
+            "failed",
+            "no FBGEMM is installed",
+            "install fbgemm-gpu (CUDA) or fbgemm-gpu-cpu in the version that belongs to torch",
+        )
+    return Check("fbgemm build", "ok", detail)
+
+
+def _torch() -> Check:
+    import torch
+
+    return Check("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def _fbgemm_operators() -> Check:
+    import fbgemm_gpu  # noqa: F401
+    import torch
+
+    lengths = torch.tensor([1, 0, 2])
+    offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths)
+    if offsets.tolist() != [0, 1, 1, 3]:
+        remedy = "reinstall the fbgemm build that belongs to this torch"
+        return Check("fbgemm", "failed", f"cumsum of [1, 0, 2] gave {offsets.tolist()}", remedy)
+    return Check("fbgemm", "ok", "operators load and run")
+
+
+def _torchrec() -> Check:
+    import torchrec
+
+    return Check("torchrec", "ok", f"imports from {Path(torchrec.__file__).parent}")
+
+
+def _gloo() -> Check:
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_gloo_available():
+        return Check("gloo", "ok", "available")
+    remedy = "install a build of torch with distributed and gloo"
+    return Check("gloo", "failed", "this torch has no gloo", remedy)
+
+
+def _nccl() -> Check:
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_nccl_available():
+        return Check("nccl", "ok", "available")
+    return Check("nccl", "absent", "this torch has no NCCL; needed for training on several GPUs")
+
+
+def _cuda() -> Check:
+    import torch
+
+    if not torch.cuda.is_available():
+        return Check("cuda", "absent", "no CUDA device; training runs on the CPU")
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if "fbgemm-gpu" not in _fbgemm_builds():
+        remedy = "pip uninstall -y fbgemm-gpu-cpu, then pip install 'recd-plugins[cuda]'"
+        return Check("cuda", "failed", f"{', '.join(names)}, but FBGEMM is the CPU build", remedy)
+    return Check("cuda", "ok", ", ".join(names))
+
+
+def _numba() -> Check:
+    import numba
+
+    if numba.njit(lambda value: value + 1)(1) != 2:
+        return Check("numba", "failed", "compiled code gives wrong results", "reinstall numba")
+    return Check("numba", "ok", f"{numba.__version__} compiles")
+
+
+def _plugins(plugins_dir: Path | None) -> Check:
+    try:
+        manager = PluginManager(plugins_dir)
+        number = sum(len(by_name) for by_name in manager.plugins.values())
+    except PluginError as error:
+        return Check("plugins", "failed", str(error), "mend or uninstall the plugin named here")
+    return Check(
+        "plugins", "ok", f"{number} plugins from {', '.join(manager.origins) or 'nowhere'}"
+    )
+
+
+def _print(checks: list[Check]) -> None:
+    table = Table("check", "", "found")
+    for check in checks:
+        table.add_row(check.name, f"[{_COLORS[check.status]}]{check.status}", escape(check.detail))
+    console = Console()
+    console.print(table)
+    for check in checks:
+        if check.remedy:
+            console.print(f"[red]{check.name}:[/] {escape(check.remedy)}", soft_wrap=True)

@@ -1,0 +1,40 @@
+"""``recd plugins``: what can stand after ``use:`` in a registry file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from recd_plugins.manager import KINDS, PluginManager
+
+
+@click.command()
+@click.option("--kind", type=click.Choice(list(KINDS)), help="Only plugins of this kind.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
+    """List the plugins that are there: kind, name, where from, and what each does."""
+    manager = PluginManager(plugins_dir)
+    found: list[dict[str, Any]] = [
+        {
+            "kind": of_kind,
+            "name": name,
+            "from": registered.origin,
+            "summary": registered.cls.summary(),
+        }
+        for of_kind, by_name in manager.plugins.items()
+        if kind in (None, of_kind)
+        for name, registered in sorted(by_name.items())
+    ]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    table = Table("kind", "name", "what it does", "from")
+    for plugin in found:
+        table.add_row(plugin["kind"], plugin["name"], plugin["summary"], plugin["from"])
+    Console().print(table)

@@ -1,0 +1,58 @@
+"""``recd schema``: the JSON Schema of registry files, with the options of every plugin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recd_plugins.manager import KINDS, PluginManager, Registered
+from recd_plugins.registry import RegistrySpec
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, the only form there is.")
+@click.pass_obj
+def schema(plugins_dir: Path | None, as_json: bool) -> None:  # noqa: ARG001
+    """Print the JSON Schema of registry files, for editors that complete and check YAML."""
+    click.echo(json.dumps(registry_schema(PluginManager(plugins_dir)), indent=2))
+
+
+def registry_schema(manager: PluginManager) -> dict[str, Any]:
+    """A JSON Schema in which ``options`` has the shape that the plugin after ``use`` takes."""
+    result = RegistrySpec.model_json_schema()
+    definitions = result["$defs"]
+    result["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    for kind in KINDS:
+        section = result["properties"][kind]
+        holder = section.get("items", section)
+        general = holder.pop("$ref").rpartition("/")[2]
+        entry = json.loads(json.dumps(definitions[general]))
+        by_name = sorted(manager.plugins[kind].items())
+        entry["title"] = f"{kind} entry"
+        entry["properties"]["use"]["enum"] = [name for name, _ in by_name]
+        entry["allOf"] = [
+            _options_of(kind, name, registered, definitions) for name, registered in by_name
+        ]
+        definitions[f"{kind}_entry"] = entry
+        holder["$ref"] = f"#/$defs/{kind}_entry"
+    for general in ("PluginSpec", "FeatureEntrySpec", "TableEntrySpec"):
+        del definitions[general]
+    return result
+
+
+def _options_of(
+    kind: str, name: str, registered: Registered, definitions: dict[str, Any]
+) -> dict[str, Any]:
+    """Where ``use`` is ``name``, options are those of its class."""
+    prefix = f"{kind}.{name}"
+    options = registered.cls.Options.model_json_schema(ref_template=f"#/$defs/{prefix}.{{model}}")
+    for model, definition in options.pop("$defs", {}).items():
+        definitions[f"{prefix}.{model}"] = definition
+    definitions[prefix] = {**options, "title": name, "description": registered.cls.summary()}
+    then: dict[str, Any] = {"properties": {"options": {"$ref": f"#/$defs/{prefix}"}}}
+    if options.get("required"):
+        then["required"] = ["options"]
+    return {"if": {"properties": {"use": {"const": name}}}, "then": then}

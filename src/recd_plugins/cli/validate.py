@@ -1,0 +1,37 @@
+"""``recd validate``: everything that is wrong with a registry file, without reading data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from recd_plugins.errors import RegistryError
+from recd_plugins.registry import load_registry
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), default="registry.yaml")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
+    """Check the registry file PATH: its shape, its plugins and their options.
+
+    Data is not read: what patterns match shows when training starts.
+    """
+    try:
+        registry = load_registry(path, plugins_dir=ctx.obj)
+    except RegistryError as error:
+        if not as_json:
+            raise
+        problems = [asdict(problem) for problem in error.problems]
+        click.echo(json.dumps({"ok": False, "problems": problems}, indent=2))
+        ctx.exit(1)
+    sections = (registry.preprocessing, registry.pooling, registry.sharding, registry.cache)
+    entries = 2 + sum(len(section) for section in sections)
+    if as_json:
+        click.echo(json.dumps({"ok": True, "entries": entries, "problems": []}, indent=2))
+    else:
+        click.echo(f"{path}: {entries} entries, ok")

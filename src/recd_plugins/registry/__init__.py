@@ -1,0 +1,22 @@
+"""``registry.yaml``: which plugins a training run uses, and with which options."""
+
+from recd_plugins.registry.registry import Entry, Prepared, Registry, load_registry
+from recd_plugins.registry.schema import (
+    CheckpointSpec,
+    ModelSpec,
+    RegistrySpec,
+    TableSpec,
+    TrainingSpec,
+)
+
+__all__ = [
+    "CheckpointSpec",
+    "Entry",
+    "ModelSpec",
+    "Prepared",
+    "Registry",
+    "RegistrySpec",
+    "TableSpec",
+    "TrainingSpec",
+    "load_registry",
+]

@@ -1,0 +1,247 @@
+"""The parts that a registry file chooses, and the methods by which a trainer takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+
+from recd_plugins.errors import Problem, RegistryError
+from recd_plugins.interfaces import (
+    Cache,
+    Converter,
+    Dataset,
+    Plugin,
+    Pooling,
+    Preprocessing,
+    Sharding,
+)
+from recd_plugins.manager import KINDS, PluginManager
+from recd_plugins.registry.loader import read_yaml, render
+from recd_plugins.registry.resolve import Resolved, did_you_mean, resolve
+from recd_plugins.registry.schema import FeatureEntrySpec, ModelSpec, RegistrySpec, TrainingSpec
+
+if TYPE_CHECKING:
+    from recd_plugins.data.model_input import Placement
+
+P = TypeVar("P", bound=Plugin, covariant=True)
+
+
+@dataclass(frozen=True)
+class Entry(Generic[P]):
+    """An entry of a list section.
+
+    Attributes:
+        plugin: the plugin, made with the entry's options.
+        patterns: names or globs of features or tables.
+        field: where it stands in the file, as ``sharding[0]``.
+        line: 1-based line in the file.
+    """
+
+    plugin: P
+    patterns: tuple[str, ...]
+    field: str
+    line: int
+
+    def matches(self, name: str) -> bool:
+        """Whether a pattern matches ``name``; case counts."""
+        return any(fnmatchcase(name, pattern) for pattern in self.patterns)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What ``Registry.prepare`` learnt of a model, so that batches and plan suit it.
+
+    Attributes:
+        placement: which features the model looks up how.
+        num_embeddings: rows of the table of each feature.
+    """
+
+    placement: Placement
+    num_embeddings: Mapping[str, int]
+
+
+@dataclass
+class Registry:
+    """What a registry file says, with its plugins made. Entries that are not enabled are left out.
+
+    Relative paths in options are relative to the current directory.
+
+    Attributes:
+        prepared: what ``prepare`` learnt of the model it saw last.
+        converter_fitted: whether the converter has seen its sample.
+    """
+
+    path: Path
+    spec: RegistrySpec
+    dataset: Dataset
+    converter: Converter
+    preprocessing: tuple[Entry[Preprocessing], ...]
+    pooling: tuple[Entry[Pooling], ...]
+    sharding: tuple[Entry[Sharding], ...]
+    cache: tuple[Entry[Cache], ...]
+    prepared: Prepared | None = None
+    converter_fitted: bool = False
+
+    @property
+    def model(self) -> ModelSpec | None:
+        """Sizes of the built-in model, None where the file has no ``model`` section."""
+        return self.spec.model
+
+    @property
+    def training(self) -> TrainingSpec:
+        """How training runs."""
+        return self.spec.training
+
+    @overload
+    def claim(
+        self, kind: Literal["preprocessing"], names: Iterable[str]
+    ) -> dict[str, tuple[Entry[Preprocessing], ...]]: ...
+    @overload
+    def claim(
+        self, kind: Literal["pooling"], names: Iterable[str]
+    ) -> dict[str, Entry[Pooling]]: ...
+    @overload
+    def claim(
+        self, kind: Literal["sharding"], names: Iterable[str]
+    ) -> dict[str, Entry[Sharding]]: ...
+    @overload
+    def claim(self, kind: Literal["cache"], names: Iterable[str]) -> dict[str, Entry[Cache]]: ...
+
+    def claim(self, kind: str, names: Iterable[str]) -> Any:
+        """Which entry is for which of ``names``; a name that no entry matches is left out.
+
+        Of preprocessing a name may have several entries, in the order of the file; of the other
+        kinds one.
+
+        Raises:
+            RegistryError: a pattern matches no name, or two entries match one name.
+        """
+        names = list(names)
+        entries: tuple[Entry[Plugin], ...] = getattr(self, kind)
+        what = "feature" if kind in ("preprocessing", "pooling") else "table"
+        problems = [
+            Problem(
+                str(self.path),
+                entry.line,
+                f"{entry.field}.{what}s",
+                f"{pattern} matches no {what}"
+                + (did_you_mean(pattern, names) or f"; the {what}s: {_shortened(names)}"),
+            )
+            for entry in entries
+            for pattern in entry.patterns
+            if not any(fnmatchcase(name, pattern) for name in names)
+        ]
+        claims = {
+            name: claimants
+            for name in names
+            if (claimants := tuple(entry for entry in entries if entry.matches(name)))
+        }
+        if kind != "preprocessing":
+            problems += self._conflicts(claims, what)
+        if problems:
+            raise RegistryError(problems)
+        if kind == "preprocessing":
+            return claims
+        return {name: claimants[0] for name, claimants in claims.items()}
+
+    def _conflicts(self, claims: dict[str, tuple[Entry[Plugin], ...]], what: str) -> list[Problem]:
+        together: dict[tuple[Entry[Plugin], ...], list[str]] = {}
+        for name, claimants in claims.items():
+            if len(claimants) > 1:
+                together.setdefault(claimants, []).append(name)
+        return [
+            Problem(
+                str(self.path),
+                claimants[-1].line,
+                claimants[-1].field,
+                f"{what} {_shortened(claimed)} is claimed by "
+                + " and ".join(f"{entry.field} (line {entry.line})" for entry in claimants)
+                + f"; narrow the patterns of one, or give it enabled: false: a {what} has one "
+                f"{claimants[-1].plugin.kind} entry",
+            )
+            for claimants, claimed in together.items()
+        ]
+
+    def prepare(self, model: Any, **arguments: Any) -> Any:
+        """See :func:`recd_plugins.training.prepare.prepare_model`."""
+        from recd_plugins.training.prepare import prepare_model
+
+        return prepare_model(self, model, **arguments)
+
+    def planner(self, topology: Any = None, **arguments: Any) -> Any:
+        """See :func:`recd_plugins.planning.build_planner`."""
+        from recd_plugins.planning import build_planner
+
+        return build_planner(self, topology, **arguments)
+
+    def sharders(self, **arguments: Any) -> Any:
+        """See :func:`recd_plugins.distributed.build_sharders`."""
+        from recd_plugins.distributed import build_sharders
+
+        return build_sharders(self, **arguments)
+
+    def dataloader(self, **arguments: Any) -> Any:
+        """See :func:`recd_plugins.data.loader.build_dataloader`."""
+        from recd_plugins.data.loader import build_dataloader
+
+        return build_dataloader(self, **arguments)
+
+    def train_pipeline(self, dmp: Any, optimizer: Any, device: Any, **arguments: Any) -> Any:
+        """See :func:`recd_plugins.training.pipeline.build_train_pipeline`."""
+        from recd_plugins.training.pipeline import build_train_pipeline
+
+        return build_train_pipeline(self, dmp, optimizer, device, **arguments)
+
+
+def load_registry(path: str | Path, *, plugins_dir: str | Path | None = None) -> Registry:
+    """Read a registry file, find its plugins and check all of it. Reads no data.
+
+    Args:
+        path: the file.
+        plugins_dir: a folder of plugin files besides the installed ones.
+
+    Raises:
+        RegistryError: everything that is wrong with the file, with lines.
+        PluginError: an installed plugin does not load.
+    """
+    document = read_yaml(Path(path))
+    spec, resolved = resolve(document, PluginManager(plugins_dir))
+    by_kind: dict[str, list[Resolved]] = {kind: [] for kind in KINDS}
+    for item in resolved:
+        by_kind[item.kind].append(item)
+
+    def entries(kind: str) -> tuple[Entry[Any], ...]:
+        return tuple(
+            Entry(
+                item.plugin,
+                tuple(entry.features if isinstance(entry, FeatureEntrySpec) else entry.tables),
+                render(item.location),
+                document.lines[item.location],
+            )
+            for item, entry in zip(by_kind[kind], getattr(spec, kind), strict=True)
+            if entry.enabled
+        )
+
+    dataset = by_kind["dataset"][0].plugin
+    converter = by_kind["converter"][0].plugin
+    assert isinstance(dataset, Dataset), "the manager checked its kind"
+    assert isinstance(converter, Converter), "the manager checked its kind"
+    return Registry(
+        path=Path(path),
+        spec=spec,
+        dataset=dataset,
+        converter=converter,
+        preprocessing=entries("preprocessing"),
+        pooling=entries("pooling"),
+        sharding=entries("sharding"),
+        cache=entries("cache"),
+    )
+
+
+def _shortened(names: list[str]) -> str:
+    """At most eight of ``names``, and how many more there are."""
+    more = len(names) - 8
+    return ", ".join(names[:8]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,187 @@
+"""Checks a registry document against its schema and the plugins that are there."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from recd_plugins.errors import Problem, RecdError, RegistryError
+from recd_plugins.interfaces import Plugin, PluginOptions
+from recd_plugins.manager import KINDS, PluginManager
+from recd_plugins.registry.loader import Document, Location
+from recd_plugins.registry.schema import RegistrySpec
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """One entry of a document, enabled or not, with the plugin it names."""
+
+    kind: str
+    location: Location
+    plugin: Plugin
+
+
+def resolve(document: Document, manager: PluginManager) -> tuple[RegistrySpec, list[Resolved]]:
+    """Validate everything, then make the plugin of every entry.
+
+    Raises:
+        RegistryError: everything that is wrong, in the order of lines.
+    """
+    problems: list[Problem] = []
+    spec = None
+    try:
+        spec = RegistrySpec.model_validate(document.data)
+    except ValidationError as error:
+        problems += _problems(document, (), RegistrySpec, "key", error)
+    resolved: list[Resolved] = []
+    for kind, location, entry in _entries(document):
+        try:
+            plugin = _plugin(document, manager, kind, location, entry)
+        except RegistryError as error:
+            problems += error.problems
+        else:
+            resolved.append(Resolved(kind, location, plugin))
+    if problems or spec is None:
+        raise RegistryError(sorted(problems, key=lambda problem: problem.line))
+    return spec, resolved
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean known?"``, or nothing where nothing is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _entries(document: Document) -> Iterator[tuple[str, Location, dict[str, Any]]]:
+    """Every entry that names a plugin, whatever else is wrong with it."""
+    for kind in KINDS:
+        section = document.data.get(kind)
+        numbered = enumerate(section) if isinstance(section, list) else [(None, section)]
+        for index, entry in numbered:
+            if isinstance(entry, dict) and isinstance(entry.get("use"), str):
+                yield kind, (kind,) if index is None else (kind, index), entry
+
+
+def _plugin(
+    document: Document,
+    manager: PluginManager,
+    kind: str,
+    location: Location,
+    entry: dict[str, Any],
+) -> Plugin:
+    name = entry["use"]
+    registered = manager.plugins[kind].get(name)
+    if registered is None:
+        message = _unknown_plugin(manager, kind, name)
+        raise RegistryError([document.problem((*location, "use"), message)])
+    options = entry.get("options", {})
+    if not isinstance(options, dict):
+        options = {}  # the schema has told of it already
+    cls = registered.cls
+    inside = (*location, "options")
+    try:
+        validated: PluginOptions = cls.Options.model_validate(options)
+    except ValidationError as error:
+        raise RegistryError(
+            _problems(document, inside, cls.Options, f"option of {name}", error)
+        ) from error
+    try:
+        return cls(validated)
+    except (RecdError, ValueError) as error:
+        raise RegistryError([document.problem(inside, str(error))]) from error
+
+
+def _unknown_plugin(manager: PluginManager, kind: str, name: str) -> str:
+    for other in KINDS:
+        if other != kind and name in manager.plugins[other]:
+            return f"{name} is a {other} plugin; it belongs under {other}:"
+    message = f"no {kind} plugin is named {name}"
+    if suggestion := did_you_mean(name, manager.plugins[kind]):
+        return message + suggestion
+    package = name.partition(".")[0]
+    installed = sorted({item.partition(".")[0] for kind in KINDS for item in manager.plugins[kind]})
+    if package in installed:
+        names = ", ".join(sorted(manager.plugins[kind])) or "none"
+        return f"{message}; {kind} plugins: {names}"
+    return (
+        f"{message}, and no installed plugin has names that start with {package}. (installed: "
+        f"{', '.join(installed) or 'none'}); install the distribution that has it, or give the folder of "
+        f"its file with --plugins-dir"
+    )
+
+
+def _problems(
+    document: Document,
+    base: Location,
+    model: type[BaseModel],
+    what: str,
+    error: ValidationError,
+) -> list[Problem]:
+    data: Any = document.data
+    for part in base:
+        data = data.get(part, {}) if isinstance(data, dict) else data[part]
+    found = {}
+    for details in error.errors(include_url=False):
+        inside = _inside(data, details)
+        location = (*base, *inside)
+        problem = document.problem(location, _message(details, inside, model, what))
+        found[(location, details["type"])] = problem
+    return list(found.values())
+
+
+def _inside(data: Any, details: ErrorDetails) -> Location:
+    """The part of pydantic's location that is in the file: it also names members of unions."""
+    location: list[str | int] = []
+    for part in details["loc"]:
+        if isinstance(data, dict) and part in data:
+            data = data[str(part)]
+        elif isinstance(data, list) and isinstance(part, int):
+            data = data[part]
+        elif details["type"] == "missing" and part == details["loc"][-1]:
+            pass
+        else:
+            continue
+        location.append(part)
+    return tuple(location)
+
+
+def _message(details: ErrorDetails, inside: Location, model: type[BaseModel], what: str) -> str:
+    kind = details["type"]
+    if kind == "missing":
+        return f"is missing; this {what} is required"
+    if kind == "extra_forbidden":
+        known = _known_keys(model, inside[:-1])
+        suggestion = did_you_mean(str(inside[-1]), known)
+        listed = f"; known: {', '.join(known)}" if known else "; none is known here"
+        return f"unknown {what}{suggestion or listed}"
+    if kind == "value_error":
+        return details["msg"].removeprefix("Value error, ")
+    message = details["msg"][:1].lower() + details["msg"][1:].replace("dictionary", "mapping")
+    got = details["input"]
+    suggestion = ""
+    if kind == "literal_error" and isinstance(got, str):
+        expected = str(details.get("ctx", {}).get("expected", ""))
+        suggestion = did_you_mean(got, expected.replace("'", "").replace(" or ", ", ").split(", "))
+    return f"{message}, got {'nothing' if got is None else repr(got)}{suggestion}"
+
+
+def _known_keys(model: type[BaseModel] | None, location: Location) -> list[str]:
+    """The fields of the model that stands at ``location`` inside ``model``."""
+    for part in location:
+        if isinstance(part, str) and model is not None and part in model.model_fields:
+            model = _model_in(model.model_fields[part].annotation)
+    return [] if model is None else list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The first model in ``list[Model]``, ``dict[str, Model]``, ``Model | None`` and so on."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(argument) for argument in typing.get_args(annotation))
+    return next((model for model in found if model is not None), None)

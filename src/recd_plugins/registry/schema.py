@@ -1,0 +1,130 @@
+"""The shape of ``registry.yaml``; ``recd schema`` and docs/registry.md show the descriptions."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+
+class _Spec(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PluginSpec(_Spec):
+    """One plugin and its options."""
+
+    use: str = Field(description="Name of the plugin: package.part.")
+    options: dict[str, Any] = Field(default={}, description="Options of the plugin.")
+
+
+class FeatureEntrySpec(PluginSpec):
+    """A plugin for some features."""
+
+    features: list[str] = Field(
+        min_length=1, description="Names of features; * ? and [] match as in file names."
+    )
+    enabled: bool = Field(default=True, description="False leaves the entry out.")
+
+
+class TableEntrySpec(PluginSpec):
+    """A plugin for some tables."""
+
+    tables: list[str] = Field(
+        min_length=1,
+        description="Names of tables (t_<feature>); * ? and [] match as in file names.",
+    )
+    enabled: bool = Field(default=True, description="False leaves the entry out.")
+
+
+class TableSpec(_Spec):
+    """Sizes of the tables that one pattern matches."""
+
+    num_embeddings: PositiveInt = Field(description="Rows of the table.")
+
+
+class ModelSpec(_Spec):
+    """Sizes of the built-in DLRM. Each feature has a table of its own, named t_<feature>."""
+
+    embedding_dim: PositiveInt = Field(default=16, description="Scalars in an embedding.")
+    num_embeddings: PositiveInt = Field(
+        default=100_000, description="Rows of a table that `tables` does not name."
+    )
+    tables: dict[str, TableSpec] = Field(
+        default={}, description="Sizes by name or pattern of a table; the first match counts."
+    )
+    bottom_mlp: list[PositiveInt] = Field(
+        default=[64], description="Hidden layers over dense features; embedding_dim is appended."
+    )
+    top_mlp: list[PositiveInt] = Field(
+        default=[128, 64], description="Hidden layers over the interaction; 1 is appended."
+    )
+    bag_pooling: Literal["sum", "mean"] = Field(
+        default="sum", description="Pooling of features that no pooling entry names."
+    )
+
+
+class CheckpointSpec(_Spec):
+    """When and where training writes checkpoints."""
+
+    path: str | None = Field(default=None, description="Folder of checkpoints; null writes none.")
+    every: PositiveInt = Field(default=100, description="Steps between checkpoints.")
+    keep: PositiveInt = Field(default=2, description="Checkpoints kept; older ones are removed.")
+
+
+class TrainingSpec(_Spec):
+    """How training runs."""
+
+    batch_size: PositiveInt = Field(default=512, description="Rows in a batch of one rank.")
+    optimizer: Literal["sgd", "rowwise_adagrad"] = Field(
+        default="rowwise_adagrad", description="Optimizer of the embedding tables."
+    )
+    learning_rate: float = Field(
+        default=0.02, gt=0, allow_inf_nan=False, description="Learning rate of the tables."
+    )
+    eps: float = Field(
+        default=1e-8, gt=0, allow_inf_nan=False, description="Epsilon of row-wise Adagrad."
+    )
+    dense_learning_rate: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Learning rate of the dense parameters; null takes learning_rate.",
+    )
+    ranks: PositiveInt = Field(default=1, description="Processes to train on.")
+    epochs: PositiveInt = Field(default=1, description="Passes over the training split.")
+    steps: PositiveInt | None = Field(
+        default=None, description="Stop after so many steps; null trains all epochs."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of the initial weights.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Where to train; auto takes CUDA where there is one."
+    )
+    checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="Checkpoints.")
+    evaluate: bool = Field(
+        default=True, description="Measure the test split at the end, where there is one."
+    )
+
+
+class RegistrySpec(_Spec):
+    """A registry file. Sections stand in the order in which data meets them."""
+
+    version: Literal[1] = Field(description="Version of this file format.")
+    dataset: PluginSpec = Field(description="Where rows come from.")
+    converter: PluginSpec = Field(description="How rows become tensors.")
+    preprocessing: list[FeatureEntrySpec] = Field(
+        default=[], description="Transforms of features; those of one feature run in this order."
+    )
+    pooling: list[FeatureEntrySpec] = Field(
+        default=[], description="Sequence features and what pools them, one entry a feature."
+    )
+    sharding: list[TableEntrySpec] = Field(
+        default=[], description="Where the rows of tables live, one entry a table."
+    )
+    cache: list[TableEntrySpec] = Field(
+        default=[], description="Caches in front of tables, one entry a table."
+    )
+    model: ModelSpec | None = Field(
+        default=None, description="Sizes of the built-in DLRM; leave it out to bring a model."
+    )
+    training: TrainingSpec = Field(default=TrainingSpec(), description="How training runs.")
