@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from recd_plugins.interfaces.dataset import FeatureSchema, Rows
@@ -22,6 +23,10 @@ class Converter(Plugin, ABC):
 
         Called once, and again never: a converter without decisions to make leaves it out.
         """
+
+    def dedupe_factors(self) -> Mapping[str, float]:
+        """How many rows share a unique one, by deduplicated feature, as ``fit`` measured it."""
+        return {}
 
     @abstractmethod
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:

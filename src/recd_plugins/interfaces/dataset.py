@@ -116,6 +116,10 @@ class Dataset(Plugin, ABC):
     def schema(self) -> FeatureSchema:
         """Which columns ``reader`` yields."""
 
+    def splits(self) -> tuple[Split, ...]:
+        """The splits that ``reader`` can read; a dataset with a test split says so."""
+        return ("train",)
+
     @abstractmethod
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
         """A reader of this rank's share of a split.

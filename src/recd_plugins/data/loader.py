@@ -1,0 +1,86 @@
+"""``Registry.dataloader``: from a reader's rows to the input of a model, resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.data.arrow import check_ids
+from recd_plugins.data.model_input import ModelInput, lower
+from recd_plugins.data.preprocess import Preprocess
+from recd_plugins.interfaces import Converter, FeatureSchema, Reader, Split
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+
+class DataLoader:
+    """Reads, converts, preprocesses and lowers one batch after the other.
+
+    Iterating goes on from the current position to the end of the epoch. ``state_dict`` is the
+    position after the last batch that was handed out.
+    """
+
+    def __init__(
+        self, registry: Registry, reader: Reader, schema: FeatureSchema, converter: Converter
+    ) -> None:
+        # Imported here: the demo model's placement needs torchrec's modules, readers do not.
+        from recd_plugins.training.placement import plan_placement
+
+        self._reader = reader
+        self._schema = schema
+        self._converter = converter
+        prepared = registry.prepared
+        self._placement = prepared.placement if prepared else plan_placement(registry, schema)
+        self._num_embeddings = prepared.num_embeddings if prepared else {}
+        self._preprocess = Preprocess(
+            {
+                feature: [entry.plugin for entry in entries]
+                for feature, entries in registry.claim("preprocessing", schema.sparse).items()
+            }
+        )
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __iter__(self) -> Iterator[ModelInput]:
+        for rows in self._reader:
+            batch = self._preprocess(self._converter.convert(rows, self._schema))
+            check_ids(batch, self._num_embeddings, rows)
+            yield lower(batch, self._placement)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._reader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._reader.load_state_dict(state)
+
+
+def build_dataloader(
+    registry: Registry, rank: int, world_size: int, split: Split = "train"
+) -> DataLoader:
+    """A loader of this rank's share of a split, ``training.batch_size`` rows a batch.
+
+    The batches suit the model that ``Registry.prepare`` saw last; without one, the demo model.
+
+    Raises:
+        DataError: the data is missing or wrong.
+        RegistryError: a pattern matches no feature.
+    """
+    schema = registry.dataset.schema()
+    fit_converter(registry)
+    reader = registry.dataset.reader(
+        rank=rank, world_size=world_size, batch_size=registry.training.batch_size, split=split
+    )
+    return DataLoader(registry, reader, schema, registry.converter)
+
+
+def fit_converter(registry: Registry) -> None:
+    """Show the converter the first rows of the training split, the same on every rank, once."""
+    if registry.converter_fitted:
+        return
+    reader = registry.dataset.reader(
+        rank=0, world_size=1, batch_size=registry.training.batch_size, split="train"
+    )
+    registry.converter.fit(next(iter(reader)), registry.dataset.schema())
+    registry.converter_fitted = True

@@ -1,0 +1,95 @@
+"""From a registry to a sharded model and its optimizer, with the plugins or without them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+from torchrec.optim.keyed import CombinedOptimizer
+
+from recd_plugins.data.loader import fit_converter
+from recd_plugins.data.plain import PlainConverter
+from recd_plugins.distributed import stock_sharders
+from recd_plugins.planning import tables_of
+from recd_plugins.registry import Prepared, Registry
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.placement import plan_placement
+from recd_plugins.training.prepare import build_model, put_poolings
+from recd_plugins.training.weights import copy_weights
+
+Side = Literal["plugins", "baseline"]
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What a trainer needs.
+
+    Attributes:
+        registry: prepared; its loaders suit the model.
+        dmp: the sharded model.
+        optimizer: over all of its parameters.
+    """
+
+    registry: Registry
+    dmp: DistributedModelParallel
+    optimizer: CombinedOptimizer
+
+
+def assemble(registry: Registry, side: Side, device: torch.device) -> Assembled:
+    """Build, prepare, plan and shard the demo model. A collective call.
+
+    Both sides start from the same weights, whatever their plans: the seed's. The baseline is the
+    same model fed plain KJTs, planned and sharded by TorchRec alone.
+
+    Raises:
+        RecdError: the registry, the data or the machine does not allow it.
+    """
+    schema = registry.dataset.schema()
+    torch.manual_seed(registry.training.seed)
+    model: torch.nn.Module = build_model(registry, schema)
+    if side == "baseline":
+        registry = _without_plugins(registry, model)
+        sharders = stock_sharders(registry.training)
+    else:
+        model = registry.prepare(model)
+        sharders = registry.sharders()
+    fit_converter(registry)
+    tables = {table.name for table in tables_of(model)}
+    planner = registry.planner(
+        model=model,
+        world_size=dist.get_world_size(),
+        device=device,
+        dedupe_factors=registry.converter.dedupe_factors(),
+    )
+    plan = planner.collective_plan(model, sharders, dist.group.WORLD)
+    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    dmp = DistributedModelParallel(
+        module=model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=device,
+        plan=plan,
+        sharders=sharders,
+    )
+    copy_weights(dmp.state_dict(), weights)
+    return Assembled(registry, dmp, build_optimizer(dmp, tables, registry.training))
+
+
+def _without_plugins(registry: Registry, model: torch.nn.Module) -> Registry:
+    """The same data, values and model; no deduplication, no sharding and no cache plugin."""
+    placement = plan_placement(registry, registry.dataset.schema())
+    put_poolings(registry, model)
+    num_embeddings = {
+        feature: table.num_embeddings for table in tables_of(model) for feature in table.features
+    }
+    return replace(
+        registry,
+        converter=PlainConverter(PlainConverter.Options()),
+        converter_fitted=False,
+        sharding=(),
+        cache=(),
+        prepared=Prepared(placement, num_embeddings),
+    )

@@ -1,0 +1,147 @@
+"""The demo model: a DLRM (arXiv 1906.00091) on TorchRec's own modules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchrec.models.dlrm import DenseArch, InteractionArch, OverArch
+from torchrec.modules.embedding_configs import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    PoolingType,
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
+
+from recd_plugins.data.model_input import ModelInput, Placement
+from recd_plugins.registry.schema import ModelSpec
+from recd_plugins.training.sequence_pooling import SequencePooling
+
+Output = tuple[Tensor, Tensor, Tensor]
+
+
+class DLRM(nn.Module):
+    """Bottom MLP, embeddings, dot interaction, top MLP, and the loss.
+
+    Pooled features are looked up by an EmbeddingBagCollection, those of replicated tables by one of
+    their own, sequence features by an EmbeddingCollection and pooled over unique rows.
+
+    Args:
+        spec: sizes.
+        num_dense: dense features; the model has a bottom MLP only where there are some.
+        placement: the sparse features by the way they are pooled.
+    """
+
+    def __init__(self, spec: ModelSpec, num_dense: int, placement: Placement) -> None:
+        super().__init__()
+        self.bags = _bags(spec, placement.pooled)
+        self.replicated_bags = _bags(spec, placement.replicated)
+        self.sequences = _sequences(spec, placement.sequence)
+        self.sequence_pooling = (
+            SequencePooling(placement.sequence, spec.embedding_dim) if placement.sequence else None
+        )
+        num_sparse = len(placement.pooled + placement.replicated + placement.sequence)
+        self.top = _Top(spec, num_dense, num_sparse)
+
+    def forward(self, batch: ModelInput) -> tuple[Tensor, Output]:
+        """The mean loss of the batch, and detached (loss, logits ``[B]``, labels ``[B]``)."""
+        bags = None if self.bags is None else self.bags(batch.sparse_features)
+        replicated = (
+            None
+            if self.replicated_bags is None
+            else self.replicated_bags(batch.replicated_features)
+        )
+        pooled = None
+        if self.sequences is not None and self.sequence_pooling is not None:
+            embeddings: dict[str, JaggedTensor] = self.sequences(batch.sequence_features)
+            pooled = self.sequence_pooling(embeddings, batch)
+        logits = self.top(batch.dense_features, bags, replicated, pooled)
+        loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
+        return loss, (loss.detach(), logits.detach(), batch.labels)
+
+
+class _Top(nn.Module):
+    """Everything that follows the embeddings. One module, so that FX tracing need not enter it."""
+
+    def __init__(self, spec: ModelSpec, num_dense: int, num_sparse: int) -> None:
+        super().__init__()
+        self.embedding_dim = dim = spec.embedding_dim
+        self.dense_arch = DenseArch(num_dense, [*spec.bottom_mlp, dim]) if num_dense else None
+        # Without dense features a learned vector stands where the bottom MLP's output would.
+        self.bias = None if num_dense else nn.Parameter(torch.zeros(dim))
+        self.interaction = InteractionArch(num_sparse)
+        pairs = (num_sparse + 1) * num_sparse // 2
+        self.over_arch = OverArch(dim + pairs, [*spec.top_mlp, 1])
+
+    def forward(
+        self,
+        dense: Tensor,
+        bags: KeyedTensor | None,
+        replicated: KeyedTensor | None,
+        pooled: Tensor | None,
+    ) -> Tensor:
+        batch_size = dense.shape[0]
+        sparse = [
+            tensor.values().view(batch_size, -1, self.embedding_dim)
+            for tensor in (bags, replicated)
+            if tensor is not None
+        ]
+        if pooled is not None:
+            sparse.append(pooled)
+        if self.dense_arch is not None:
+            dense_vector = self.dense_arch(dense)
+        else:
+            assert self.bias is not None
+            dense_vector = self.bias.expand(batch_size, -1)
+        interactions = self.interaction(dense_vector, torch.cat(sparse, dim=1))
+        return self.over_arch(interactions).squeeze(1)
+
+
+def _bags(spec: ModelSpec, features: Sequence[str]) -> EmbeddingBagCollection | None:
+    if not features:
+        return None
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=table_name(feature),
+                embedding_dim=spec.embedding_dim,
+                num_embeddings=num_embeddings(spec, feature),
+                feature_names=[feature],
+                pooling=PoolingType[spec.bag_pooling.upper()],
+            )
+            for feature in features
+        ]
+    )
+
+
+def _sequences(spec: ModelSpec, features: Sequence[str]) -> EmbeddingCollection | None:
+    if not features:
+        return None
+    return EmbeddingCollection(
+        tables=[
+            EmbeddingConfig(
+                name=table_name(feature),
+                embedding_dim=spec.embedding_dim,
+                num_embeddings=num_embeddings(spec, feature),
+                feature_names=[feature],
+            )
+            for feature in features
+        ]
+    )
+
+
+def table_name(feature: str) -> str:
+    """The demo model has one table a feature."""
+    return f"t_{feature}"
+
+
+def num_embeddings(spec: ModelSpec, feature: str) -> int:
+    """Rows of a feature's table: the first matching pattern of ``tables`` counts."""
+    for pattern, table in spec.tables.items():
+        if fnmatchcase(table_name(feature), pattern):
+            return table.num_embeddings
+    return spec.num_embeddings

@@ -1,0 +1,81 @@
+"""Which features are looked up how: from the registry for the demo model, else from the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugins.data.model_input import Placement
+from recd_plugins.errors import ExactnessError
+from recd_plugins.interfaces import FeatureSchema, Sharding
+from recd_plugins.training.dlrm import table_name
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+
+def plan_placement(registry: Registry, schema: FeatureSchema) -> Placement:
+    """For the demo model: features that a pooling entry claims are sequences, tables that a
+    replicating sharding entry claims are replicated, and all else is pooled.
+
+    Raises:
+        RegistryError: a pattern matches no feature or no table, or two entries claim one.
+    """
+    sequence = registry.claim("pooling", schema.sparse)
+    sharding = registry.claim("sharding", [table_name(feature) for feature in schema.sparse])
+    replicated = {
+        feature
+        for feature in schema.sparse
+        if feature not in sequence
+        and (entry := sharding.get(table_name(feature))) is not None
+        and entry.plugin.replicates
+    }
+    return Placement(
+        pooled=tuple(f for f in schema.sparse if f not in sequence and f not in replicated),
+        replicated=tuple(f for f in schema.sparse if f in replicated),
+        sequence=tuple(f for f in schema.sparse if f in sequence),
+    )
+
+
+def placement_of(model: nn.Module, sharding: dict[str, Sharding]) -> Placement:
+    """The placement of a model's features, read from its embedding modules.
+
+    Args:
+        model: not yet sharded.
+        sharding: the plugin that claims a table, by table name.
+
+    Raises:
+        ExactnessError: one EmbeddingBagCollection holds replicated tables and others. TorchRec's
+            data-parallel kernels take no deduplicated input, so they need a module of their own.
+    """
+    pooled: list[str] = []
+    replicated: list[str] = []
+    sequence: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, EmbeddingBagCollection):
+            configs = module.embedding_bag_configs()
+            copies = [c.name for c in configs if _replicates(sharding.get(c.name))]
+            if copies and len(copies) < len(configs):
+                raise ExactnessError(
+                    f"{name}: tables {', '.join(copies)} are replicated on every rank, the others "
+                    "are not. Data-parallel kernels take no deduplicated input: give these tables "
+                    "an EmbeddingBagCollection of their own, fed by batch.replicated_features, or "
+                    "another sharding"
+                )
+            features = replicated if copies else pooled
+            features.extend(feature for config in configs for feature in config.feature_names)
+        elif isinstance(module, EmbeddingCollection):
+            sequence.extend(
+                feature for config in module.embedding_configs() for feature in config.feature_names
+            )
+    return Placement(_once(pooled), _once(replicated), _once(sequence))
+
+
+def _replicates(plugin: Sharding | None) -> bool:
+    return plugin is not None and plugin.replicates
+
+
+def _once(features: list[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(features))

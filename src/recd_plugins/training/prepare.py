@@ -1,0 +1,89 @@
+"""``Registry.prepare``: put pooling, tiers and caches into a model, before it is planned."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from recd_plugins.errors import RecdError
+from recd_plugins.interfaces import FeatureSchema
+from recd_plugins.planning import tables_of
+from recd_plugins.registry import Prepared
+from recd_plugins.training.dlrm import DLRM
+from recd_plugins.training.placement import placement_of, plan_placement
+from recd_plugins.training.sequence_pooling import SequencePooling
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+
+def build_model(registry: Registry, schema: FeatureSchema) -> DLRM:
+    """The demo model of the registry's ``model:`` section, without pooling modules.
+
+    Raises:
+        RecdError: the registry has no ``model:`` section.
+    """
+    if registry.model is None:
+        raise RecdError(
+            f"{registry.path}: no model: section; add one, or bring a model of your own"
+        )
+    return DLRM(registry.model, len(schema.dense), plan_placement(registry, schema))
+
+
+def prepare_model(registry: Registry, model: nn.Module) -> nn.Module:
+    """Put what the registry names into ``model``; each change is logged.
+
+    Afterwards ``Registry.dataloader`` gives batches in the form that this model takes.
+
+    Args:
+        registry: says what goes where.
+        model: any model with EmbeddingBagCollections (fed ``batch.sparse_features``) and
+            EmbeddingCollections (fed ``batch.sequence_features`` and pooled by SequencePooling).
+
+    Raises:
+        RegistryError: a pattern matches no table or feature, or two entries claim one.
+        ExactnessError: a combination that cannot be exact.
+    """
+    tables = tables_of(model)
+    claims = registry.claim("sharding", [table.name for table in tables])
+    registry.claim("cache", [table.name for table in tables])
+    for entry in registry.sharding:
+        claimed = [table for table in tables if claims.get(table.name) is entry]
+        before = model
+        model = entry.plugin.rewrite(model, claimed)
+        names = ", ".join(table.name for table in claimed)
+        verb = "shards" if model is before else "replaces"
+        logger.info("%s %s %s", entry.plugin.name, verb, names)
+    put_poolings(registry, model)
+    registry.prepared = Prepared(
+        placement=placement_of(model, {name: entry.plugin for name, entry in claims.items()}),
+        num_embeddings={
+            feature: table.num_embeddings for table in tables for feature in table.features
+        },
+    )
+    return model
+
+
+def put_poolings(registry: Registry, model: nn.Module) -> None:
+    """Fill the SequencePooling modules of ``model``.
+
+    Raises:
+        RecdError: a sequence feature has no pooling.
+    """
+    modules = [m for m in model.modules() if isinstance(m, SequencePooling)]
+    claims = registry.claim("pooling", [f for module in modules for f in module.features])
+    for module in modules:
+        for feature in module.features:
+            entry = claims.get(feature)
+            if entry is not None:
+                module.poolings[feature] = entry.plugin.build(module.embedding_dim)
+                logger.info("%s pools %s", entry.plugin.name, feature)
+            elif feature not in module.poolings:
+                raise RecdError(
+                    f"{registry.path}: nothing pools the sequence feature {feature}; "
+                    "name it in a pooling: entry"
+                )

@@ -1,0 +1,40 @@
+"""A progress bar on rank 0, and nothing on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from torch import Tensor
+
+
+@contextmanager
+def progress_bar(rank: int, name: str, done: int, total: int) -> Iterator[Callable[[Tensor], None]]:
+    """Yields what to call after each step with its loss."""
+    if rank != 0:
+        yield lambda loss: None  # noqa: ARG005
+        return
+    columns = (
+        TextColumn("{task.description:>9}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("loss {task.fields[loss]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(name, total=total, completed=done, loss="-")
+
+        def advance(loss: Tensor) -> None:
+            progress.update(task, advance=1, loss=f"{loss.item():.4f}")
+
+        yield advance

@@ -1,0 +1,83 @@
+"""How good the predictions are: loss, normalized entropy and AUC over all ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchrec.metrics.auc import AUCMetric
+from torchrec.metrics.metrics_config import RecTaskInfo
+from torchrec.metrics.ne import NEMetric
+from torchrec.metrics.rec_metric import RecComputeMode
+
+_TASK = RecTaskInfo(name="label", label_name="label", prediction_name="prediction")
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Figures over the samples that were seen.
+
+    Attributes:
+        normalized_entropy: log loss over that of predicting the mean label; lower is better.
+        auc: area under the ROC curve.
+        num_samples: samples of all ranks.
+    """
+
+    normalized_entropy: float
+    auc: float
+    num_samples: int
+
+
+class Predictions:
+    """Keeps the last ``window`` samples of this rank, predicted before they were trained on."""
+
+    def __init__(self, window: int = 5_000_000) -> None:
+        self._window = window
+        self._kept: deque[Tensor] = deque()
+        self._num_samples = 0
+
+    def update(self, logits: Tensor, labels: Tensor) -> None:
+        """Add one batch, logits and labels ``[B]``."""
+        pair = torch.stack([logits.float(), labels.float()]).cpu()
+        self._kept.append(pair)
+        self._num_samples += pair.shape[1]
+        while self._num_samples - self._kept[0].shape[1] >= self._window:
+            self._num_samples -= self._kept.popleft().shape[1]
+
+    def summarize(self) -> Quality | None:
+        """Quality over the samples of all ranks, on every rank; None without a sample.
+
+        A collective call.
+        """
+        mine = torch.cat(list(self._kept), dim=1) if self._kept else torch.zeros(2, 0)
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine.numpy())
+        logits, labels = torch.cat([torch.from_numpy(part) for part in everyone], dim=1).double()
+        return measure(logits, labels) if len(labels) else None
+
+
+def measure(logits: Tensor, labels: Tensor) -> Quality:
+    """TorchRec's own metrics over logits and labels ``[N]``."""
+    num_samples = len(labels)
+    batch: dict[str, Any] = {
+        "predictions": {_TASK.name: torch.sigmoid(logits)},
+        "labels": {_TASK.name: labels},
+        "weights": {_TASK.name: torch.ones_like(labels)},
+    }
+    values = {}
+    for kind in (NEMetric, AUCMetric):
+        metric = kind(
+            world_size=1,
+            my_rank=0,
+            batch_size=num_samples,
+            tasks=[_TASK],
+            compute_mode=RecComputeMode.UNFUSED_TASKS_COMPUTATION,
+            window_size=num_samples,
+        )
+        metric.update(**batch)
+        values.update({name.partition("|")[2]: float(v) for name, v in metric.compute().items()})
+    return Quality(values["lifetime_ne"], values["window_auc"], num_samples)

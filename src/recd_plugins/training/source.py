@@ -1,0 +1,51 @@
+"""Feeds a pipeline that reads ahead, and knows how far training came, not reading."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from recd_plugins.data.loader import DataLoader
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.training.checkpoint import Progress
+
+
+class Source:
+    """Batches of one run: epoch after epoch from a starting point, up to a number of steps.
+
+    A pipeline takes batches before it trains on them. A checkpoint must hold the position of the
+    last batch that was *trained* on, so positions wait here until ``trained`` is called.
+
+    Args:
+        loader: at the position of ``start``.
+        start: where the run begins.
+        epochs: passes over the data, those before ``start`` counted in.
+        steps: stop at this step, those before ``start`` counted in; None for no such limit.
+    """
+
+    def __init__(self, loader: DataLoader, start: Progress, epochs: int, steps: int | None) -> None:
+        self._loader = loader
+        self._start = start
+        self._epochs = epochs
+        self._steps = steps
+        self._waiting: deque[Progress] = deque()
+
+    @property
+    def expected_steps(self) -> int:
+        """The step at which the run ends; an estimate where the number of ranks has changed."""
+        whole = self._epochs * len(self._loader)
+        return whole if self._steps is None else min(whole, self._steps)
+
+    def __iter__(self) -> Iterator[ModelInput]:
+        step = self._start.step
+        for epoch in range(self._start.epoch, self._epochs):
+            for batch in self._loader:
+                if step == self._steps:
+                    return
+                step += 1
+                self._waiting.append(Progress(step, epoch, self._loader.state_dict()))
+                yield batch
+
+    def trained(self) -> Progress:
+        """The oldest batch that was handed out is trained on; where the run stands now."""
+        return self._waiting.popleft()

@@ -1,0 +1,199 @@
+"""One rank's training run, from the registry to its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recd_plugins.errors import RecdError
+from recd_plugins.interfaces import Split
+from recd_plugins.registry import Registry, load_registry
+from recd_plugins.training.assembly import Side, assemble
+from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.memory import peak_bytes, reset_peak
+from recd_plugins.training.meter import Meter, sum_by_kind
+from recd_plugins.training.pipeline import CheckedTrainPipeline
+from recd_plugins.training.progress_bar import progress_bar
+from recd_plugins.training.quality import Predictions, Quality
+from recd_plugins.training.source import Source
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank is to do; travels to it by pickle.
+
+    Attributes:
+        registry: the registry file.
+        side: with the registry's plugins, or the plain path that they are compared with.
+        plugins_dir: a folder of plugin files.
+        resume: go on from the newest checkpoint.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    registry: Path
+    side: Side = "plugins"
+    plugins_dir: Path | None = None
+    resume: bool = False
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Figures of a run, the same on every rank.
+
+    Attributes:
+        samples_per_second: of all ranks, reading included, after the first steps; None for a run
+            too short to tell.
+        step_seconds: median wall time of a step, likewise.
+        collective_bytes: bytes that all ranks together send in one step, by kind of collective.
+        ids_looked_up: ids that enter embedding lookups in one step, on all ranks.
+        peak_memory_bytes: while training, of the rank that needs most.
+        losses: by step, the mean over ranks, from the run's first step, resumed or not.
+        train: quality of predictions made before their samples were trained on.
+        test: quality on the test split, None where there is none.
+    """
+
+    samples_per_second: float | None
+    step_seconds: float | None
+    collective_bytes: dict[str, float]
+    ids_looked_up: float
+    peak_memory_bytes: int
+    losses: list[float]
+    train: Quality | None
+    test: Quality | None
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+
+def train(rank: int, world_size: int, job: Job) -> Result:
+    """Train as the registry says. A collective call in a process group that exists.
+
+    Raises:
+        RecdError: the registry, the data or the checkpoint does not allow it.
+    """
+    registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
+    training = registry.training
+    device = torch.device(job.device, rank) if job.device == "cuda" else torch.device(job.device)
+    parts = assemble(registry, job.side, device)
+    dmp, optimizer, registry = parts.dmp, parts.optimizer, parts.registry
+    pipeline = registry.train_pipeline(dmp, optimizer, device)
+    loader = registry.dataloader(rank=rank, world_size=world_size)
+
+    # The baseline of a comparison is no run of its own: it leaves no checkpoints.
+    checkpoints = _checkpoints(registry) if job.side == "plugins" else None
+    progress = Progress()
+    if job.resume:
+        if checkpoints is None:
+            raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
+        progress = checkpoints.load(dmp, optimizer)
+        loader.load_state_dict(progress.reader or {})
+    losses = list(progress.losses)
+    first_step = progress.step
+    saved_step = progress.step
+
+    source = Source(loader, progress, training.epochs, training.steps)
+    batches = iter(source)
+    meter = Meter(dmp, device)
+    predictions = Predictions()
+    pending: list[Tensor] = []
+    dmp.train()
+    reset_peak(device)
+    with progress_bar(rank, job.side, progress.step, source.expected_steps) as advance:
+        while True:
+            try:
+                with meter.step():
+                    loss, logits, labels = pipeline.progress(batches)
+            except StopIteration:
+                break
+            progress = source.trained()
+            predictions.update(logits, labels)
+            pending.append(loss)
+            advance(loss)
+            if checkpoints is not None and progress.step % training.checkpoint.every == 0:
+                losses += _mean_over_ranks(pending)
+                checkpoints.save(dmp, optimizer, progress.with_losses(losses))
+                saved_step = progress.step
+    peak = peak_bytes(device)
+    losses += _mean_over_ranks(pending)
+    if checkpoints is not None and progress.step > saved_step:
+        checkpoints.save(dmp, optimizer, progress.with_losses(losses))
+    if progress.step == first_step:
+        raise RecdError(_nothing_to_do(registry, first_step))
+
+    by_kind, ids = meter.per_step()
+    ranks = _from_every_rank({"bytes": by_kind, "ids": ids, "peak": peak})
+    return Result(
+        samples_per_second=meter.samples_per_second(training.batch_size * world_size),
+        step_seconds=meter.step_seconds,
+        collective_bytes=sum_by_kind([one["bytes"] for one in ranks]),
+        ids_looked_up=sum(one["ids"] for one in ranks),
+        peak_memory_bytes=max(one["peak"] for one in ranks),
+        losses=losses,
+        train=predictions.summarize(),
+        test=_evaluate(registry, pipeline, rank, world_size),
+    )
+
+
+def _evaluate(
+    registry: Registry, pipeline: CheckedTrainPipeline, rank: int, world_size: int
+) -> Quality | None:
+    """Quality on the test split, where there is one and the registry wants it."""
+    split: Split = "test"
+    if not registry.training.evaluate or split not in registry.dataset.splits():
+        return None
+    loader = registry.dataloader(rank=rank, world_size=world_size, split=split)
+    predictions = Predictions()
+    pipeline.model.eval()
+    with torch.no_grad(), progress_bar(rank, split, 0, len(loader)) as advance:
+        for loss, logits, labels in _outputs(pipeline, iter(loader)):
+            predictions.update(logits, labels)
+            advance(loss)
+    return predictions.summarize()
+
+
+def _outputs(
+    pipeline: CheckedTrainPipeline, batches: Iterator[Any]
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    while True:
+        try:
+            yield pipeline.progress(batches)
+        except StopIteration:
+            return
+
+
+def _checkpoints(registry: Registry) -> Checkpoints | None:
+    spec = registry.training.checkpoint
+    return None if spec.path is None else Checkpoints(Path(spec.path), spec.keep)
+
+
+def _mean_over_ranks(losses: list[Tensor]) -> list[float]:
+    """The losses of the same steps, averaged over ranks; empties the list. A collective call."""
+    if not losses:
+        return []
+    stacked = torch.stack(losses).double().cpu()
+    losses.clear()
+    dist.all_reduce(stacked)
+    return (stacked / dist.get_world_size()).tolist()
+
+
+def _from_every_rank(value: dict[str, Any]) -> list[dict[str, Any]]:
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
+def _nothing_to_do(registry: Registry, step: int) -> str:
+    if step:
+        return (
+            f"{registry.path}: nothing left to train, the checkpoint is at step {step}, the end of "
+            "the run; raise training.epochs or training.steps"
+        )
+    return f"{registry.path}: the training split gives no batch"

@@ -1,0 +1,35 @@
+"""Weights of sharded modules: set from, and gathered to, whole tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+
+def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor]) -> None:
+    """Set every local shard of a sharded state dict from the whole tensors of the same names.
+
+    TorchRec does not take initial weights over when it shards an EmbeddingBagCollection that lives
+    on the CPU, so two plans of one model would start differently.
+
+    Raises:
+        KeyError: ``whole`` lacks a name.
+    """
+    with torch.no_grad():
+        for name, target in sharded.items():
+            source = whole[name]
+            if isinstance(target, ShardedTensor):
+                for shard in target.local_shards():
+                    window = tuple(
+                        slice(start, start + size)
+                        for start, size in zip(
+                            shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True
+                        )
+                    )
+                    shard.tensor.detach().copy_(source[window])
+            else:
+                target.detach().copy_(source)
