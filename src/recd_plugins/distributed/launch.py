@@ -1,0 +1,271 @@
+"""Ranks on this machine: processes that share a process group, and what happens when one fails."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any, Self, TypeVar
+
+from recd_plugins.distributed.rank_process import LAUNCHED, Failure, RankSetup, serve
+from recd_plugins.errors import RecdError, SetupError
+
+T = TypeVar("T")
+
+CUDA_BACKEND = "cpu:gloo,cuda:nccl"
+_DEFAULT_TIMEOUT = timedelta(minutes=30)
+# After the first failure: long enough for the operating system to report a process that was
+# killed, whose peers complain about their broken connection before it does.
+_GRACE_SECONDS = 1.0
+
+
+class RankError(RuntimeError):
+    """A rank raised; the message carries its traceback."""
+
+
+def backend_for(device_type: str) -> str:
+    """The process group's backend: gloo, and NCCL next to it where tensors are on CUDA."""
+    return CUDA_BACKEND if device_type == "cuda" else "gloo"
+
+
+def launch(
+    function: Callable[..., T],
+    world_size: int,
+    *args: Any,
+    backend: str = "gloo",
+    timeout: timedelta = _DEFAULT_TIMEOUT,
+    local_world_size: int | None = None,
+    threads: int | None = None,
+) -> list[T]:
+    """Run ``function(rank, world_size, *args)`` on ``world_size`` ranks; returns by rank.
+
+    Arguments and parameters are those of ``Ranks``. See ``Ranks.run`` for the errors.
+    """
+    with Ranks(
+        world_size,
+        backend=backend,
+        timeout=timeout,
+        local_world_size=local_world_size,
+        threads=threads,
+    ) as ranks:
+        return ranks.run(function, *args)
+
+
+class Ranks:
+    """A context in which ``world_size`` processes share one process group.
+
+    Args:
+        world_size: number of processes.
+        backend: of ``torch.distributed``; with NCCL in it rank i uses CUDA device i.
+        timeout: for the start and for each collective.
+        local_world_size: ranks a node, to pretend several nodes; all of them without it.
+        threads: torch's threads a rank; the machine's cores shared out, at least 1, without it.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        backend: str = "gloo",
+        timeout: timedelta = _DEFAULT_TIMEOUT,
+        local_world_size: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.world_size = world_size
+        self._setup = RankSetup(
+            world_size=world_size,
+            local_world_size=local_world_size or world_size,
+            backend=backend,
+            timeout=timeout,
+            threads=threads or max(1, len(os.sched_getaffinity(0)) // world_size),
+            environ=dict(os.environ),
+        )
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._connections: list[Connection] = []
+
+    @property
+    def alive(self) -> bool:
+        """Whether ``run`` can be called: after a failure it cannot."""
+        return bool(self._processes)
+
+    def __enter__(self) -> Self:
+        context = _context(self._setup.backend)
+        try:
+            for rank in range(self.world_size):
+                ours, theirs = context.Pipe()
+                process = context.Process(  # type: ignore[attr-defined]
+                    target=serve, args=(rank, theirs, self._setup), name=f"rank {rank}", daemon=True
+                )
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._connections.append(ours)
+            # Rank 0 holds the store, on a port that the operating system gives it.
+            port = self._collect({0})[0]
+            for connection in self._connections[1:]:
+                connection.send(port)
+            self._collect(set(range(self.world_size)))
+        except BaseException:
+            self._kill()
+            raise
+        return self
+
+    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
+        if exc_type is None:
+            self.close()
+        else:
+            self._kill()
+
+    def run(self, function: Callable[..., T], *args: Any) -> list[T]:
+        """Call ``function(rank, world_size, *args)`` on every rank; the results by rank.
+
+        ``function``, ``args`` and results travel by pickle. One failure ends all ranks.
+
+        Raises:
+            RankError: a rank raised; carries its traceback.
+            RecdError: a rank raised one, which is passed on as it is.
+            SetupError: a rank was killed or ended by itself.
+        """
+        if not self.alive:
+            raise RuntimeError("these ranks have ended")
+        try:
+            request = pickle.dumps((function, args))
+            for connection in self._connections:
+                with suppress(BrokenPipeError):  # _collect reports the dead rank
+                    connection.send_bytes(request)
+            return [
+                result for _, result in sorted(self._collect(set(range(self.world_size))).items())
+            ]
+        except BaseException:
+            self._kill()
+            raise
+
+    def close(self) -> None:
+        """Let every rank leave the process group and end."""
+        for connection in self._connections:
+            with suppress(BrokenPipeError):
+                connection.send_bytes(b"")
+        for process in self._processes:
+            process.join(timeout=10)
+        self._kill()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for connection in self._connections:
+            connection.close()
+        self._processes, self._connections = [], []
+
+    def _collect(self, ranks: set[int]) -> dict[int, Any]:
+        """One answer of each of ``ranks``; raises the most telling of the failures."""
+        answers: dict[int, Any] = {}
+        failures: dict[int, Failure] = {}
+        deadline: float | None = None
+        while pending := ranks - answers.keys() - failures.keys():
+            ready = self._wait(pending, deadline)
+            if not ready:
+                break
+            for rank in ready:
+                answer = self._receive(rank)
+                if isinstance(answer, Failure):
+                    failures[rank] = answer
+                    deadline = deadline or time.monotonic() + _GRACE_SECONDS
+                else:
+                    answers[rank] = answer
+        if failures:
+            _raise(failures)
+        return answers
+
+    def _wait(self, ranks: set[int], deadline: float | None) -> list[int]:
+        """The ranks that have something to say or have ended."""
+        sources: dict[Any, int] = {}
+        for rank in ranks:
+            sources[self._connections[rank]] = rank
+            sources[self._processes[rank].sentinel] = rank
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return sorted({sources[source] for source in wait(list(sources), left)})
+
+    def _receive(self, rank: int) -> Any:
+        try:
+            return pickle.loads(self._connections[rank].recv_bytes())
+        except (EOFError, ConnectionResetError):
+            self._processes[rank].join()
+            return Failure("", None, self._processes[rank].exitcode)
+
+
+def _context(backend: str) -> multiprocessing.context.BaseContext:
+    """How ranks are made.
+
+    A fork server that has imported torchrec starts a rank in a tenth of the time that an
+    interpreter of its own takes (2.6 s of imports). CUDA does not survive a fork of a process that
+    merely asked for it, so ranks with NCCL get interpreters of their own.
+    """
+    if "nccl" in backend:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["torchrec.distributed.model_parallel", "torchrec.distributed.train_pipeline"]
+    )
+    return context
+
+
+def _raise(failures: Mapping[int, Failure]) -> None:
+    """Raise the cause: a death comes before the complaints of the peers, the first before later."""
+
+    def order(rank: int) -> tuple[bool, bool]:
+        return failures[rank].text != "", failures[rank].error is None
+
+    rank = min(failures, key=order)
+    failure = failures[rank]
+    if failure.error is not None:
+        raise failure.error
+    if failure.text:
+        raise RankError(f"rank {rank} failed:\n{failure.text}")
+    code = failure.exit_code or 0
+    if code < 0:
+        raise SetupError(
+            f"rank {rank} was killed by {signal.Signals(-code).name}; where nobody killed it, "
+            "the machine ran out of memory: use fewer ranks or a smaller batch or model"
+        )
+    raise SetupError(f"rank {rank} ended with exit code {code} before it had a result")
+
+
+def torchrun_rank() -> int | None:
+    """The rank that ``torchrun`` (or another launcher with its environment) gave this process.
+
+    None where there is no such launcher, and in ranks of ``launch``.
+    """
+    if LAUNCHED in os.environ or not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return None
+    return int(os.environ["RANK"])
+
+
+@contextmanager
+def join_torchrun(
+    backend: str = "gloo", timeout: timedelta = _DEFAULT_TIMEOUT
+) -> Iterator[tuple[int, int]]:
+    """Be a rank of ``torchrun``: in the context there is a process group; yields rank, world size.
+
+    Raises:
+        RecdError: this process was not started by a launcher with torchrun's environment.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if torchrun_rank() is None:
+        raise RecdError("RANK and WORLD_SIZE are not set: start this with torchrun")
+    if "nccl" in backend:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    dist.init_process_group(backend, timeout=timeout)
+    try:
+        yield dist.get_rank(), dist.get_world_size()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,163 @@
+"""What runs inside a rank of ``launch``."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.errors import RecdError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import TCPStore
+
+#: Set in the environment of a rank that ``launch`` made.
+LAUNCHED = "RECD_LAUNCHED"
+_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """What every rank of one launch is told."""
+
+    world_size: int
+    local_world_size: int
+    backend: str
+    timeout: timedelta
+    threads: int
+    environ: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a rank has no result.
+
+    Attributes:
+        text: the traceback, empty where the process ended without a word.
+        error: the exception, where it is a RecdError.
+        exit_code: of the process, where it ended; negative for a signal.
+    """
+
+    text: str
+    error: RecdError | None
+    exit_code: int | None = None
+
+
+def serve(rank: int, connection: Connection, setup: RankSetup) -> None:
+    """Join the process group, then answer requests until an empty one.
+
+    A request is a pickled ``(function, args)``, an answer a pickled result or ``Failure``.
+    """
+    # Ctrl-C reaches the whole terminal; the parent ends the ranks.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _end_with_parent()
+    os.environ.update(setup.environ)
+    try:
+        _join_process_group(rank, connection, setup)
+    except Exception as error:
+        _answer(connection, _failure(error))
+        return
+    _answer(connection, None)
+    while request := connection.recv_bytes():
+        connection.send_bytes(_call(rank, setup.world_size, request))
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+
+
+def _end_with_parent() -> None:
+    """A rank whose parent was killed must not go on training."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="parent watch").start()
+
+
+def _join_process_group(rank: int, connection: Connection, setup: RankSetup) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(setup.threads)
+    local_rank = rank % setup.local_world_size
+    if "nccl" in setup.backend:
+        torch.cuda.set_device(local_rank)
+    store = _store(rank, connection, setup)
+    os.environ.update(
+        {
+            LAUNCHED: "1",
+            "RANK": str(rank),
+            "WORLD_SIZE": str(setup.world_size),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(setup.local_world_size),
+            "GROUP_RANK": str(rank // setup.local_world_size),
+            "MASTER_ADDR": _HOST,
+            "MASTER_PORT": str(store.port),
+            "OMP_NUM_THREADS": str(setup.threads),
+        }
+    )
+    dist.init_process_group(
+        setup.backend,
+        store=store,
+        rank=rank,
+        world_size=setup.world_size,
+        timeout=setup.timeout,
+    )
+
+
+def _store(rank: int, connection: Connection, setup: RankSetup) -> TCPStore:
+    """Rank 0 opens the store on a free port, which reaches the others through the parent."""
+    from torch.distributed.distributed_c10d import TCPStore
+
+    if rank == 0:
+        store = TCPStore(
+            _HOST,
+            0,
+            setup.world_size,
+            is_master=True,
+            timeout=setup.timeout,
+            wait_for_workers=False,
+        )
+        _answer(connection, store.port)
+        return store
+    return TCPStore(
+        _HOST, connection.recv(), setup.world_size, is_master=False, timeout=setup.timeout
+    )
+
+
+def _call(rank: int, world_size: int, request: bytes) -> bytes:
+    try:
+        function, args = pickle.loads(request)
+        return pickle.dumps(function(rank, world_size, *args))
+    except BaseException as error:
+        return pickle.dumps(_failure(error))
+
+
+def _answer(connection: Connection, answer: Any) -> None:
+    # Not connection.send: torch would pass tensors as handles, which die with the rank.
+    connection.send_bytes(pickle.dumps(answer))
+
+
+def _failure(error: BaseException) -> Failure:
+    text = "".join(traceback.format_exception(error))
+    return Failure(text, _portable(error) if isinstance(error, RecdError) else None)
+
+
+def _portable(error: RecdError) -> RecdError:
+    """The error itself where pickle brings it across, else its message."""
+    try:
+        if str(pickle.loads(pickle.dumps(error))) == str(error):
+            return error
+    except Exception:
+        pass
+    return RecdError(str(error))

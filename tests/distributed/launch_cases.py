@@ -1,0 +1,59 @@
+"""What the ranks of test_launch.py do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from recd_plugins.distributed.launch import launch
+from recd_plugins.errors import ExactnessError, Problem, RegistryError
+
+
+def total(rank: int, world_size: int, start: float) -> torch.Tensor:
+    value = torch.tensor(start + rank)
+    dist.all_reduce(value)
+    return value
+
+
+def environment(rank: int, world_size: int, names: list[str]) -> list[str | None]:
+    return [os.environ.get(name) for name in names]
+
+
+def threads(rank: int, world_size: int) -> int:
+    return torch.get_num_threads()
+
+
+def raise_on_rank_1(rank: int, world_size: int, kind: str) -> None:
+    if rank == 1:
+        if kind == "value":
+            raise ValueError("the reason")
+        if kind == "exactness":
+            raise ExactnessError("the reason")
+        if kind == "registry":
+            raise RegistryError([Problem("registry.yaml", 3, "cache", "the reason")])
+        if kind == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "exit":
+            os._exit(3)
+        if kind == "result":
+            return lambda: None
+    dist.barrier()
+    return None
+
+
+def note_pid_and_sleep(rank: int, world_size: int, folder: str) -> None:
+    (Path(folder) / str(rank)).write_text(str(os.getpid()))
+    time.sleep(60)
+
+
+def launch_sleepers(folder: str) -> None:
+    launch(note_pid_and_sleep, 2, folder)
+
+
+def process_id(rank: int, world_size: int) -> int:
+    return os.getpid()

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.distributed import launch_cases as cases
+
+from recd_plugins.distributed.launch import (
+    RankError,
+    Ranks,
+    backend_for,
+    join_torchrun,
+    launch,
+    torchrun_rank,
+)
+from recd_plugins.errors import ExactnessError, RecdError, SetupError
+from recd_plugins.testing.gloo import run_on_ranks
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_results_come_back_by_rank_as_tensors() -> None:
+    assert [value.item() for value in launch(cases.total, 2, 1.0)] == [3.0, 3.0]
+
+
+def test_environment_is_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECD_TEST_SETTING", "from the parent")
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RECD_TEST_SETTING"]
+    assert launch(cases.environment, 4, names, local_world_size=2) == [
+        ["0", "4", "0", "2", "from the parent"],
+        ["1", "4", "1", "2", "from the parent"],
+        ["2", "4", "0", "2", "from the parent"],
+        ["3", "4", "1", "2", "from the parent"],
+    ]
+
+
+def test_ranks_share_the_cores_and_have_one_thread_at_least() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert launch(cases.threads, 2) == [max(1, cores // 2)] * 2
+    assert launch(cases.threads, 2, threads=3) == [3, 3]
+
+
+def test_an_exception_names_the_rank_and_carries_its_traceback() -> None:
+    with pytest.raises(
+        RankError, match=r"(?s)rank 1 failed.*raise_on_rank_1.*ValueError: the reason"
+    ):
+        launch(cases.raise_on_rank_1, 2, "value")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("exactness", ExactnessError, "^the reason$"),
+        ("registry", RecdError, r"^registry.yaml:3 cache: the reason$"),
+        ("kill", SetupError, "rank 1 was killed by SIGKILL"),
+        ("exit", SetupError, "rank 1 ended with exit code 3"),
+        ("result", RankError, "rank 1 failed"),
+    ],
+)
+def test_failures_of_one_rank_end_all(kind: str, error: type[Exception], message: str) -> None:
+    with Ranks(2) as ranks:
+        pids = ranks.run(cases.process_id)
+        with pytest.raises(error, match=message):
+            ranks.run(cases.raise_on_rank_1, kind)
+        assert not ranks.alive
+        assert not any(_runs(pid) for pid in pids)
+
+
+def test_a_dead_rank_is_the_cause_when_its_peers_complain() -> None:
+    for _ in range(3):
+        with pytest.raises(SetupError, match="rank 1 was killed"):
+            launch(cases.raise_on_rank_1, 4, "kill")
+
+
+def test_ranks_stay_for_the_next_call() -> None:
+    with Ranks(2) as ranks:
+        assert ranks.run(cases.process_id) == ranks.run(cases.process_id)
+    with pytest.raises(RuntimeError, match="have ended"):
+        ranks.run(cases.process_id)
+
+
+def test_the_test_harness_recovers_from_a_failure() -> None:
+    first = run_on_ranks(cases.process_id, 2)
+    assert run_on_ranks(cases.process_id, 2) == first
+    with pytest.raises(RankError, match="the reason"):
+        run_on_ranks(cases.raise_on_rank_1, 2, "value")
+    assert run_on_ranks(cases.process_id, 2) != first
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
+def test_ranks_end_with_their_parent(signal_number: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(
+        "import sys\n"
+        "from tests.distributed.launch_cases import launch_sleepers\n"
+        "if __name__ == '__main__':\n"
+        "    launch_sleepers(sys.argv[1])\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        pids = [int(_read_when_there(tmp_path / str(rank))) for rank in range(2)]
+        parent.send_signal(signal_number)
+        parent.wait(timeout=30)
+        assert _until(lambda: not any(_runs(pid) for pid in pids))
+    finally:
+        parent.kill()
+
+
+def test_torchrun_ranks_join(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "from recd_plugins.distributed.launch import join_torchrun, torchrun_rank\n"
+        "with join_torchrun() as (rank, world_size):\n"
+        "    value = torch.tensor(rank + 1)\n"
+        "    dist.all_reduce(value)\n"
+        "    print(f'<{torchrun_rank()}/{rank} of {world_size}: {value.item()}>', flush=True)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert sorted(re.findall("<.*?>", done.stdout)) == ["<0/0 of 2: 3>", "<1/1 of 2: 3>"]
+
+
+def test_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert torchrun_rank() is None
+    with pytest.raises(RecdError, match="torchrun"), join_torchrun():
+        pass
+
+
+def test_backends() -> None:
+    assert backend_for("cpu") == "gloo"
+    assert backend_for("cuda") == "cpu:gloo,cuda:nccl"
+
+
+def _read_when_there(path: Path) -> str:
+    assert _until(lambda: path.exists() and path.read_text() != "")
+    return path.read_text()
+
+
+def _until(condition) -> bool:
+    for _ in range(300):
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
