@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from recd_plugins.errors import RecdError
 
 if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
 #: Set in the environment of a rank that ``launch`` made.
 LAUNCHED = "RECD_LAUNCHED"
@@ -117,7 +117,7 @@ def _join_process_group(rank: int, connection: Connection, setup: RankSetup) -> 
 
 def _store(rank: int, connection: Connection, setup: RankSetup) -> TCPStore:
     """Rank 0 opens the store on a free port, which reaches the others through the parent."""
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     if rank == 0:
         store = TCPStore(
