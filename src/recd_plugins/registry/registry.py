@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
@@ -94,6 +94,15 @@ class Registry:
     def training(self) -> TrainingSpec:
         """How training runs."""
         return self.spec.training
+
+    def with_training(self, overrides: Mapping[str, Any]) -> Registry:
+        """The same with fields of the ``training`` section set.
+
+        Raises:
+            ValueError: a value is not allowed.
+        """
+        training = TrainingSpec.model_validate({**self.training.model_dump(), **overrides})
+        return replace(self, spec=self.spec.model_copy(update={"training": training}))
 
     @overload
     def claim(

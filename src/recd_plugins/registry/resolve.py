@@ -110,9 +110,9 @@ def _unknown_plugin(manager: PluginManager, kind: str, name: str) -> str:
         names = ", ".join(sorted(manager.plugins[kind])) or "none"
         return f"{message}; {kind} plugins: {names}"
     return (
-        f"{message}, and no installed plugin has names that start with {package}. (installed: "
-        f"{', '.join(installed) or 'none'}); install the distribution that has it, or give the folder of "
-        f"its file with --plugins-dir"
+        f"{message}, and no plugin has a name that starts with {package}. (there are: "
+        f"{', '.join(installed) or 'none'}); install the distribution that has it, or give the "
+        f"folder of its file with --plugins-dir"
     )
 
 

@@ -77,17 +77,24 @@ class Checkpoints:
                 shutil.rmtree(old)
         dist.barrier()
 
-    def load(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
-        """Load the newest checkpoint into model and optimizer. A collective call.
+    def start(self, dmp: DistributedModelParallel, optimizer: Optimizer, resume: bool) -> Progress:
+        """Where a run begins: at the newest checkpoint, which is loaded, or at the first step.
 
-        The number of ranks and the plan may differ from those of the run that saved it.
+        A collective call. The number of ranks and the plan may differ from those of the run that
+        saved the checkpoint.
 
         Raises:
-            RecdError: there is none, or it does not fit the model.
+            RecdError: there are checkpoints, and the run is not to resume; or the newest does not
+                fit the model.
         """
         path = self.latest()
         if path is None:
-            raise RecdError(f"{self._folder}: no checkpoint to resume from; start without --resume")
+            return Progress()
+        if not resume:
+            raise RecdError(
+                f"{self._folder}: holds checkpoints of an earlier run (the newest is {path.name}); "
+                "go on from it with --resume, or set training.checkpoint.path to another folder"
+            )
         state = _state(dmp, optimizer)
         try:
             dcp.load(state, checkpoint_id=path)

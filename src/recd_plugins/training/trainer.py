@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,15 @@ class Job:
         registry: the registry file.
         side: with the registry's plugins, or the plain path that they are compared with.
         plugins_dir: a folder of plugin files.
-        resume: go on from the newest checkpoint.
+        overrides: fields of the registry's ``training:`` section to set.
+        resume: go on from the newest checkpoint, or from the start where there is none yet.
         device: ``cpu`` or ``cuda``.
     """
 
     registry: Path
     side: Side = "plugins"
     plugins_dir: Path | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = False
     device: str = "cpu"
 
@@ -80,6 +82,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         RecdError: the registry, the data or the checkpoint does not allow it.
     """
     registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
+    registry = registry.with_training(job.overrides)
     training = registry.training
     device = torch.device(job.device, rank) if job.device == "cuda" else torch.device(job.device)
     parts = assemble(registry, job.side, device)
@@ -90,11 +93,12 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     # The baseline of a comparison is no run of its own: it leaves no checkpoints.
     checkpoints = _checkpoints(registry) if job.side == "plugins" else None
     progress = Progress()
-    if job.resume:
-        if checkpoints is None:
-            raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
-        progress = checkpoints.load(dmp, optimizer)
-        loader.load_state_dict(progress.reader or {})
+    if checkpoints is not None:
+        progress = checkpoints.start(dmp, optimizer, job.resume)
+    elif job.resume:
+        raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
+    if progress.reader is not None:
+        loader.load_state_dict(progress.reader)
     losses = list(progress.losses)
     first_step = progress.step
     saved_step = progress.step

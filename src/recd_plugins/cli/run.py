@@ -1,0 +1,63 @@
+"""``recd run``: train what a registry file says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from recd_plugins.files import write_text
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@click.option(
+    "--compare",
+    is_flag=True,
+    help="Train without the plugins too (stock TorchRec, plain KJTs), on the same batches from the "
+    "same weights, and show both.",
+)
+@click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Overrides training.ranks.")
+@click.option("--steps", type=click.IntRange(min=1), help="Overrides training.steps.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+@click.pass_context
+def run(
+    context: click.Context,
+    registry: Path,
+    compare: bool,
+    resume: bool,
+    ranks: int | None,
+    steps: int | None,
+    json_path: Path | None,
+) -> None:
+    """Train the model of REGISTRY on its data with its plugins.
+
+    Starts the ranks itself; under torchrun it joins the ranks that are there.
+
+    \b
+    recd run registry.yaml --compare
+    torchrun --nproc-per-node 2 --no-python recd run registry.yaml
+    """
+    from recd_plugins.training.compare import Comparison, result_table
+    from recd_plugins.training.session import session
+
+    if compare and resume:
+        raise click.UsageError("--compare starts both sides at the first step; leave out --resume")
+    overrides = {
+        name: value for name, value in (("ranks", ranks), ("steps", steps)) if value is not None
+    }
+    plugins_dir = (context.obj or {}).get("plugins_dir")
+    with session(registry, plugins_dir=plugins_dir, overrides=overrides) as trainer:
+        if compare:
+            comparison = Comparison(trainer.train("baseline"), trainer.train("plugins"))
+            report, table = comparison.as_json(), comparison.table()
+        else:
+            result = trainer.train("plugins", resume=resume)
+            report, table = result.as_json(), result_table(result)
+        if trainer.rank == 0:
+            Console().print(table)
+            if json_path is not None:
+                write_text(json_path, json.dumps(report, indent=2) + "\n")

@@ -1,0 +1,151 @@
+"""The figures of a run with plugins next to those of the plain path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from recd_plugins.training.quality import Quality
+from recd_plugins.training.trainer import Result
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One row of the table: a value of each side and, where both are there, their ratio."""
+
+    name: str
+    unit: str
+    baseline: float | None
+    plugins: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Plugins over baseline."""
+        if not self.baseline or self.plugins is None:
+            return None
+        return self.plugins / self.baseline
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs over the same batches from the same weights."""
+
+    baseline: Result
+    plugins: Result
+
+    @property
+    def loss_max_abs_diff(self) -> float:
+        """The largest difference of the two losses of one step."""
+        pairs = zip(self.baseline.losses, self.plugins.losses, strict=True)
+        return max(abs(one - other) for one, other in pairs)
+
+    def figures(self) -> list[Figure]:
+        """Everything that both sides measured."""
+        before, after = figures(self.baseline), figures(self.plugins)
+        return [
+            Figure(name, unit, before.get(name, (None, ""))[0], after.get(name, (None, ""))[0])
+            for name, unit in {
+                name: unit for side in (before, after) for name, (_, unit) in side.items()
+            }.items()
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``recd run --compare --json`` writes; ratios are plugins over baseline."""
+        return {
+            "baseline": self.baseline.as_json(),
+            "plugins": self.plugins.as_json(),
+            "ratios": {figure.name: figure.ratio for figure in self.figures()},
+            "loss_max_abs_diff": self.loss_max_abs_diff,
+        }
+
+    def table(self) -> Table:
+        """The figures side by side."""
+        table = Table(title="with the registry's plugins, and without: the same batches")
+        table.add_column("", overflow="fold")
+        for heading in ("baseline", "plugins", "plugins / baseline"):
+            table.add_column(heading, justify="right")
+        for figure in self.figures():
+            table.add_row(
+                _words(figure.name),
+                _value(figure.baseline, figure.unit),
+                _value(figure.plugins, figure.unit),
+                "" if figure.ratio is None else f"{figure.ratio:.3g}x",
+            )
+        table.caption = (
+            f"losses of {len(self.plugins.losses)} steps agree within {self.loss_max_abs_diff:.1e}"
+        )
+        return table
+
+
+def result_table(result: Result) -> Table:
+    """The figures of one run."""
+    table = Table(title=f"{len(result.losses)} steps")
+    table.add_column("", overflow="fold")
+    table.add_column("value", justify="right")
+    for name, (value, unit) in figures(result).items():
+        table.add_row(_words(name), _value(value, unit))
+    return table
+
+
+def figures(result: Result) -> dict[str, tuple[float | None, str]]:
+    """Value and unit by name."""
+    found: dict[str, tuple[float | None, str]] = {
+        "samples_per_second": (result.samples_per_second, "samples/s"),
+        "step_seconds": (result.step_seconds, "s"),
+    }
+    for kind, num_bytes in result.collective_bytes.items():
+        found[f"{kind}_bytes"] = (num_bytes, "B")
+    found["collective_bytes"] = (sum(result.collective_bytes.values()), "B")
+    found["ids_looked_up"] = (result.ids_looked_up, "")
+    found["peak_memory_bytes"] = (float(result.peak_memory_bytes), "B")
+    found["last_loss"] = (result.losses[-1], "loss")
+    for split, quality in (("train", result.train), ("test", result.test)):
+        if quality is not None:
+            found |= _quality(split, quality)
+    return found
+
+
+def _quality(split: str, quality: Quality) -> dict[str, tuple[float | None, str]]:
+    return {
+        f"{split}_normalized_entropy": (quality.normalized_entropy, "loss"),
+        f"{split}_auc": (quality.auc, "loss"),
+    }
+
+
+_TITLES = {
+    "step_seconds": "step time (median)",
+    "collective_bytes": "bytes sent a step, all collectives",
+    "ids_looked_up": "ids looked up a step",
+    "peak_memory_bytes": "peak memory of a rank",
+    "last_loss": "loss at the last step",
+}
+
+
+def _words(name: str) -> str:
+    if name in _TITLES:
+        return _TITLES[name]
+    if name.endswith("_bytes"):
+        return f"  {name.removesuffix('_bytes')}"
+    return name.replace("_", " ").replace("auc", "AUC")
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    if unit == "B":
+        return _bytes(value)
+    if unit == "loss":
+        return f"{value:.5f}"
+    if unit == "s":
+        return f"{value * 1e3:.1f} ms"
+    return f"{value:,.0f}"
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"

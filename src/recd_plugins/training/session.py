@@ -1,0 +1,92 @@
+"""Runs jobs on ranks: processes of its own, or those that torchrun started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from recd_plugins.distributed.launch import backend_for, join_torchrun, launch, torchrun_rank
+from recd_plugins.errors import SetupError
+from recd_plugins.registry import Registry, load_registry
+from recd_plugins.training.assembly import Side
+from recd_plugins.training.trainer import Job, Result, train
+
+
+@dataclass(frozen=True)
+class Session:
+    """Trains on prepared data, any number of times.
+
+    Attributes:
+        job: what every run shares.
+        rank: this process under torchrun; else 0, the parent of the ranks.
+        world_size: number of ranks.
+    """
+
+    job: Job
+    rank: int
+    world_size: int
+
+    def train(self, side: Side, *, resume: bool = False) -> Result:
+        """One run on all ranks.
+
+        It has processes of its own, so that no run sees what another left in memory; under
+        torchrun all share the processes that are there.
+        """
+        job = replace(self.job, side=side, resume=resume)
+        if dist.is_initialized():
+            return train(self.rank, self.world_size, job)
+        return launch(train, self.world_size, job, backend=backend_for(job.device))[0]
+
+
+@contextmanager
+def session(
+    path: Path, *, plugins_dir: Path | None = None, overrides: Mapping[str, Any]
+) -> Iterator[Session]:
+    """Check a registry, join the ranks where torchrun started them, and prepare the data once.
+
+    Args:
+        path: the registry file.
+        plugins_dir: a folder of plugin files.
+        overrides: fields of its ``training:`` section to set.
+
+    Raises:
+        RecdError: the registry, the machine or the data is not as it should be.
+    """
+    registry = load_registry(path, plugins_dir=plugins_dir).with_training(overrides)
+    device = _device(registry)
+    job = Job(path, plugins_dir=plugins_dir, overrides=dict(overrides), device=device)
+    if torchrun_rank() is None:
+        registry.dataset.prepare()
+        yield Session(job, 0, registry.training.ranks)
+        return
+    with join_torchrun(backend_for(device)) as (rank, world_size):
+        if rank == 0:
+            registry.dataset.prepare()
+        dist.barrier()
+        yield Session(job, rank, world_size)
+
+
+def _device(registry: Registry) -> str:
+    """``cpu`` or ``cuda``, once everything that the registry asks of the machine is there."""
+    wanted = registry.training.device
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cuda" and devices == 0:
+        raise SetupError(
+            f"{registry.path}: training.device is cuda, but torch finds no CUDA device; use cpu "
+            "or auto"
+        )
+    device = "cuda" if devices and wanted != "cpu" else "cpu"
+    if device == "cuda" and torchrun_rank() is None and registry.training.ranks > devices:
+        raise SetupError(
+            f"{registry.path}: training.ranks is {registry.training.ranks}, but there are "
+            f"{devices} CUDA devices; lower it, or set training.device to cpu"
+        )
+    for entry in registry.cache:
+        entry.plugin.check(torch.device(device))
+    return device
