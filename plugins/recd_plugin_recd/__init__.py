@@ -1,1 +1,27 @@
 """RecD: session data, deduplicating converters, preprocessing and pooling on unique rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from recd_plugins.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    import click
+
+    from recd_plugins.interfaces import Dataset
+
+
+@hookimpl
+def register_datasets() -> Sequence[type[Dataset]]:
+    from recd_plugin_recd.session_parquet import SessionParquet
+
+    return [SessionParquet]
+
+
+@hookimpl
+def register_commands(cli: click.Group) -> None:
+    from recd_plugin_recd.generate import generate
+
+    cli.add_command(generate)

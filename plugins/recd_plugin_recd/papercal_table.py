@@ -1,0 +1,127 @@
+"""Writes the PAPERCAL table as Parquet files, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+
+from recd_plugins.errors import DataError
+
+#: Key of the Parquet metadata under which a file says how it was generated, as JSON.
+PROVENANCE = b"recd.papercal"
+
+
+class TableOptions(BaseModel):
+    """What fixes a generated table to the last bit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rows: PositiveInt = Field(description="Rows of the table; 12.9 KB a row in memory.")
+    seed: int = Field(default=0, ge=0, description="Seed of every draw.")
+    layout: Literal["clustered", "interleaved", "stream"] = Field(
+        default="clustered",
+        description="clustered: by session; interleaved: the same rows by time; stream: by time, "
+        "cut from a stream with a million rows in flight.",
+    )
+    row_group_rows: PositiveInt = Field(
+        default=2048, description="Rows of a Parquet row group, the unit of reading."
+    )
+    files: PositiveInt = Field(default=1, description="Parquet files in the folder.")
+
+
+def write_table(
+    folder: Path, options: TableOptions, progress: Callable[[int], None] = lambda _rows: None
+) -> None:
+    """Generate ``folder``. It appears when it is complete; ``progress`` gets rows written.
+
+    Memory is a row group and, by time, 24 bytes for each row in flight, at any size.
+
+    Raises:
+        DataError: there is something at ``folder`` already, or files would be empty.
+    """
+    from recd_plugin_recd import papercal
+
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise DataError(f"{folder} exists already; remove it, or generate to another folder")
+    rows_a_file = -(-options.rows // options.files)
+    rows_a_file += -rows_a_file % options.row_group_rows
+    if (options.files - 1) * rows_a_file >= options.rows:
+        raise DataError(
+            f"{options.rows} rows in row groups of {options.row_group_rows} do not fill "
+            f"{options.files} files; lower files or row_group_rows"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        keys = papercal.row_keys(options.rows, options.seed, options.layout)
+        row_groups = papercal.chunks(keys, options.row_group_rows)
+        for number in range(options.files):
+            path = hidden / f"part-{number:05d}.parquet"
+            _write_file(path, options, row_groups, rows_a_file, progress)
+        hidden.chmod(0o777 & ~_umask())
+        os.replace(hidden, folder)
+    except BaseException:
+        shutil.rmtree(hidden, ignore_errors=True)
+        raise
+
+
+def provenance(folder: Path) -> dict[str, Any] | None:
+    """How the table in ``folder`` was generated, or None where it was not generated here.
+
+    Raises:
+        DataError: a file is not Parquet.
+    """
+    path = folder / "part-00000.parquet"
+    if not path.is_file():
+        return None
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: no readable Parquet file: {error}") from error
+    found = json.loads(metadata.get(PROVENANCE, b"null"))
+    return found if isinstance(found, dict) else None
+
+
+def provenance_of(options: TableOptions) -> dict[str, Any]:
+    """What the files of a table with these options say of themselves."""
+    from recd_plugin_recd import papercal
+
+    return {"version": papercal.VERSION, **options.model_dump()}
+
+
+def _write_file(
+    path: Path,
+    options: TableOptions,
+    row_groups: Iterator[Any],
+    num_rows: int,
+    progress: Callable[[int], None],
+) -> None:
+    from recd_plugin_recd import papercal
+
+    schema = papercal.SCHEMA.with_metadata({PROVENANCE: json.dumps(provenance_of(options))})
+    # A dictionary over ids makes clustered lists larger; zstd finds the repeats by itself.
+    with pq.ParquetWriter(
+        path, schema, compression="zstd", compression_level=3, use_dictionary=False
+    ) as writer:
+        for _ in range(num_rows // options.row_group_rows):
+            keys = next(row_groups, None)
+            if keys is None:
+                return
+            batch = papercal.make_rows(keys).replace_schema_metadata(schema.metadata)
+            writer.write_batch(batch, row_group_size=options.row_group_rows)
+            progress(len(keys))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

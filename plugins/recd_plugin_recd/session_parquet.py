@@ -1,0 +1,191 @@
+"""Dataset ``recd.session_parquet``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.types as pt
+from pydantic import Field, NonNegativeInt
+
+from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of
+from recd_plugins.data.parquet import ParquetTable
+from recd_plugins.data.read_plan import ReadPlan
+from recd_plugins.data.reader import PlannedReader, digest
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Dataset, FeatureSchema, PluginOptions, Reader, Split
+
+_LISTS = pa.list_(pa.int64())
+
+
+class SessionParquet(Dataset):
+    """Parquet files of impressions, best clustered by session; a PAPERCAL table on demand."""
+
+    name = "recd.session_parquet"
+
+    class Options(PluginOptions):
+        path: Path = Field(description="A Parquet file, or a folder with *.parquet at any depth.")
+        test_path: Path | None = Field(
+            default=None, description="The same for the test split; null has none."
+        )
+        session: str = Field(default="session_id", description="Column of the session id.")
+        timestamp: str = Field(default="ts", description="Column of the time.")
+        label: str = Field(default="label", description="Column of the label, 0 or 1.")
+        sparse: list[str] | None = Field(
+            default=None,
+            description="Names or patterns of columns of ids; null takes every list of integers.",
+        )
+        dense: list[str] | None = Field(
+            default=None,
+            description="Names or patterns of columns of numbers; null takes every float column.",
+        )
+        shuffle: bool = Field(
+            default=False, description="Read row groups in another order in each epoch."
+        )
+        seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
+        prefetch: NonNegativeInt = Field(
+            default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
+        )
+        generate: TableOptions | None = Field(
+            default=None, description="Generate this PAPERCAL table at path where it is missing."
+        )
+
+    options: Options
+
+    def prepare(self) -> None:
+        if self.options.generate is not None:
+            self._generate(self.options.generate)
+        schema = self.schema()
+        if self.options.test_path is not None:
+            self._columns(self._test_table, schema)
+
+    def schema(self) -> FeatureSchema:
+        """Features in the order of the file.
+
+        Raises:
+            DataError: a column is missing or is of the wrong type, or a pattern matches nothing.
+        """
+        table = self._table
+        own = {name: getattr(self.options, name) for name in ("session", "timestamp", "label")}
+        for option, column in own.items():
+            if column not in table.schema.names:
+                raise DataError(
+                    f"{table.files[0]}: no column {column}; set option {option} to one of: "
+                    f"{', '.join(table.schema.names)}"
+                )
+        free = [field for field in table.schema if field.name not in own.values()]
+        sparse = self._choose("sparse", free, _is_ids, _is_id_list)
+        dense = self._choose("dense", free, _is_number, pt.is_floating)
+        both = set(sparse) & set(dense)
+        if both:
+            raise DataError(
+                f"columns {', '.join(sorted(both))} match both option sparse and option dense"
+            )
+        label = table.schema.field(self.options.label)
+        if not _is_number(label.type):
+            raise DataError(f"{table.files[0]}: label {label.name} is {label.type}, no number")
+        return FeatureSchema(sparse, dense, label.name)
+
+    def splits(self) -> tuple[Split, ...]:
+        return ("train",) if self.options.test_path is None else ("train", "test")
+
+    def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
+        table = self._table if split == "train" else self._test_table
+        columns = self._columns(table, self.schema())
+        return PlannedReader(
+            ReadPlan(
+                table.units,
+                batch_size,
+                shuffle=self.options.shuffle and split == "train",
+                seed=self.options.seed,
+            ),
+            lambda piece: table.read(piece, columns),
+            data={"split": split, "files": digest(table.identity())},
+            what=str(table.path),
+            rank=rank,
+            world_size=world_size,
+            ahead=self.options.prefetch,
+        )
+
+    @cached_property
+    def _table(self) -> ParquetTable:
+        return ParquetTable(self.options.path)
+
+    @cached_property
+    def _test_table(self) -> ParquetTable:
+        if self.options.test_path is None:
+            raise DataError("there is no test split: set option test_path of recd.session_parquet")
+        return ParquetTable(self.options.test_path)
+
+    def _choose(
+        self,
+        option: str,
+        fields: Iterable[pa.Field],
+        allowed: Callable[[pa.DataType], bool],
+        by_default: Callable[[pa.DataType], bool],
+    ) -> tuple[str, ...]:
+        patterns: list[str] | None = getattr(self.options, option)
+        if patterns is None:
+            return tuple(field.name for field in fields if by_default(field.type))
+        fields = list(fields)
+        for pattern in patterns:
+            if not any(fnmatchcase(field.name, pattern) for field in fields):
+                raise DataError(
+                    f"{self._table.files[0]}: {pattern} of option {option} matches no column; "
+                    f"there are: {', '.join(field.name for field in fields)}"
+                )
+        chosen = [
+            field
+            for field in fields
+            if any(fnmatchcase(field.name, pattern) for pattern in patterns)
+        ]
+        for field in chosen:
+            if not allowed(field.type):
+                raise DataError(
+                    f"{self._table.files[0]}: column {field.name} is {field.type}, "
+                    f"which option {option} cannot take"
+                )
+        return tuple(field.name for field in chosen)
+
+    def _columns(self, table: ParquetTable, schema: FeatureSchema) -> pa.Schema:
+        """Names and types of what the reader yields, ids as int64."""
+        fields = []
+        for name in (*schema.sparse, *schema.dense, schema.label):
+            if name not in table.schema.names:
+                raise DataError(
+                    f"{table.files[0]}: no column {name}, which {self.options.path} has"
+                )
+            kind = table.schema.field(name).type
+            if name in schema.sparse:
+                kind = pa.int64() if pt.is_integer(kind) else _LISTS
+            fields.append(pa.field(name, kind))
+        return pa.schema(fields)
+
+    def _generate(self, wanted: TableOptions) -> None:
+        from recd_plugin_recd.generate import write_with_progress
+
+        path = self.options.path
+        if not path.exists():
+            write_with_progress(path, wanted)
+            return
+        found = provenance(path)
+        if found != provenance_of(wanted):
+            raise DataError(
+                f"{path} was not generated with the options of generate: it has {found}, wanted is "
+                f"{provenance_of(wanted)}; remove it, or name another path"
+            )
+
+
+def _is_id_list(kind: pa.DataType) -> bool:
+    return (pt.is_list(kind) or pt.is_large_list(kind)) and pt.is_integer(kind.value_type)
+
+
+def _is_ids(kind: pa.DataType) -> bool:
+    return pt.is_integer(kind) or _is_id_list(kind)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)

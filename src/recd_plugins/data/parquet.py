@@ -1,0 +1,144 @@
+"""Reading a table of Parquet files row group by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugins.data.read_plan import Piece, Unit
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Origin, Rows
+
+# Rows decoded at once: more costs page faults, less costs calls.
+_DECODE_ROWS = 2048
+
+
+class ParquetTable:
+    """One table: a Parquet file, or every ``*.parquet`` below a folder in the order of the names.
+
+    Names that start with ``_`` or ``.`` are left out. Folders may be Hive partitions; what their
+    names say is no column.
+
+    Raises:
+        DataError: there is no such file, one is not Parquet, or two differ in their columns.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.files = _find(path)
+        metadata = [_metadata(file) for file in self.files]
+        self.schema: pa.Schema = metadata[0].schema.to_arrow_schema()
+        for file, found in zip(self.files, metadata, strict=True):
+            self._check_same(file, found.schema.to_arrow_schema())
+        self.units = tuple(
+            unit for number, found in enumerate(metadata) for unit in _units(number, found)
+        )
+
+    def identity(self) -> list[list[str | int]]:
+        """Path below the table's, and rows of each row group, of every file; JSON values."""
+        root = self.path if self.path.is_dir() else self.path.parent
+        return [
+            [
+                file.relative_to(root).as_posix(),
+                *(unit.num_rows for unit in self.units if unit.file == number),
+            ]
+            for number, file in enumerate(self.files)
+        ]
+
+    def read(self, piece: Piece, schema: pa.Schema) -> Iterator[Rows]:
+        """The rows of ``piece`` with the columns and types of ``schema``.
+
+        Raises:
+            DataError: the file cannot be decoded, or a value does not fit its type.
+        """
+        path = self.files[piece.unit.file]
+        row, stop = 0, piece.skip + piece.num_rows
+        try:
+            for batch in _open(path).iter_batches(
+                _DECODE_ROWS,
+                row_groups=[piece.unit.group],
+                columns=schema.names,
+                use_threads=False,
+            ):
+                first, last = max(row, piece.skip), min(row + batch.num_rows, stop)
+                if first < last:
+                    data = batch.slice(first - row, last - first)
+                    origin = Origin(str(path), piece.unit.first_row + first, last - first)
+                    yield Rows(_cast(data, schema, origin), (origin,))
+                row += batch.num_rows
+                if row >= stop:
+                    return
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{path}: row group {piece.unit.group} cannot be read: {error}"
+            ) from error
+
+    def _check_same(self, file: Path, schema: pa.Schema) -> None:
+        first = self.schema
+        for name in dict.fromkeys([*first.names, *schema.names]):
+            types = [
+                str(each.field(name).type) if name in each.names else "missing"
+                for each in (first, schema)
+            ]
+            if types[0] != types[1]:
+                raise DataError(
+                    f"files of one table differ: column {name} is {types[0]} in {self.files[0]} "
+                    f"and {types[1]} in {file}"
+                )
+
+
+def _find(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{path}: no such file or folder")
+    files = sorted(
+        file
+        for file in path.rglob("*.parquet")
+        if file.is_file()
+        and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
+    )
+    if not files:
+        raise DataError(f"{path}: no *.parquet file in this folder")
+    return files
+
+
+def _metadata(path: Path) -> pq.FileMetaData:
+    try:
+        return pq.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: no readable Parquet file: {error}") from error
+
+
+def _units(number: int, metadata: pq.FileMetaData) -> Iterator[Unit]:
+    first_row = 0
+    for group in range(metadata.num_row_groups):
+        num_rows = metadata.row_group(group).num_rows
+        if num_rows:
+            yield Unit(number, group, first_row, num_rows)
+        first_row += num_rows
+
+
+@lru_cache(maxsize=2)
+def _open(path: Path) -> pq.ParquetFile:
+    """Kept open from one row group to the next."""
+    return pq.ParquetFile(path)
+
+
+def _cast(data: pa.RecordBatch, schema: pa.Schema, origin: Origin) -> pa.RecordBatch:
+    # Projection keeps the order of the file.
+    columns: Sequence[pa.Array] = [data.column(name) for name in schema.names]
+    cast = []
+    for field, column in zip(schema, columns, strict=True):
+        try:
+            cast.append(column if column.type == field.type else column.cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f"{origin.path}: column {field.name}, rows {origin.first_row} to "
+                f"{origin.first_row + origin.num_rows - 1}: {error}"
+            ) from error
+    return pa.record_batch(cast, schema=schema)

@@ -1,0 +1,160 @@
+"""The reader behind the built-in datasets: a read plan over anything that can read a unit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+
+from recd_plugins.data.prefetch import prefetch
+from recd_plugins.data.read_plan import History, Piece, ReadPlan
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Origin, Reader, Rows
+
+#: Reads the rows of a piece, in one batch or several.
+ReadPiece = Callable[[Piece], Iterator[Rows]]
+
+_STATE_VERSION = 1
+
+
+class PlannedReader(Reader):
+    """Reads the batches of one rank as a ``ReadPlan`` deals them.
+
+    Args:
+        plan: which rows there are.
+        read: how they are read.
+        data: what the data is, JSON values by what to call them; a state remembers them, and one
+            that remembers something else is refused.
+        what: the data and split in an error message.
+        rank, world_size: this process.
+        ahead: batches to read ahead in a thread, 0 for none.
+
+    Raises:
+        DataError: there are too few rows for one batch on every rank.
+    """
+
+    def __init__(
+        self,
+        plan: ReadPlan,
+        read: ReadPiece,
+        *,
+        data: Mapping[str, Any],
+        what: str,
+        rank: int,
+        world_size: int,
+        ahead: int,
+    ) -> None:
+        if plan.num_steps(world_size) == 0:
+            raise DataError(
+                f"{what} has {plan.num_rows} rows, too few for a batch of {plan.batch_size} on "
+                f"each of {world_size} ranks; lower training.batch_size or training.ranks"
+            )
+        self._plan = plan
+        self._read = read
+        self._what = what
+        self._rank = rank
+        self._world_size = world_size
+        self._ahead = ahead
+        self._data = {
+            "rows": plan.num_rows,
+            "batch_size": plan.batch_size,
+            "shuffle": plan.seed if plan.shuffle else None,
+            **data,
+        }
+        self._epoch = 0
+        self._history: History = ()
+        self._steps = 0
+
+    def __len__(self) -> int:
+        return self._plan.num_steps(self._world_size)
+
+    def __iter__(self) -> Iterator[Rows]:
+        with closing(prefetch(self._batches, self._ahead)) as batches:
+            for batch in batches:
+                self._steps += 1
+                yield batch
+        self._epoch, self._history, self._steps = self._epoch + 1, (), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        history = [list(entry) for entry in self._history]
+        if self._steps:
+            history.append([self._world_size, self._steps])
+        return {
+            "version": _STATE_VERSION,
+            "data": dict(self._data),
+            "epoch": self._epoch,
+            "history": history,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state.get("version") != _STATE_VERSION:
+            raise DataError(
+                f"the state of {self._what} has version {state.get('version')!r}, "
+                f"not {_STATE_VERSION}"
+            )
+        for name, mine in self._data.items():
+            if (theirs := state["data"].get(name)) != mine:
+                raise DataError(
+                    f"the state belongs to other data than {self._what}: {name} was {theirs!r} "
+                    f"and is {mine!r}; go on with the former data and options, or start anew"
+                )
+        history = tuple((world_size, steps) for world_size, steps in state["history"])
+        if not self._plan.is_possible(history):
+            raise DataError(f"the state of {self._what} has steps past the end: {history}")
+        self._epoch, self._steps = state["epoch"], 0
+        if history and history[-1][0] == self._world_size:
+            *history_before, (_, self._steps) = history
+            history = tuple(history_before)
+        self._history = history
+
+    def _batches(self) -> Iterator[Rows]:
+        pieces = self._plan.pieces(
+            self._epoch, self._history, self._rank, self._world_size, self._steps
+        )
+        return _rebatch(
+            (rows for piece in pieces for rows in self._read(piece)), self._plan.batch_size
+        )
+
+
+def digest(value: object) -> str:
+    """Sixteen hex digits that stand for a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _rebatch(parts: Iterator[Rows], size: int) -> Iterator[Rows]:
+    """The same rows in batches of ``size``; without a copy where a part holds a whole batch."""
+    waiting: list[Rows] = []
+    missing = size
+    for part in parts:
+        start = 0
+        while start < len(part):
+            taken = _slice(part, start, min(missing, len(part) - start))
+            waiting.append(taken)
+            start += len(taken)
+            missing -= len(taken)
+            if missing == 0:
+                yield _concat(waiting)
+                waiting, missing = [], size
+    assert not waiting, "the plan deals whole batches"
+
+
+def _slice(rows: Rows, start: int, length: int) -> Rows:
+    origins, before = [], 0
+    for origin in rows.origins:
+        first, last = max(start, before), min(start + length, before + origin.num_rows)
+        if first < last:
+            origins.append(Origin(origin.path, origin.first_row + first - before, last - first))
+        before += origin.num_rows
+    return Rows(rows.data.slice(start, length), tuple(origins))
+
+
+def _concat(parts: list[Rows]) -> Rows:
+    if len(parts) == 1:
+        return parts[0]
+    table = pa.Table.from_batches([part.data for part in parts]).combine_chunks()
+    (batch,) = table.to_batches()
+    return Rows(batch, tuple(origin for part in parts for origin in part.origins))
