@@ -60,7 +60,9 @@ class _Recd(click.Group):
         except PluginError as error:
             failure = error
         else:
-            rows += [(name, commands[name].get_short_help_str()) for name in sorted(commands)]
+            rows += [
+                (name, commands[name].get_short_help_str(limit=100)) for name in sorted(commands)
+            ]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
         if failure is not None:

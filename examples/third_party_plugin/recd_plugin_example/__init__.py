@@ -1,0 +1,26 @@
+"""An example of a plugin package: one preprocessing, one pooling and one command."""
+
+from collections.abc import Sequence
+
+import click
+
+from recd_plugin_example.drop_repeats import DropRepeats
+from recd_plugin_example.hello import hello
+from recd_plugin_example.recency import Recency
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import Pooling, Preprocessing
+
+
+@hookimpl
+def register_preprocessing() -> Sequence[type[Preprocessing]]:
+    return [DropRepeats]
+
+
+@hookimpl
+def register_poolings() -> Sequence[type[Pooling]]:
+    return [Recency]
+
+
+@hookimpl
+def register_commands(cli: click.Group) -> None:
+    cli.add_command(hello)

@@ -1,0 +1,26 @@
+"""``example.drop_repeats``: a history without an item right after itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recd_plugins.interfaces import Preprocessing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class DropRepeats(Preprocessing):
+    """Drop an id that repeats the one before it: 7 7 7 3 3 7 becomes 7 3 7."""
+
+    name = "example.drop_repeats"
+
+    def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
+        keep = torch.ones_like(values, dtype=torch.bool)
+        keep[1:] = values[1:] != values[:-1]
+        starts = offsets[:-1][offsets.diff() > 0]
+        keep[starts] = True  # the first id of a row stays, whatever ends the row before
+        kept = torch.cat([offsets.new_zeros(1), keep.cumsum(0).to(offsets.dtype)])
+        return values[keep], kept[offsets]

@@ -1,0 +1,31 @@
+"""The contract of each kind as a test suite that any plugin, a third party's too, can run.
+
+Example:
+    from recd_plugins.testing.contracts import PreprocessingContract
+
+    class TestMyHash(PreprocessingContract):
+        @pytest.fixture
+        def plugin(self):
+            return MyHash(MyHash.Options(buckets=100))
+"""
+
+import pytest
+
+_KINDS = ("cache", "converter", "dataset", "plugin", "pooling", "preprocessing", "sharding")
+pytest.register_assert_rewrite(*(f"{__name__}.{kind}" for kind in _KINDS))
+
+from recd_plugins.testing.contracts.cache import CacheContract  # noqa: E402
+from recd_plugins.testing.contracts.converter import ConverterContract  # noqa: E402
+from recd_plugins.testing.contracts.dataset import DatasetContract  # noqa: E402
+from recd_plugins.testing.contracts.pooling import PoolingContract  # noqa: E402
+from recd_plugins.testing.contracts.preprocessing import PreprocessingContract  # noqa: E402
+from recd_plugins.testing.contracts.sharding import ShardingContract  # noqa: E402
+
+__all__ = [
+    "CacheContract",
+    "ConverterContract",
+    "DatasetContract",
+    "PoolingContract",
+    "PreprocessingContract",
+    "ShardingContract",
+]

@@ -1,0 +1,164 @@
+"""The contract of converters."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Converter, FeatureSchema, Origin, Rows
+from recd_plugins.testing.contracts.plugin import PluginContract
+
+_SCHEMA = FeatureSchema(
+    sparse=("item", "history", "history_times", "tags", "always_empty"),
+    dense=("hour", "price"),
+    label="clicked",
+)
+_FILE = "rows.parquet"
+_FIRST_ROW = 300  # of the batch in its file
+_SESSIONS = [
+    # history, history_times (they change together), tags
+    ([2**63 - 1, 7, 7], [10, 11, 12], []),
+    ([], [], [5]),
+    ([7], [10], [5]),
+]
+
+
+class ConverterContract(PluginContract):
+    """Tests of a converter plugin: override the fixture ``plugin``.
+
+    A converter that reads columns of another form than list<int64> overrides ``column`` too.
+    """
+
+    def column(self, values: list[Any], kind: pa.DataType) -> pa.Array:
+        """The Arrow column that the converter's storage has for these values."""
+        return pa.array(values, kind)
+
+    @pytest.fixture
+    def rows(self) -> Rows:
+        """Twelve rows of three sessions, with equal rows, empty rows and ids up to 2^63 - 1."""
+        sessions = [_SESSIONS[index // 4] for index in range(12)]
+        ids = pa.list_(pa.int64())
+        return self._rows(
+            {
+                "item": ([3, 3, 4, 2**63 - 1, *range(8)], pa.int64()),
+                "history": ([session[0] for session in sessions], ids),
+                "history_times": ([session[1] for session in sessions], ids),
+                "tags": ([[1], *(session[2] for session in sessions[1:])], ids),
+                "always_empty": ([[]] * 12, ids),
+                "hour": ([index % 24 for index in range(12)], pa.int64()),
+                "price": ([index / 4 for index in range(12)], pa.float64()),
+                "clicked": ([index % 2 for index in range(12)], pa.int64()),
+            }
+        )
+
+    def test_changes_no_value(self, plugin: Converter, rows: Rows) -> None:
+        plugin.fit(rows, _SCHEMA)
+        _check_equal(plugin.convert(rows, _SCHEMA), rows)
+
+    @pytest.mark.parametrize(("start", "length"), [(0, 1), (3, 5), (4, 4), (11, 1), (0, 0)])
+    def test_takes_part_of_a_batch(
+        self, plugin: Converter, rows: Rows, start: int, length: int
+    ) -> None:
+        """Slices share buffers with the whole: they start at an offset."""
+        plugin.fit(rows, _SCHEMA)
+        part = Rows(rows.data.slice(start, length), (Origin(_FILE, _FIRST_ROW + start, length),))
+        _check_equal(plugin.convert(part, _SCHEMA), part)
+
+    def test_takes_features_in_the_order_of_the_schema(self, plugin: Converter, rows: Rows) -> None:
+        """And ignores columns that the schema does not name."""
+        schema = FeatureSchema(sparse=("tags", "item"), dense=("price",), label="clicked")
+        plugin.fit(rows, schema)
+        batch = plugin.convert(rows, schema)
+        assert sorted(_expanded(batch)) == ["item", "tags"]
+        assert batch.dense_features.shape == (12, 1)
+
+    def test_leaves_rows_as_they_are(self, plugin: Converter, rows: Rows) -> None:
+        before = rows.data.to_pylist()
+        plugin.fit(rows, _SCHEMA)
+        batch = plugin.convert(rows, _SCHEMA)
+        batch.labels.zero_()
+        batch.dense_features.zero_()
+        assert rows.data.to_pylist() == before
+
+    @pytest.mark.parametrize("name", ["item", "history", "price", "hour", "clicked"])
+    def test_refuses_a_null(self, plugin: Converter, rows: Rows, name: str) -> None:
+        values = rows.data.column(name).to_pylist()
+        values[5] = None
+        self._check_refused(plugin, rows, name, values, row=5)
+
+    def test_refuses_a_null_in_a_list(self, plugin: Converter, rows: Rows) -> None:
+        values = rows.data.column("history").to_pylist()
+        values[2] = [1, None]
+        self._check_refused(plugin, rows, "history", values, row=2)
+
+    @pytest.mark.parametrize("name", ["history", "price", "clicked"])
+    def test_refuses_a_missing_column(self, plugin: Converter, rows: Rows, name: str) -> None:
+        plugin.fit(rows, _SCHEMA)
+        without = Rows(rows.data.drop_columns([name]), rows.origins)
+        with pytest.raises(DataError, match=name):
+            plugin.convert(without, _SCHEMA)
+
+    @pytest.mark.parametrize("name", ["item", "history", "price", "clicked"])
+    def test_refuses_a_wrong_type(self, plugin: Converter, rows: Rows, name: str) -> None:
+        plugin.fit(rows, _SCHEMA)
+        text = pa.array(["text"] * len(rows))
+        index = rows.data.schema.get_field_index(name)
+        with pytest.raises(DataError, match=name):
+            plugin.convert(Rows(rows.data.set_column(index, name, text), rows.origins), _SCHEMA)
+
+    def _rows(self, columns: dict[str, tuple[list[Any], pa.DataType]]) -> Rows:
+        data = {name: self.column(values, kind) for name, (values, kind) in columns.items()}
+        batch = pa.RecordBatch.from_pydict(data)
+        return Rows(batch, (Origin(_FILE, _FIRST_ROW, batch.num_rows),))
+
+    def _check_refused(
+        self, plugin: Converter, rows: Rows, name: str, values: list[Any], row: int
+    ) -> None:
+        """The error names the file, the column and the row."""
+        plugin.fit(rows, _SCHEMA)
+        index = rows.data.schema.get_field_index(name)
+        column = self.column(values, rows.data.schema.field(name).type)
+        wrong = Rows(rows.data.set_column(index, name, column), rows.origins)
+        with pytest.raises(DataError) as caught:
+            plugin.convert(wrong, _SCHEMA)
+        message = str(caught.value)
+        for part in (_FILE, name, str(_FIRST_ROW + row)):
+            assert part in message, f"{message!r} does not name {part}"
+
+
+def _expanded(batch: Batch) -> dict[str, list[list[int]]]:
+    """Ids by feature and row, duplicates put back."""
+    kjts = [ikjt.to_kjt() for ikjt in batch.ikjts]
+    if batch.kjt is not None:
+        kjts.append(batch.kjt)
+    features: dict[str, list[list[int]]] = {}
+    for kjt in kjts:
+        for name, jagged in kjt.to_dict().items():
+            assert name not in features, f"{name} stands in the batch twice"
+            assert jagged.values().dtype == torch.int64
+            bounds = jagged.offsets().tolist()
+            values = jagged.values().tolist()
+            features[name] = [values[start:end] for start, end in pairwise(bounds)]
+    return features
+
+
+def _check_equal(batch: Batch, rows: Rows) -> None:
+    expected = {
+        name: [
+            value if isinstance(value, list) else [value]
+            for value in rows.data.column(name).to_pylist()
+        ]
+        for name in _SCHEMA.sparse
+    }
+    assert _expanded(batch) == expected
+    dense = [rows.data.column(name).to_pylist() for name in _SCHEMA.dense]
+    assert batch.dense_features.dtype == batch.labels.dtype == torch.float32
+    assert batch.dense_features.shape == (len(rows), len(_SCHEMA.dense))
+    assert batch.dense_features.t().tolist() == dense
+    assert batch.labels.tolist() == rows.data.column(_SCHEMA.label).to_pylist()

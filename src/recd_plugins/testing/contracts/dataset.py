@@ -1,0 +1,172 @@
+"""The contract of datasets."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pytest
+
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Dataset, Reader, Rows, Split
+from recd_plugins.testing.contracts.plugin import PluginContract
+
+RowId = tuple[str, int]
+
+
+class DatasetContract(PluginContract):
+    """Tests of a dataset plugin: override the fixture ``plugin``.
+
+    The data should be small, a hundred rows or so, and enough for two batches on three ranks.
+    """
+
+    batch_size: ClassVar[int] = 4
+    split: ClassVar[Split] = "train"
+
+    def rows_left_out(self, world_size: int, batch_size: int) -> int:
+        """At most so many rows fill no batch on every rank; override it where rows are dealt in
+        larger pieces."""
+        return world_size * batch_size - 1
+
+    @pytest.fixture
+    def dataset(self, plugin: Dataset) -> Dataset:
+        """The plugin, prepared twice: the second time finds everything there."""
+        plugin.prepare()
+        plugin.prepare()
+        return plugin
+
+    def test_columns_are_what_the_schema_says(self, dataset: Dataset) -> None:
+        schema = dataset.schema()
+        rows = next(iter(self._reader(dataset)))
+        columns = [*schema.sparse, *schema.dense, schema.label]
+        assert len(set(columns)) == len(columns), "a column stands in the schema twice"
+        for name in schema.sparse:
+            kind = rows.data.schema.field(name).type
+            ids = kind.value_type if pa.types.is_list(kind) else kind
+            assert pa.types.is_int64(ids), f"{name} is {kind}; ids are int64 or list<int64>"
+        for name in (*schema.dense, schema.label):
+            kind = rows.data.schema.field(name).type
+            assert pa.types.is_integer(kind) or pa.types.is_floating(kind), f"{name} is {kind}"
+        labels = set(rows.data.column(schema.label).to_pylist())
+        assert labels <= {0, 1}, f"labels are 0 or 1, not {labels}"
+
+    def test_batches_are_full_and_say_where_rows_come_from(self, dataset: Dataset) -> None:
+        for rows in self._reader(dataset):
+            assert len(rows) == self.batch_size
+            assert sum(origin.num_rows for origin in rows.origins) == self.batch_size
+
+    @pytest.mark.parametrize("world_size", [1, 2, 3])
+    def test_every_rank_takes_as_many_steps(self, dataset: Dataset, world_size: int) -> None:
+        readers = [self._reader(dataset, rank, world_size) for rank in range(world_size)]
+        announced = {len(reader) for reader in readers}
+        read = {sum(1 for _ in reader) for reader in readers}
+        assert announced == read, "len() is the number of batches"
+        assert len(read) == 1, f"ranks take {sorted(read)} steps; all must take the same number"
+
+    @pytest.mark.parametrize("world_size", [1, 2, 3])
+    def test_no_row_comes_twice_or_is_lost(self, dataset: Dataset, world_size: int) -> None:
+        everything = _contents(self._reader(dataset, batch_size=1))
+        batches = [
+            rows for rank in range(world_size) for rows in self._reader(dataset, rank, world_size)
+        ]
+        read = _contents(batches)
+        assert len(read) == sum(len(rows) for rows in batches), "a row came twice"
+        for row, content in read.items():
+            assert content == everything[row], f"{row} is not the row that it says it is"
+        lost = len(everything) - len(read)
+        assert lost <= self.rows_left_out(world_size, self.batch_size), f"{lost} rows are lost"
+
+    @pytest.mark.parametrize("world_size", [1, 2])
+    def test_goes_on_where_a_state_was_taken(self, dataset: Dataset, world_size: int) -> None:
+        """At every step, on every rank, in a new reader, through JSON."""
+        for rank in range(world_size):
+            reader = self._reader(dataset, rank, world_size)
+            states, batches = [_state(reader)], []
+            for rows in reader:
+                batches.append(rows)
+                states.append(_state(reader))
+            for step, state in enumerate(states[:-1]):
+                resumed = self._reader(dataset, rank, world_size)
+                resumed.load_state_dict(state)
+                rest = [rows.data for rows in resumed]
+                assert rest == [rows.data for rows in batches[step:]], f"after step {step}"
+
+    def test_state_is_equal_on_every_rank(self, dataset: Dataset) -> None:
+        readers = [self._reader(dataset, rank, 2) for rank in range(2)]
+        for _ in zip(*readers, strict=True):
+            first, second = (_state(reader) for reader in readers)
+            assert first == second
+
+    def test_starts_again_after_the_end(self, dataset: Dataset) -> None:
+        reader = self._reader(dataset)
+        first = _contents(reader)
+        at_the_end = _state(reader)
+        assert len(_contents(reader)) == len(first), "the second epoch has other steps"
+        resumed = self._reader(dataset)
+        resumed.load_state_dict(at_the_end)
+        assert len(_contents(resumed)) == len(first), "a state of the end is one of a start"
+
+    @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
+    def test_state_loads_at_another_number_of_ranks(
+        self, dataset: Dataset, before: int, after: int
+    ) -> None:
+        """What is left is dealt anew: nothing twice, nothing lost but what fills no batch."""
+        everything = _contents(self._reader(dataset, batch_size=1))
+        first: list[Rows] = []
+        for rank in range(before):
+            reader = self._reader(dataset, rank, before)
+            first.append(next(iter(reader)))
+            state = _state(reader)
+        rest: list[Rows] = []
+        for rank in range(after):
+            reader = self._reader(dataset, rank, after)
+            reader.load_state_dict(state)
+            rest += list(reader)
+        read = _contents([*first, *rest])
+        assert len(read) == sum(len(rows) for rows in [*first, *rest]), "a row came twice"
+        lost = len(everything) - len(read)
+        assert lost <= self.rows_left_out(after, self.batch_size), f"{lost} rows are lost"
+
+    def test_refuses_a_state_of_another_batch_size(self, dataset: Dataset) -> None:
+        reader = self._reader(dataset, batch_size=1)
+        next(iter(reader))
+        with pytest.raises(DataError):
+            self._reader(dataset).load_state_dict(_state(reader))
+
+    def test_refuses_a_split_with_too_few_rows(self, dataset: Dataset) -> None:
+        rows = len(self._reader(dataset, batch_size=1))
+        with pytest.raises(DataError):
+            self._reader(dataset, batch_size=rows + 1)
+
+    def _reader(
+        self,
+        dataset: Dataset,
+        rank: int = 0,
+        world_size: int = 1,
+        batch_size: int | None = None,
+    ) -> Reader:
+        return dataset.reader(
+            rank=rank,
+            world_size=world_size,
+            batch_size=batch_size or self.batch_size,
+            split=self.split,
+        )
+
+
+def _contents(batches: Iterable[Rows]) -> dict[RowId, dict[str, Any]]:
+    """Rows by file and row in it."""
+    return {
+        rows.origin_of(index): row
+        for rows in batches
+        for index, row in enumerate(rows.data.to_pylist())
+    }
+
+
+def _state(reader: Reader) -> dict[str, Any]:
+    """The state as a checkpoint holds it."""
+    state = reader.state_dict()
+    copy: dict[str, Any] = json.loads(json.dumps(state, allow_nan=False))
+    assert copy == state, "a state holds JSON values only"
+    return copy
