@@ -23,9 +23,9 @@ from recd_plugins.files import write_text
 @click.option("--ranks", type=click.IntRange(min=1), help="Overrides training.ranks.")
 @click.option("--steps", type=click.IntRange(min=1), help="Overrides training.steps.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
-@click.pass_context
+@click.pass_obj
 def run(
-    context: click.Context,
+    plugins_dir: Path | None,
     registry: Path,
     compare: bool,
     resume: bool,
@@ -49,7 +49,6 @@ def run(
     overrides = {
         name: value for name, value in (("ranks", ranks), ("steps", steps)) if value is not None
     }
-    plugins_dir = (context.obj or {}).get("plugins_dir")
     with session(registry, plugins_dir=plugins_dir, overrides=overrides) as trainer:
         if compare:
             comparison = Comparison(trainer.train("baseline"), trainer.train("plugins"))

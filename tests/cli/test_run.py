@@ -1,0 +1,156 @@
+"""`recd run` as a user runs it: processes, checkpoints, kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RECD = str(Path(sys.executable).with_name("recd"))
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: {folder}/table
+    generate: {{rows: 2560, row_group_rows: 128}}
+converter: {{use: recd.ikjt}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 500}}}}
+pooling:
+  - {{use: recd.attention, features: ["seq_0_*"]}}
+  - {{use: recd.mean, features: ["seq_[12]_*"]}}
+sharding:
+  - {{use: torchrec.data_parallel, tables: [t_item_0, t_usr_0]}}
+  - {{use: torchrec.row_wise, tables: ["t_usr_1*"]}}
+model: {{embedding_dim: 8, num_embeddings: 500, bottom_mlp: [16], top_mlp: [16]}}
+training:
+  batch_size: 32
+  ranks: 2
+  steps: 12
+  checkpoint: {checkpoint}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+def write_registry(folder: Path, checkpoint: str = "{}") -> Path:
+    path = folder / "registry.yaml"
+    path.write_text(REGISTRY.format(folder=folder, checkpoint=checkpoint), encoding="utf-8")
+    return path
+
+
+def recd(
+    *arguments: object, program: tuple[str, ...] = (RECD,)
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*program, *map(str, arguments)], capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def succeed(*arguments: object, program: tuple[str, ...] = (RECD,)) -> str:
+    done = recd(*arguments, program=program)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def report_of(*arguments: object, program: tuple[str, ...] = (RECD,)) -> dict[str, Any]:
+    path = Path(str(arguments[1])).with_name("report.json")
+    succeed(*arguments, "--json", path, program=program)
+    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return report
+
+
+def test_compare(folder: Path) -> None:
+    report = report_of("run", write_registry(folder), "--compare")
+    baseline, plugins = report["baseline"], report["plugins"]
+    assert len(baseline["losses"]) == len(plugins["losses"]) == 12
+    assert report["loss_max_abs_diff"] < 1e-5
+    assert baseline["losses"][0] != baseline["losses"][-1]
+    ratios = report["ratios"]
+    assert ratios["ids_looked_up"] == pytest.approx(
+        plugins["ids_looked_up"] / baseline["ids_looked_up"]
+    )
+    assert ratios["ids_looked_up"] < 0.5
+    assert ratios["collective_bytes"] < 0.6
+    assert plugins["train"]["auc"] == pytest.approx(baseline["train"]["auc"], abs=1e-3)
+
+
+def test_killed_and_resumed_is_as_if_never_killed(folder: Path) -> None:
+    whole = report_of("run", write_registry(folder))
+
+    checkpoints = folder / "checkpoints"
+    registry = write_registry(folder, f"{{path: {checkpoints}, every: 3, keep: 1}}")
+    killed = subprocess.Popen(
+        [RECD, "run", str(registry)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not (checkpoints / "step-000000003").exists():
+        assert killed.poll() is None, "it ended before its first checkpoint"
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (checkpoints / "step-000000012").exists(), "it ended before it was killed"
+
+    refused = recd("run", registry)
+    assert refused.returncode == 1
+    assert "--resume" in refused.stderr
+
+    four = folder / "four"
+    shutil.copytree(checkpoints, four / "checkpoints")
+
+    resumed = report_of("run", registry, "--resume")
+    assert resumed["losses"] == whole["losses"]
+    assert [path.name for path in checkpoints.iterdir()] == ["step-000000012"]
+
+    done = recd("run", registry, "--resume")
+    assert done.returncode == 1
+    assert "nothing left to train" in done.stderr
+
+    registry.write_text(
+        registry.read_text(encoding="utf-8").replace(str(checkpoints), str(four / "checkpoints")),
+        encoding="utf-8",
+    )
+    on_four = report_of("run", registry, "--resume", "--ranks", 4)
+    assert len(on_four["losses"]) == 12
+    assert on_four["losses"][:3] == whole["losses"][:3]
+
+
+def test_torchrun(folder: Path) -> None:
+    program = (TORCHRUN, "--nproc-per-node", "2", "--no-python", RECD)
+    registry = write_registry(folder)
+    report = report_of("run", registry, "--steps", 2, program=program)
+    assert report["losses"] == pytest.approx(report_of("run", registry, "--steps", 2)["losses"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("missing.yaml",), "missing.yaml"),
+        (("registry.yaml", "--resume"), "training.checkpoint.path"),
+        (("registry.yaml", "--resume", "--compare"), "--compare"),
+        (("registry.yaml", "--ranks", "0"), "--ranks"),
+        (("registry.yaml", "--ranks", "64"), "too few"),
+    ],
+)
+def test_mistakes(folder: Path, arguments: tuple[str, ...], message: str) -> None:
+    write_registry(folder)
+    done = recd("run", folder / arguments[0], *arguments[1:])
+    assert done.returncode != 0
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,106 @@
+"""Lowering: a batch in logical form becomes what TorchRec's modules take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.model_input import ModelInput, Placement, lower, select_rows
+from recd_plugins.sparse import InverseKeyedJaggedTensor
+
+# Rows 0 and 2 are equal in a and b; c differs in every row; d is empty in row 1.
+ROWS: dict[str, list[list[int]]] = {
+    "a": [[1, 2], [3], [1, 2]],
+    "b": [[], [4, 5, 6], []],
+    "c": [[7], [8], [9]],
+    "d": [[10], [], [10]],
+}
+
+
+def kjt_of(rows: dict[str, list[list[int]]]) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(
+        keys=list(rows),
+        values=torch.tensor([i for feature in rows.values() for row in feature for i in row]),
+        lengths=torch.tensor([len(row) for feature in rows.values() for row in feature]),
+    )
+
+
+@pytest.fixture
+def batch() -> Batch:
+    together, alone = InverseKeyedJaggedTensor.from_kjt(
+        kjt_of({name: ROWS[name] for name in "abd"}), [["a", "b"], ["d"]]
+    )
+    return Batch(torch.zeros(3, 1), torch.zeros(3), kjt_of({"c": ROWS["c"]}), (together, alone))
+
+
+def lists(jagged: JaggedTensor) -> list[list[int]]:
+    return [row.tolist() for row in jagged.to_dense()]
+
+
+def test_pooled_features_share_one_variable_batch(batch: Batch) -> None:
+    kjt = lower(batch, Placement(pooled=("c", "a", "d"))).sparse_features
+    assert kjt is not None
+    assert kjt.keys() == ["c", "a", "d"]
+    assert kjt.stride_per_key() == [3, 2, 2]
+    keys, inverse = kjt.inverse_indices()
+    assert keys == ["c", "a", "d"]
+    for key, row in zip(keys, inverse, strict=True):
+        unique = lists(kjt[key])
+        assert [unique[i] for i in row.tolist()] == ROWS[key]
+
+
+def test_pooled_features_without_duplicates_stay_plain(batch: Batch) -> None:
+    kjt = lower(batch, Placement(pooled=("c",))).sparse_features
+    assert kjt is not None
+    assert not kjt.variable_stride_per_key()
+    assert kjt.inverse_indices_or_none() is None
+
+
+def test_replicated_features_have_every_row(batch: Batch) -> None:
+    kjt = lower(batch, Placement(replicated=("b", "c", "d"))).replicated_features
+    assert kjt is not None
+    assert kjt.stride() == 3
+    assert {key: lists(kjt[key]) for key in "bcd"} == {name: ROWS[name] for name in "bcd"}
+
+
+def test_sequence_features_have_unique_rows_and_padding_rows(batch: Batch) -> None:
+    model_input = lower(batch, Placement(sequence=("a", "b", "c", "d")))
+    kjt = model_input.sequence_features
+    assert kjt is not None
+    assert kjt.stride() == 3  # c has three rows, the others two and an empty one
+    assert model_input.num_unique == {"a": 2, "b": 2, "c": 3, "d": 2}
+    assert set(model_input.inverse_lookup) == {"a", "b", "d"}
+    assert model_input.inverse_lookup["a"] is model_input.inverse_lookup["b"]
+    for key in "abd":
+        unique = lists(kjt[key])
+        assert [unique[i] for i in model_input.inverse_lookup[key].tolist()] == ROWS[key]
+        assert unique[2] == []
+
+
+def test_unknown_feature(batch: Batch) -> None:
+    with pytest.raises(KeyError):
+        lower(batch, Placement(pooled=("nobody",)))
+
+
+def test_moving_keeps_what_is_shared(batch: Batch) -> None:
+    moved = lower(batch, Placement(pooled=("c",), sequence=("a", "b"))).to(torch.device("meta"))
+    assert isinstance(moved, ModelInput)
+    assert moved.dense_features.is_meta
+    assert moved.sparse_features is not None
+    assert moved.sparse_features.values().is_meta
+    assert moved.inverse_lookup["a"].is_meta
+    assert moved.inverse_lookup["a"] is moved.inverse_lookup["b"]
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 2, 0], [1], []])
+def test_select_rows(rows: list[int]) -> None:
+    lengths = torch.tensor([2, 0, 3])
+    weights: Tensor = torch.arange(5) / 10
+    jagged = JaggedTensor(torch.arange(5), lengths=lengths, weights=weights)
+    expected = [[0, 1], [], [2, 3, 4]]
+    selected = select_rows(jagged, torch.tensor(rows, dtype=torch.long))
+    assert lists(selected) == [expected[row] for row in rows]
+    torch.testing.assert_close(selected.weights(), selected.values() / 10)
