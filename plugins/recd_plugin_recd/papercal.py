@@ -73,7 +73,7 @@ def _features() -> tuple[Feature, ...]:
 
 
 FEATURES = _features()
-_KEEP = np.array([f.keep for f in {feature.clock: feature for feature in FEATURES}.values()])
+KEEP = np.array([f.keep for f in {feature.clock: feature for feature in FEATURES}.values()])
 
 SCHEMA = pa.schema(
     [
@@ -126,7 +126,7 @@ def row_keys(rows: int, seed: int, layout: Layout) -> Iterator[RowKeys]:
 def make_rows(keys: RowKeys) -> pa.RecordBatch:
     """All columns of the rows named by ``keys``."""
     sessions = keys.sessions
-    versions = kernels.list_versions(sessions, keys.positions, _KEEP, REPLACE_SHARE)
+    versions = kernels.list_versions(sessions, keys.positions, KEEP, REPLACE_SHARE)
     lists = {}
     for number, feature in enumerate(FEATURES):
         offsets = kernels.list_offsets(sessions, feature.clock, feature.mean_length)
@@ -219,8 +219,8 @@ def _labels(
     keys: RowKeys, lists: dict[str, tuple[np.ndarray, Int64s]], dense: list[np.ndarray]
 ) -> np.ndarray:
     """int8 ``[rows]``, 1 with odds that follow dense features and hidden effects of ids."""
-    logit = -1.5 + 0.5 * (dense[0] - 7.5) + 1.5 * (dense[7] - 0.5)
-    for name, weight in (("item_0", 1.0), ("item_1", 1.0), ("usr_0", 3.0), ("seq_0_0", 6.0)):
+    logit = -1.7 + 0.5 * (dense[0] - 7.5) + 1.5 * (dense[7] - 0.5)
+    for name, weight in (("item_0", 2.0), ("item_1", 1.5), ("usr_0", 3.0), ("seq_0_0", 6.0)):
         offsets, values = lists[name]
         logit += weight * kernels.mean_effects(values, offsets)
     drawn = kernels.uniforms(keys.sessions, keys.positions, NUM_DENSE)

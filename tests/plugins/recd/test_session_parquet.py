@@ -1,0 +1,305 @@
+"""Dataset ``recd.session_parquet``: what is read, by whom, and how a reader goes on."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugin_recd.papercal_table import TableOptions, write_table
+from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Origin
+
+ROWS = 250
+
+
+def table(rows: range, **columns: pa.Array) -> pa.Table:
+    """Rows whose dense value and ids are their number."""
+    ids = [[i] * (i % 3) for i in rows]
+    return pa.table(
+        {
+            "session_id": pa.array(rows, pa.int64()),
+            "ts": pa.array(rows, pa.float64()),
+            "label": pa.array([i % 2 for i in rows], pa.int8()),
+            "price": pa.array(rows, pa.float32()),
+            "seen": pa.array(ids, pa.list_(pa.int64())),
+            "liked": pa.array(ids, pa.list_(pa.int32())),
+            "country": pa.array(rows, pa.int64()),
+            **columns,
+        }
+    )
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """250 rows in row groups of 30 in two files of a Hive partition each."""
+    for day, rows in (("01", range(100)), ("02", range(100, ROWS))):
+        path = tmp_path / "table" / f"day={day}"
+        path.mkdir(parents=True)
+        pq.write_table(table(rows), path / "part.parquet", row_group_size=30)
+    (tmp_path / "table" / "_committed.parquet").write_text("no Parquet, and no part of the table")
+    return tmp_path / "table"
+
+
+def dataset(path: Path, **options: object) -> SessionParquet:
+    return SessionParquet(SessionParquet.Options.model_validate({"path": path, **options}))
+
+
+def reader(data: SessionParquet, rank: int = 0, world_size: int = 1, batch_size: int = 20):
+    return data.reader(rank=rank, world_size=world_size, batch_size=batch_size, split="train")
+
+
+def numbers(batches) -> list[int]:
+    return [int(number) for rows in batches for number in np.asarray(rows.data["price"])]
+
+
+def test_schema_takes_lists_and_floats_but_no_session_time_or_label(folder):
+    schema = dataset(folder).schema()
+    assert (schema.sparse, schema.dense, schema.label) == (("seen", "liked"), ("price",), "label")
+
+
+def test_schema_follows_patterns(folder):
+    schema = dataset(folder, sparse=["l*ed", "country"], dense=["pri?e"]).schema()
+    assert (schema.sparse, schema.dense) == (("liked", "country"), ("price",))
+
+
+def test_reads_every_column_in_the_order_of_the_files(folder):
+    (rows,) = reader(dataset(folder), batch_size=ROWS)
+    assert rows.data.schema.names == ["seen", "liked", "price", "label"]
+    expected = table(range(ROWS))
+    for name in ("seen", "price", "label"):
+        assert rows.data[name].to_pylist() == expected[name].to_pylist()
+    assert rows.data["liked"].type == pa.list_(pa.int64())
+    assert rows.data["liked"].to_pylist() == expected["liked"].to_pylist()
+
+
+def test_origins_say_file_and_row(folder):
+    batches = list(reader(dataset(folder), batch_size=70))
+    first, second = (str(folder / day / "part.parquet") for day in ("day=01", "day=02"))
+    assert batches[1].origins == (
+        Origin(first, 70, 20),
+        Origin(first, 90, 10),
+        Origin(second, 0, 30),
+        Origin(second, 30, 10),
+    )
+    for start, rows in enumerate(batches):
+        for row in range(70):
+            path, in_file = rows.origin_of(row)
+            assert in_file + 100 * (path == second) == start * 70 + row
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_share_the_rows(folder, world_size, prefetch):
+    data = dataset(folder, prefetch=prefetch)
+    shares = [list(reader(data, rank, world_size)) for rank in range(world_size)]
+    assert {len(share) for share in shares} == {len(reader(data, 0, world_size))}
+    assert {len(rows) for share in shares for rows in share} == {20}
+    read = [number for share in shares for number in numbers(share)]
+    assert read == list(range(len(read)))
+    assert ROWS - len(read) < 20 * world_size
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_resumes_at_every_step(folder, shuffle):
+    data = dataset(folder, shuffle=shuffle, prefetch=2)
+    whole = reader(data, 1, 2)
+    batches, states = [], [whole.state_dict()]
+    for _epoch in range(2):
+        for rows in whole:
+            batches.append(rows)
+            states.append(whole.state_dict())
+    for step, state in enumerate(states):
+        resumed = reader(data, 1, 2)
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        rest = [rows for _epoch in range(2) for rows in resumed][: len(batches) - step]
+        assert numbers(rest) == numbers(batches[step:])
+        assert resumed.state_dict()["data"] == state["data"]
+
+
+def test_shuffle_changes_with_the_epoch_and_the_seed(folder):
+    orders = []
+    for seed in (0, 0, 1):
+        one = reader(dataset(folder, shuffle=True, seed=seed))
+        orders += [numbers(one), numbers(one)]
+    assert orders[0] == orders[2]
+    assert orders[1] == orders[3]
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_state_is_equal_on_every_rank_and_loads_at_another_number(folder):
+    data = dataset(folder)
+    read, states = [], []
+    for rank in range(2):
+        one = reader(data, rank, 2)
+        batches = iter(one)
+        read += numbers([next(batches) for _ in range(2)])
+        states.append(one.state_dict())
+        batches.close()
+    assert states[0] == states[1]
+    for rank in range(3):
+        one = reader(data, rank, 3)
+        one.load_state_dict(states[0])
+        read += numbers(one)
+    assert len(read) == len(set(read))
+    assert ROWS - len(read) < 3 * 20
+
+
+def test_state_after_the_last_batch_ends_the_epoch(folder):
+    data = dataset(folder)
+    one = reader(data)
+    for _rows in one:
+        last = one.state_dict()
+    resumed = reader(data)
+    resumed.load_state_dict(last)
+    assert numbers(resumed) == []
+    assert resumed.state_dict()["epoch"] == 1
+    assert numbers(resumed) == numbers(reader(data))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"batch_size": 10}, "batch_size was 20 and is 10"),
+        ({"shuffle": True}, "shuffle"),
+        ({"more": True}, "rows was 250 and is 251"),
+        ({"other": True}, "files"),
+    ],
+)
+def test_state_of_other_data_is_refused(folder, change, named):
+    state = reader(dataset(folder)).state_dict()
+    if change.pop("more", False):
+        pq.write_table(table(range(1)), folder / "more.parquet")
+    if change.pop("other", False):
+        (folder / "day=02").rename(folder / "day=03")
+    batch_size = change.pop("batch_size", 20)
+    with pytest.raises(DataError, match=named):
+        reader(dataset(folder, **change), batch_size=batch_size).load_state_dict(state)
+
+
+def test_state_moves_with_the_folder(folder, tmp_path):
+    one = reader(dataset(folder))
+    next(iter(one))
+    state = one.state_dict()
+    folder.rename(tmp_path / "elsewhere")
+    moved = reader(dataset(tmp_path / "elsewhere"))
+    moved.load_state_dict(state)
+    assert numbers(moved) == list(range(20, 240))
+
+
+def test_test_split_has_its_own_path(folder, tmp_path):
+    pq.write_table(table(range(500, 540)), tmp_path / "test.parquet")
+    data = dataset(folder, test_path=tmp_path / "test.parquet", shuffle=True)
+    assert data.splits() == ("train", "test")
+    rows = data.reader(rank=0, world_size=1, batch_size=40, split="test")
+    assert numbers(rows) == list(range(500, 540))
+    assert dataset(folder).splits() == ("train",)
+
+
+def test_generates_a_missing_table_once(tmp_path):
+    generate = {"rows": 600, "seed": 1, "row_group_rows": 128}
+    path = tmp_path / "papercal"
+    data = dataset(path, generate=generate)
+    data.prepare()
+    assert len(data.schema().sparse) == 40
+    made = (path / "part-00000.parquet").stat()
+    dataset(path, generate=generate).prepare()
+    assert (path / "part-00000.parquet").stat() == made
+    assert sum(map(len, reader(data, batch_size=100))) == 600
+    with pytest.raises(DataError, match=r"not generated with the options.*'seed': 1.*'seed': 2"):
+        dataset(path, generate={**generate, "seed": 2}).prepare()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"session": "sid"}, "no column sid; set option session to one of: session_id, ts"),
+        ({"timestamp": "time"}, "no column time; set option timestamp"),
+        ({"label": "click"}, "no column click; set option label"),
+        ({"sparse": ["sean*"]}, r"sean\* of option sparse matches no column"),
+        ({"sparse": ["price"]}, "column price is float, which option sparse cannot take"),
+        ({"dense": ["seen"]}, "column seen is list"),
+        ({"dense": ["price", "country"], "sparse": ["country"]}, "country match both"),
+        ({"label": "seen"}, "label seen is list"),
+    ],
+)
+def test_wrong_columns_are_named(folder, options, message):
+    with pytest.raises(DataError, match=message):
+        dataset(folder, **options).prepare()
+
+
+def test_missing_and_empty_locations_are_named(tmp_path):
+    with pytest.raises(DataError, match="nowhere: no such file or folder"):
+        dataset(tmp_path / "nowhere").prepare()
+    with pytest.raises(DataError, match=r"no \*.parquet file"):
+        dataset(tmp_path).prepare()
+
+
+def test_too_few_rows_are_refused(folder):
+    with pytest.raises(DataError, match="250 rows, too few for a batch of 200 on each of 2 ranks"):
+        reader(dataset(folder), world_size=2, batch_size=200)
+
+
+def test_a_file_that_is_no_parquet_is_named(folder):
+    (folder / "day=02" / "part.parquet").write_bytes(b"PAR1, or so it says")
+    with pytest.raises(DataError, match=r"day=02/part.parquet: no readable Parquet file"):
+        dataset(folder).prepare()
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_damaged_page_is_named_and_what_came_before_is_read(folder, prefetch):
+    path = folder / "day=01" / "part.parquet"
+    column = pq.read_metadata(path).row_group(2).column(4)
+    assert column.path_in_schema == "seen.list.element"
+    content = bytearray(path.read_bytes())
+    start = column.dictionary_page_offset or column.data_page_offset
+    content[start : start + column.total_compressed_size] = b"\xff" * column.total_compressed_size
+    path.write_bytes(content)
+    batches = iter(reader(dataset(folder, prefetch=prefetch), batch_size=30))
+    assert numbers([next(batches), next(batches)]) == list(range(60))
+    with pytest.raises(DataError, match=r"day=01/part.parquet: row group 2 cannot be read"):
+        next(batches)
+
+
+def test_files_with_different_columns_are_both_named(folder):
+    text = table(range(5), price=pa.array(["1"] * 5))
+    pq.write_table(text, folder / "day=02" / "part.parquet")
+    with pytest.raises(DataError, match=r"price is float in .*day=01.* and string in .*day=02"):
+        dataset(folder).prepare()
+    pq.write_table(table(range(5)).drop_columns("seen"), folder / "day=02" / "part.parquet")
+    with pytest.raises(DataError, match=r"seen is list.* in .*day=01.* and missing in .*day=02"):
+        dataset(folder).prepare()
+
+
+def test_ids_beyond_int64_are_named(tmp_path):
+    ids = pa.array([[1], [1 << 63]], pa.list_(pa.uint64()))
+    pq.write_table(table(range(2), seen=ids), tmp_path / "t.parquet")
+    with pytest.raises(
+        DataError, match=r"t.parquet: column seen, rows 0 to 1: .*9223372036854775808"
+    ):
+        list(reader(dataset(tmp_path / "t.parquet"), batch_size=2))
+
+
+def test_the_thread_ends_with_the_loop(folder):
+    before = threading.active_count()
+    for _rows in reader(dataset(folder, prefetch=1)):
+        assert threading.active_count() == before + 1
+        break
+    batches = iter(reader(dataset(folder, prefetch=1)))
+    next(batches)
+    batches.close()
+    assert threading.active_count() == before
+
+
+def test_papercal_is_read_as_it_was_made(tmp_path):
+    write_table(tmp_path / "t", TableOptions(rows=700, row_group_rows=256))
+    expected = pq.read_table(tmp_path / "t")
+    batches = list(reader(dataset(tmp_path / "t"), batch_size=100))
+    read = pa.Table.from_batches([rows.data for rows in batches])
+    assert read.equals(expected.select(read.schema.names).cast(read.schema))
