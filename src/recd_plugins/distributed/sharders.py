@@ -1,0 +1,170 @@
+"""Sharders for DistributedModelParallel: exact ones, and TorchRec's own as the baseline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.types import (
+    ModuleSharder,
+    ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugins.distributed.sharded_modules import (
+    ExactShardedEmbeddingBagCollection,
+    ExactShardedEmbeddingCollection,
+)
+from recd_plugins.errors import SetupError
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+    from recd_plugins.registry.schema import TrainingSpec
+
+_OPTIMIZERS = {
+    "sgd": EmbOptimType.EXACT_SGD,
+    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+}
+
+
+class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
+    """Shards an EmbeddingBagCollection; row-wise on CPU too, deduplicated batches included."""
+
+    def __init__(
+        self,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry)
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ExactShardedEmbeddingBagCollection:
+        """See TorchRec's ``ModuleSharder.shard``.
+
+        Raises:
+            SetupError: a table has a kernel that cannot train.
+        """
+        _refuse_quantized(params)
+        return ExactShardedEmbeddingBagCollection(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+        )
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        """TorchRec's, and on CPU the row-wise ones, which it leaves out there although they run."""
+        types = super().sharding_types(compute_device_type)
+        if compute_device_type == "cpu":
+            types = [*types, ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value]
+        return types
+
+    @property
+    def sharded_module_type(self) -> type[ExactShardedEmbeddingBagCollection]:
+        """What ``shard`` returns."""
+        return ExactShardedEmbeddingBagCollection
+
+
+class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
+    """Shards an EmbeddingCollection; data-parallel is right on CPU too."""
+
+    def shard(
+        self,
+        module: EmbeddingCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ExactShardedEmbeddingCollection:
+        """See TorchRec's ``ModuleSharder.shard``.
+
+        Raises:
+            SetupError: a table has a kernel that cannot train.
+        """
+        _refuse_quantized(params)
+        return ExactShardedEmbeddingCollection(
+            module,
+            params,
+            env,
+            self.fused_params,
+            device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            use_index_dedup=self._use_index_dedup,
+            module_fqn=module_fqn,
+        )
+
+    @property
+    def sharded_module_type(self) -> type[ExactShardedEmbeddingCollection]:
+        """What ``shard`` returns."""
+        return ExactShardedEmbeddingCollection
+
+
+def build_sharders(registry: Registry) -> list[ModuleSharder[nn.Module]]:
+    """The sharders of a registry: exact ones of TorchRec's modules and those of its plugins.
+
+    The tables' optimizer runs inside the backward pass, as ``training:`` says.
+
+    Raises:
+        SetupError: two sharders are for one module type.
+    """
+    params = fused_params(registry.training)
+    sharders: list[ModuleSharder[nn.Module]] = [
+        ExactEmbeddingBagCollectionSharder(dict(params)),
+        ExactEmbeddingCollectionSharder(dict(params)),
+    ]
+    made_by = {sharder.module_type: "recd_plugins" for sharder in sharders}
+    for entry in registry.sharding:
+        for sharder in entry.plugin.sharders(dict(params)):
+            first = made_by.setdefault(sharder.module_type, entry.plugin.name)
+            if first == entry.plugin.name:
+                if not any(type(sharder) is type(other) for other in sharders):
+                    sharders.append(sharder)
+                continue
+            raise SetupError(
+                f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name} and {first} both "
+                f"shard {sharder.module_type.__name__}; a plugin gives a module type of its own"
+            )
+    return sharders
+
+
+def stock_sharders(training: TrainingSpec) -> list[ModuleSharder[nn.Module]]:
+    """TorchRec's own sharders with the same optimizer: the baseline of a comparison."""
+    params = fused_params(training)
+    return [EmbeddingBagCollectionSharder(dict(params)), EmbeddingCollectionSharder(dict(params))]
+
+
+def fused_params(training: TrainingSpec) -> dict[str, Any]:
+    """FBGEMM's parameters for the optimizer that ``training:`` names."""
+    params = {
+        "optimizer": _OPTIMIZERS[training.optimizer],
+        "learning_rate": training.learning_rate,
+    }
+    if training.optimizer == "rowwise_adagrad":
+        params["eps"] = training.eps
+    return params
+
+
+def _refuse_quantized(params: dict[str, ParameterSharding]) -> None:
+    for name, sharding in params.items():
+        if sharding.compute_kernel == EmbeddingComputeKernel.QUANT.value:
+            raise SetupError(
+                f"table {name} has the kernel quant, which cannot train; TorchRec's "
+                "row_wise((sizes, device)) chooses it: use row_wise() with even shards"
+            )
