@@ -1,0 +1,86 @@
+"""Training with the RecD plugins against stock TorchRec, on the demo's model and PAPERCAL."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from recd_benchmarks.frame import Figure, Size
+from recd_plugins.training.compare import Comparison
+from recd_plugins.training.session import session
+
+SUMMARY = "training on 2 ranks, stock TorchRec against deduplicated (RecD)"
+
+_STEPS: dict[Size, int] = {"small": 12, "reference": 30}
+_PAIRS: dict[Size, int] = {"small": 1, "reference": 5}
+_BATCH_SIZE = 512
+_RANKS = 2
+
+_REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options: {{path: {folder}/table, generate: {{rows: {rows}}}}}
+converter: {{use: recd.ikjt}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 100000}}}}
+pooling:
+  - {{use: recd.attention, features: ["seq_*"]}}
+model: {{embedding_dim: 16, num_embeddings: 100000}}
+training: {{batch_size: {batch_size}, ranks: {ranks}, steps: {steps}}}
+"""
+
+
+def workload(size: Size) -> str:
+    """The input in words."""
+    return (
+        f"PAPERCAL clustered by session, {_RANKS} ranks x batch {_BATCH_SIZE}, "
+        f"{_STEPS[size]} steps, {_PAIRS[size]} pair(s) of runs"
+    )
+
+
+def run(size: Size) -> list[Figure]:
+    """Pairs of runs, baseline and plugins, each in processes of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        registry = Path(folder) / "registry.yaml"
+        registry.write_text(
+            _REGISTRY.format(
+                folder=folder,
+                rows=(_STEPS[size] + 2) * _BATCH_SIZE * _RANKS,
+                batch_size=_BATCH_SIZE,
+                ranks=_RANKS,
+                steps=_STEPS[size],
+            ),
+            encoding="utf-8",
+        )
+        with session(registry, overrides={}) as trainer:
+            pairs = [
+                Comparison(trainer.train("baseline"), trainer.train("plugins"))
+                for _ in range(_PAIRS[size])
+            ]
+    ratios: dict[str, list[float]] = {}
+    for pair in pairs:
+        for figure in pair.figures():
+            if figure.ratio is not None:
+                ratios.setdefault(figure.name, []).append(figure.ratio)
+    return [
+        Figure.of(
+            "samples_per_second_over_stock",
+            ratios["samples_per_second"],
+            unit="ratio",
+            better="higher",
+            paper="2.48 (with larger batches)",
+            goal=3,
+        ),
+        *(
+            Figure.of(f"{name}_over_stock", ratios[name], unit="ratio", better="lower")
+            for name in ("collective_bytes", "ids_looked_up", "peak_memory_bytes")
+        ),
+        Figure.of(
+            "loss_max_abs_diff",
+            [pair.loss_max_abs_diff for pair in pairs],
+            unit="loss",
+            better="lower",
+            goal=1e-5,
+        ),
+    ]
