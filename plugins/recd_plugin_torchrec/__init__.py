@@ -1,1 +1,26 @@
 """TorchRec's own sharding kinds and FBGEMM's cache, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import Cache, Sharding
+
+
+@hookimpl
+def register_shardings() -> Sequence[type[Sharding]]:
+    from recd_plugin_torchrec.column_wise import ColumnWise
+    from recd_plugin_torchrec.data_parallel import DataParallel
+    from recd_plugin_torchrec.planner import Planner
+    from recd_plugin_torchrec.row_wise import RowWise
+    from recd_plugin_torchrec.table_wise import TableWise
+
+    return [TableWise, RowWise, ColumnWise, DataParallel, Planner]
+
+
+@hookimpl
+def register_caches() -> Sequence[type[Cache]]:
+    from recd_plugin_torchrec.uvm import Uvm
+
+    return [Uvm]

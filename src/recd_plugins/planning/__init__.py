@@ -1,1 +1,7 @@
+"""Which rank holds which part of which table."""
 
+from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.planner import build_planner, default_topology
+from recd_plugins.planning.tables import tables_of
+
+__all__ = ["build_planner", "default_topology", "table_constraints", "tables_of"]

@@ -1,0 +1,141 @@
+"""What the planner may do with each table: the plugins' wishes, and what deduplication changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ShardingType
+
+from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import Table
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+_UNSET = ParameterConstraints()
+_NOT_REPLICATED = [kind.value for kind in ShardingType if kind != ShardingType.DATA_PARALLEL]
+
+
+def table_constraints(
+    registry: Registry,
+    tables: Sequence[Table],
+    *,
+    dedupe_factors: Mapping[str, float],
+    device_type: str,
+) -> dict[str, ParameterConstraints]:
+    """Constraints by table name.
+
+    A feature with dedupe factor f sends, looks up and returns B / f rows of a batch of B, which is
+    what ``ParameterConstraints.batch_sizes`` says: TorchRec's estimators scale compute,
+    communication and the storage of inputs and outputs with it. (Its ``pooling_factors`` leaves
+    the communication of pooled embeddings as it is.)
+
+    Args:
+        registry: its sharding and cache entries constrain the tables that they name.
+        tables: of the model.
+        dedupe_factors: rows over unique rows, by feature that travels deduplicated.
+        device_type: ``cpu`` or ``cuda``.
+
+    Raises:
+        RegistryError: a pattern matches no table, or two entries claim one.
+        SetupError: two plugins set the same thing for one table in different ways.
+    """
+    merged: dict[str, ParameterConstraints] = {}
+    set_by: dict[tuple[str, str], str] = {}
+    for entry, claimed in _claims(registry, tables):
+        for name, constraints in entry.plugin.constraints(claimed).items():
+            for field in _set_fields(constraints):
+                first = set_by.setdefault((name, field), entry.plugin.name)
+                if first != entry.plugin.name and getattr(merged[name], field) != getattr(
+                    constraints, field
+                ):
+                    raise SetupError(
+                        f"{registry.path}:{entry.line} {entry.field}: table {name}: "
+                        f"{entry.plugin.name} and {first} set different {field} "
+                        f"({getattr(constraints, field)} and {getattr(merged[name], field)}); "
+                        "leave the table to one of them"
+                    )
+            merged[name] = _merge(merged.get(name, _UNSET), constraints)
+    for table in tables:
+        merged[table.name] = _with_batch_sizes(
+            merged.get(table.name, _UNSET), table, registry.training.batch_size, dedupe_factors
+        )
+    for name in _never_replicated(registry, tables, dedupe_factors, device_type):
+        if merged[name].sharding_types is None:
+            merged[name] = replace(merged[name], sharding_types=list(_NOT_REPLICATED))
+    return merged
+
+
+def _claims(registry: Registry, tables: Sequence[Table]) -> list[tuple[Any, list[Table]]]:
+    """Entries with the tables that they match.
+
+    ``prepare`` has checked the patterns on the model as it was; a plugin may have renamed tables.
+    """
+    if registry.prepared is None:
+        registry.claim("sharding", [table.name for table in tables])
+        registry.claim("cache", [table.name for table in tables])
+    return [
+        (entry, [table for table in tables if entry.matches(table.name)])
+        for entry in (*registry.sharding, *registry.cache)
+    ]
+
+
+def _set_fields(constraints: ParameterConstraints) -> list[str]:
+    return [
+        field.name
+        for field in fields(constraints)
+        if getattr(constraints, field.name) != getattr(_UNSET, field.name)
+    ]
+
+
+def _merge(first: ParameterConstraints, second: ParameterConstraints) -> ParameterConstraints:
+    return replace(first, **{field: getattr(second, field) for field in _set_fields(second)})
+
+
+def _with_batch_sizes(
+    constraints: ParameterConstraints,
+    table: Table,
+    batch_size: int,
+    dedupe_factors: Mapping[str, float],
+) -> ParameterConstraints:
+    if constraints.batch_sizes is None:
+        sizes = [
+            max(1, round(batch_size / dedupe_factors.get(feature, 1.0)))
+            for feature in table.features
+        ]
+        constraints = replace(constraints, batch_sizes=sizes)
+    # One value a feature: the planner's default is for tables of one feature.
+    if len(constraints.pooling_factors) != len(table.features):
+        factors = constraints.pooling_factors[:1] * len(table.features)
+        constraints = replace(constraints, pooling_factors=factors)
+    return constraints
+
+
+def _never_replicated(
+    registry: Registry,
+    tables: Sequence[Table],
+    dedupe_factors: Mapping[str, float],
+    device_type: str,
+) -> list[str]:
+    """Tables that the planner must not make data-parallel of its own accord.
+
+    Pooled tables fed deduplicated batches, which data-parallel kernels do not take: all that are
+    not replicated by a plugin share one input, so one deduplicated feature is enough. And unpooled
+    tables on CPU, where TorchRec's own data-parallel kernel is wrong.
+    """
+    replicated = {
+        table.name
+        for entry in registry.sharding
+        if entry.plugin.replicates
+        for table in tables
+        if entry.matches(table.name)
+    }
+    pooled = [table for table in tables if table.pooled and table.name not in replicated]
+    deduplicated = any(feature in dedupe_factors for table in pooled for feature in table.features)
+    sequences = [table for table in tables if not table.pooled and table.name not in replicated]
+    return [table.name for table in pooled if deduplicated] + [
+        table.name for table in sequences if device_type == "cpu"
+    ]
