@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 @hookimpl
 def register_datasets() -> Sequence[type[Dataset]]:
+    from recd_plugin_recd.interactions import Interactions
     from recd_plugin_recd.session_parquet import SessionParquet
 
-    return [SessionParquet]
+    return [Interactions, SessionParquet]
 
 
 @hookimpl

@@ -15,6 +15,7 @@ from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin
+from recd_plugins.testing.contracts import DatasetContract
 
 ROWS = 250
 
@@ -303,3 +304,17 @@ def test_papercal_is_read_as_it_was_made(tmp_path):
     batches = list(reader(dataset(tmp_path / "t"), batch_size=100))
     read = pa.Table.from_batches([rows.data for rows in batches])
     assert read.equals(expected.select(read.schema.names).cast(read.schema))
+
+
+class TestContract(DatasetContract):
+    @pytest.fixture
+    def plugin(self, folder) -> SessionParquet:
+        return dataset(folder)
+
+
+class TestShuffledContract(DatasetContract):
+    batch_size = 16
+
+    @pytest.fixture
+    def plugin(self, folder) -> SessionParquet:
+        return dataset(folder, shuffle=True, prefetch=0, sparse=["seen", "country"])

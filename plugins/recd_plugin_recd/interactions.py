@@ -1,0 +1,205 @@
+"""Dataset ``recd.interactions``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+
+from recd_plugin_recd.interactions_file import Columns, Events, detect_format, read_events
+from recd_plugin_recd.interactions_log import DENSE, LABEL, SPARSE, InteractionLog
+from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
+from recd_plugins.data.reader import PlannedReader
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import (
+    Dataset,
+    FeatureSchema,
+    Origin,
+    PluginOptions,
+    Reader,
+    Rows,
+    Split,
+)
+
+# Rows whose lists are made at once.
+_UNIT_ROWS = 2048
+# Seconds since 1970 reach this in the year 5138, milliseconds did in 1973.
+_LATEST_SECOND = 1e11
+
+
+class RefreshOptions(BaseModel):
+    """When the logged features of the user are refreshed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    per: Literal["event", "request", "session"] = Field(
+        default="event", description="At every event, at every request, or once a session."
+    )
+    impressions: PositiveInt = Field(default=10, description="Events of a session in a request.")
+
+
+class Interactions(Dataset):
+    """A log of users, items, values and times (MovieLens, RecBole, any CSV), cut into sessions."""
+
+    name = "recd.interactions"
+
+    class Options(PluginOptions):
+        path: Path = Field(description="The file: .inter, .tsv, .csv, .dat or any text.")
+        user: str = Field(default="user_id", description="Column of the user.")
+        item: str = Field(default="item_id", description="Column of the item.")
+        value: str | None = Field(
+            default="rating", description="Column of the value that positive_threshold is for."
+        )
+        label: str | None = Field(
+            default=None, description="Column of a label, 0 or 1, in place of a value."
+        )
+        timestamp: str = Field(default="timestamp", description="Column of the time since 1970.")
+        timestamp_unit: Literal["s", "ms"] = Field(default="s", description="Its unit.")
+        separator: str | None = Field(
+            default=None,
+            min_length=1,
+            description="Between columns; null goes by suffix: tab in .inter, .tsv and .data, "
+            "comma in .csv, :: in .dat.",
+        )
+        header: bool | list[str] | None = Field(
+            default=None,
+            description="Whether the first line names the columns, or the names; null: as true, "
+            "but .dat and .data have none. Without names: user_id, item_id, rating, timestamp.",
+        )
+        session_gap_minutes: float = Field(
+            default=30, gt=0, description="A pause longer than this ends a session."
+        )
+        positive_threshold: float = Field(
+            default=4, description="A value from here on is positive: label 1, liked."
+        )
+        history: PositiveInt = Field(default=50, description="Items in a history, the last ones.")
+        refresh: RefreshOptions = Field(
+            default=RefreshOptions(), description="When the user's features are refreshed."
+        )
+        test_fraction: float = Field(
+            default=0.1, ge=0, lt=1, description="Share of events for the test split, the last."
+        )
+        order: Literal["session", "time"] = Field(
+            default="session", description="Order of rows: session after session, or by time."
+        )
+        prefetch: NonNegativeInt = Field(
+            default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
+        )
+
+        @model_validator(mode="after")
+        def _has_outcome(self) -> Self:
+            if self.value is None and self.label is None:
+                raise ValueError(
+                    "without a value every row would be positive: name a column in value or label"
+                )
+            return self
+
+    options: Options
+
+    def prepare(self) -> None:
+        _ = self._log
+
+    def schema(self) -> FeatureSchema:
+        return FeatureSchema(SPARSE, DENSE, LABEL)
+
+    def splits(self) -> tuple[Split, ...]:
+        return ("train", "test") if self.options.test_fraction else ("train",)
+
+    def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
+        places = self._places(split)
+        return PlannedReader(
+            ReadPlan(_units(len(places)), batch_size),
+            lambda piece: self._read(places, piece),
+            data={"split": split, **self._identity},
+            what=f"{self.options.path} ({split})",
+            rank=rank,
+            world_size=world_size,
+            ahead=self.options.prefetch,
+        )
+
+    @cached_property
+    def _events(self) -> Events:
+        options = self.options
+        outcome = options.label or options.value
+        assert outcome is not None, "checked by Options"
+        layout = detect_format(options.path, options.separator, options.header)
+        columns = Columns(options.user, options.item, outcome, options.timestamp)
+        events = read_events(options.path, layout, columns)
+        if options.timestamp_unit == "ms":
+            return Events(events.users, events.items, events.outcomes, events.times / 1000)
+        if events.times.max() > _LATEST_SECOND:
+            raise DataError(
+                f"{options.path}: column {options.timestamp} has {events.times.max():.0f}, which "
+                "is no time in seconds; set timestamp_unit: ms"
+            )
+        return events
+
+    @cached_property
+    def _log(self) -> InteractionLog:
+        options = self.options
+        return InteractionLog(
+            self._events,
+            self._liked(self._events.outcomes),
+            session_gap=options.session_gap_minutes * 60,
+            refresh=options.refresh.per,
+            impressions=options.refresh.impressions,
+            history=options.history,
+        )
+
+    @cached_property
+    def _identity(self) -> dict[str, object]:
+        """What a state remembers; the file may have moved, but not changed."""
+        content = hashlib.sha256()
+        for array in (self._events.users, self._events.items, self._events.times, self._log.liked):
+            content.update(array.tobytes())
+        names = {"session_gap_minutes", "history", "refresh", "test_fraction", "order"}
+        return {
+            "events": content.hexdigest()[:16],
+            **self.options.model_dump(mode="json", include=names),
+        }
+
+    def _liked(self, outcomes: NDArray[np.float64]) -> NDArray[np.bool_]:
+        if self.options.label is None:
+            return outcomes >= self.options.positive_threshold
+        wrong = np.flatnonzero((outcomes != 0) & (outcomes != 1))
+        if len(wrong):
+            raise DataError(
+                f"{self.options.path}: column {self.options.label} has {outcomes[wrong[0]]:g} in "
+                f"row {wrong[0]} of the data, neither 0 nor 1"
+            )
+        return outcomes == 1
+
+    def _places(self, split: Split) -> NDArray[np.int64]:
+        """The events of a split in the order of reading."""
+        log = self._log
+        num_train = len(log) - round(len(log) * self.options.test_fraction)
+        if self.options.order == "session":
+            # Sessions follow each other by the time of their first event.
+            order = np.argsort(log.ranks[log.session_starts], kind="stable")
+        else:
+            order = np.argsort(log.ranks)
+        in_train = log.ranks[order] < num_train
+        return order[in_train if split == "train" else ~in_train]
+
+    def _read(self, places: NDArray[np.int64], piece: Piece) -> Iterator[Rows]:
+        start = piece.unit.first_row + piece.skip
+        chosen = places[start : start + piece.num_rows]
+        yield Rows(self._log.rows(chosen), self._origins(self._log.file_rows[chosen]))
+
+    def _origins(self, file_rows: NDArray[np.int64]) -> tuple[Origin, ...]:
+        """Rows of the data of the file, of which the first is 0; its header does not count."""
+        runs = np.split(file_rows, np.flatnonzero(np.diff(file_rows) != 1) + 1)
+        return tuple(Origin(str(self.options.path), int(run[0]), len(run)) for run in runs)
+
+
+def _units(num_rows: int) -> tuple[Unit, ...]:
+    return tuple(
+        Unit(0, group, first_row, min(_UNIT_ROWS, num_rows - first_row))
+        for group, first_row in enumerate(range(0, num_rows, _UNIT_ROWS))
+    )

@@ -1,0 +1,213 @@
+"""Reads interactions (user, item, value or label, time) from CSV-like files."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+from numpy.typing import NDArray
+
+from recd_plugins.errors import DataError
+
+SEPARATORS = {".inter": "\t", ".tsv": "\t", ".csv": ",", ".dat": "::", ".data": "\t"}
+#: Files of MovieLens that begin with data.
+WITHOUT_HEADER = (".dat", ".data")
+#: Columns of a file without a header, in MovieLens' order.
+DEFAULT_NAMES = ["user_id", "item_id", "rating", "timestamp"]
+
+# Arrow takes one byte; no text has this one.
+_UNIT_SEPARATOR = "\x1f"
+_RECBOLE_TYPE = re.compile(r":(token|float)(_seq)?$")
+_WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+@dataclass(frozen=True)
+class Format:
+    """How a file is laid out.
+
+    Attributes:
+        separator: between columns, of any length.
+        names: of all columns.
+        has_header: whether the first line is no data.
+    """
+
+    separator: str
+    names: tuple[str, ...]
+    has_header: bool
+
+    @property
+    def quotes(self) -> bool:
+        return self.separator == ","
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns are what; ``outcome`` is the value or the label."""
+
+    user: str
+    item: str
+    outcome: str
+    timestamp: str
+
+
+@dataclass(frozen=True)
+class Events:
+    """Interactions in the order of the file, all ``[num_events]``.
+
+    Whole numbers are ids as they are; other ids are 63 bits of a hash, the same in every file.
+    """
+
+    users: NDArray[np.int64]
+    items: NDArray[np.int64]
+    outcomes: NDArray[np.float64]
+    times: NDArray[np.float64]
+
+
+def detect_format(path: Path, separator: str | None, header: bool | Sequence[str] | None) -> Format:
+    """Fill in by the file's suffix and first line what the options leave open.
+
+    Raises:
+        DataError: there is no such file, or its suffix says nothing about its separator.
+    """
+    if not path.is_file():
+        raise DataError(
+            f"{path}: no such file. MovieLens is at "
+            "https://files.grouplens.org/datasets/movielens/ (ratings.dat, ratings.csv or "
+            "u.data of an archive); RecBole's .inter files work too"
+        )
+    if separator is None:
+        separator = SEPARATORS.get(path.suffix.lower())
+        if separator is None:
+            raise DataError(
+                f"{path}: set option separator; it is known for {', '.join(SEPARATORS)} only"
+            )
+    if header is None:
+        header = path.suffix.lower() not in WITHOUT_HEADER
+    if header is True:
+        with path.open(encoding="utf-8-sig", errors="replace") as lines:
+            first = lines.readline().rstrip("\r\n")
+        names = [_RECBOLE_TYPE.sub("", name.strip().strip('"')) for name in first.split(separator)]
+        return Format(separator, tuple(names), True)
+    return Format(separator, tuple(header or DEFAULT_NAMES), False)
+
+
+def read_events(path: Path, layout: Format, columns: Columns) -> Events:
+    """Read all events.
+
+    Raises:
+        DataError: a column is missing, a line has too many or few, or a value is empty or no
+            number, with the line and the value.
+    """
+    wanted = {"user": columns.user, "item": columns.item, "timestamp": columns.timestamp}
+    for option, name in {**wanted, "value or label": columns.outcome}.items():
+        if name not in layout.names:
+            raise DataError(
+                f"{path}: no column {name}; set option {option} to one of: "
+                f"{', '.join(layout.names)}"
+            )
+    ids = (columns.user, columns.item)
+    numbers = (columns.outcome, columns.timestamp)
+    try:
+        table = _read(path, layout, ids, numbers)
+        values = {name: _numbers(table[name]) for name in numbers}
+        events = Events(_ids(table[ids[0]]), _ids(table[ids[1]]), *values.values())
+    except (pa.ArrowInvalid, ValueError) as error:
+        _explain(path, layout, ids, numbers)
+        raise DataError(f"{path}: {error}") from error
+    if not len(events.users):
+        raise DataError(f"{path}: no interactions in this file")
+    return events
+
+
+def _read(path: Path, layout: Format, ids: Sequence[str], numbers: Sequence[str]) -> pa.Table:
+    types: Mapping[str, pa.DataType] = {
+        **{name: pa.dictionary(pa.int32(), pa.string()) for name in ids},
+        **{name: pa.float64() for name in numbers},
+    }
+    source: object = path
+    delimiter = layout.separator
+    if len(delimiter) > 1:
+        content = path.read_bytes().replace(delimiter.encode(), _UNIT_SEPARATOR.encode())
+        source, delimiter = pa.BufferReader(content), _UNIT_SEPARATOR
+    return pa_csv.read_csv(
+        source,
+        read_options=pa_csv.ReadOptions(
+            column_names=list(layout.names), skip_rows=int(layout.has_header), use_threads=False
+        ),
+        parse_options=pa_csv.ParseOptions(
+            delimiter=delimiter, quote_char='"' if layout.quotes else False
+        ),
+        convert_options=pa_csv.ConvertOptions(column_types=types, include_columns=[*ids, *numbers]),
+    )
+
+
+def _numbers(column: pa.ChunkedArray) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = column.to_numpy()
+    if not np.isfinite(values).all():
+        raise ValueError("a number is missing or not finite")
+    return values
+
+
+def _ids(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Ids by the distinct strings of a column: there are few of those."""
+    encoded = column.unify_dictionaries().combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        encoded = encoded.chunk(0)
+    names = encoded.dictionary.to_pylist()
+    if encoded.null_count or not all(names):
+        raise ValueError("an id is empty")
+    whole = all(_WHOLE_NUMBER.fullmatch(name) for name in names)
+    ids = [int(name) if whole else _hash(name) for name in names]
+    return np.array(ids, np.int64)[np.asarray(encoded.indices)]
+
+
+def _hash(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
+
+
+def _explain(path: Path, layout: Format, ids: Sequence[str], numbers: Sequence[str]) -> None:
+    """Look for what Arrow choked on, line by line, to tell where it is."""
+    for line, fields in _lines(path, layout):
+        if len(fields) != len(layout.names):
+            raise DataError(
+                f"{path}:{line}: {len(fields)} columns where there are {len(layout.names)} "
+                f"({', '.join(layout.names)}): {layout.separator.join(fields)!r}"
+            )
+        row = dict(zip(layout.names, fields, strict=True))
+        for name in ids:
+            if not row[name]:
+                raise DataError(f"{path}:{line}: column {name} is empty")
+        for name in numbers:
+            if not _is_number(row[name]):
+                raise DataError(f"{path}:{line}: column {name} is {row[name]!r}, no number")
+
+
+def _lines(path: Path, layout: Format) -> Iterator[tuple[int, list[str]]]:
+    """The lines that hold data, with their 1-based numbers."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as stream:
+        if layout.quotes:
+            reader = csv.reader(stream)
+            rows = ((reader.line_num, fields) for fields in reader)
+        else:
+            rows = (
+                (number, text.rstrip("\r\n").split(layout.separator) if text.strip() else [])
+                for number, text in enumerate(stream, 1)
+            )
+        for number, fields in rows:
+            if fields and not (layout.has_header and number == 1):
+                yield number, fields
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

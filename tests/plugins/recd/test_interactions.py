@@ -1,0 +1,353 @@
+"""Dataset ``recd.interactions``: formats, sessions, and features that know no future."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from recd_plugin_recd.interactions import Interactions
+from recd_plugin_recd.interactions_file import Events
+from recd_plugin_recd.interactions_log import DENSE, SCHEMA, InteractionLog
+from recd_plugins.errors import DataError
+from recd_plugins.testing.contracts import DatasetContract
+
+Event = tuple[int, int, float, int]
+MINUTE = 60
+
+# User, item, rating, second. Two users, whose events lie mixed and out of order.
+LOG: list[Event] = [
+    (1, 10, 5, 0),
+    (2, 10, 2, 50 * MINUTE),
+    (1, 11, 3, 10 * MINUTE),
+    (1, 12, 4, 40 * MINUTE),
+    (1, 13, 1, 71 * MINUTE),
+    (2, 11, 4, 40 * MINUTE),
+    (1, 10, 5, 71 * MINUTE),
+    (2, 13, 3, 51 * MINUTE),
+]
+
+
+def inter(events: Sequence[Event]) -> str:
+    head = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n"
+    return head + "".join("\t".join(map(str, event)) + "\n" for event in events)
+
+
+def dat(events: Sequence[Event]) -> str:
+    return "".join("::".join(map(str, event)) + "\n" for event in events)
+
+
+def csv(events: Sequence[Event]) -> str:
+    return "userId,movieId,rating,timestamp\r\n" + "".join(
+        ",".join(map(str, event)) + "\r\n" for event in events
+    )
+
+
+def dataset(path: Path, **options: Any) -> Interactions:
+    options = {"test_fraction": 0, **options}
+    return Interactions(Interactions.Options.model_validate({"path": path, **options}))
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    (tmp_path / "log.inter").write_text(inter(LOG))
+    return tmp_path / "log.inter"
+
+
+def read(data: Interactions, split="train", batch_size: int = 1) -> list[dict[str, Any]]:
+    """All rows of a split, each with its place in the file."""
+    batches = data.reader(rank=0, world_size=1, batch_size=batch_size, split=split)
+    return [
+        {**row, "file_row": rows.origin_of(index)[1]}
+        for rows in batches
+        for index, row in enumerate(rows.data.to_pylist())
+    ]
+
+
+def by_file_row(data: Interactions) -> list[dict[str, Any]]:
+    return sorted(read(data), key=lambda row: row["file_row"])
+
+
+def test_rows_are_by_session_and_then_by_time(path):
+    """Pauses of 30 minutes stay in a session, of 31 do not; sessions follow by their starts."""
+    assert [row["file_row"] for row in read(dataset(path))] == [0, 2, 3, 5, 1, 7, 4, 6]
+
+
+def test_rows_are_by_time_on_demand(path):
+    data = dataset(path, order="time")
+    assert [row["file_row"] for row in read(data)] == [0, 2, 3, 5, 1, 7, 4, 6]
+    mixed = [(1, 1, 5, 0), (2, 2, 5, 1), (1, 3, 5, 2)]
+    path.write_text(inter(mixed))
+    assert [row["file_row"] for row in read(dataset(path, order="time"))] == [0, 1, 2]
+    assert [row["file_row"] for row in read(dataset(path))] == [0, 2, 1]
+
+
+def test_features_of_an_event(path):
+    row = by_file_row(dataset(path))[6]
+    assert row["user_id"] == [1]
+    assert row["item_id"] == [10]
+    assert row["history_seen"] == [10, 11, 12, 13]
+    assert row["history_liked"] == [10, 12]
+    assert row["history_disliked"] == [11, 13]
+    assert row["hour"] == [1]
+    assert row["label"] == 1
+    assert row["user_seen"] == pytest.approx(np.log1p(4))
+    assert row["user_liked_share"] == pytest.approx(3 / 6)
+    assert row["user_idle"] == 0
+    assert row["item_seen"] == pytest.approx(np.log1p(2))
+    assert row["item_liked_share"] == pytest.approx(2 / 4)
+
+
+def test_a_users_first_event_knows_nothing(path):
+    row = by_file_row(dataset(path))[5]
+    assert row["history_seen"] == row["history_liked"] == row["history_disliked"] == []
+    assert row["user_seen"] == row["user_idle"] == 0
+    assert row["user_liked_share"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("refresh", "seen"),
+    [
+        ({"per": "event"}, [[], [10], [10, 11], [10, 11, 12], [10, 11, 12, 13]]),
+        ({"per": "request", "impressions": 2}, [[], [], [10, 11], [10, 11, 12], [10, 11, 12]]),
+        ({"per": "session"}, [[], [], [], [10, 11, 12], [10, 11, 12]]),
+    ],
+)
+def test_refresh_says_when_a_users_features_change(path, refresh, seen):
+    rows = [row for row in read(dataset(path, refresh=refresh)) if row["user_id"] == [1]]
+    assert [row["history_seen"] for row in rows] == seen
+    assert [row["item_id"] for row in rows] == [[10], [11], [12], [13], [10]]
+
+
+def test_history_keeps_the_last_items(path):
+    assert by_file_row(dataset(path, history=2))[6]["history_seen"] == [12, 13]
+
+
+def test_threshold_decides_the_label(path):
+    rows = by_file_row(dataset(path, positive_threshold=3))
+    assert [row["label"] for row in rows] == [1, 0, 1, 1, 0, 1, 1, 1]
+
+
+def test_a_label_column_needs_no_threshold(tmp_path):
+    path = tmp_path / "clicks.tsv"
+    path.write_text("user\titem\tclick\tat\nu1\ta\t1\t5\nu1\tb\t0\t6\n")
+    names = {"user": "user", "item": "item", "timestamp": "at"}
+    data = dataset(path, label="click", value=None, **names)
+    assert [row["label"] for row in read(data)] == [1, 0]
+    with pytest.raises(ValidationError, match="every row would be positive"):
+        dataset(path, value=None, **names)
+    path.write_text("user\titem\tclick\tat\nu1\ta\t1\t5\nu1\tb\t3\t6\n")
+    with pytest.raises(DataError, match="column click has 3 in row 1 of the data, neither 0 nor 1"):
+        dataset(path, label="click", value=None, **names).prepare()
+
+
+def test_test_split_is_the_end_of_the_time(path):
+    data = dataset(path, test_fraction=0.25)
+    assert data.splits() == ("train", "test")
+    train, test = read(data, "train"), read(data, "test")
+    assert sorted(row["file_row"] for row in train) == [0, 1, 2, 3, 5, 7]
+    assert sorted(row["file_row"] for row in test) == [4, 6]
+    assert test[1]["history_seen"] == [10, 11, 12, 13]
+    assert dataset(path).splits() == ("train",)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "options"),
+    [
+        ("ratings.dat", dat, {}),
+        ("u.data", lambda events: dat(events).replace("::", "\t"), {}),
+        ("ratings.csv", csv, {"user": "userId", "item": "movieId"}),
+        ("log.txt", lambda events: dat(events).replace("::", "|"),
+         {"separator": "|", "header": False}),
+        ("log.csv", lambda events: csv(events).partition("\n")[2],
+         {"header": ["who", "what", "rating", "timestamp"], "user": "who", "item": "what"}),
+        ("quoted.csv", lambda events: csv(events).replace(",5,", ',"5",'),
+         {"user": "userId", "item": "movieId"}),
+        ("ms.inter", lambda events: inter([(*event[:3], event[3] * 1000) for event in events]),
+         {"timestamp_unit": "ms"}),
+    ],
+)  # fmt: skip
+def test_every_format_reads_the_same(path, tmp_path, name, write, options):
+    other = tmp_path / name
+    other.write_bytes(write(LOG).encode())
+    assert read(dataset(other, **options)) == read(dataset(path))
+
+
+def test_ids_that_are_no_numbers_are_hashed_alike_everywhere(tmp_path):
+    rows = []
+    for name, content in (
+        ("a.inter", "ann\tx1\t5\t1\nbob\tx1\t5\t2\n"),
+        ("b.inter", "bob\tx1\t5\t2\n"),
+    ):
+        (tmp_path / name).write_text("user_id\titem_id\trating\ttimestamp\n" + content)
+        rows.append(read(dataset(tmp_path / name))[-1])
+    assert rows[0]["user_id"] == rows[1]["user_id"]
+    assert 0 <= rows[0]["user_id"][0] < 1 << 63
+    assert rows[0]["user_id"] != rows[0]["item_id"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (inter(LOG).replace("2\t11\t4\t", "2\t11\tfour\t"),
+         "log.inter:7: column rating is 'four', no number"),
+        (inter(LOG).replace("\t4260", "\t", 1), "log.inter:6: column timestamp is '', no number"),
+        (inter(LOG).replace("\t13\t3\t", "\t13\tnan\t"), "log.inter:9: column rating is 'nan'"),
+        (inter(LOG).replace("1\t12", "\t12"), "log.inter:5: column user_id is empty"),
+        (inter(LOG).replace("\t12\t", "\t"), "log.inter:5: 3 columns where there are 4"),
+        (inter(LOG).replace("rating:float", "stars:float"),
+         "no column rating; .* one of: user_id, item_id, stars"),
+        (inter([]), "no interactions"),
+        (inter([(1, 1, 5, 1_700_000_000_000)]), "set timestamp_unit: ms"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_line_and_value(path, content, message):
+    path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        dataset(path).prepare()
+
+
+def test_lines_are_counted_with_empty_ones_and_in_every_format(tmp_path):
+    path = tmp_path / "ratings.dat"
+    path.write_text(dat(LOG[:2]) + "\n" + "1::2::x::4\n")
+    with pytest.raises(DataError, match=r"ratings.dat:4: column rating is 'x'"):
+        dataset(path).prepare()
+
+
+def test_a_missing_file_says_where_to_get_it(tmp_path):
+    with pytest.raises(DataError, match=r"ml.dat: no such file.*files.grouplens.org"):
+        dataset(tmp_path / "ml.dat").prepare()
+    (tmp_path / "log.txt").write_text("1")
+    with pytest.raises(DataError, match="set option separator"):
+        dataset(tmp_path / "log.txt").prepare()
+
+
+def test_state_of_a_changed_file_or_of_other_options_is_refused(path):
+    def reader(**options: Any):
+        return dataset(path, **options).reader(rank=0, world_size=1, batch_size=2, split="train")
+
+    state = reader().state_dict()
+    reader(prefetch=0).load_state_dict(state)
+    with pytest.raises(DataError, match="order was 'session' and is 'time'"):
+        reader(order="time").load_state_dict(state)
+    path.write_text(inter([(*event[:2], 5, event[3]) for event in LOG]))
+    with pytest.raises(DataError, match="events was"):
+        reader().load_state_dict(state)
+
+
+class TestContract(DatasetContract):
+    @pytest.fixture
+    def plugin(self, tmp_path) -> Interactions:
+        path = tmp_path / "log.inter"
+        path.write_text(inter([(i % 7, i * 5 % 11, i % 5 + 1, i * 400) for i in range(120)]))
+        return dataset(path, test_fraction=0.1)
+
+
+logs = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans(), st.integers(0, 12)),
+    min_size=1,
+    max_size=30,
+)
+refreshes = st.sampled_from(["event", "request", "session"])
+
+
+def log_of(events: list[tuple[int, int, bool, int]], refresh) -> InteractionLog:
+    """Sessions end at pauses of three seconds, requests after two events."""
+    users, items, liked, times = (np.array(column) for column in zip(*events, strict=True))
+    return InteractionLog(
+        Events(users, items, liked.astype(float), times.astype(float)),
+        liked.astype(bool),
+        session_gap=2,
+        refresh=refresh,
+        impressions=2,
+        history=3,
+    )
+
+
+def rows_of(log: InteractionLog) -> dict[int, dict[str, Any]]:
+    """Rows by place in the file."""
+    rows = log.rows(np.arange(len(log))).to_pylist()
+    return dict(zip(log.file_rows.tolist(), rows, strict=True))
+
+
+@given(logs, refreshes)
+def test_rows_do_not_know_later_events(events, refresh):
+    """Features and label of a row of a log that ends with it are those of the whole log."""
+    events.sort(key=lambda event: event[3])
+    whole = rows_of(log_of(events, refresh))
+    for last in range(len(events)):
+        assert rows_of(log_of(events[: last + 1], refresh))[last] == whole[last]
+
+
+@given(logs, refreshes)
+def test_features_do_not_know_their_own_label(events, refresh):
+    events.sort(key=lambda event: event[3])
+    user, item, liked, time = events[-1]
+    other = rows_of(log_of([*events[:-1], (user, item, not liked, time)], refresh))
+    last = rows_of(log_of(events, refresh))[len(events) - 1]
+    changed = {**last, "label": 1 - last["label"]}
+    assert other[len(events) - 1] == changed
+
+
+@given(logs)
+def test_features_are_those_of_a_plain_loop(events):
+    """The vectorised log against the definition, refreshed at every event."""
+    rows = rows_of(log_of(events, "event"))
+    order = sorted(range(len(events)), key=lambda index: events[index][3])
+    for rank, index in enumerate(order):
+        user, item, liked, time = events[index]
+        before = [events[other] for other in order[:rank]]
+        mine = [event for event in before if event[0] == user]
+        of_item = [event for event in before if event[1] == item]
+        expected: dict[str, Any] = {
+            "user_id": [user],
+            "item_id": [item],
+            "history_seen": [event[1] for event in mine][-3:],
+            "history_liked": [event[1] for event in mine if event[2]][-3:],
+            "history_disliked": [event[1] for event in mine if not event[2]][-3:],
+            "hour": [0],
+            "user_seen": np.log1p(len(mine)),
+            "user_liked_share": (sum(event[2] for event in mine) + 1) / (len(mine) + 2),
+            "user_idle": np.log1p((time - mine[-1][3]) / 60) if mine else 0,
+            "item_seen": np.log1p(len(of_item)),
+            "item_liked_share": (sum(event[2] for event in of_item) + 1) / (len(of_item) + 2),
+            "label": int(liked),
+        }
+        assert rows[index].keys() == expected.keys()
+        for name, value in expected.items():
+            assert rows[index][name] == (pytest.approx(value) if name in DENSE else value)
+
+
+def real_file() -> Iterator[Any]:
+    path = os.environ.get("RECD_MOVIELENS")
+    mark = pytest.mark.skipif(path is None, reason="RECD_MOVIELENS names no ml-100k.inter")
+    yield pytest.param(path, marks=mark, id="ml-100k")
+
+
+@pytest.mark.parametrize("movielens", real_file())
+def test_movielens_100k(movielens):
+    """2,793 sessions of 35.8 events on average, of which nothing is lost."""
+    data = dataset(Path(movielens), test_fraction=0.1, refresh={"per": "session"})
+    log = data._log
+    assert len(log) == 100_000
+    assert len(np.unique(log.session_starts)) == 2793
+    batches = {
+        split: list(data.reader(rank=0, world_size=1, batch_size=500, split=split))
+        for split in data.splits()
+    }
+    assert [len(batches[split]) for split in ("train", "test")] == [180, 20]
+    rows = {
+        rows.origin_of(index)[1]
+        for split in batches.values()
+        for rows in split
+        for index in range(0, 500, 50)
+    }
+    assert len(rows) == 2000
+    assert batches["train"][0].data.schema == SCHEMA
