@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from recd_plugins.registry import Registry
 
 _UNSET = ParameterConstraints()
-_NOT_REPLICATED = [kind.value for kind in ShardingType if kind != ShardingType.DATA_PARALLEL]
+_COLUMN_WISE = {
+    ShardingType.COLUMN_WISE.value,
+    ShardingType.TABLE_COLUMN_WISE.value,
+    # Split by rows and columns; TorchRec's planner takes it only where a user asks for it.
+    ShardingType.GRID_SHARD.value,
+}
 
 
 def table_constraints(
@@ -63,10 +68,27 @@ def table_constraints(
         merged[table.name] = _with_batch_sizes(
             merged.get(table.name, _UNSET), table, registry.training.batch_size, dedupe_factors
         )
-    for name in _never_replicated(registry, tables, dedupe_factors, device_type):
-        if merged[name].sharding_types is None:
-            merged[name] = replace(merged[name], sharding_types=list(_NOT_REPLICATED))
+    not_replicated = _not_replicated(registry, tables, dedupe_factors, device_type)
+    for table in tables:
+        if merged[table.name].sharding_types is None:
+            kinds = _kinds_of_its_own_accord(
+                registry.training.optimizer, replicated=table.name not in not_replicated
+            )
+            merged[table.name] = replace(merged[table.name], sharding_types=kinds)
     return merged
+
+
+def _kinds_of_its_own_accord(optimizer: str, *, replicated: bool) -> list[str]:
+    """Sharding types that the planner may choose where no plugin does.
+
+    Not those that change what is trained: each column shard has a row-wise Adagrad of its own.
+    """
+    excluded = {ShardingType.GRID_SHARD.value}
+    if optimizer == "rowwise_adagrad":
+        excluded |= _COLUMN_WISE
+    if not replicated:
+        excluded.add(ShardingType.DATA_PARALLEL.value)
+    return [kind.value for kind in ShardingType if kind.value not in excluded]
 
 
 def _claims(registry: Registry, tables: Sequence[Table]) -> list[tuple[Any, list[Table]]]:
@@ -114,12 +136,12 @@ def _with_batch_sizes(
     return constraints
 
 
-def _never_replicated(
+def _not_replicated(
     registry: Registry,
     tables: Sequence[Table],
     dedupe_factors: Mapping[str, float],
     device_type: str,
-) -> list[str]:
+) -> set[str]:
     """Tables that the planner must not make data-parallel of its own accord.
 
     Pooled tables fed deduplicated batches, which data-parallel kernels do not take: all that are
@@ -133,9 +155,10 @@ def _never_replicated(
         for table in tables
         if entry.matches(table.name)
     }
-    pooled = [table for table in tables if table.pooled and table.name not in replicated]
-    deduplicated = any(feature in dedupe_factors for table in pooled for feature in table.features)
-    sequences = [table for table in tables if not table.pooled and table.name not in replicated]
-    return [table.name for table in pooled if deduplicated] + [
-        table.name for table in sequences if device_type == "cpu"
-    ]
+    others = [table for table in tables if table.name not in replicated]
+    deduplicated = any(
+        feature in dedupe_factors for table in others if table.pooled for feature in table.features
+    )
+    return {
+        table.name for table in others if (deduplicated if table.pooled else device_type == "cpu")
+    }

@@ -13,6 +13,7 @@ from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
+    BasicCommsBandwidths,
     HardwareConfig,
     KernelConfig,
     ParameterConstraints,
@@ -89,19 +90,21 @@ def default_topology(
     """Ranks on machines like this one, which share its memory, each with a GPU on CUDA."""
     local = local_world_size or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if device is not None and device.type == "cuda":
-        gpu_memory = torch.cuda.get_device_properties(device).total_memory
-        hardware = HardwareConfig(ddr_cap_bytes=memory // local, hbm_cap_bytes=gpu_memory)
-    else:
-        hardware = HardwareConfig(
-            ddr_cap_bytes=memory // local,
-            intra_host_bw=_GLOO_BANDWIDTH,
-            inter_host_bw=_GLOO_BANDWIDTH,
-        )
+    on_cuda = device is not None and device.type == "cuda"
+    gpu_memory = torch.cuda.get_device_properties(device).total_memory if on_cuda else None
+    gloo = BasicCommsBandwidths(inter_host_bw=_GLOO_BANDWIDTH, intra_host_bw=_GLOO_BANDWIDTH)
     return TopologyFactory.create_topology(
         TrainerConfig(world_size=world_size, local_world_size=local),
-        hardware,
-        KernelConfig(compute_device="cpu" if device is None else device.type),
+        HardwareConfig(
+            ddr_cap_bytes=memory // local,
+            hbm_cap_bytes=torch.cuda.get_device_properties(device).total_memory
+            if on_cuda
+            else None,
+        ),
+        KernelConfig(
+            compute_device="cuda" if on_cuda else "cpu",
+            generalized_comms_bandwidths=None if on_cuda else gloo,
+        ),
     )
 
 
