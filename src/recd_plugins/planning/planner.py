@@ -97,9 +97,7 @@ def default_topology(
         TrainerConfig(world_size=world_size, local_world_size=local),
         HardwareConfig(
             ddr_cap_bytes=memory // local,
-            hbm_cap_bytes=torch.cuda.get_device_properties(device).total_memory
-            if on_cuda
-            else None,
+            hbm_cap_bytes=gpu_memory,
         ),
         KernelConfig(
             compute_device="cuda" if on_cuda else "cpu",
