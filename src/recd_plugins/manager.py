@@ -109,7 +109,7 @@ class PluginManager:
             raise PluginError(
                 f"{origin}: {error}. The hooks are those of recd_plugins.hookspecs."
             ) from error
-        if not self._manager.get_hookcallers(module) and not origin.startswith("recd-plugins "):
+        if not self._manager.get_hookcallers(module):
             raise PluginError(
                 f"{origin}: {module.__name__} implements no hook; decorate its functions with "
                 f"recd_plugins.hookspecs.hookimpl"

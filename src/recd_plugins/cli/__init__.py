@@ -13,12 +13,15 @@ from recd_plugins.errors import PluginError, RecdError
 
 #: Where each built-in command is, and the line that help shows of it.
 COMMANDS = {
-    "run": ("recd_plugins.cli.run:run", "Train as a registry file says."),
+    "run": (
+        "recd_plugins.cli.run:run",
+        "Train the model of REGISTRY on its data with its plugins.",
+    ),
     "validate": ("recd_plugins.cli.validate:validate", "Check a registry file."),
     "plugins": ("recd_plugins.cli.plugins:plugins", "List the plugins that are there."),
     "schema": ("recd_plugins.cli.schema:schema", "Print the JSON Schema of registry files."),
     "doctor": ("recd_plugins.cli.doctor:doctor", "Check this machine's installation."),
-    "bench": ("recd_plugins.cli.bench:bench", "Run a benchmark."),
+    "bench": ("recd_plugins.cli.bench:bench", "Measure a figure that the documentation quotes."),
 }
 
 

@@ -38,9 +38,10 @@ class Check:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Check versions, FBGEMM's operators, collectives, CUDA, numba and plugins.
+    """Check this machine's installation.
 
-    Exits with 1 where a check failed; what is merely absent, as CUDA may be, fails nothing.
+    Versions, FBGEMM's operators, collectives, CUDA, numba and plugins. Exits with 1 where a check
+    failed; what is merely absent, as CUDA may be, fails nothing.
     """
     checks = list(examine(ctx.obj))
     if as_json:

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
 from recd_plugins.manager import KINDS, PluginManager
 
@@ -18,7 +19,10 @@ from recd_plugins.manager import KINDS, PluginManager
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
 def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
-    """List the plugins that are there: kind, name, where from, and what each does."""
+    """List the plugins that are there.
+
+    Of each: its kind, its name, what it does, and which distribution or file brought it.
+    """
     manager = PluginManager(plugins_dir)
     found: list[dict[str, Any]] = [
         {
@@ -34,7 +38,7 @@ def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table("kind", "name", "what it does", "from")
+    table = Table("kind", Column("name", no_wrap=True), "what it does", "from")
     for plugin in found:
-        table.add_row(plugin["kind"], plugin["name"], plugin["summary"], plugin["from"])
+        table.add_row(*(escape(plugin[key]) for key in ("kind", "name", "summary", "from")))
     Console().print(table)

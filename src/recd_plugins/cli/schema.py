@@ -16,7 +16,10 @@ from recd_plugins.registry import RegistrySpec
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, the only form there is.")
 @click.pass_obj
 def schema(plugins_dir: Path | None, as_json: bool) -> None:  # noqa: ARG001
-    """Print the JSON Schema of registry files, for editors that complete and check YAML."""
+    """Print the JSON Schema of registry files.
+
+    Editors that complete and check YAML take it; the options of every plugin are in it.
+    """
     click.echo(json.dumps(registry_schema(PluginManager(plugins_dir)), indent=2))
 
 

@@ -17,9 +17,10 @@ from recd_plugins.registry import load_registry
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
-    """Check the registry file PATH: its shape, its plugins and their options.
+    """Check a registry file.
 
-    Data is not read: what patterns match shows when training starts.
+    Its shape, its plugins and their options, that is; PATH is registry.yaml if not given. Data is
+    not read: what patterns match shows when training starts.
     """
     try:
         registry = load_registry(path, plugins_dir=ctx.obj)

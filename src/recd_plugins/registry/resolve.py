@@ -54,7 +54,7 @@ def resolve(document: Document, manager: PluginManager) -> tuple[RegistrySpec, l
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean known?"``, or nothing where nothing is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.63)
     return f"; did you mean {close[0]}?" if close else ""
 
 

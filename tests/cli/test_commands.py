@@ -1,0 +1,219 @@
+"""``recd`` as a user types it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from recd_plugins.cli import COMMANDS, main
+from recd_plugins.errors import DataError
+from recd_plugins.manager import KINDS
+
+PLUGIN = '''
+import click
+from pydantic import Field
+from recd_plugins.errors import DataError
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import *
+
+class Clicks(Dataset):
+    """Clicks on [bold]things[/bold]."""
+    name = "acme.clicks"
+    class Options(PluginOptions):
+        path: str = Field(description="Where the clicks are.")
+        limit: int | None = None
+    def prepare(self): ...
+    def schema(self): ...
+    def reader(self, **arguments): ...
+
+class Plain(Converter):
+    """Nothing to convert."""
+    name = "acme.plain"
+    def convert(self, rows, schema): ...
+
+class Stock(Sharding):
+    """Leave tables to the planner."""
+    name = "acme.stock"
+
+@hookimpl
+def register_datasets(): return [Clicks]
+@hookimpl
+def register_converters(): return [Plain]
+@hookimpl
+def register_shardings(): return [Stock]
+
+@click.command()
+@click.option("--fail", is_flag=True)
+@click.pass_obj
+def tally(plugins_dir, fail):
+    """Count clicks."""
+    if fail:
+        raise DataError("clicks.csv:3: no click; write 0 or 1")
+    click.echo(f"none in {plugins_dir}")
+
+@hookimpl
+def register_commands(cli): cli.add_command(tally)
+'''
+
+REGISTRY = """\
+version: 1
+dataset: {use: acme.clicks, options: {path: clicks}}
+converter: {use: acme.plain}
+sharding:
+  - {use: acme.stock, tables: ["*"]}
+  - {use: acme.stock, tables: [t_off], enabled: false}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(PLUGIN)
+    (tmp_path / "registry.yaml").write_text(REGISTRY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def recd(*arguments: str, expect: int = 0) -> click.testing.Result:
+    result = CliRunner().invoke(main, ["--plugins-dir", "plugins", *arguments])
+    assert result.exit_code == expect, result.output
+    return result
+
+
+def test_help_names_every_command_and_imports_none(folder):
+    code = (
+        "import sys\nfrom recd_plugins.cli import main\n"
+        "try: main(['--plugins-dir', 'plugins', '--help'])\nexcept SystemExit: pass\n"
+        "print(sorted(m for m in sys.modules if m.startswith(('torch', 'recd_plugins.cli.'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for name in (*COMMANDS, "tally"):
+        assert f"  {name}" in done.stdout
+    assert "Count clicks." in done.stdout
+    assert done.stdout.rstrip().endswith("[]"), done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_what_the_command_itself_says(name):
+    text = CliRunner().invoke(main, [name, "--help"]).output
+    assert COMMANDS[name][1].removesuffix(".") in " ".join(text.split())
+
+
+def test_an_error_is_its_message_and_exit_code_1(folder):
+    result = recd("tally", "--fail", expect=1)
+    assert result.stderr == "clicks.csv:3: no click; write 0 or 1\n"
+    assert result.stdout == ""
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_a_bug_is_no_user_error(folder, monkeypatch):
+    """Only RecdError is shown without its traceback."""
+    assert issubclass(DataError, Exception)
+    monkeypatch.setattr("recd_plugins.cli.plugins.PluginManager", lambda folder: 1 / 0)
+    result = CliRunner().invoke(main, ["plugins"])
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+def test_commands_of_plugins_get_the_plugins_folder(folder):
+    assert recd("tally").stdout == "none in plugins\n"
+
+
+def test_an_unknown_command_is_a_usage_error(folder):
+    assert "No such command 'nothing'" in recd("nothing", expect=2).stderr
+
+
+def test_a_command_that_takes_a_taken_name_is_refused(folder):
+    (folder / "plugins" / "other.py").write_text(
+        "import click\nfrom recd_plugins.hookspecs import hookimpl\n"
+        "@hookimpl\ndef register_commands(cli): cli.add_command(click.Command('doctor'))\n"
+    )
+    message = recd("tally", expect=1).stderr
+    assert "command doctor is there already" in message
+    assert "other.py" in message
+
+
+def test_help_and_doctor_outlive_a_broken_plugin(folder):
+    (folder / "plugins" / "broken.py").write_text("import no_such_module")
+    result = recd("--help")
+    assert "doctor" in result.stdout
+    assert "broken.py failed to import" in result.stderr
+    checks = json.loads(recd("doctor", "--json", expect=1).stdout)
+    (failed,) = [check for check in checks if check["status"] == "failed"]
+    assert failed["name"] == "plugins"
+    assert "broken.py" in failed["detail"]
+
+
+def test_plugins_lists_kind_name_origin_and_summary(folder):
+    found = json.loads(recd("plugins", "--kind", "dataset", "--json").stdout)
+    assert {
+        "kind": "dataset",
+        "name": "acme.clicks",
+        "from": str(Path("plugins") / "acme.py"),
+        "summary": "Clicks on [bold]things[/bold].",
+    } in found
+    assert {plugin["kind"] for plugin in found} == {"dataset"}
+    table = " ".join(recd("plugins").stdout.split())
+    assert "acme.plain" in table
+    assert "[bold]things[/bold]" in table, "a summary is text, not markup"
+
+
+def test_validate_counts_enabled_entries(folder):
+    assert recd("validate", "registry.yaml").stdout == "registry.yaml: 3 entries, ok\n"
+    assert recd("validate").stdout == "registry.yaml: 3 entries, ok\n"
+    answer = json.loads(recd("validate", "--json").stdout)
+    assert answer == {"ok": True, "entries": 3, "problems": []}
+
+
+def test_validate_tells_every_problem(folder):
+    (folder / "registry.yaml").write_text(REGISTRY.replace("path: clicks", "pth: clicks"))
+    lines = recd("validate", expect=1).stderr.splitlines()
+    assert lines == [
+        "registry.yaml:2 dataset.options.path: is missing; this option of acme.clicks is required",
+        "registry.yaml:2 dataset.options.pth: unknown option of acme.clicks; did you mean path?",
+    ]
+    answer = json.loads(recd("validate", "--json", expect=1).stdout)
+    assert answer["ok"] is False
+    assert answer["problems"][1] == {
+        "path": "registry.yaml",
+        "line": 2,
+        "field": "dataset.options.pth",
+        "message": "unknown option of acme.clicks; did you mean path?",
+    }
+
+
+def test_schema_describes_every_plugin(folder):
+    schema = json.loads(recd("schema").stdout)
+    assert schema == json.loads(recd("schema", "--json").stdout)
+    entry = schema["$defs"]["dataset_entry"]
+    assert "acme.clicks" in entry["properties"]["use"]["enum"]
+    (rule,) = [
+        rule for rule in entry["allOf"] if rule["if"]["properties"]["use"]["const"] == "acme.clicks"
+    ]
+    assert rule["then"]["required"] == ["options"], "path has no default"
+    name = rule["then"]["properties"]["options"]["$ref"].removeprefix("#/$defs/")
+    options = schema["$defs"][name]
+    assert options["properties"]["path"]["description"] == "Where the clicks are."
+    assert options["additionalProperties"] is False
+    assert options["required"] == ["path"]
+
+
+def test_every_reference_in_the_schema_leads_somewhere(folder):
+    schema = json.loads(recd("schema").stdout)
+
+    def references(value):
+        if isinstance(value, dict):
+            if isinstance(value.get("$ref"), str):
+                yield value["$ref"]
+            for item in value.values():
+                yield from references(item)
+        elif isinstance(value, list):
+            for item in value:
+                yield from references(item)
+
+    found = set(references(schema))
+    assert {f"#/$defs/{kind}_entry" for kind in KINDS} <= found
+    assert {reference.removeprefix("#/$defs/") for reference in found} <= set(schema["$defs"])

@@ -1,0 +1,107 @@
+"""``recd doctor``: what it says of sets of packages that do and do not belong together."""
+
+import importlib.metadata
+import json
+from pathlib import PurePosixPath
+
+import pytest
+from click.testing import CliRunner
+
+from recd_plugins.cli import doctor, main
+
+REAL = [PurePosixPath("fbgemm_gpu/__init__.py"), PurePosixPath("fbgemm_gpu-1.8.0.dist-info/RECORD")]
+METADATA_ONLY = [PurePosixPath("fbgemm_gpu-1.8.0.dist-info/RECORD")]
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Make the given distributions look like all that is installed."""
+
+    def installed(versions: dict[str, str], metadata_only: tuple[str, ...] = ()) -> None:
+        def version(name: str) -> str:
+            if name not in versions:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return versions[name]
+
+        monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+        monkeypatch.setattr(
+            doctor.importlib.metadata,
+            "files",
+            lambda name: METADATA_ONLY if name in metadata_only else REAL,
+        )
+
+    return installed
+
+
+def checks() -> dict[str, doctor.Check]:
+    return {check.name: check for check in (doctor._versions(), doctor._one_fbgemm())}
+
+
+def test_this_machine_is_well():
+    result = CliRunner().invoke(main, ["doctor", "--json"])
+    found = {check["name"]: check for check in json.loads(result.stdout)}
+    assert result.exit_code == 0, found
+    for name in ("versions", "fbgemm build", "fbgemm", "torchrec", "gloo", "numba", "plugins"):
+        assert found[name]["status"] == "ok", found[name]
+
+
+def test_prints_a_table():
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 0
+    assert "fbgemm build" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("torch", "others"),
+    [("2.11.0", "1.6.0"), ("2.12.1+cpu", "1.7.0"), ("2.13.0", "1.8.0"), ("2.14.0", "1.9.2")],
+)
+def test_sets_that_belong_together(installed, torch, others):
+    installed({"torch": torch, "torchrec": others, "fbgemm-gpu": others})
+    assert {check.status for check in checks().values()} == {"ok"}
+
+
+@pytest.mark.parametrize(
+    ("torch", "torchrec", "fbgemm", "remedy"),
+    [
+        ("2.13.0", "1.7.0", "1.8.0", "with torch 2.13 install fbgemm 1.8.* and torchrec 1.8.*"),
+        ("2.13.0", "1.8.0", "1.6.0", "with torch 2.13 install fbgemm 1.8.* and torchrec 1.8.*"),
+        ("2.9.0", "1.8.0", "1.8.0", "install one of the sets: torch 2.11, fbgemm 1.6"),
+    ],
+)
+def test_sets_that_do_not(installed, torch, torchrec, fbgemm, remedy):
+    installed({"torch": torch, "torchrec": torchrec, "fbgemm-gpu-cpu": fbgemm})
+    check = checks()["versions"]
+    assert check.status == "failed"
+    assert remedy in check.remedy
+
+
+def test_packages_that_are_missing(installed):
+    installed({"torch": "2.13.0"})
+    assert checks()["versions"].status == "failed"
+    assert "install fbgemm-gpu (CUDA) or fbgemm-gpu-cpu" in checks()["fbgemm build"].remedy
+
+
+def test_both_builds_at_once_fail(installed):
+    both = {"fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}
+    installed({"torch": "2.13.0", "torchrec": "1.8.0", **both})
+    check = checks()["fbgemm build"]
+    assert check.status == "failed"
+    assert "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu" in check.remedy
+
+
+def test_the_metadata_only_stand_in_is_no_second_build(installed):
+    both = {"fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}
+    versions = {"torch": "2.13.0", "torchrec": "1.8.0", **both}
+    installed(versions, metadata_only=("fbgemm-gpu",))
+    assert {check.status for check in checks().values()} == {"ok"}
+
+
+def test_a_check_that_breaks_is_a_failure_with_a_remedy(monkeypatch):
+    def broken() -> doctor.Check:
+        raise OSError("libfbgemm.so: undefined symbol")
+
+    monkeypatch.setattr(doctor, "_fbgemm_operators", broken)
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 1
+    assert "undefined symbol" in " ".join(result.stdout.split())
+    assert "reinstall the fbgemm build that belongs to this torch" in result.stdout

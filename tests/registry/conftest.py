@@ -1,0 +1,78 @@
+"""Plugins of every kind that need nothing but pyarrow, and a way to write registry files."""
+
+from pathlib import Path
+
+import pytest
+
+PLUGINS = '''
+from pydantic import BaseModel, Field
+from recd_plugins.errors import SetupError
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import *
+
+class Data(Dataset):
+    """Nothing to read."""
+    name = "acme.data"
+    class Options(PluginOptions):
+        path: str
+        rows: int = Field(default=10, gt=0)
+    def prepare(self): ...
+    def schema(self): return FeatureSchema(("user", "item", "history"), (), "label")
+    def reader(self, **arguments): ...
+
+class Plain(Converter):
+    """Nothing to convert."""
+    name = "acme.plain"
+    def convert(self, rows, schema): ...
+
+class Limits(BaseModel):
+    model_config = {"extra": "forbid"}
+    lower: int = 0
+
+class Keep(Preprocessing):
+    """Leave ids as they are."""
+    name = "acme.keep"
+    class Options(PluginOptions):
+        buckets: int = Field(default=1, gt=0)
+        limits: list[Limits] = []
+    def __init__(self, options):
+        super().__init__(options)
+        if options.buckets == 13:
+            raise SetupError("13 buckets bring bad luck; take 14")
+    def transform(self, values, offsets): return values, offsets
+
+class Max(Pooling):
+    """Pool nothing."""
+    name = "acme.max"
+    def build(self, embedding_dim): ...
+
+class Stock(Sharding):
+    """Leave tables to the planner."""
+    name = "acme.stock"
+
+class Hot(Cache):
+    """Cache nothing."""
+    name = "acme.hot"
+    def check(self, device): ...
+    def constraints(self, tables): return {}
+
+@hookimpl
+def register_datasets(): return [Data]
+@hookimpl
+def register_converters(): return [Plain]
+@hookimpl
+def register_preprocessing(): return [Keep]
+@hookimpl
+def register_poolings(): return [Max]
+@hookimpl
+def register_shardings(): return [Stock]
+@hookimpl
+def register_caches(): return [Hot]
+'''
+
+
+@pytest.fixture(scope="session")
+def plugins_dir(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "acme.py").write_text(PLUGINS)
+    return folder

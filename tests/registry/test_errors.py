@@ -1,0 +1,201 @@
+"""Everything a user can get wrong in a registry file, and what is said about it."""
+
+import os
+
+import pytest
+
+from recd_plugins.errors import RegistryError
+from recd_plugins.registry import load_registry
+
+HEAD = """\
+version: 1
+dataset: {use: acme.data, options: {path: clicks}}
+converter: {use: acme.plain}
+"""
+
+
+@pytest.fixture
+def problems(tmp_path, plugins_dir):
+    def problems(text: str | bytes) -> list[str]:
+        path = tmp_path / "r.yaml"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        with pytest.raises(RegistryError) as caught:
+            load_registry(path, plugins_dir=plugins_dir)
+        return [
+            str(problem).removeprefix(f"{tmp_path}{os.sep}") for problem in caught.value.problems
+        ]
+
+    return problems
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "r.yaml: is empty"),
+        ("# only a comment\n", "r.yaml: is empty"),
+        ("- a\n- b\n", "r.yaml:1: must be a mapping"),
+        ("just text\n", "r.yaml:1: must be a mapping"),
+        (HEAD + "cache: [\n", "r.yaml:5: is not YAML"),
+        (HEAD + "cache: a: b\n", "r.yaml:4: is not YAML: mapping values are not allowed here"),
+        (HEAD + "\tcache: []\n", "r.yaml:4: is not YAML"),
+        (HEAD + "---\nversion: 1\n", "r.yaml:4: is not YAML"),
+        (HEAD + "cache: *nowhere\n", "r.yaml:4: is not YAML: found undefined alias"),
+        (HEAD + "cache: &loop [*loop]\n", "cache[0]: contains itself"),
+        (HEAD.encode() + b"# caf\xe9\n", "r.yaml:4: is not UTF-8: byte 0xe9"),
+        (HEAD + "cache: \x00\n", "r.yaml: is not YAML"),
+        (HEAD + "version: 1\n", "r.yaml:4 version: stands here twice, first in line 1"),
+        (
+            HEAD + "training:\n  steps: 1\n  steps: 2\n",
+            "r.yaml:6 training.steps: stands here twice, first in line 5",
+        ),
+        (
+            HEAD + "cache: !!python/object/apply:os.system ['true']\n",
+            "r.yaml:4 cache: tag tag:yaml.org,2002:python/object/apply:os.system is not allowed",
+        ),
+        (HEAD + "cache: !mine []\n", "r.yaml:4 cache: tag !mine is not allowed"),
+        (HEAD + "training: {<<: {steps: 1}}\n", "merge key << is not allowed"),
+        (HEAD + "1: 2\n", "r.yaml:4: key that is no text is not allowed"),
+        (HEAD + "training: {seed: !!int abc}\n", "r.yaml:4 training.seed: 'abc' is no int"),
+    ],
+)
+def test_what_is_no_plain_yaml(problems, text, expected):
+    (problem,) = problems(text)
+    assert expected in problem
+
+
+def test_a_missing_file(tmp_path):
+    with pytest.raises(RegistryError, match=r"missing\.yaml: cannot be read: No such file"):
+        load_registry(tmp_path / "missing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("version: 2\n" + HEAD[11:], "r.yaml:1 version: input should be 1, got 2"),
+        (HEAD + "cach: []\n", "r.yaml:4 cach: unknown key; did you mean cache?"),
+        (HEAD + "zebra: []\n", "r.yaml:4 zebra: unknown key; known: version, dataset"),
+        (HEAD + "cache:\n", "r.yaml:4 cache: input should be a valid list, got nothing"),
+        (HEAD + "cache: {}\n", "r.yaml:4 cache: input should be a valid list"),
+        (HEAD + "cache: [acme.hot]\n", "r.yaml:4 cache[0]: input should be a valid mapping"),
+        (
+            HEAD + "training:\n  optimizer: adagrad\n",
+            "r.yaml:5 training.optimizer: input should be 'sgd' or 'rowwise_adagrad', "
+            "got 'adagrad'; did you mean rowwise_adagrad?",
+        ),
+        (
+            HEAD + "training:\n  checkpoint:\n    evry: 3\n",
+            "r.yaml:6 training.checkpoint.evry: unknown key; did you mean every?",
+        ),
+        (
+            HEAD + "training: {batch_size: 0}\n",
+            "r.yaml:4 training.batch_size: input should be greater than 0, got 0",
+        ),
+        (HEAD + "training: {learning_rate: .nan}\n", "training.learning_rate"),
+        (HEAD + "training: {seed: 2020-01-01}\n", "training.seed"),
+        (
+            HEAD + "model: {tables: {t_a: {rows: 5}}}\n",
+            "model.tables.t_a.rows: unknown key; known: num_embeddings",
+        ),
+        (
+            HEAD + "model: {tables: {t_a: {num_embeddings: -1}}}\n",
+            "r.yaml:4 model.tables.t_a.num_embeddings: input should be greater than 0, got -1",
+        ),
+        (
+            HEAD + "pooling:\n  - use: acme.max\n    features: []\n",
+            "r.yaml:6 pooling[0].features: list should have at least 1 item",
+        ),
+        (
+            HEAD + "pooling:\n  - use: acme.max\n",
+            "r.yaml:5 pooling[0].features: is missing",
+        ),
+        (
+            HEAD + "pooling: [{use: acme.max, tables: [a], features: [a]}]\n",
+            "pooling[0].tables: unknown key; known: use, options, features, enabled",
+        ),
+    ],
+)
+def test_a_wrong_shape(problems, text, expected):
+    assert any(expected in problem for problem in problems(text)), problems(text)
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        (
+            "{use: acme.kep, features: [a]}",
+            "r.yaml:5 preprocessing[0].use: no preprocessing plugin is named acme.kep; "
+            "did you mean acme.keep?",
+        ),
+        (
+            "{use: acme.hot, features: [a]}",
+            "r.yaml:5 preprocessing[0].use: acme.hot is a cache plugin; it belongs under cache:",
+        ),
+        ("{use: acme.xyzzy, features: [a]}", "preprocessing plugins: acme.keep"),
+        ("{use: other.thing, features: [a]}", "install the distribution that has it"),
+        ("{use: other.thing, features: [a], enabled: false}", "no preprocessing plugin is named"),
+        ("{use: 5, features: [a]}", "preprocessing[0].use: input should be a valid string, got 5"),
+        (
+            "{use: acme.keep, features: [a], options: {bukets: 5}}",
+            "preprocessing[0].options.bukets: unknown option of acme.keep; did you mean buckets?",
+        ),
+        (
+            "{use: acme.keep, features: [a], options: {buckets: 0}}",
+            "preprocessing[0].options.buckets: input should be greater than 0, got 0",
+        ),
+        (
+            "{use: acme.keep, features: [a], options: {limits: [{lowr: 0}]}}",
+            "preprocessing[0].options.limits[0].lowr: unknown option of acme.keep; "
+            "did you mean lower?",
+        ),
+        (
+            "{use: acme.keep, features: [a], options: {buckets: 13}}",
+            "r.yaml:5 preprocessing[0].options: 13 buckets bring bad luck; take 14",
+        ),
+        (
+            "{use: acme.keep, features: [a], options: [5]}",
+            "preprocessing[0].options: input should be a valid mapping, got [5]",
+        ),
+    ],
+)
+def test_a_wrong_plugin_or_option(problems, entry, expected):
+    (problem,) = problems(f"{HEAD}preprocessing:\n  - {entry}\n")
+    assert expected in problem
+
+
+def test_a_missing_option_points_at_the_options(problems):
+    (problem,) = problems("version: 1\nconverter: {use: acme.plain}\ndataset:\n  use: acme.data\n")
+    assert problem == (
+        "r.yaml:3 dataset.options.path: is missing; this option of acme.data is required"
+    )
+
+
+def test_missing_sections_are_named(problems):
+    assert problems("version: 1\n") == [
+        "r.yaml dataset: is missing; this key is required",
+        "r.yaml converter: is missing; this key is required",
+    ]
+
+
+def test_everything_is_told_at_once_in_the_order_of_lines(problems):
+    text = """\
+version: 1
+dataset:
+  use: acme.data
+  options:
+    rows: -1
+converter: {use: acme.plane}
+preprocessing:
+  - {use: acme.keep, features: [a], options: {bucket: 1}}
+  - {use: acme.max, features: [a]}
+shardings: []
+training: {ranks: 0}
+"""
+    assert [problem.partition(": ")[0] for problem in problems(text)] == [
+        "r.yaml:4 dataset.options.path",
+        "r.yaml:5 dataset.options.rows",
+        "r.yaml:6 converter.use",
+        "r.yaml:8 preprocessing[0].options.bucket",
+        "r.yaml:9 preprocessing[1].use",
+        "r.yaml:10 shardings",
+        "r.yaml:11 training.ranks",
+    ]

@@ -1,0 +1,130 @@
+"""What a registry file that is right gives."""
+
+import subprocess
+import sys
+
+import pytest
+
+import recd_plugins
+from recd_plugins.errors import RegistryError
+
+REGISTRY = """\
+version: 1
+dataset: {use: acme.data, options: {path: clicks}}
+converter: {use: acme.plain}
+preprocessing:
+  - {use: acme.keep, features: ["*"], options: {buckets: 5}}
+  - {use: acme.keep, features: [item, history], options: {buckets: 7}}
+  - {use: acme.keep, features: [item], enabled: false}
+pooling:
+  - use: acme.max
+    features: [history]
+sharding:
+  - {use: acme.stock, tables: ["t_[ui]*"]}
+  - {use: acme.stock, tables: [t_history]}
+cache: []
+training: {batch_size: 64, learning_rate: 1e-3, checkpoint: {every: 5}}
+"""
+
+
+@pytest.fixture
+def load(tmp_path, plugins_dir):
+    def load(text: str = REGISTRY) -> recd_plugins.Registry:
+        path = tmp_path / "registry.yaml"
+        path.write_text(text)
+        return recd_plugins.load_registry(path, plugins_dir=plugins_dir)
+
+    return load
+
+
+def test_makes_the_plugins_with_their_options(load):
+    registry = load()
+    assert registry.dataset.name == "acme.data"
+    assert registry.dataset.options.path == "clicks"
+    assert registry.dataset.options.rows == 10
+    assert registry.converter.name == "acme.plain"
+    assert [entry.plugin.options.buckets for entry in registry.preprocessing] == [5, 7]
+    assert [entry.plugin.name for entry in registry.pooling] == ["acme.max"]
+    assert registry.cache == ()
+
+
+def test_entries_know_their_place(load):
+    registry = load()
+    entries = (*registry.preprocessing, *registry.pooling, *registry.sharding)
+    assert [(entry.field, entry.line) for entry in entries] == [
+        ("preprocessing[0]", 5),
+        ("preprocessing[1]", 6),
+        ("pooling[0]", 9),
+        ("sharding[0]", 12),
+        ("sharding[1]", 13),
+    ]
+
+
+def test_training_and_model_have_defaults(load):
+    registry = load()
+    assert registry.training.batch_size == 64
+    assert registry.training.learning_rate == 1e-3
+    assert registry.training.checkpoint.every == 5
+    assert registry.training.optimizer == "rowwise_adagrad"
+    assert registry.model is None
+    model = load(REGISTRY + "model: {tables: {t_item: {num_embeddings: 7}}}\n").model
+    assert model.tables["t_item"].num_embeddings == 7
+    assert model.embedding_dim == 16
+
+
+def test_preprocessing_of_one_feature_runs_in_order(load):
+    registry = load()
+    claims = registry.claim("preprocessing", ["user", "item", "history"])
+    first, second = registry.preprocessing
+    assert claims == {"user": (first,), "item": (first, second), "history": (first, second)}
+
+
+def test_a_table_has_one_entry_and_may_have_none(load):
+    registry = load()
+    names = ["t_user", "t_history", "t_other"]
+    first, second = registry.sharding
+    assert registry.claim("sharding", names) == {"t_user": first, "t_history": second}
+    assert registry.claim("cache", names) == {}
+
+
+def test_patterns_mind_case_and_match_whole_names(load):
+    registry = load()
+    with pytest.raises(RegistryError):
+        registry.claim("pooling", ["History", "history_2", "user"])
+
+
+def test_two_claims_and_dead_patterns_are_told_together(load):
+    registry = load(REGISTRY.replace('"t_[ui]*"', '"t_*", t_usr, nothing_like_it'))
+    with pytest.raises(RegistryError) as caught:
+        registry.claim("sharding", ["t_user", "t_history"])
+    dead, unlike, twice = [str(problem) for problem in caught.value.problems]
+    assert dead.endswith(
+        "registry.yaml:12 sharding[0].tables: t_usr matches no table; did you mean t_user?"
+    )
+    assert "nothing_like_it matches no table; the tables: t_user, t_history" in unlike
+    assert "registry.yaml:13 sharding[1]: table t_history is claimed by" in twice
+    assert "sharding[0] (line 12) and sharding[1] (line 13)" in twice
+
+
+def test_aliases_are_allowed(load):
+    text = REGISTRY.replace("options: {buckets: 5}", "options: &five {buckets: 5}")
+    registry = load(text.replace("options: {buckets: 7}", "options: *five"))
+    assert [entry.plugin.options.buckets for entry in registry.preprocessing] == [5, 5]
+
+
+def test_loading_imports_no_torch(tmp_path, plugins_dir):
+    path = tmp_path / "registry.yaml"
+    path.write_text(REGISTRY)
+    code = (
+        "import sys, recd_plugins; recd_plugins.load_registry(sys.argv[1], "
+        "plugins_dir=sys.argv[2]); print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(path), str(plugins_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_importing_the_package_imports_next_to_nothing():
+    code = "import sys, recd_plugins; print({'pydantic', 'pluggy', 'torch'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

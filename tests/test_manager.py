@@ -1,0 +1,158 @@
+"""Finding plugins: installed, in a folder, broken, in conflict."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from recd_plugins import hookspecs
+from recd_plugins.errors import PluginError
+from recd_plugins.manager import KINDS, PluginManager
+
+PLUGIN = '''
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import Preprocessing
+
+class Keep(Preprocessing):
+    """Leave ids as they are."""
+    name = "{name}"
+    def transform(self, values, offsets):
+        return values, offsets
+
+@hookimpl
+def register_preprocessing():
+    return [Keep]
+'''
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path
+
+
+def write(folder: Path, file: str, text: str) -> None:
+    (folder / file).parent.mkdir(exist_ok=True)
+    (folder / file).write_text(text)
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(PluginError) as caught:
+        _ = PluginManager(folder).plugins
+    return str(caught.value)
+
+
+def test_installed_plugins_say_which_distribution_brought_them():
+    origins = PluginManager().origins
+    assert origins
+    assert all(origin.startswith("recd-plugins ") for origin in origins)
+
+
+def test_files_and_packages_of_a_folder(folder):
+    write(folder, "one.py", PLUGIN.format(name="acme.one"))
+    write(folder, "two/__init__.py", "from .hooks import *")
+    write(folder, "two/hooks.py", PLUGIN.format(name="acme.two"))
+    write(folder, "_left_out.py", "raise RuntimeError")
+    write(folder, "notes.txt", "no plugin")
+    found = PluginManager(folder).plugins["preprocessing"]
+    assert found["acme.one"].origin == str(folder / "one.py")
+    assert found["acme.two"].origin == str(folder / "two" / "__init__.py")
+
+
+def test_files_of_one_name_in_two_folders_are_two_modules(folder):
+    for name in ("first", "second"):
+        write(folder, f"{name}/same.py", PLUGIN.format(name=f"acme.{name}"))
+    first = PluginManager(folder / "first").plugins["preprocessing"]
+    second = PluginManager(folder / "second").plugins["preprocessing"]
+    assert "acme.first" in first
+    assert "acme.second" in second
+    assert "acme.first" not in second
+
+
+def test_a_class_stays_the_same_when_its_folder_is_loaded_again(folder):
+    write(folder, "one.py", PLUGIN.format(name="acme.one"))
+    first, second = (PluginManager(folder).plugins["preprocessing"]["acme.one"] for _ in range(2))
+    assert first.cls is second.cls
+
+
+def test_two_plugins_of_one_name_are_both_named(folder):
+    write(folder, "one.py", PLUGIN.format(name="acme.same"))
+    write(folder, "two.py", PLUGIN.format(name="acme.same"))
+    message = refused(folder)
+    assert "acme.same" in message
+    assert str(folder / "one.py") in message
+    assert str(folder / "two.py") in message
+
+
+def test_a_broken_import_names_the_file_and_the_reason(folder):
+    write(folder, "broken.py", "import no_such_module_anywhere")
+    message = refused(folder)
+    assert str(folder / "broken.py") in message
+    assert "no_such_module_anywhere" in message
+    write(folder, "broken.py", PLUGIN.format(name="acme.mended"))
+    assert "acme.mended" in PluginManager(folder).plugins["preprocessing"]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("acme.one", "one"), "package.part"),
+        (("acme.one", "Acme.One"), "package.part"),
+        (('name = "acme.one"', ""), "package.part"),
+        (("def transform", "def other"), "does not implement transform"),
+        (('"""Leave ids as they are."""', ""), "docstring"),
+        (("return [Keep]", "return [object]"), "no subclass of"),
+        (("return [Keep]", "return [1 / 0]"), "ZeroDivisionError"),
+        (("name =", "Options = dict; name ="), "PluginOptions"),
+        (("def register_preprocessing", "def register_preprocesing"), "register_preprocesing"),
+        (("register_preprocessing()", "register_preprocessing(wrong)"), "wrong"),
+        (("@hookimpl\n", ""), "implements no hook"),
+        (("(Preprocessing)", "(Preprocessing"), "SyntaxError"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_plugin_is_refused_with_its_file(folder, change, expected):
+    text = PLUGIN.format(name="acme.one")
+    assert change[0] in text
+    write(folder, "one.py", text.replace(*change))
+    message = refused(folder)
+    assert expected in message
+    assert str(folder / "one.py") in message
+
+
+def test_a_missing_folder_is_an_error(folder):
+    assert "is not a directory" in refused(folder / "missing")
+
+
+def test_trace_writes_hook_calls_to_stderr(folder, monkeypatch, capsys):
+    write(folder, "one.py", PLUGIN.format(name="acme.one"))
+    monkeypatch.setenv("RECD_TRACE_PLUGINS", "1")
+    _ = PluginManager(folder).plugins
+    assert "register_preprocessing" in capsys.readouterr().err
+
+
+def test_finding_plugins_imports_no_torch():
+    """Built-in plugins included: ``recd validate`` runs on machines without it."""
+    code = (
+        "import sys; from recd_plugins.manager import PluginManager; PluginManager().plugins; "
+        "print(sorted({'torch', 'torchrec', 'fbgemm_gpu'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def hooks() -> list[str]:
+    return [name for name, value in vars(hookspecs).items() if hasattr(value, "recd_plugins_spec")]
+
+
+@pytest.mark.parametrize("hook", hooks())
+def test_every_hook_is_documented_and_called(hook):
+    root = Path(__file__).parents[1]
+    assert (getattr(hookspecs, hook).__doc__ or "").strip()
+    assert f"### {hook}\n" in (root / "docs" / "plugins" / "README.md").read_text()
+    kinds = {hook for _, hook in KINDS.values()}
+    assert hook in kinds or hasattr(PluginManager, hook)
+
+
+def test_every_kind_has_a_hook():
+    assert {hook for _, hook in KINDS.values()} | {"register_commands"} == set(hooks())

@@ -1,0 +1,225 @@
+"""The contract suites notice what breaks a contract. That they pass is tested with each plugin."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Each test class holds one fault; the test named after it must be among those that fail.
+FAULTS = {
+    "preprocessing": {
+        "drops_empty_rows": "test_keeps_the_number_of_rows",
+        "numbers_values": "test_equal_rows_give_equal_rows",
+        "looks_at_other_rows": "test_a_row_depends_on_itself_alone",
+        "works_in_place": "test_leaves_its_input_as_it_is",
+        "gives_floats": "test_keeps_the_number_of_rows",
+    },
+    "pooling": {
+        "gives_ones_for_empty": "test_an_empty_row_gives_zeros",
+        "centers_the_batch": "test_a_row_depends_on_itself_alone",
+        "detaches": "test_gradients_reach_embeddings_and_parameters",
+    },
+    "dataset": {
+        "uneven": "test_every_rank_takes_as_many_steps[2]",
+        "repeats": "test_no_row_comes_twice_or_is_lost[2]",
+        "loses": "test_no_row_comes_twice_or_is_lost[1]",
+        "counts_ahead": "test_goes_on_where_a_state_was_taken[1]",
+        "forgets_at_other_ranks": "test_state_loads_at_another_number_of_ranks[2-1]",
+        "wrong_origin": "test_no_row_comes_twice_or_is_lost[2]",
+        "state_of_rank": "test_state_is_equal_on_every_rank",
+    },
+    "cache": {"constrains_others": "test_constrains_only_the_tables_it_is_given"},
+    "converter": {
+        "swaps_ids": "test_changes_no_value",
+        "ignores_offsets": "test_takes_part_of_a_batch[3-5]",
+        "takes_nulls": "test_refuses_a_null_in_a_list",
+    },
+}
+
+SOURCE = '''
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+from torchrec import JaggedTensor, KeyedJaggedTensor
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import *
+from recd_plugins.testing.contracts import *
+from torchrec.distributed.planner.types import ParameterConstraints
+
+
+class Change(Preprocessing):
+    """Change ids."""
+    name = "test.change"
+    fault = ""
+    def transform(self, values, offsets):
+        if self.fault == "drops_empty_rows":
+            keep = torch.ones_like(offsets, dtype=torch.bool)
+            keep[1:] = offsets.diff() > 0
+            return values.clone(), offsets[keep]
+        if self.fault == "numbers_values":
+            return torch.arange(values.numel()), offsets.clone()
+        if self.fault == "looks_at_other_rows":
+            return values % max(values.unique().numel(), 1), offsets.clone()
+        if self.fault == "works_in_place":
+            return values.fill_(1), offsets.clone()
+        if self.fault == "gives_floats":
+            return values.float(), offsets.clone()
+
+
+class Sum(Pooling):
+    """Sum."""
+    name = "test.sum"
+    fault = ""
+    def build(self, embedding_dim):
+        fault = self.fault
+        class Module(nn.Module):
+            def forward(self, sequences):
+                values, lengths = sequences.values(), sequences.lengths()
+                row = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
+                pooled = values.new_zeros(lengths.numel(), embedding_dim).index_add(0, row, values)
+                if fault == "gives_ones_for_empty":
+                    return pooled + (lengths == 0).unsqueeze(1)
+                if fault == "centers_the_batch":
+                    return pooled - pooled.mean(0) if pooled.any() else pooled
+                return pooled.detach().requires_grad_()
+        return Module()
+
+
+class Numbers(Dataset):
+    """Numbers."""
+    name = "test.numbers"
+    fault = ""
+    def prepare(self): ...
+    def schema(self): return FeatureSchema(("id",), (), "label")
+    def reader(self, *, rank, world_size, batch_size, split):
+        if 50 < world_size * batch_size:
+            raise DataError("too few rows")
+        return NumbersReader(self.fault, rank, world_size, batch_size)
+
+
+class NumbersReader(Reader):
+    def __init__(self, fault, rank, world_size, batch_size):
+        self.fault, self.rank, self.world, self.batch = fault, rank, world_size, batch_size
+        self.row = 0
+        self.count = 40 if fault == "loses" and batch_size > 1 else 50
+    def __len__(self):
+        extra = self.fault == "uneven" and self.rank == 1
+        return self.count // (self.world * self.batch) - extra
+    def __iter__(self):
+        step = self.world * self.batch
+        while self.row + step <= self.count:
+            if self.fault == "uneven" and self.rank == 1 and self.row + 2 * step > self.count:
+                break
+            start = self.row + (0 if self.fault == "repeats" else self.rank * self.batch)
+            if self.fault == "counts_ahead":
+                self.row += 2 * step
+                yield self.rows(start)
+                self.row -= step
+            else:
+                self.row += step
+                yield self.rows(start)
+        self.row = 0
+    def rows(self, start):
+        numbers = list(range(start, start + self.batch))
+        data = {"id": pa.array(numbers, pa.int64()), "label": pa.array([n % 2 for n in numbers])}
+        wrong = self.fault == "wrong_origin" and self.rank
+        origin = Origin("numbers", start - self.batch if wrong else start, self.batch)
+        return Rows(pa.RecordBatch.from_pydict(data), (origin,))
+    def state_dict(self):
+        state = {"row": self.row, "batch": self.batch, "world": self.world}
+        return {**state, "rank": self.rank} if self.fault == "state_of_rank" else state
+    def load_state_dict(self, state):
+        if state["batch"] != self.batch:
+            raise DataError("another batch size")
+        self.row = state["row"]
+        if self.fault == "forgets_at_other_ranks" and state["world"] != self.world:
+            self.row = 0
+
+
+class Greedy(Cache):
+    """Greedy."""
+    name = "test.greedy"
+    fault = ""
+    def check(self, device): ...
+    def constraints(self, tables):
+        return {name: ParameterConstraints() for name in ("t_user", "t_other")}
+
+
+class Loose(Converter):
+    """Loose."""
+    name = "test.loose"
+    fault = ""
+    def convert(self, rows, schema):
+        columns = {name: rows.data.column(name) for name in schema.sparse}
+        values, lengths = [], []
+        for name, column in columns.items():
+            listed = pa.types.is_list(column.type)
+            if listed and self.fault == "ignores_offsets":
+                ids = column.values.to_pylist()
+            else:
+                ids = [i for row in column.to_pylist() for i in (row if listed else [row])]
+            lengths += [len(row) if listed else 1 for row in column.to_pylist()]
+            values += ids[::-1] if self.fault == "swaps_ids" else ids
+        values = [0 if value is None else value for value in values]
+        dense = [rows.data.column(name).to_pylist() for name in schema.dense]
+        kjt = KeyedJaggedTensor(list(columns), torch.tensor(values), torch.tensor(lengths),
+                                stride=len(rows))
+        return Batch(torch.tensor(dense, dtype=torch.float32).t(),
+                     torch.tensor(rows.data.column(schema.label).to_pylist()).float(), kjt)
+'''
+
+CLASSES = {
+    "preprocessing": "Change",
+    "pooling": "Sum",
+    "dataset": "Numbers",
+    "cache": "Greedy",
+    "converter": "Loose",
+}
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory) -> str:
+    """What pytest says of all faulty plugins, run in one process."""
+    folder = tmp_path_factory.mktemp("contracts")
+    source = SOURCE
+    for kind, faults in FAULTS.items():
+        for fault in faults:
+            source += f'''
+
+class Test_{kind}_{fault}({kind.capitalize()}Contract):
+    @pytest.fixture
+    def plugin(self):
+        plugin = {CLASSES[kind]}({CLASSES[kind]}.Options())
+        plugin.fault = "{fault}"
+        return plugin
+    test_module_imports_without_torch = None
+'''
+    (folder / "test_faults.py").write_text(source)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "."],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "fault"), [(kind, fault) for kind, faults in FAULTS.items() for fault in faults]
+)
+def test_a_fault_is_noticed(failed, kind, fault):
+    expected = f"FAILED test_faults.py::Test_{kind}_{fault}::{FAULTS[kind][fault]}"
+    assert any(line.startswith(expected) for line in failed.splitlines()), failed
+
+
+@pytest.mark.parametrize("fault", FAULTS["dataset"])
+def test_sound_parts_of_a_faulty_plugin_pass(failed, fault):
+    """The suites do not fail altogether."""
+    wrong = f"FAILED test_faults.py::Test_dataset_{fault}::test_columns_are_what_the_schema_says"
+    assert wrong not in failed
