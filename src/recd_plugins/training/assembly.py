@@ -13,7 +13,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.data.loader import fit_converter
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.distributed import stock_sharders
+from recd_plugins.distributed import check_every_parameter_is_trained, stock_sharders
 from recd_plugins.planning import tables_of
 from recd_plugins.registry import Prepared, Registry
 from recd_plugins.training.optimizer import build_optimizer
@@ -75,7 +75,9 @@ def assemble(registry: Registry, side: Side, device: torch.device) -> Assembled:
         sharders=sharders,
     )
     copy_weights(dmp.state_dict(), weights)
-    return Assembled(registry, dmp, build_optimizer(dmp, tables, registry.training))
+    optimizer = build_optimizer(dmp, tables, registry.training)
+    check_every_parameter_is_trained(dmp, optimizer)
+    return Assembled(registry, dmp, optimizer)
 
 
 def _without_plugins(registry: Registry, model: torch.nn.Module) -> Registry:

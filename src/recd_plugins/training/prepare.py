@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from recd_plugins.distributed import guard
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.planning import tables_of
@@ -59,6 +60,7 @@ def prepare_model(registry: Registry, model: nn.Module) -> nn.Module:
         verb = "shards" if model is before else "replaces"
         logger.info("%s %s %s", entry.plugin.name, verb, names)
     put_poolings(registry, model)
+    guard(model)
     registry.prepared = Prepared(
         placement=placement_of(model, {name: entry.plugin for name, entry in claims.items()}),
         num_embeddings={
