@@ -55,5 +55,6 @@ def test_the_plugins_pass_their_contracts(tmp_path):
 
 def test_every_page_is_listed():
     index = (PAGES / "README.md").read_text()
-    assert {f"{kind}.md" for kind in KINDS} | {"README.md"} == {p.name for p in PAGES.iterdir()}
-    assert all(f"]({kind}.md)" in index for kind in KINDS)
+    pages = {page.name for page in PAGES.iterdir()} - {"README.md"}
+    assert {f"{kind}.md" for kind in KINDS} <= pages
+    assert all(f"]({page})" in index for page in pages)
