@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ from torch.utils._pytree import register_pytree_node
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from recd_plugins.sparse.equal_rows import first_equal_rows
 from recd_plugins.sparse.jagged import offsets_of, positions_of_rows
+from recd_plugins.sparse.unique_groups import deduplicate
 
 
 class InverseKeyedJaggedTensor(Pipelineable):
@@ -84,10 +84,15 @@ class InverseKeyedJaggedTensor(Pipelineable):
             ValueError: an empty group, a key that ``kjt`` lacks, a key named twice, or a ``kjt``
                 whose number of rows differs from key to key.
         """
-        _check_groups(kjt, groups)
-        key_index = {key: index for index, key in enumerate(kjt.keys())}
         return tuple(
-            _deduplicate(kjt, group, [key_index[key] for key in group]) for group in groups
+            InverseKeyedJaggedTensor(
+                keys=group,
+                values=unique.values,
+                inverse_lookup=unique.inverse_lookup,
+                weights=unique.weights,
+                lengths=unique.lengths,
+            )
+            for group, unique in zip(groups, deduplicate(kjt, groups), strict=True)
         )
 
     @staticmethod
@@ -247,13 +252,12 @@ class InverseKeyedJaggedTensor(Pipelineable):
         head = f"InverseKeyedJaggedTensor({unique} unique of {stride} rows, {self.device()}"
         if self._values.device.type == "meta":
             return f"{head}, keys={self._keys})"
-        lengths = self._lengths.tolist()
-        rows = iter(torch.split(self._values, lengths))
-        lines = [head]
-        for key in self._keys:
-            shown = [next(rows).tolist() for _ in range(unique)]
-            more = f", ... {unique - 5} more" if unique > 5 else ""
-            lines.append(f"    {key!r}: [{', '.join(map(_short, shown[:5]))}{more}]")
+        offsets, lines = self.offsets().tolist(), [head]
+        more = f", ... {unique - 5} more" if unique > 5 else ""
+        for index, key in enumerate(self._keys):
+            bounds = offsets[index * unique : (index + 1) * unique + 1][:6]
+            rows = [self._values[start:end].tolist() for start, end in pairwise(bounds)]
+            lines.append(f"    {key!r}: [{', '.join(map(_short, rows))}{more}]")
         lines.append(f"    inverse_lookup: {_short(self._inverse_lookup.tolist())}")
         return ",\n".join(lines) + "\n)"
 
@@ -294,46 +298,6 @@ def _check_shapes(
         )
     if inverse_lookup.numel() and not lengths.numel():
         raise ValueError(f"{inverse_lookup.numel()} rows, but no unique row for them")
-
-
-def _check_groups(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> None:
-    if kjt.variable_stride_per_key():
-        raise ValueError(
-            "the KJT has a variable batch per feature: its rows do not belong together"
-        )
-    known, seen = set(kjt.keys()), set[str]()
-    for group in groups:
-        if not group:
-            raise ValueError("a group without features")
-        for key in group:
-            if key not in known:
-                raise ValueError(f"the KJT has no feature {key!r}, only {', '.join(kjt.keys())}")
-            if key in seen:
-                raise ValueError(f"feature {key!r} is named twice")
-            seen.add(key)
-
-
-def _deduplicate(
-    kjt: KeyedJaggedTensor, keys: Sequence[str], key_indices: Sequence[int]
-) -> InverseKeyedJaggedTensor:
-    stride, offsets = kjt.stride(), kjt.offsets()
-    values, weights = kjt.values(), kjt.weights_or_none()
-    columns = []
-    for index in key_indices:
-        column_offsets = offsets[index * stride : (index + 1) * stride + 1]
-        columns.append((values, column_offsets))
-        if weights is not None:
-            columns.append((weights, column_offsets))
-    first_rows, inverse_lookup = first_equal_rows(columns, stride)
-    rows = torch.cat([first_rows + index * stride for index in key_indices])
-    positions, lengths = positions_of_rows(offsets, rows)
-    return InverseKeyedJaggedTensor(
-        keys=keys,
-        values=values.index_select(0, positions),
-        inverse_lookup=inverse_lookup,
-        weights=None if weights is None else weights.index_select(0, positions),
-        lengths=lengths.to(kjt.lengths().dtype),
-    )
 
 
 def _flatten(ikjt: InverseKeyedJaggedTensor) -> tuple[list[Any], list[str]]:

@@ -1,0 +1,148 @@
+"""Duplicate rows of jagged columns in memory: found exactly, stored once.
+
+The row before is the first candidate, since data clustered by session repeats it; only rows that
+differ from it are hashed into a table, and what the table finds is compared value by value. A hash
+alone never decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_plugins.sparse import kernels
+
+#: Values, of 4 or 8 bytes each, which compare by their bits; and the offsets of their rows, int32
+#: or int64 ``[B + 1]``, which need not start at 0.
+JaggedColumn = tuple[NDArray[Any], NDArray[Any]]
+
+ALL_BITS = 0xFFFFFFFFFFFFFFFF
+
+
+@dataclass(frozen=True)
+class UniqueRows:
+    """The distinct rows of a group of columns, in the order in which they occur.
+
+    Attributes:
+        values: one array for each run of columns of one dtype, one column after the other.
+        lengths: of the unique rows, column by column, int32 ``[num_columns * U]``.
+        inverse_lookup: the unique row of each row, int64 ``[B]``.
+    """
+
+    values: tuple[NDArray[Any], ...]
+    lengths: NDArray[np.int32]
+    inverse_lookup: NDArray[np.int64]
+
+
+class Deduplicator:
+    """Stores equal rows once, and keeps its working memory from batch to batch.
+
+    Not to be shared by threads. What it returns is new memory; the arrays of one call are slices
+    of a few large ones, which the allocator serves faster than many small ones.
+    """
+
+    def __init__(self) -> None:
+        self._shape = (-1, -1, -1)
+
+    def __call__(
+        self, groups: Sequence[Sequence[JaggedColumn]], num_rows: int, hash_mask: int = ALL_BITS
+    ) -> list[UniqueRows]:
+        """Deduplicate each group of a batch: rows merge that are equal in all of its columns.
+
+        Args:
+            groups: columns of B rows.
+            num_rows: B.
+            hash_mask: bits of the hash to use; the outcome is the same for any.
+
+        Raises:
+            ValueError: a column's dtype or offsets do not fit.
+        """
+        columns = np.array(
+            [_describe(column, num_rows) for group in groups for column in group], np.int64
+        ).reshape(-1, 4)
+        ends = np.cumsum([len(group) for group in groups], dtype=np.int64)
+        self._make_room(len(groups), max(map(len, groups), default=0), num_rows)
+        inverse = np.empty((len(groups), num_rows), np.int64)
+        num_unique = np.empty(len(groups), np.int64)
+        sizes = np.empty(len(columns), np.int64)
+        kernels.find_unique_rows(
+            columns,
+            ends,
+            np.uint64(hash_mask),
+            self._column_hashes,
+            self._hashes,
+            self._table,
+            self._first_rows,
+            inverse,
+            num_unique,
+            sizes,
+        )
+        unique, targets = _allocate(groups, inverse, num_unique.tolist(), sizes.tolist())
+        kernels.copy_rows(columns, ends, self._first_rows, num_unique, targets)
+        return unique
+
+    def _make_room(self, num_groups: int, group_size: int, num_rows: int) -> None:
+        if self._shape == (num_groups, group_size, num_rows):
+            return
+        self._shape = (num_groups, group_size, num_rows)
+        self._column_hashes = np.empty((group_size, num_rows), np.uint64)
+        self._hashes = np.empty(num_rows, np.uint64)
+        self._table = np.empty(1 << (2 * num_rows).bit_length(), np.int32)
+        self._first_rows = np.empty((num_groups, num_rows), np.int32)
+
+
+def _allocate(
+    groups: Sequence[Sequence[JaggedColumn]],
+    inverse: NDArray[np.int64],
+    num_unique: Sequence[int],
+    sizes: Sequence[int],
+) -> tuple[list[UniqueRows], NDArray[np.int64]]:
+    """Room for the unique rows, and the addresses for each column's values and lengths."""
+    all_values = np.empty(sum(sizes), np.int64)
+    counts = [len(group) * count for group, count in zip(groups, num_unique, strict=True)]
+    all_lengths = np.empty(sum(counts), np.int32)
+    value_at, length_at = _address(all_values), _address(all_lengths)
+    unique, targets = [], []
+    size_of = iter(sizes)
+    word = length = 0
+    for group, count, group_count, lookup in zip(groups, num_unique, counts, inverse, strict=True):
+        values = []
+        for dtype, columns in groupby(column[0].dtype for column in group):
+            first = word * 8
+            at = first
+            for _ in columns:
+                targets.append((value_at + at, length_at + length * 4))
+                at += next(size_of) * dtype.itemsize
+                length += count
+            word += -(-(at - first) // 8)
+            values.append(
+                all_values[first // 8 : word].view(dtype)[: (at - first) // dtype.itemsize]
+            )
+        unique.append(UniqueRows(tuple(values), all_lengths[length - group_count : length], lookup))
+    return unique, np.array(targets, np.int64).reshape(-1, 2)
+
+
+def _address(array: NDArray[Any]) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool]:
+    """A column as the kernels take it, after a look at what they cannot check."""
+    values, offsets = column
+    if values.itemsize not in (4, 8) or offsets.dtype not in (np.int32, np.int64):
+        raise ValueError(
+            f"values of {values.dtype} with offsets of {offsets.dtype}: values have 4 or 8 bytes, "
+            "offsets are int32 or int64"
+        )
+    if not (values.flags.c_contiguous and offsets.flags.c_contiguous):
+        raise ValueError("values and offsets must be contiguous")
+    if len(offsets) != num_rows + 1:
+        raise ValueError(f"{len(offsets)} offsets for {num_rows} rows, expected {num_rows + 1}")
+    if offsets[0] < 0 or offsets[-1] > len(values):
+        raise ValueError(f"offsets from {offsets[0]} to {offsets[-1]} for {len(values)} values")
+    return _address(values), values.itemsize == 8, _address(offsets), offsets.itemsize == 8

@@ -1,0 +1,246 @@
+"""Compiled loops that find and copy unique rows; ``dedup.py`` is how to call them.
+
+Buffers come as addresses, so that one call serves the columns of a whole batch, whatever their
+number, without a copy. Values are compared as 32-bit words, so that one loop serves all item sizes.
+Numba counts a mix of signed and unsigned integers as floats: indices are unsigned throughout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from recd_plugins.sparse.memory import copy_bytes, int32_at, int64_at, prefetch
+
+u64 = np.uint64
+_MIX_1 = u64(0xBF58476D1CE4E5B9)
+_MIX_2 = u64(0x94D049BB133111EB)
+_STEP = u64(0x9E3779B97F4A7C15)
+#: Words compared before looking at the outcome: long enough for SIMD, short enough to stop early.
+_BLOCK, _SMALL_BLOCK = 64, 8
+#: Rows between the one that is copied and the one that is fetched from memory meanwhile.
+_AHEAD = 8
+
+
+@numba.njit(inline="always")
+def _offset(address: Any, wide: Any, row: Any) -> Any:
+    if wide:
+        return u64(int64_at(address)[row])
+    return u64(int32_at(address)[row])
+
+
+@numba.njit(inline="always")
+def _first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
+    """The first position from ``start`` on at which words[i] != words[i - back], else ``end``."""
+    at = start
+    while at + u64(_BLOCK) <= end:
+        difference = np.int32(0)
+        for step in range(_BLOCK):
+            difference |= words[at + u64(step)] ^ words[at + u64(step) - back]
+        if difference != 0:
+            break
+        at += u64(_BLOCK)
+    while at + u64(_SMALL_BLOCK) <= end:
+        difference = np.int32(0)
+        for step in range(_SMALL_BLOCK):
+            difference |= words[at + u64(step)] ^ words[at + u64(step) - back]
+        if difference != 0:
+            break
+        at += u64(_SMALL_BLOCK)
+    while at < end and words[at] == words[at - back]:
+        at += u64(1)
+    return at
+
+
+@numba.njit(inline="always")
+def _hash_row(values: Any, shift: Any, start: Any, length: Any) -> Any:
+    """A hash that is never 0."""
+    total = length
+    if shift:
+        items = int64_at(values)
+        for index in range(length):
+            mixed = u64(items[start + u64(index)]) + u64(index) * _STEP
+            mixed = (mixed ^ (mixed >> u64(32))) * _MIX_1
+            total += mixed ^ (mixed >> u64(29))
+    else:
+        narrow_items = int32_at(values)
+        for index in range(length):
+            mixed = u64(narrow_items[start + u64(index)]) + u64(index) * _STEP
+            mixed = (mixed ^ (mixed >> u64(32))) * _MIX_1
+            total += mixed ^ (mixed >> u64(29))
+    total = (total ^ (total >> u64(30))) * _MIX_2
+    return total | u64(1)
+
+
+@numba.njit(inline="always")
+def _hash_changes(values: Any, shift: Any, offsets: Any, wide: Any, hashes: Any) -> None:
+    """Hash each row that is not the row before it; the others are left 0.
+
+    Rows of one length that follow each other are compared in one sweep, with no step per row.
+    """
+    words = int32_at(values)
+    num_rows = u64(len(hashes))
+    if num_rows == 0:
+        return
+    row = u64(1)
+    before, start = _offset(offsets, wide, u64(0)), _offset(offsets, wide, u64(1))
+    hashes[0] = _hash_row(values, shift, before, start - before)
+    while row < num_rows:
+        length = start - before
+        stop, end = row, start
+        while stop < num_rows:
+            next_end = _offset(offsets, wide, stop + u64(1))
+            if next_end - end != length:
+                break
+            stop, end = stop + u64(1), next_end
+        stride = length << u64(shift)
+        first, last = start << u64(shift), end << u64(shift)
+        at = first
+        while at < last:
+            at = _first_difference(words, at, stride, last)
+            if at < last:
+                index = (at - first) // stride
+                hashes[row + index] = _hash_row(values, shift, start + index * length, length)
+                at = first + (index + u64(1)) * stride
+        row, before, start = stop, end - length, end
+        if row < num_rows:
+            before, start = start, _offset(offsets, wide, row + u64(1))
+            hashes[row] = _hash_row(values, shift, before, start - before)
+            row += u64(1)
+
+
+@numba.njit(inline="always")
+def _rows_equal(words: Any, shift: Any, offsets: Any, wide: Any, left: Any, right: Any) -> Any:
+    start, other = _offset(offsets, wide, left), _offset(offsets, wide, right)
+    end = _offset(offsets, wide, left + u64(1))
+    if _offset(offsets, wide, right + u64(1)) - other != end - start:
+        return False
+    # ``left`` is the later row, so it stands behind ``right``.
+    back = (start - other) << shift
+    return _first_difference(words, start << shift, back, end << shift) == end << shift
+
+
+@numba.njit(cache=True, nogil=True)
+def find_unique_rows(
+    columns: Any,
+    group_ends: Any,
+    hash_mask: Any,
+    column_hashes: Any,
+    hashes: Any,
+    table: Any,
+    first_rows: Any,
+    inverse: Any,
+    num_unique: Any,
+    sizes: Any,
+) -> None:
+    """Number the distinct rows of each group of columns in the order in which they occur.
+
+    Args:
+        columns: int64 ``[num_columns, 4]``: address of the values, 1 if these have 64 bits and 0 if
+            32, address of the offsets, 1 if these have 64 bits and 0 if 32.
+        group_ends: int64 ``[num_groups]``: where each group's columns end.
+        hash_mask: bits of the hash to use.
+        column_hashes: uint64 ``[columns of the largest group, B]``, scratch.
+        hashes: uint64 ``[B]``, scratch.
+        table: int32, a power of two > B, scratch.
+        first_rows: int32 ``[num_groups, B]``, out: row of the first occurrence.
+        inverse: int64 ``[num_groups, B]``, out.
+        num_unique: int64 ``[num_groups]``, out.
+        sizes: int64 ``[num_columns]``, out: values in the unique rows of each column.
+    """
+    num_rows = column_hashes.shape[1]
+    mask = u64(len(table) - 1)
+    begin = 0
+    for group in range(len(group_ends)):
+        end = group_ends[group]
+        table[:] = -1
+        for column in range(begin, end):
+            values, shift, offsets, wide = columns[column]
+            column_hashes[column - begin] = 0
+            _hash_changes(values, shift, offsets, wide, column_hashes[column - begin])
+        count = 0
+        for row in range(num_rows):
+            changed, key = False, u64(0)
+            for column in range(end - begin):
+                own = column_hashes[column, row]
+                if own != 0:
+                    changed = True
+                else:
+                    own = column_hashes[column, row - 1]
+                    column_hashes[column, row] = own
+                key = (key ^ own) * _MIX_2
+                key ^= key >> u64(31)
+            if not changed:
+                inverse[group, row] = inverse[group, row - 1]
+                continue
+            key &= hash_mask
+            slot = key & mask
+            while True:
+                candidate = table[slot]
+                if candidate < 0:
+                    table[slot] = count
+                    hashes[count] = key
+                    first_rows[group, count] = row
+                    inverse[group, row] = count
+                    count += 1
+                    break
+                if hashes[candidate] == key:
+                    equal = True
+                    first = u64(first_rows[group, candidate])
+                    for column in range(begin, end):
+                        values, shift, offsets, wide = columns[column]
+                        words = int32_at(values)
+                        if not _rows_equal(words, u64(shift), offsets, wide, u64(row), first):
+                            equal = False
+                            break
+                    if equal:
+                        inverse[group, row] = candidate
+                        break
+                slot = (slot + u64(1)) & mask
+        num_unique[group] = count
+        for column in range(begin, end):
+            offsets, wide = columns[column, 2], columns[column, 3]
+            values_of_column = u64(0)
+            for index in range(count):
+                taken = u64(first_rows[group, index])
+                start = _offset(offsets, wide, taken)
+                values_of_column += _offset(offsets, wide, taken + u64(1)) - start
+            sizes[column] = values_of_column
+        begin = end
+
+
+@numba.njit(cache=True, nogil=True)
+def copy_rows(
+    columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, targets: Any
+) -> None:
+    """Copy the unique rows of each column.
+
+    Args:
+        columns: as ``find_unique_rows`` takes them.
+        group_ends: the same.
+        first_rows: what it found.
+        num_unique: what it found.
+        targets: int64 ``[num_columns, 2]``: addresses for a column's values, of the width of the
+            column's, and for its lengths, int32.
+    """
+    begin = 0
+    for group in range(len(group_ends)):
+        count = num_unique[group]
+        for column in range(begin, group_ends[group]):
+            values, shift, offsets, wide = columns[column]
+            target, lengths = targets[column, 0], int32_at(targets[column, 1])
+            for index in range(count):
+                row = u64(first_rows[group, index])
+                ahead = u64(first_rows[group, min(index + _AHEAD, count - 1)])
+                coming = values + (np.int64(_offset(offsets, wide, ahead)) << (shift + 2))
+                for line in range(4):
+                    prefetch(coming + 64 * line)
+                start = _offset(offsets, wide, row)
+                length = _offset(offsets, wide, row + u64(1)) - start
+                lengths[index] = np.int32(length)
+                size = np.int64(length) << (shift + 2)
+                copy_bytes(target, values + (np.int64(start) << (shift + 2)), size)
+                target += size
+        begin = group_ends[group]

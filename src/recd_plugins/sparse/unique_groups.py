@@ -1,0 +1,122 @@
+"""Deduplication of groups of features of a KJT: compiled in CPU memory, by torch elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.sparse.dedup import Deduplicator
+from recd_plugins.sparse.equal_rows import first_equal_rows
+from recd_plugins.sparse.jagged import positions_of_rows
+
+
+@dataclass(frozen=True)
+class UniqueGroup:
+    """The U distinct rows of a group of F features, in the order of first occurrence.
+
+    Attributes:
+        values: ids, feature by feature.
+        lengths: ``[F * U]``, in the dtype of the KJT's lengths.
+        inverse_lookup: int64 ``[B]``.
+        weights: as many as values, or None.
+    """
+
+    values: Tensor
+    lengths: Tensor
+    inverse_lookup: Tensor
+    weights: Tensor | None
+
+
+def deduplicate(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> list[UniqueGroup]:
+    """Rows of a group that are equal in all its features, values and weights, become one.
+
+    Raises:
+        ValueError: an empty group, a key that ``kjt`` lacks, a key named twice, or a ``kjt`` whose
+            number of rows differs from key to key.
+    """
+    _check_groups(kjt, groups)
+    position = {key: index for index, key in enumerate(kjt.keys())}
+    positions = [[position[key] for key in group] for group in groups]
+    if _kernels_can_read(kjt):
+        return _by_kernel(kjt, positions)
+    return [_by_torch(kjt, group) for group in positions]
+
+
+def _kernels_can_read(kjt: KeyedJaggedTensor) -> bool:
+    weights = kjt.weights_or_none()
+    return all(
+        tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and tensor.element_size() in (4, 8)
+        and not tensor.requires_grad
+        for tensor in (kjt.values(), *(() if weights is None else (weights,)))
+    )
+
+
+def _by_kernel(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[int]]) -> list[UniqueGroup]:
+    stride, offsets = kjt.stride(), kjt.offsets().numpy()
+    weights = kjt.weights_or_none()
+    buffers = [kjt.values().numpy(), *(() if weights is None else (weights.numpy(),))]
+    columns = [
+        [
+            (buffer, offsets[position * stride : (position + 1) * stride + 1])
+            for buffer in buffers
+            for position in group
+        ]
+        for group in groups
+    ]
+    results = []
+    for unique in Deduplicator()(columns, stride):
+        tensors = [torch.from_numpy(array) for array in unique.values]
+        # The columns of weights come second and have the same lengths.
+        lengths = torch.from_numpy(unique.lengths[: unique.lengths.size // len(buffers)])
+        results.append(
+            UniqueGroup(
+                values=tensors[0],
+                lengths=lengths.to(kjt.lengths().dtype),
+                inverse_lookup=torch.from_numpy(unique.inverse_lookup),
+                weights=None if weights is None else tensors[1],
+            )
+        )
+    return results
+
+
+def _by_torch(kjt: KeyedJaggedTensor, group: Sequence[int]) -> UniqueGroup:
+    stride, offsets = kjt.stride(), kjt.offsets()
+    values, weights = kjt.values(), kjt.weights_or_none()
+    columns = []
+    for position in group:
+        column_offsets = offsets[position * stride : (position + 1) * stride + 1]
+        columns.append((values, column_offsets))
+        if weights is not None:
+            columns.append((weights.detach(), column_offsets))
+    first_rows, inverse_lookup = first_equal_rows(columns, stride)
+    rows = torch.cat([first_rows + position * stride for position in group])
+    positions, lengths = positions_of_rows(offsets, rows)
+    return UniqueGroup(
+        values=values.index_select(0, positions),
+        lengths=lengths.to(kjt.lengths().dtype),
+        inverse_lookup=inverse_lookup,
+        weights=None if weights is None else weights.index_select(0, positions),
+    )
+
+
+def _check_groups(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> None:
+    if kjt.variable_stride_per_key():
+        raise ValueError(
+            "the KJT has a variable batch per feature: its rows do not belong together"
+        )
+    known, seen = set(kjt.keys()), set[str]()
+    for group in groups:
+        if not group:
+            raise ValueError("a group without features")
+        for key in group:
+            if key not in known:
+                raise ValueError(f"the KJT has no feature {key!r}, only {', '.join(kjt.keys())}")
+            if key in seen:
+                raise ValueError(f"feature {key!r} is named twice")
+            seen.add(key)

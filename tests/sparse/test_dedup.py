@@ -1,0 +1,148 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recd_plugins.sparse.dedup import ALL_BITS, Deduplicator
+from recd_plugins.sparse.equal_rows import first_equal_rows
+
+LARGEST = 2**63 - 1
+
+
+def make_column(rows, dtype=np.int64, offsets_dtype=np.int32, first=0):
+    """A jagged column whose first row starts at ``first`` in its values."""
+    offsets = np.zeros(len(rows) + 1, offsets_dtype)
+    offsets[1:] = np.cumsum([len(row) for row in rows])
+    values = np.array([-9] * first + [number for row in rows for number in row], dtype)
+    return values, (offsets + first).astype(offsets_dtype)
+
+
+def expected(columns):
+    """Unique rows and inverse lookup of a group of columns given as lists."""
+    seen = {}
+    inverse = [seen.setdefault(tuple(map(tuple, row)), len(seen)) for row in zip(*columns)]  # noqa: B905
+    return list(seen), inverse
+
+
+def check(unique, columns):
+    rows, inverse = expected(columns)
+    by_column = [row[index] for index in range(len(columns)) for row in rows]
+    assert unique.inverse_lookup.tolist() == inverse
+    assert unique.lengths.tolist() == [len(row) for row in by_column]
+    (values,) = unique.values
+    assert values.tolist() == [number for row in by_column for number in row]
+
+
+@st.composite
+def batches(draw):
+    """Columns as lists: rows from a small pool, so that they repeat, adjacent or not."""
+    ids = st.sampled_from([0, 1, 2, 2**31 - 1, -1])
+    pool = draw(st.lists(st.lists(ids, max_size=5), min_size=1, max_size=4))
+    # Longer than the blocks in which the kernel compares, and different in one place.
+    long_row = list(range(90))
+    pool += [long_row, [*long_row[:-1], 7], [7, *long_row[1:]], [*long_row[:50], 7, *long_row[51:]]]
+    num_rows = draw(st.integers(0, 12))
+    rows = st.lists(st.sampled_from(pool), min_size=num_rows, max_size=num_rows)
+    return [draw(rows) for _ in range(3)]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    batch=batches(),
+    dtype=st.sampled_from([np.int32, np.int64]),
+    offsets_dtype=st.sampled_from([np.int32, np.int64]),
+    first=st.integers(0, 3),
+    hash_mask=st.sampled_from([ALL_BITS, 0, 1]),
+)
+def test_unique_rows_are_exact_whatever_the_hash(batch, dtype, offsets_dtype, first, hash_mask):
+    columns = [make_column(rows, dtype, offsets_dtype, first) for rows in batch]
+    a, b, c = columns
+    unique = Deduplicator()([[a, b], [c], [a, b, c]], len(batch[0]), hash_mask)
+    for found, group in zip(unique, (batch[:2], batch[2:], batch), strict=True):
+        check(found, group)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(batch=batches())
+def test_torch_operations_agree_with_the_kernel(batch):
+    columns = [make_column(rows) for rows in batch]
+    (unique,) = Deduplicator()([columns], len(batch[0]))
+    first_rows, inverse = first_equal_rows(
+        [(torch.from_numpy(values), torch.from_numpy(offsets)) for values, offsets in columns],
+        len(batch[0]),
+    )
+    assert inverse.tolist() == unique.inverse_lookup.tolist()
+    assert len(first_rows) == len(set(inverse.tolist()))
+    assert inverse[first_rows].tolist() == list(range(len(first_rows)))
+
+
+def test_torch_operations_are_exact_when_every_hash_collides(monkeypatch):
+    monkeypatch.setattr(
+        "recd_plugins.sparse.equal_rows._hash_rows",
+        lambda columns, rows, seed: torch.zeros_like(rows),
+    )
+    rows = [[1], [2], [1], [], [2, 2], [2], []]
+    values, offsets = make_column(rows)
+    _, inverse = first_equal_rows([(torch.from_numpy(values), torch.from_numpy(offsets))], 7)
+    assert inverse.tolist() == [0, 1, 0, 2, 3, 1, 2]
+
+
+def test_bits_decide_for_floating_point_numbers():
+    values, offsets = make_column([[0.0], [-0.0], [0.0], [np.nan], [np.nan]], np.float32)
+    (unique,) = Deduplicator()([[(values, offsets)]], 5)
+    assert unique.inverse_lookup.tolist() == [0, 1, 0, 2, 2]
+    tensors = torch.from_numpy(values), torch.from_numpy(offsets)
+    assert first_equal_rows([tensors], 5)[1].tolist() == [0, 1, 0, 2, 2]
+
+
+def test_columns_of_several_dtypes_come_back_one_array_each():
+    ids = make_column([[1, 2], [1, 2], [3]], np.int32)
+    weights = make_column([[0.5, 0.25], [0.5, 0.25], [0.125]], np.float64)
+    (unique,) = Deduplicator()([[ids, ids, weights]], 3)
+    first, second = unique.values
+    assert (first.dtype, second.dtype) == (np.int32, np.float64)
+    assert first.tolist() == [1, 2, 3, 1, 2, 3]
+    assert second.tolist() == [0.5, 0.25, 0.125]
+
+
+def test_ids_up_to_the_largest():
+    rows = [[LARGEST], [LARGEST - 1], [-LARGEST - 1], [LARGEST]]
+    (unique,) = Deduplicator()([[make_column(rows)]], 4)
+    check(unique, [rows])
+
+
+def test_results_stay_when_the_next_batch_comes():
+    deduplicate = Deduplicator()
+    first_batch, second_batch = [[1], [1], [2]], [[5], [6], [7]]
+    (first,) = deduplicate([[make_column(first_batch)]], 3)
+    (second,) = deduplicate([[make_column(second_batch)]], 3)
+    check(first, [first_batch])
+    check(second, [second_batch])
+
+
+def test_results_own_their_memory():
+    values, offsets = make_column([[1], [2]])
+    (unique,) = Deduplicator()([[(values, offsets)]], 2)
+    values[:] = 0
+    assert unique.values[0].tolist() == [1, 2]
+
+
+def test_no_groups():
+    assert Deduplicator()([], 4) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ((np.zeros(2, np.int16), np.array([0, 1, 2])), "4 or 8 bytes"),
+        ((np.zeros(2, np.int64), np.array([0, 1, 2], np.int16)), "int32 or int64"),
+        ((np.zeros(4, np.int64)[::2], np.array([0, 1, 2])), "contiguous"),
+        ((np.zeros(2, np.int64), np.array([0, 2])), "expected 3"),
+        ((np.zeros(2, np.int64), np.array([0, 1, 3])), "for 2 values"),
+        ((np.zeros(2, np.int64), np.array([-1, 1, 2])), "from -1"),
+    ],
+)
+def test_columns_that_the_kernel_cannot_read_are_refused(column, message):
+    with pytest.raises(ValueError, match=message):
+        Deduplicator()([[column]], 2)
