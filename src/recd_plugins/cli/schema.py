@@ -58,4 +58,4 @@ def _options_of(
     then: dict[str, Any] = {"properties": {"options": {"$ref": f"#/$defs/{prefix}"}}}
     if options.get("required"):
         then["required"] = ["options"]
-    return {"if": {"properties": {"use": {"const": name}}}, "then": then}
+    return {"if": {"required": ["use"], "properties": {"use": {"const": name}}}, "then": then}
