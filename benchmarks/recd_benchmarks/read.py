@@ -11,7 +11,7 @@ from recd_benchmarks.frame import Figure, Size, seconds
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
 
-SUMMARY = "Decoding Parquet to Arrow, one thread, and bytes on disk."
+SUMMARY = "reading PAPERCAL from Parquet on one thread, and its bytes on disk"
 
 Layout = Literal["clustered", "stream"]
 _BATCH = 512

@@ -94,8 +94,8 @@ def detect_format(path: Path, separator: str | None, header: bool | Sequence[str
     if header is True:
         with path.open(encoding="utf-8-sig", errors="replace") as lines:
             first = lines.readline().rstrip("\r\n")
-        names = [_RECBOLE_TYPE.sub("", name.strip().strip('"')) for name in first.split(separator)]
-        return Format(separator, tuple(names), True)
+        names = next(csv.reader([first])) if separator == "," else first.split(separator)
+        return Format(separator, tuple(_RECBOLE_TYPE.sub("", name.strip()) for name in names), True)
     return Format(separator, tuple(header or DEFAULT_NAMES), False)
 
 
@@ -143,7 +143,9 @@ def _read(path: Path, layout: Format, ids: Sequence[str], numbers: Sequence[str]
             column_names=list(layout.names), skip_rows=int(layout.has_header), use_threads=False
         ),
         parse_options=pa_csv.ParseOptions(
-            delimiter=delimiter, quote_char='"' if layout.quotes else False
+            delimiter=delimiter,
+            quote_char='"' if layout.quotes else False,
+            newlines_in_values=layout.quotes,
         ),
         convert_options=pa_csv.ConvertOptions(column_types=types, include_columns=[*ids, *numbers]),
     )

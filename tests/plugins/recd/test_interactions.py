@@ -180,6 +180,18 @@ def test_every_format_reads_the_same(path, tmp_path, name, write, options):
     assert read(dataset(other, **options)) == read(dataset(path))
 
 
+def test_csv_values_may_hold_separators_and_new_lines(path, tmp_path):
+    """Reviews do; lines are counted in the file all the same."""
+    head = 'user_id,"said, in short",item_id,rating,timestamp\n'
+    lines = [f'{user},"well,\nwell",{item},{value},{time}\n' for user, item, value, time in LOG]
+    other = tmp_path / "reviews.csv"
+    other.write_text(head + "".join(lines))
+    assert read(dataset(other)) == read(dataset(path))
+    other.write_text(head + "".join([*lines[:2], lines[2].replace(",3,", ",good,")]))
+    with pytest.raises(DataError, match=r"reviews.csv:7: column rating is 'good'"):
+        dataset(other).prepare()
+
+
 def test_ids_that_are_no_numbers_are_hashed_alike_everywhere(tmp_path):
     rows = []
     for name, content in (
