@@ -53,8 +53,6 @@ def test_the_plugins_pass_their_contracts(tmp_path):
     assert done.returncode == 0, done.stdout
 
 
-def test_every_page_is_listed():
-    index = (PAGES / "README.md").read_text()
-    pages = {page.name for page in PAGES.iterdir()} - {"README.md"}
-    assert {f"{kind}.md" for kind in KINDS} <= pages
-    assert all(f"]({page})" in index for page in pages)
+@pytest.mark.parametrize("page", sorted(page.name for page in PAGES.iterdir()))
+def test_every_page_is_listed(page):
+    assert page == "README.md" or f"]({page})" in (PAGES / "README.md").read_text()

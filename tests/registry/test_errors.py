@@ -41,6 +41,7 @@ def problems(tmp_path, plugins_dir):
         (HEAD + "---\nversion: 1\n", "r.yaml:4: is not YAML"),
         (HEAD + "cache: *nowhere\n", "r.yaml:4: is not YAML: found undefined alias"),
         (HEAD + "cache: &loop [*loop]\n", "cache[0]: contains itself"),
+        (HEAD + "cache: " + "[" * 5000, "r.yaml: is nested too deeply"),
         (HEAD.encode() + b"# caf\xe9\n", "r.yaml:4: is not UTF-8: byte 0xe9"),
         (HEAD + "cache: \x00\n", "r.yaml: is not YAML"),
         (HEAD + "version: 1\n", "r.yaml:4 version: stands here twice, first in line 1"),
@@ -63,6 +64,10 @@ def test_what_is_no_plain_yaml(problems, text, expected):
     assert expected in problem
 
 
+def test_a_byte_order_mark_is_no_part_of_a_key(problems):
+    assert "version" not in " ".join(problems("\ufeffversion: 1\n"))
+
+
 def test_a_missing_file(tmp_path):
     with pytest.raises(RegistryError, match=r"missing\.yaml: cannot be read: No such file"):
         load_registry(tmp_path / "missing.yaml")
@@ -76,7 +81,7 @@ def test_a_missing_file(tmp_path):
         (HEAD + "zebra: []\n", "r.yaml:4 zebra: unknown key; known: version, dataset"),
         (HEAD + "cache:\n", "r.yaml:4 cache: input should be a valid list, got nothing"),
         (HEAD + "cache: {}\n", "r.yaml:4 cache: input should be a valid list"),
-        (HEAD + "cache: [acme.hot]\n", "r.yaml:4 cache[0]: input should be a valid mapping"),
+        (HEAD + "cache: [acme.hot]\n", "r.yaml:4 cache[0]: input should be a mapping"),
         (
             HEAD + "training:\n  optimizer: adagrad\n",
             "r.yaml:5 training.optimizer: input should be 'sgd' or 'rowwise_adagrad', "
@@ -90,6 +95,9 @@ def test_a_missing_file(tmp_path):
             HEAD + "training: {batch_size: 0}\n",
             "r.yaml:4 training.batch_size: input should be greater than 0, got 0",
         ),
+        (HEAD + "training: {ranks: true}\n", "training.ranks: input should be a valid integer"),
+        (HEAD + "training: {ranks: 2.5}\n", "training.ranks: input should be a valid integer"),
+        ("dataset: 5\n", "r.yaml:1 dataset: input should be a mapping, got 5"),
         (HEAD + "training: {learning_rate: .nan}\n", "training.learning_rate"),
         (HEAD + "training: {seed: 2020-01-01}\n", "training.seed"),
         (
@@ -153,7 +161,7 @@ def test_a_wrong_shape(problems, text, expected):
         ),
         (
             "{use: acme.keep, features: [a], options: [5]}",
-            "preprocessing[0].options: input should be a valid mapping, got [5]",
+            "preprocessing[0].options: input should be a mapping, got [5]",
         ),
     ],
 )

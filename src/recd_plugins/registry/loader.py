@@ -64,6 +64,8 @@ def read_yaml(path: Path) -> Document:
         mark = error.problem_mark or error.context_mark
         message = error.problem or error.context
         raise _error(name, mark.line + 1 if mark else 0, f"is not YAML: {message}") from error
+    except RecursionError as error:
+        raise _error(name, 0, "is nested too deeply") from error
     except YAMLError as error:
         raise _error(name, 0, f"is not YAML: {' '.join(str(error).split())}") from error
     if root is None:

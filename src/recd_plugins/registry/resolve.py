@@ -162,7 +162,9 @@ def _message(details: ErrorDetails, inside: Location, model: type[BaseModel], wh
         return f"unknown {what}{suggestion or listed}"
     if kind == "value_error":
         return details["msg"].removeprefix("Value error, ")
-    message = details["msg"][:1].lower() + details["msg"][1:].replace("dictionary", "mapping")
+    message = details["msg"][:1].lower() + details["msg"][1:]
+    if kind in ("dict_type", "model_type"):
+        message = "input should be a mapping"
     got = details["input"]
     suggestion = ""
     if kind == "literal_error" and isinstance(got, str):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+
+# Strict: true is no number, and 2.5 is not 2.
+Count = Annotated[StrictInt, Field(gt=0)]
 
 
 class _Spec(BaseModel):
@@ -40,23 +43,23 @@ class TableEntrySpec(PluginSpec):
 class TableSpec(_Spec):
     """Sizes of the tables that one pattern matches."""
 
-    num_embeddings: PositiveInt = Field(description="Rows of the table.")
+    num_embeddings: Count = Field(description="Rows of the table.")
 
 
 class ModelSpec(_Spec):
     """Sizes of the built-in DLRM. Each feature has a table of its own, named t_<feature>."""
 
-    embedding_dim: PositiveInt = Field(default=16, description="Scalars in an embedding.")
-    num_embeddings: PositiveInt = Field(
+    embedding_dim: Count = Field(default=16, description="Scalars in an embedding.")
+    num_embeddings: Count = Field(
         default=100_000, description="Rows of a table that `tables` does not name."
     )
     tables: dict[str, TableSpec] = Field(
         default={}, description="Sizes by name or pattern of a table; the first match counts."
     )
-    bottom_mlp: list[PositiveInt] = Field(
+    bottom_mlp: list[Count] = Field(
         default=[64], description="Hidden layers over dense features; embedding_dim is appended."
     )
-    top_mlp: list[PositiveInt] = Field(
+    top_mlp: list[Count] = Field(
         default=[128, 64], description="Hidden layers over the interaction; 1 is appended."
     )
     bag_pooling: Literal["sum", "mean"] = Field(
@@ -68,14 +71,14 @@ class CheckpointSpec(_Spec):
     """When and where training writes checkpoints."""
 
     path: str | None = Field(default=None, description="Folder of checkpoints; null writes none.")
-    every: PositiveInt = Field(default=100, description="Steps between checkpoints.")
-    keep: PositiveInt = Field(default=2, description="Checkpoints kept; older ones are removed.")
+    every: Count = Field(default=100, description="Steps between checkpoints.")
+    keep: Count = Field(default=2, description="Checkpoints kept; older ones are removed.")
 
 
 class TrainingSpec(_Spec):
     """How training runs."""
 
-    batch_size: PositiveInt = Field(default=512, description="Rows in a batch of one rank.")
+    batch_size: Count = Field(default=512, description="Rows in a batch of one rank.")
     optimizer: Literal["sgd", "rowwise_adagrad"] = Field(
         default="rowwise_adagrad", description="Optimizer of the embedding tables."
     )
@@ -91,12 +94,12 @@ class TrainingSpec(_Spec):
         allow_inf_nan=False,
         description="Learning rate of the dense parameters; null takes learning_rate.",
     )
-    ranks: PositiveInt = Field(default=1, description="Processes to train on.")
-    epochs: PositiveInt = Field(default=1, description="Passes over the training split.")
-    steps: PositiveInt | None = Field(
+    ranks: Count = Field(default=1, description="Processes to train on.")
+    epochs: Count = Field(default=1, description="Passes over the training split.")
+    steps: Count | None = Field(
         default=None, description="Stop after so many steps; null trains all epochs."
     )
-    seed: int = Field(default=0, ge=0, description="Seed of the initial weights.")
+    seed: StrictInt = Field(default=0, ge=0, description="Seed of the initial weights.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Where to train; auto takes CUDA where there is one."
     )
