@@ -10,7 +10,7 @@ from recd_plugins.hookspecs import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.interfaces import Dataset
+    from recd_plugins.interfaces import Converter, Dataset, Preprocessing
 
 
 @hookimpl
@@ -19,6 +19,21 @@ def register_datasets() -> Sequence[type[Dataset]]:
     from recd_plugin_recd.session_parquet import SessionParquet
 
     return [Interactions, SessionParquet]
+
+
+@hookimpl
+def register_converters() -> Sequence[type[Converter]]:
+    from recd_plugin_recd.ikjt import IkjtConverter
+    from recd_plugin_recd.kjt import KjtConverter
+
+    return [IkjtConverter, KjtConverter]
+
+
+@hookimpl
+def register_preprocessing() -> Sequence[type[Preprocessing]]:
+    from recd_plugin_recd.sigrid_hash import SigridHash
+
+    return [SigridHash]
 
 
 @hookimpl

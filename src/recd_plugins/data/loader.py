@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.data.arrow import check_ids
+from recd_plugins.data.check_ids import check_ids
 from recd_plugins.data.model_input import ModelInput, lower
 from recd_plugins.data.preprocess import Preprocess
 from recd_plugins.interfaces import Converter, FeatureSchema, Reader, Split

@@ -1,0 +1,153 @@
+"""Equal rows stored once: the converter of the RecD paper (section 4.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, field_validator
+
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Converter, FeatureSchema, PluginOptions, Rows
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
+
+
+@dataclass(frozen=True)
+class Group:
+    """Features that share an inverse lookup, or a single one that is left plain.
+
+    Attributes:
+        features: their names.
+        dedupe_factor: ids of the sample over ids in its unique rows, 1.0 where it has no ids.
+        deduplicated: whether the group becomes an IKJT.
+    """
+
+    features: tuple[str, ...]
+    dedupe_factor: float
+    deduplicated: bool
+
+
+class IkjtConverter(Converter):
+    """InverseKeyedJaggedTensor: equal rows stored once, features that change together as one."""
+
+    name = "recd.ikjt"
+
+    class Options(PluginOptions):
+        """Which features share their inverse lookup."""
+
+        groups: Literal["auto"] | list[list[str]] = Field(
+            "auto",
+            description="auto: features whose equal rows coincide in the first batch form a group; "
+            "or lists of features, each list one group, all other features plain",
+        )
+        min_dedupe_factor: float = Field(
+            1.5, ge=1.0, description="with auto, groups under this factor stay plain"
+        )
+
+        @field_validator("groups")
+        @classmethod
+        def _no_feature_twice(cls, groups: str | list[list[str]]) -> str | list[list[str]]:
+            names = [] if isinstance(groups, str) else [name for group in groups for name in group]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"a feature is in one group only: {', '.join(twice)}")
+            if not isinstance(groups, str) and [] in groups:
+                raise ValueError("a group without features")
+            return groups
+
+    options: Options
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self._groups: tuple[Group, ...] | None = None
+
+    @cached_property
+    def _deduplicate(self) -> Deduplicator:
+        from recd_plugins.sparse.dedup import Deduplicator
+
+        return Deduplicator()
+
+    def fit(self, sample: Rows, schema: FeatureSchema) -> None:
+        """Decide on groups.
+
+        Raises:
+            DataError: ``sample`` cannot be read, or a group names what is no sparse feature.
+        """
+        columns = _columns(sample, schema)
+        if self.options.groups == "auto":
+            groups = self._coinciding(columns, len(sample))
+        else:
+            _check_names(self.options.groups, schema)
+            groups = self.options.groups
+        factors = self._dedupe_factors(groups, columns, len(sample))
+        self._groups = tuple(
+            Group(
+                tuple(group),
+                factor,
+                self.options.groups != "auto" or factor >= self.options.min_dedupe_factor,
+            )
+            for group, factor in zip(groups, factors, strict=True)
+        )
+
+    def report(self) -> tuple[Group, ...]:
+        """What ``fit`` decided: the groups and how far they deduplicated its sample."""
+        return self._groups or ()
+
+    def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
+        """A batch; the first one is also the sample if ``fit`` was not called."""
+        from recd_plugins.data.arrow import dense_features, labels
+        from recd_plugins.data.batch import Batch
+        from recd_plugins.sparse.from_columns import ikjts_from_columns, kjt_from_columns
+
+        if self._groups is None:
+            self.fit(rows, schema)
+        columns = _columns(rows, schema)
+        groups = [
+            {name: columns.pop(name) for name in group.features}
+            for group in self.report()
+            if group.deduplicated
+        ]
+        return Batch(
+            dense_features=dense_features(rows, schema.dense),
+            labels=labels(rows, schema.label),
+            kjt=kjt_from_columns(columns, len(rows)) if columns else None,
+            ikjts=ikjts_from_columns(groups, len(rows), self._deduplicate),
+        )
+
+    def _coinciding(self, columns: dict[str, JaggedColumn], num_rows: int) -> list[list[str]]:
+        """Features grouped by their inverse lookup."""
+        unique_rows = self._deduplicate([[column] for column in columns.values()], num_rows)
+        groups: dict[bytes, list[str]] = {}
+        for name, unique in zip(columns, unique_rows, strict=True):
+            groups.setdefault(unique.inverse_lookup.tobytes(), []).append(name)
+        return list(groups.values())
+
+    def _dedupe_factors(
+        self, groups: list[list[str]], columns: dict[str, JaggedColumn], num_rows: int
+    ) -> list[float]:
+        grouped = [[columns[name] for name in group] for group in groups]
+        factors = []
+        for group, unique in zip(grouped, self._deduplicate(grouped, num_rows), strict=True):
+            ids = sum(int(offsets[-1] - offsets[0]) for _, offsets in group)
+            stored = unique.values[0].size
+            factors.append(ids / stored if stored else 1.0)
+        return factors
+
+
+def _columns(rows: Rows, schema: FeatureSchema) -> dict[str, JaggedColumn]:
+    from recd_plugins.data.arrow import sparse_column
+
+    return {name: sparse_column(rows, name) for name in schema.sparse}
+
+
+def _check_names(groups: list[list[str]], schema: FeatureSchema) -> None:
+    for name in (name for group in groups for name in group):
+        if name not in schema.sparse:
+            near = get_close_matches(name, schema.sparse, n=1)
+            advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(schema.sparse)}"
+            raise DataError(f"recd.ikjt: groups names {name}, which is no sparse feature; {advice}")

@@ -1,0 +1,143 @@
+"""Columns of a record batch as arrays and tensors, without a copy where Arrow allows it."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces.dataset import Rows
+from recd_plugins.sparse.dedup import JaggedColumn
+
+_MAX_SHOWN = 60
+
+
+def sparse_column(rows: Rows, name: str) -> JaggedColumn:
+    """Ids of a column and the offsets of its rows.
+
+    Lists of int64 are not copied; smaller integers are widened. In a column of plain integers each
+    row is a list of one.
+
+    Returns:
+        ``values``, int64 and read-only, and ``offsets``, int32 or int64 ``[B + 1]``, which need
+        not start at 0.
+
+    Raises:
+        DataError: the column is missing or of another type, or has a null.
+    """
+    column = _column(rows, name)
+    if _is_id(column.type):
+        _refuse_nulls(rows, name, column)
+        return _ids(column), np.arange(len(column) + 1, dtype=np.int32)
+    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    if not is_list or not _is_id(column.type.value_type):
+        raise _wrong_type(rows, name, column, "list<int64> or int64")
+    _refuse_nulls(rows, name, column)
+    offsets, items = column.offsets.to_numpy(), column.values
+    if items.type == pa.int64() and items.null_count == 0:
+        return _ids(items), offsets
+    # Only what these rows use is widened, and only nulls in these rows are errors.
+    first = int(offsets[0])
+    used = items.slice(first, int(offsets[-1]) - first)
+    if used.null_count:
+        row = int(np.searchsorted(offsets, first + _first_null(used), "right")) - 1
+        raise DataError(
+            f"{place(rows, name, row)}: a null in the list {_shown(column, row)}; "
+            "write lists without nulls, an empty one if there is nothing"
+        )
+    return _ids(used), offsets - first
+
+
+def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
+    """Columns of numbers as float32 ``[B, len(names)]``.
+
+    Raises:
+        DataError: a column is missing or not of numbers, or has a null.
+    """
+    features = np.empty((len(rows), len(names)), np.float32)
+    for index, name in enumerate(names):
+        features[:, index] = _numbers(rows, name)
+    return torch.from_numpy(features)
+
+
+def labels(rows: Rows, name: str) -> Tensor:
+    """A column of zeros and ones as float32 ``[B]``.
+
+    Raises:
+        DataError: the column is missing or not of numbers, or has a null or another number.
+    """
+    numbers = _numbers(rows, name).astype(np.float32)
+    wrong = (numbers != 0) & (numbers != 1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise DataError(
+            f"{place(rows, name, row)}: the label is {_shown(_column(rows, name), row)}, "
+            "expected 0 or 1"
+        )
+    return torch.from_numpy(numbers)
+
+
+def place(rows: Rows, column: str, row: int) -> str:
+    """File, row and column for an error message; ``row`` counts in the batch, from 0."""
+    path, row_in_file = rows.origin_of(row)
+    return f"{path}: row {row_in_file} (from 0), column {column!r}"
+
+
+def _column(rows: Rows, name: str) -> Any:
+    index = rows.data.schema.get_field_index(name)
+    if index >= 0:
+        return rows.data.column(index)
+    names = rows.data.schema.names
+    near = get_close_matches(name, names, n=1)
+    advice = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(names)}"
+    where = f"{rows.origins[0].path}: row {rows.origins[0].first_row}" if rows.origins else "data"
+    raise DataError(f"{where}: no column {name!r}; {advice}")
+
+
+def _numbers(rows: Rows, name: str) -> NDArray[Any]:
+    column = _column(rows, name)
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise _wrong_type(rows, name, column, "a number")
+    _refuse_nulls(rows, name, column)
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) and kind != pa.uint64()
+
+
+def _ids(items: Any) -> NDArray[np.int64]:
+    return (items if items.type == pa.int64() else items.cast(pa.int64())).to_numpy()
+
+
+def _refuse_nulls(rows: Rows, name: str, column: Any) -> None:
+    if column.null_count:
+        raise DataError(
+            f"{place(rows, name, _first_null(column))}: the value is null; "
+            "write a value, or an empty list if there is none"
+        )
+
+
+def _first_null(column: Any) -> int:
+    return int(column.is_null().to_numpy(zero_copy_only=False).argmax())
+
+
+def _wrong_type(rows: Rows, name: str, column: Any, expected: str) -> DataError:
+    if not len(rows):
+        return DataError(f"column {name!r} is of type {column.type}, expected {expected}")
+    return DataError(
+        f"{place(rows, name, 0)}: the value {_shown(column, 0)} is of type {column.type}, "
+        f"expected {expected}"
+    )
+
+
+def _shown(column: Any, row: int) -> str:
+    text = repr(column[row].as_py())
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -1,0 +1,74 @@
+"""Ids outside their table: found in one pass, named with the file and row they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numba
+import numpy as np
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.arrow import place
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces.dataset import Rows
+from recd_plugins.sparse import InverseKeyedJaggedTensor
+
+_BLOCK = 1024
+
+
+def check_ids(batch: Batch, num_embeddings: Mapping[str, int], rows: Rows) -> None:
+    """Refuse ids that their table has no row for. The batch is in CPU memory.
+
+    Args:
+        batch: what ``rows`` became.
+        num_embeddings: rows of the table by feature; features that it lacks are not looked at.
+        rows: where the batch came from.
+
+    Raises:
+        DataError: an id below 0 or not below ``num_embeddings``; says file, row, column and id.
+    """
+    if batch.kjt is not None:
+        _check(batch.kjt, None, num_embeddings, rows)
+    for ikjt in batch.ikjts:
+        _check(ikjt.to_unique_kjt(), ikjt, num_embeddings, rows)
+
+
+def _check(
+    kjt: KeyedJaggedTensor,
+    ikjt: InverseKeyedJaggedTensor | None,
+    num_embeddings: Mapping[str, int],
+    rows: Rows,
+) -> None:
+    values, offsets, stride = kjt.values().numpy(), kjt.offsets().numpy(), kjt.stride()
+    for index, key in enumerate(kjt.keys()):
+        if key not in num_embeddings:
+            continue
+        row_offsets = offsets[index * stride : (index + 1) * stride + 1]
+        limit = num_embeddings[key]
+        at = _first_outside(values, row_offsets[0], row_offsets[-1], np.uint64(limit))
+        if at < 0:
+            continue
+        row = int(np.searchsorted(row_offsets, at, "right")) - 1
+        if ikjt is not None:
+            row = int((ikjt.inverse_lookup().numpy() == row).argmax())
+        raise DataError(
+            f"{place(rows, key, row)}: the id is {values[at]}, and the table has rows 0 to "
+            f"{limit - 1}; enlarge the table, or map the ids into it by preprocessing"
+        )
+
+
+@numba.njit(cache=True, nogil=True)
+def _first_outside(values: Any, start: Any, end: Any, limit: Any) -> Any:
+    """Where the first value outside [0, limit) is, or -1. As unsigned, negatives are large."""
+    for first in range(start, end, _BLOCK):
+        last = min(first + _BLOCK, end)
+        outside = False
+        for at in range(first, last):
+            outside |= np.uint64(values[at]) >= limit
+        if outside:
+            for at in range(first, last):
+                if np.uint64(values[at]) >= limit:
+                    return at
+    return -1

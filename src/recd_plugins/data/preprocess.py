@@ -1,0 +1,93 @@
+"""Preprocessing on a batch: on all rows of a plain feature, on the unique rows of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces.preprocessing import Preprocessing
+from recd_plugins.sparse import InverseKeyedJaggedTensor
+
+
+class Preprocess:
+    """Runs the steps of each feature, in order, over the rows that are stored.
+
+    Neighbouring features with the same steps are transformed in one call, as more rows. What has no
+    steps is passed along.
+
+    Args:
+        steps: by feature; features that a batch lacks are of no consequence.
+    """
+
+    def __init__(self, steps: Mapping[str, Sequence[Preprocessing]]) -> None:
+        self._steps = {feature: tuple(chain) for feature, chain in steps.items() if chain}
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with transformed features; ``batch`` itself is left as it is.
+
+        Raises:
+            PluginError: a step returned another number of rows than it was given.
+            ValueError: a feature with weights: no step knows which weights its values would have.
+        """
+        return replace(
+            batch,
+            kjt=None if batch.kjt is None else self._transform_kjt(batch.kjt),
+            ikjts=tuple(map(self._transform_ikjt, batch.ikjts)),
+        )
+
+    def _transform_ikjt(self, ikjt: InverseKeyedJaggedTensor) -> InverseKeyedJaggedTensor:
+        unique = ikjt.to_unique_kjt()
+        transformed = self._transform_kjt(unique)
+        if transformed is unique:
+            return ikjt
+        return InverseKeyedJaggedTensor(
+            keys=ikjt.keys(),
+            values=transformed.values(),
+            inverse_lookup=ikjt.inverse_lookup(),
+            lengths=transformed.lengths(),
+        )
+
+    def _transform_kjt(self, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        if not any(key in self._steps for key in kjt.keys()):  # noqa: SIM118
+            return kjt
+        if kjt.weights_or_none() is not None:
+            raise ValueError(f"features with weights cannot be transformed: {kjt.keys()}")
+        values, lengths = zip(*self._transform_runs(kjt), strict=True)
+        return KeyedJaggedTensor(
+            keys=kjt.keys(),
+            values=values[0] if len(values) == 1 else torch.cat(values),
+            lengths=torch.cat(lengths),
+            stride=kjt.stride(),
+        )
+
+    def _transform_runs(self, kjt: KeyedJaggedTensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Values and lengths of each run of features with the same steps."""
+        starts, stride, first = kjt.offset_per_key(), kjt.stride(), 0
+        for steps, run in groupby(kjt.keys(), lambda key: self._steps.get(key, ())):
+            last = first + len(list(run))
+            values = kjt.values()[starts[first] : starts[last]]
+            lengths = kjt.lengths()[first * stride : last * stride]
+            if steps:
+                offsets = kjt.offsets()[first * stride : last * stride + 1] - starts[first]
+                for step in steps:
+                    values, offsets = _checked(step, values, offsets)
+                lengths = torch.diff(offsets).to(lengths.dtype)
+            yield values, lengths
+            first = last
+
+
+def _checked(step: Preprocessing, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    new_values, new_offsets = step.transform(values, offsets)
+    if new_offsets.shape != offsets.shape:
+        raise PluginError(
+            f"{step.name} returned {new_offsets.numel() - 1} rows for {offsets.numel() - 1}; "
+            "preprocessing changes what is in a row, never how many rows there are"
+        )
+    return new_values, new_offsets

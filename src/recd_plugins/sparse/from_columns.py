@@ -1,0 +1,43 @@
+"""Jagged columns in memory, as a reader decodes them, to the tensors of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+
+
+def kjt_from_columns(columns: Mapping[str, JaggedColumn], num_rows: int) -> KeyedJaggedTensor:
+    """A plain KJT of one or more columns by name: values are copied, lengths are int32."""
+    values = [ids[offsets[0] : offsets[-1]] for ids, offsets in columns.values()]
+    lengths = [np.diff(offsets) for _, offsets in columns.values()]
+    return KeyedJaggedTensor(
+        keys=list(columns),
+        values=torch.from_numpy(np.concatenate(values)),
+        lengths=torch.from_numpy(np.concatenate(lengths, dtype=np.int32, casting="same_kind")),
+        stride=num_rows,
+    )
+
+
+def ikjts_from_columns(
+    groups: Sequence[Mapping[str, JaggedColumn]], num_rows: int, deduplicate: Deduplicator
+) -> tuple[InverseKeyedJaggedTensor, ...]:
+    """An IKJT for each group of columns by name; lengths are int32.
+
+    The columns of one group have one dtype.
+    """
+    unique_rows = deduplicate([list(group.values()) for group in groups], num_rows)
+    return tuple(
+        InverseKeyedJaggedTensor(
+            keys=list(group),
+            values=torch.from_numpy(unique.values[0]),
+            inverse_lookup=torch.from_numpy(unique.inverse_lookup),
+            lengths=torch.from_numpy(unique.lengths),
+        )
+        for group, unique in zip(groups, unique_rows, strict=True)
+    )
