@@ -1,0 +1,60 @@
+import pyarrow as pa
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.check_ids import check_ids
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Origin, Rows
+from recd_plugins.sparse import InverseKeyedJaggedTensor
+
+ROWS = Rows(pa.RecordBatch.from_pydict({"x": [0] * 4}), (Origin("part-0.parquet", 100, 4),))
+
+
+def make_batch(lists, *, deduplicated: bool, dtype=torch.int64) -> Batch:
+    """Feature ``a`` as given, behind a feature whose ids are large."""
+    flat = [number for row in lists for number in row]
+    kjt = KeyedJaggedTensor(
+        keys=["large", "a"],
+        values=torch.tensor([2**31 - 1] * len(lists) + flat, dtype=dtype),
+        lengths=torch.tensor([1] * len(lists) + [len(row) for row in lists], dtype=torch.int32),
+        stride=len(lists),
+    )
+    form = {"kjt": kjt}
+    if deduplicated:
+        form = {"ikjts": InverseKeyedJaggedTensor.from_kjt(kjt, [["large", "a"]])}
+    return Batch(torch.zeros(len(lists), 1), torch.zeros(len(lists)), **form)
+
+
+@pytest.mark.parametrize("deduplicated", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_ids_inside_pass(deduplicated, dtype):
+    batch = make_batch([[0, 9], [], [9], [9]], deduplicated=deduplicated, dtype=dtype)
+    check_ids(batch, {"a": 10}, ROWS)
+    check_ids(batch, {}, ROWS)
+
+
+@pytest.mark.parametrize("deduplicated", [False, True])
+@pytest.mark.parametrize(
+    ("lists", "row", "wrong"),
+    [
+        ([[1], [1], [2, 10, 11], [2, 10, 11]], 102, 10),
+        ([[1], [1], [-1], []], 102, -1),
+        ([[], [], [], [5] * 2000 + [10]], 103, 10),
+        ([[10], [1], [10], [1]], 100, 10),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_an_id_outside_is_named_with_its_first_row(lists, row, wrong, deduplicated, dtype):
+    batch = make_batch(lists, deduplicated=deduplicated, dtype=dtype)
+    with pytest.raises(DataError) as caught:
+        check_ids(batch, {"a": 10}, ROWS)
+    message = str(caught.value)
+    for part in ("part-0.parquet", f"row {row} ", "'a'", f"id is {wrong},", "0 to 9"):
+        assert part in message
+
+
+def test_a_batch_without_rows():
+    check_ids(make_batch([], deduplicated=False), {"a": 10}, ROWS)
+    check_ids(make_batch([], deduplicated=True), {"a": 10}, ROWS)

@@ -1,0 +1,128 @@
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.preprocess import Preprocess
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces import PluginOptions, Preprocessing
+from recd_plugins.sparse import InverseKeyedJaggedTensor
+
+
+class AddOne(Preprocessing):
+    """Adds one to each id, and counts the ids that it was given."""
+
+    name = "test.add_one"
+
+    def __init__(self):
+        super().__init__(PluginOptions())
+        self.ids_seen = 0
+
+    def transform(self, values, offsets):
+        self.ids_seen += values.numel()
+        return values + 1, offsets.clone()
+
+
+class FirstId(Preprocessing):
+    """Keeps the first id of each row."""
+
+    name = "test.first_id"
+
+    def transform(self, values, offsets):
+        lengths = torch.diff(offsets).clamp(max=1)
+        new_offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        return values[offsets[:-1][lengths == 1].long()], new_offsets
+
+
+class DropsARow(Preprocessing):
+    """Returns too few rows."""
+
+    name = "test.drops_a_row"
+
+    def transform(self, values, offsets):
+        return values[: offsets[-2]], offsets[:-1]
+
+
+LISTS = {
+    "a": [[1, 2], [1, 2], [3], []],
+    "b": [[5], [5], [6, 7], [6, 7]],
+    "c": [[8], [8], [8], [8]],
+}
+
+
+def make_kjt(weights=None) -> KeyedJaggedTensor:
+    rows = [row for lists in LISTS.values() for row in lists]
+    return KeyedJaggedTensor(
+        keys=list(LISTS),
+        values=torch.tensor([number for row in rows for number in row]),
+        lengths=torch.tensor([len(row) for row in rows], dtype=torch.int32),
+        weights=weights,
+        stride=4,
+    )
+
+
+def make_batch(*, deduplicated: bool) -> Batch:
+    form = {"kjt": make_kjt()}
+    if deduplicated:
+        form = {"ikjts": InverseKeyedJaggedTensor.from_kjt(make_kjt(), [["a", "b"], ["c"]])}
+    return Batch(torch.zeros(4, 1), torch.zeros(4), **form)
+
+
+def lists_of(batch: Batch) -> dict[str, list[list[int]]]:
+    kjts = [ikjt.to_kjt() for ikjt in batch.ikjts] or [batch.kjt]
+    return {
+        key: [row.tolist() for row in jagged.to_dense()]
+        for kjt in kjts
+        for key, jagged in kjt.to_dict().items()
+    }
+
+
+@pytest.mark.parametrize("deduplicated", [False, True])
+def test_steps_run_in_order_on_their_features(deduplicated):
+    add, first = AddOne(), FirstId(PluginOptions())
+    batch = make_batch(deduplicated=deduplicated)
+    after = Preprocess({"a": [add, first], "c": [add], "unknown": [add]})(batch)
+    assert lists_of(after) == {
+        "a": [[2], [2], [4], []],
+        "b": LISTS["b"],
+        "c": [[9]] * 4,
+    }
+    assert lists_of(batch) == LISTS
+    form = after.ikjts[0] if deduplicated else after.kjt
+    assert form.lengths().dtype == torch.int32
+
+
+@pytest.mark.parametrize("deduplicated", [False, True])
+def test_neighbours_with_the_same_steps_go_together(deduplicated):
+    first = FirstId(PluginOptions())
+    batch = make_batch(deduplicated=deduplicated)
+    after = Preprocess({key: [first] for key in LISTS})(batch)
+    assert lists_of(after) == {key: [row[:1] for row in rows] for key, rows in LISTS.items()}
+
+
+def test_only_unique_rows_are_transformed():
+    on_all, on_unique = AddOne(), AddOne()
+    Preprocess({"a": [on_all], "c": [on_all]})(make_batch(deduplicated=False))
+    Preprocess({"a": [on_unique], "c": [on_unique]})(make_batch(deduplicated=True))
+    assert (on_all.ids_seen, on_unique.ids_seen) == (9, 4)
+
+
+def test_what_has_no_steps_is_passed_along():
+    batch = make_batch(deduplicated=True)
+    after = Preprocess({"c": [AddOne()], "a": []})(batch)
+    assert after.ikjts[0] is batch.ikjts[0]
+    assert after.dense_features is batch.dense_features
+    plain = make_batch(deduplicated=False)
+    assert Preprocess({})(plain).kjt is plain.kjt
+
+
+def test_a_step_that_changes_the_number_of_rows_is_named():
+    steps = {"a": [DropsARow(PluginOptions())]}
+    with pytest.raises(PluginError, match=r"test\.drops_a_row returned 3 rows for 4"):
+        Preprocess(steps)(make_batch(deduplicated=False))
+
+
+def test_weights_are_refused():
+    kjt = make_kjt(weights=torch.ones(13))
+    with pytest.raises(ValueError, match="weights"):
+        Preprocess({"a": [AddOne()]})(Batch(torch.zeros(4, 1), torch.zeros(4), kjt=kjt))
