@@ -10,7 +10,7 @@ from recd_plugins.hookspecs import hookimpl
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.interfaces import Converter, Dataset, Preprocessing
+    from recd_plugins.interfaces import Converter, Dataset, Pooling, Preprocessing
 
 
 @hookimpl
@@ -34,6 +34,14 @@ def register_preprocessing() -> Sequence[type[Preprocessing]]:
     from recd_plugin_recd.sigrid_hash import SigridHash
 
     return [SigridHash]
+
+
+@hookimpl
+def register_poolings() -> Sequence[type[Pooling]]:
+    from recd_plugin_recd.attention import AttentionPooling
+    from recd_plugin_recd.mean import MeanPooling
+
+    return [AttentionPooling, MeanPooling]
 
 
 @hookimpl

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -97,6 +98,14 @@ class IkjtConverter(Converter):
     def report(self) -> tuple[Group, ...]:
         """What ``fit`` decided: the groups and how far they deduplicated its sample."""
         return self._groups or ()
+
+    def dedupe_factors(self) -> Mapping[str, float]:
+        return {
+            feature: group.dedupe_factor
+            for group in self.report()
+            if group.deduplicated
+            for feature in group.features
+        }
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
         """A batch; the first one is also the sample if ``fit`` was not called."""
