@@ -147,7 +147,8 @@ def test_help_and_doctor_outlive_a_broken_plugin(folder):
     assert "broken.py" in failed["detail"]
 
 
-def test_plugins_lists_kind_name_origin_and_summary(folder):
+def test_plugins_lists_kind_name_origin_and_summary(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "250")
     found = json.loads(recd("plugins", "--kind", "dataset", "--json").stdout)
     assert {
         "kind": "dataset",
