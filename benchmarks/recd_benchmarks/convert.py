@@ -1,0 +1,131 @@
+"""What deduplication costs a converter, against assembling plain KJTs from the same columns.
+
+Both sides make new tensors, as converters do. For large outputs glibc maps new memory each time,
+which costs as much as the copy itself and falls on the larger output, so the figures ``_warm``
+measure the same with an allocator that keeps freed memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from typing import TypeVar
+
+from recd_benchmarks.frame import Figure, Size
+from recd_plugin_recd.ikjt import IkjtConverter
+from recd_plugin_recd.kjt import KjtConverter
+from recd_plugin_recd.papercal import FEATURES, NUM_DENSE, chunks, make_rows, row_keys
+from recd_plugins.data.arrow import sparse_column
+from recd_plugins.interfaces import FeatureSchema, Origin, Rows
+from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
+from recd_plugins.sparse.from_columns import ikjts_from_columns, kjt_from_columns
+
+SUMMARY = "time of making IKJTs of a PAPERCAL batch, over that of a plain KJT"
+
+_BATCH = 4096
+_SCHEMA = FeatureSchema(
+    sparse=tuple(feature.name for feature in FEATURES),
+    dense=tuple(f"dense_{index}" for index in range(NUM_DENSE)),
+    label="label",
+)
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
+
+Input = TypeVar("Input")
+
+
+def _num_batches(size: Size) -> int:
+    return 4 if size == "small" else 12
+
+
+def workload(size: Size) -> str:
+    """The input in words."""
+    return (
+        f"PAPERCAL clustered by session, {_num_batches(size)} batches of {_BATCH} rows, Arrow "
+        "columns in memory, processor time of one thread, both sides in turn on each batch"
+    )
+
+
+def run(size: Size) -> list[Figure]:
+    """Measure: tensors from decoded columns, and whole converters from Arrow to a Batch."""
+    batches = _batches(_num_batches(size))
+    kjt = KjtConverter(KjtConverter.Options())
+    ikjt = IkjtConverter(IkjtConverter.Options.model_validate({}))
+    ikjt.fit(batches[0], _SCHEMA)
+    groups = [group.features for group in ikjt.report() if group.deduplicated]
+    columns = [{name: sparse_column(rows, name) for name in _SCHEMA.sparse} for rows in batches]
+    deduplicate = Deduplicator()
+
+    def assemble(batch: dict[str, JaggedColumn]) -> object:
+        return kjt_from_columns(batch, _BATCH)
+
+    def assemble_unique(batch: dict[str, JaggedColumn]) -> object:
+        plain = dict(batch)
+        grouped = [{name: plain.pop(name) for name in group} for group in groups]
+        return (
+            ikjts_from_columns(grouped, _BATCH, deduplicate),
+            kjt_from_columns(plain, _BATCH) if plain else None,
+        )
+
+    def convert(rows: Rows) -> object:
+        return kjt.convert(rows, _SCHEMA)
+
+    def convert_unique(rows: Rows) -> object:
+        return ikjt.convert(rows, _SCHEMA)
+
+    def figures(suffix: str, goal: float | None) -> list[Figure]:
+        return [
+            _ratio("ikjt_exact_over_kjt" + suffix, assemble_unique, assemble, columns, goal),
+            _ratio("ikjt_exact_over_recd_kjt" + suffix, convert_unique, convert, batches, None),
+        ]
+
+    result = figures("", 0.8)
+    if _keep_freed_memory():
+        result += figures("_warm", None)
+    return result
+
+
+def _batches(count: int) -> list[Rows]:
+    keys = chunks(row_keys(count * _BATCH, seed=1, layout="clustered"), _BATCH)
+    return [
+        Rows(make_rows(block), (Origin("PAPERCAL", number * _BATCH, _BATCH),))
+        for number, block in enumerate(islice(keys, count))
+    ]
+
+
+def _ratio(
+    figure: str,
+    numerator: Callable[[Input], object],
+    denominator: Callable[[Input], object],
+    inputs: Sequence[Input],
+    goal: float | None,
+) -> Figure:
+    """Ratio of the times of two functions that take turns on each input, five times each."""
+    samples = []
+    for turn in range(6):
+        for batch in inputs:
+            above = _seconds(partial(numerator, batch))
+            below = _seconds(partial(denominator, batch))
+            if turn:  # the first is for warming up
+                samples.append(above / below)
+    return Figure.of(figure, samples, unit="ratio", better="lower", goal=goal)
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    """Processor time of one call: other work on the machine does not count."""
+    start = time.thread_time()
+    function()
+    return time.thread_time() - start
+
+
+def _keep_freed_memory() -> bool:
+    """Make glibc's allocator serve large blocks from memory that was freed, in this process."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    return bool(libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)) and bool(
+        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    )
