@@ -1,0 +1,46 @@
+"""The examples of docs/sparse.md, and of converters and preprocessing in docs/plugins/recd.md."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from recd_plugins.manager import PluginManager
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def section(heading: str) -> str:
+    sections = (DOCS / "plugins" / "recd.md").read_text().split("\n## ")
+    (text,) = (text for text in sections if text.startswith(f"{heading}\n"))
+    return text
+
+
+def test_python_of_sparse_md_runs_as_one_program():
+    code = blocks((DOCS / "sparse.md").read_text(), "python")
+    assert len(code) == 2
+    exec(compile("\n".join(code), "docs/sparse.md", "exec"), {})
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("converter", "recd.kjt"), ("converter", "recd.ikjt"), ("preprocessing", "recd.sigrid_hash")],
+)
+def test_recd_md_shows_valid_options_and_runs(kind, name):
+    text = section(f"{kind.capitalize()} {name}")
+    (example,) = blocks(text, "yaml")
+    entry = YAML(typ="safe").load(example)[kind]
+    entry = entry[0] if isinstance(entry, list) else entry
+    assert entry["use"] == name
+    options = PluginManager().plugins[kind][name].cls.Options
+    options.model_validate(entry.get("options", {}))
+    assert all(f"`{option}`" in text for option in options.model_fields)
+    for code in blocks(text, "python"):
+        exec(compile(code, "docs/plugins/recd.md", "exec"), {})
