@@ -24,7 +24,11 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.distributed.dense_kernel import use_portable_dense_kernels
+from recd_plugins.distributed.mean_pooling import (
+    align_inverse_indices,
+    divide_row_wise_tables_only,
+)
+from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError
 
@@ -36,11 +40,11 @@ _ROW_WISE = {
 
 
 class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
-    """Row-wise tables take deduplicated (VBE) batches and batches of different sizes on gloo.
+    """Takes deduplicated (VBE) batches, and batches of different sizes, in every sharding.
 
-    Their reduce-scatter gathers gradients of different sizes in its backward pass, which gloo
-    cannot ("allgather: invalid tensor size"). TorchRec's synchronous collectives use an all-to-all
-    instead; they are switched on for exactly those output dists.
+    The reduce-scatter of row-wise tables gathers gradients of different sizes in its backward pass,
+    which gloo cannot ("allgather: invalid tensor size"). TorchRec's synchronous collectives use an
+    all-to-all instead; they are switched on for exactly those output dists.
     """
 
     def __init__(
@@ -56,8 +60,13 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
         )
         self._on_cpu = device is None or device.type == "cpu"
-        names = [config.name for config in module.embedding_bag_configs()]
-        shardings = {name: table_name_to_parameter_sharding[name] for name in names}
+        if self._on_cpu:
+            # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
+            require_attributes(self, "_lookups")
+            use_portable_lookups(self._lookups)
+        configs = module.embedding_bag_configs()
+        shardings = {c.name: table_name_to_parameter_sharding[c.name] for c in configs}
+        self._divides_afterwards = divide_row_wise_tables_only(self, configs, shardings)
         self._dense_tables = _with_dense_kernel(shardings)
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
 
@@ -85,6 +94,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                     "stride_per_key_per_rank, without which TorchRec ignores them: pass "
                     "stride_per_key_per_rank=[[unique rows], ...]"
                 )
+            if variable and self._divides_afterwards:
+                features = align_inverse_indices(self, features)
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
@@ -124,7 +135,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         if self._on_cpu:
             # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
             require_attributes(self, "_lookups")
-            use_portable_dense_kernels(self._lookups)
+            use_portable_lookups(self._lookups)
 
     def input_dist(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor

@@ -1,0 +1,80 @@
+"""Mean pooling of row-wise tables, mended.
+
+Each rank has a part of a bag's rows, so TorchRec sums them and divides by the bag's length when the
+sums are together, in one callback over all features of the EmbeddingBagCollection. In torchrec
+1.6 to 1.9 that callback goes wrong, silently, in two ways:
+
+- features of tables that are sharded otherwise are divided too, although their kernels have done
+  what their pooling asks for;
+- with a variable batch (VBE) and features that TorchRec reorders by sharding, the lengths are
+  expanded by the inverse indices of another feature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.types import ParameterSharding, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.errors import ExactnessError
+
+_DIVIDED_AFTERWARDS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value}
+
+
+def divide_row_wise_tables_only(
+    sharded: ShardedEmbeddingBagCollection,
+    configs: list[EmbeddingBagConfig],
+    shardings: Mapping[str, ParameterSharding],
+) -> bool:
+    """Keep the callback off features of other tables; returns whether there is a callback.
+
+    Raises:
+        ExactnessError: a feature looks up a table that is divided and one that is not; the callback
+            knows features, not tables.
+    """
+    divided: set[str] = set()
+    whole: set[str] = set()
+    for config in configs:
+        row_wise = shardings[config.name].sharding_type in _DIVIDED_AFTERWARDS
+        mean = config.pooling == PoolingType.MEAN
+        (divided if row_wise and mean else whole).update(config.feature_names)
+    if not divided:
+        return False
+    if both := sorted(divided & whole):
+        raise ExactnessError(
+            f"features {', '.join(both)} look up a row-wise table with mean pooling and another "
+            "table in one EmbeddingBagCollection, and TorchRec would divide both or neither: give "
+            "the tables the same pooling and sharding, or an EmbeddingBagCollection each"
+        )
+    # Private, torchrec 1.6 to 1.9: which features the callback leaves as they are.
+    require_attributes(sharded, "_pooling_type_to_rs_features")
+    sharded._pooling_type_to_rs_features[PoolingType.SUM.value] = sorted(whole)
+    return True
+
+
+def align_inverse_indices(
+    sharded: ShardedEmbeddingBagCollection, features: KeyedJaggedTensor
+) -> KeyedJaggedTensor:
+    """``features`` with its inverse indices in the order in which TorchRec will put its keys."""
+    # Private, torchrec 1.6 to 1.9: what the order of the features is made of.
+    require_attributes(sharded, "_embedding_shardings")
+    order = [name for sharding in sharded._embedding_shardings for name in sharding.feature_names()]
+    names, indices = features.inverse_indices()
+    # With a feature in several shardings TorchRec looks its indices up by name.
+    if order == names or len(order) != len(names):
+        return features
+    place = {name: row for row, name in enumerate(names)}
+    rows = torch.tensor([place[name] for name in order], device=indices.device)
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=features.values(),
+        weights=features.weights_or_none(),
+        lengths=features.lengths(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank(),
+        inverse_indices=(order, indices.index_select(0, rows)),
+    )

@@ -1,0 +1,120 @@
+"""Lookups that TorchRec has on CUDA only, or that are wrong on CPU, for CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchrec.distributed.batched_embedding_kernel import (
+    BatchedDenseEmbedding,
+    BatchedFusedEmbedding,
+    BatchedFusedEmbeddingBag,
+)
+from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.distributed.torchrec_internals import require_attributes
+
+
+class PortableDenseEmbedding(BatchedDenseEmbedding):
+    """TorchRec's dense kernel, looked up by ``torch.nn.functional.embedding``.
+
+    FBGEMM's dense kernel (1.6 to 1.9) ignores ``PoolingMode.NONE`` on CPU: it sums each row's
+    embeddings. Parameters and state dict are those of the base class.
+    """
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Embeddings of the ids, ``[num_values, embedding_dim]``, in the order of the features."""
+        device = features.values().device
+        first_row = torch.tensor([0, *self._local_rows[:-1]], device=device).cumsum(0)
+        table_of_feature = torch.tensor(self._feature_table_map, device=device)
+        ids_per_feature = torch.tensor(features.length_per_key(), device=device)
+        rows = features.values().long() + first_row[table_of_feature].repeat_interleave(
+            ids_per_feature
+        )
+        return F.embedding(rows, self._emb_module.weights.view(-1, self._local_cols[0]))
+
+
+class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
+    """TorchRec's pooled lookup, which takes variable batches with several kernels on CPU too.
+
+    Tables that differ in pooling or data type get kernels of their own. TorchRec (1.6 to 1.9) has
+    each write its part of one output of a variable batch, which FBGEMM does on CUDA only; this one
+    joins the parts, as TorchRec does on MTIA.
+    """
+
+    def _forward_with_vbe_merging(
+        self,
+        features_by_group: list[KeyedJaggedTensor],
+        device: torch.device,  # noqa: ARG002
+    ) -> Tensor:
+        return self._merge_variable_batch_embeddings(
+            self._forward(features_by_group), self._vbe_splits(features_by_group)
+        )
+
+
+class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
+    """A kernel none of whose tables has a row on this rank, as row-wise tables with few rows have.
+
+    FBGEMM (1.6 to 1.9) takes a kernel without weights on the CPU for one on a GPU, and fails.
+    """
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Zeros, as no id comes here; they require a gradient, as the collectives' backward does
+        not start without one."""
+        widths = [self._local_cols[table] for table in self._feature_table_map]
+        if features.variable_stride_per_key():
+            strides = zip(features.stride_per_key(), widths, strict=True)
+            shape = [sum(stride * width for stride, width in strides)]
+        else:
+            shape = [features.stride(), sum(widths)]
+        return torch.zeros(shape, device=features.device(), requires_grad=True)
+
+
+class EmptyEmbedding(BatchedFusedEmbedding):
+    """The same without pooling."""
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """No embeddings, as no id comes here."""
+        return torch.zeros(0, self._local_cols[0], device=features.device(), requires_grad=True)
+
+
+_EMPTY: dict[type[nn.Module], type[nn.Module]] = {
+    BatchedFusedEmbeddingBag: EmptyEmbeddingBag,
+    BatchedFusedEmbedding: EmptyEmbedding,
+}
+# Private, torchrec 1.6 to 1.9: sizes of a kernel's tables and which feature is whose.
+_KERNEL_SIZES = ("_local_rows", "_local_cols", "_feature_table_map", "_emb_module")
+
+
+def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
+    """Make the lookups and kernels that fail on CPU those of this module, in place.
+
+    The class is changed and not the object: optimizers, DDP and state dicts already hold its
+    parameters, and TorchRec has no public way to make a kernel of one's own.
+
+    Raises:
+        SetupError: TorchRec has other internals than 1.6 to 1.9.
+    """
+    for module in (module for lookup in lookups for module in lookup.modules()):
+        if type(module) is GroupedPooledEmbeddingsLookup:
+            # Private, torchrec 1.6 to 1.9: the one place that differs by device.
+            require_attributes(
+                module,
+                "_forward",
+                "_forward_with_vbe_merging",
+                "_merge_variable_batch_embeddings",
+                "_vbe_splits",
+            )
+            module.__class__ = PortablePooledLookup
+        elif type(module) is BatchedDenseEmbedding:
+            require_attributes(module, *_KERNEL_SIZES)
+            widths = set(vars(module)["_local_cols"])
+            assert len(widths) == 1, "tables of one EmbeddingCollection are equally wide"
+            module.__class__ = PortableDenseEmbedding
+        elif type(module) in _EMPTY:
+            require_attributes(module, *_KERNEL_SIZES)
+            if sum(vars(module)["_local_rows"]) == 0:
+                module.__class__ = _EMPTY[type(module)]

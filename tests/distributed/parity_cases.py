@@ -1,0 +1,234 @@
+"""One parity case on one rank: train sharded and deduplicated, and plain on the global batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.distributed.parity_model import (
+    NUM_STEPS,
+    ParityModel,
+    Parts,
+    ReferenceOptimizer,
+    make_batch,
+)
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed import comm_ops
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.types import ShardedModule, ShardingEnv, ShardingPlan
+from torchrec.optim.keyed import CombinedOptimizer
+
+from recd_plugins.data.model_input import ModelInput, lower
+from recd_plugins.distributed.guards import check_every_parameter_is_trained
+from recd_plugins.distributed.sharders import build_sharders
+from recd_plugins.planning import tables_of
+from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.weights import copy_weights
+
+CPU = torch.device("cpu")
+# Adagrad's first steps are as long as the rate whatever the gradient, rounding errors included.
+LEARNING_RATE = {"sgd": 0.2, "rowwise_adagrad": 0.02}
+EPS = 1e-8
+COLUMN_SHARDS = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    sharding: str
+    modules: str
+    optimizer: str
+    pipelined: bool
+    # Kept by the reference: data without duplicates and sharders that are TorchRec's own.
+    deduplicate: bool = True
+    gradient_fault: bool = False
+
+    @property
+    def parts(self) -> Parts:
+        bags, sequences = self.modules in ("ebc", "both"), self.modules in ("ec", "both")
+        return Parts(
+            pooled=bags and self.sharding != "data_parallel",
+            replicated=bags and self.sharding in ("data_parallel", "mixed"),
+            sequence=sequences,
+        )
+
+    def sharding_of(self, table: str) -> str:
+        if self.sharding != "mixed":
+            return self.sharding
+        kinds = ["table_wise", "row_wise", "column_wise", "data_parallel"]
+        return "data_parallel" if table == "r0" else kinds[int(table[1])]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest absolute differences of one rank from the reference, and what makes them count."""
+
+    loss: float
+    output: float
+    weight: float
+    moved: dict[str, float]
+    num_modules: int
+    num_pipelined: int
+
+
+def run_case(rank: int, world_size: int, case: Case) -> Difference:
+    torch.manual_seed(1)  # other than the model's: weights come from the reference
+    reference = ParityModel(case.parts)
+    initial = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    dmp, optimizer = _shard(case, world_size, initial)
+    with _fault(case.gradient_fault):
+        outputs, num_pipelined = _train(dmp, optimizer, case, rank)
+    expected = _train_reference(reference, case, rank, world_size)
+    weights = {name: _whole(tensor) for name, tensor in dmp.state_dict().items()}
+    assert weights.keys() == initial.keys()
+    pairs = list(zip(outputs, expected, strict=True))
+    trained = reference.state_dict()
+    return Difference(
+        loss=max(abs(float(got[0] - want[0])) for got, want in pairs),
+        output=max(float((got[1] - want[1]).abs().max()) for got, want in pairs),
+        weight=max(float((weights[name] - trained[name]).abs().max()) for name in weights),
+        moved={name: float((trained[name] - initial[name]).abs().max()) for name in weights},
+        num_modules=sum(isinstance(module, ShardedModule) for module in dmp.modules()),
+        num_pipelined=num_pipelined,
+    )
+
+
+def _shard(
+    case: Case, world_size: int, weights: dict[str, Tensor]
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    training = TrainingSpec(
+        optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
+    )
+    sharders = build_sharders(SimpleNamespace(training=training, sharding=()))
+    model = ParityModel(case.parts)
+    tables = {table.name for table in tables_of(model)}
+    local_size = int(os.environ["LOCAL_WORLD_SIZE"])
+    plan = {
+        name: construct_module_sharding_plan(
+            module,
+            {
+                table.name: _generator(case.sharding_of(table.name), index, world_size, local_size)
+                for index, table in enumerate(tables_of(module))
+            },
+            sharder,
+            local_size=local_size,
+            world_size=world_size,
+            device_type="cpu",
+        )
+        for name, module in model.named_children()
+        for sharder in sharders
+        if isinstance(module, sharder.module_type)
+    }
+    for sharding in (sharding for tables in plan.values() for sharding in tables.values()):
+        if sharding.sharding_type == "table_row_wise":
+            sharding.compute_kernel = "fused"  # table_row_wise() takes no kernel
+    dmp = DistributedModelParallel(
+        module=model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=ShardingPlan(plan),
+        sharders=sharders,
+    )
+    copy_weights(dmp.state_dict(), weights)
+    optimizer = build_optimizer(dmp, tables, training)
+    check_every_parameter_is_trained(dmp, optimizer)
+    return dmp, optimizer
+
+
+def _generator(sharding: str, index: int, world_size: int, local_size: int) -> Any:
+    if sharding == "table_wise":
+        return table_wise(rank=index % world_size, compute_kernel="fused")
+    if sharding == "row_wise":
+        return row_wise(compute_kernel="fused")
+    if sharding == "column_wise":
+        ranks = [(index + shard) % world_size for shard in range(COLUMN_SHARDS)]
+        return column_wise(ranks=ranks, compute_kernel="fused")
+    if sharding == "table_row_wise":
+        return table_row_wise(host_index=index % (world_size // local_size))
+    return data_parallel()
+
+
+def _train(
+    dmp: DistributedModelParallel, optimizer: CombinedOptimizer, case: Case, rank: int
+) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    batches = [_input(case, rank, step, case.deduplicate) for step in range(NUM_STEPS)]
+    if case.pipelined:
+        pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU, execute_all_batches=True)
+        iterator: Iterator[ModelInput] = iter(batches)
+        outputs = [pipeline.progress(iterator) for _ in batches]
+        return outputs, len(pipeline._pipelined_modules)
+    outputs = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss, output = dmp(batch)
+        loss.backward()
+        optimizer.step()
+        outputs.append(output)
+    return outputs, 0
+
+
+def _train_reference(
+    model: ParityModel, case: Case, rank: int, world_size: int
+) -> list[tuple[Tensor, Tensor]]:
+    tables = {table.name for table in tables_of(model)}
+    optimizer = ReferenceOptimizer(
+        model,
+        tables,
+        case.optimizer,
+        LEARNING_RATE[case.optimizer],
+        EPS,
+        {t: COLUMN_SHARDS for t in tables if case.sharding_of(t) == "column_wise"},
+    )
+    outputs = []
+    for step in range(NUM_STEPS):
+        results = [model(_input(case, each, step, False)) for each in range(world_size)]
+        torch.stack([loss for loss, _ in results]).mean().backward()
+        optimizer.step()
+        outputs.append(results[rank][1])
+    return outputs
+
+
+def _input(case: Case, rank: int, step: int, deduplicate: bool) -> ModelInput:
+    return lower(make_batch(rank, step, deduplicate=deduplicate), case.parts.placement)
+
+
+def _whole(tensor: Tensor | ShardedTensor) -> Tensor:
+    if not isinstance(tensor, ShardedTensor):
+        return tensor.detach().clone()
+    whole = torch.zeros(tensor.metadata().size)
+    for shard in tensor.local_shards():
+        window = tuple(
+            slice(start, start + size)
+            for start, size in zip(
+                shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True
+            )
+        )
+        whole[window] = shard.tensor.detach()
+    dist.all_reduce(whole)
+    return whole
+
+
+@contextmanager
+def _fault(wanted: bool) -> Iterator[None]:
+    """Gradients that are summed over ranks and not averaged."""
+    comm_ops.set_gradient_division(not wanted)
+    try:
+        yield
+    finally:
+        comm_ops.set_gradient_division(True)
