@@ -21,6 +21,7 @@ from recd_plugins.sparse import kernels
 #: or int64 ``[B + 1]``, which need not start at 0.
 JaggedColumn = tuple[NDArray[Any], NDArray[Any]]
 
+_SIZES = (4, 8)
 ALL_BITS = 0xFFFFFFFFFFFFFFFF
 
 
@@ -106,23 +107,24 @@ def _allocate(
     all_values = np.empty(sum(sizes), np.int64)
     counts = [len(group) * count for group, count in zip(groups, num_unique, strict=True)]
     all_lengths = np.empty(sum(counts), np.int32)
-    value_at, length_at = _address(all_values), _address(all_lengths)
+    length_at = _address(all_lengths)
     unique, targets = [], []
     size_of = iter(sizes)
     word = length = 0
     for group, count, group_count, lookup in zip(groups, num_unique, counts, inverse, strict=True):
         values = []
-        for dtype, columns in groupby(column[0].dtype for column in group):
-            first = word * 8
-            at = first
-            for _ in columns:
-                targets.append((value_at + at, length_at + length * 4))
-                at += next(size_of) * dtype.itemsize
+        for dtype, run in groupby(column[0].dtype for column in group):
+            run_sizes = [next(size_of) for _ in run]
+            total = sum(run_sizes)
+            last_word = word + -(-total * dtype.itemsize // 8)
+            array = all_values[word:last_word]
+            values.append(array if dtype == np.int64 else array.view(dtype)[:total])
+            value_at = _address(array)
+            for size in run_sizes:
+                targets.append((value_at, length_at + length * 4))
+                value_at += size * dtype.itemsize
                 length += count
-            word += -(-(at - first) // 8)
-            values.append(
-                all_values[first // 8 : word].view(dtype)[: (at - first) // dtype.itemsize]
-            )
+            word = last_word
         unique.append(UniqueRows(tuple(values), all_lengths[length - group_count : length], lookup))
     return unique, np.array(targets, np.int64).reshape(-1, 2)
 
@@ -134,15 +136,18 @@ def _address(array: NDArray[Any]) -> int:
 def _describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool]:
     """A column as the kernels take it, after a look at what they cannot check."""
     values, offsets = column
-    if values.itemsize not in (4, 8) or offsets.dtype not in (np.int32, np.int64):
+    value_size, offset_size = values.itemsize, offsets.itemsize
+    if value_size not in _SIZES or offset_size not in _SIZES or offsets.dtype.kind != "i":
         raise ValueError(
             f"values of {values.dtype} with offsets of {offsets.dtype}: values have 4 or 8 bytes, "
             "offsets are int32 or int64"
         )
-    if not (values.flags.c_contiguous and offsets.flags.c_contiguous):
-        raise ValueError("values and offsets must be contiguous")
+    if values.strides != (value_size,) or offsets.strides != (offset_size,):
+        raise ValueError("values and offsets must be contiguous and have one dimension")
     if len(offsets) != num_rows + 1:
         raise ValueError(f"{len(offsets)} offsets for {num_rows} rows, expected {num_rows + 1}")
-    if offsets[0] < 0 or offsets[-1] > len(values):
-        raise ValueError(f"offsets from {offsets[0]} to {offsets[-1]} for {len(values)} values")
-    return _address(values), values.itemsize == 8, _address(offsets), offsets.itemsize == 8
+    if not 0 <= offsets.item(0) <= offsets.item(num_rows) <= len(values):
+        raise ValueError(
+            f"offsets from {offsets[0]} to {offsets[num_rows]} for {len(values)} values"
+        )
+    return _address(values), value_size == 8, _address(offsets), offset_size == 8
