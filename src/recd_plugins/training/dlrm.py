@@ -44,8 +44,7 @@ class DLRM(nn.Module):
         self.sequence_pooling = (
             SequencePooling(placement.sequence, spec.embedding_dim) if placement.sequence else None
         )
-        num_sparse = len(placement.pooled + placement.replicated + placement.sequence)
-        self.top = _Top(spec, num_dense, num_sparse)
+        self.top = _Top(spec, num_dense, placement)
 
     def forward(self, batch: ModelInput) -> tuple[Tensor, Output]:
         """The mean loss of the batch, and detached (loss, logits ``[B]``, labels ``[B]``)."""
@@ -67,9 +66,11 @@ class DLRM(nn.Module):
 class _Top(nn.Module):
     """Everything that follows the embeddings. One module, so that FX tracing need not enter it."""
 
-    def __init__(self, spec: ModelSpec, num_dense: int, num_sparse: int) -> None:
+    def __init__(self, spec: ModelSpec, num_dense: int, placement: Placement) -> None:
         super().__init__()
-        self.embedding_dim = dim = spec.embedding_dim
+        self.placement = placement
+        dim = spec.embedding_dim
+        num_sparse = len(placement.pooled + placement.replicated + placement.sequence)
         self.dense_arch = DenseArch(num_dense, [*spec.bottom_mlp, dim]) if num_dense else None
         # Without dense features a learned vector stands where the bottom MLP's output would.
         self.bias = None if num_dense else nn.Parameter(torch.zeros(dim))
@@ -85,9 +86,13 @@ class _Top(nn.Module):
         pooled: Tensor | None,
     ) -> Tensor:
         batch_size = dense.shape[0]
+        # By name: the order of a KeyedTensor's values depends on the sharding plan.
         sparse = [
-            tensor.values().view(batch_size, -1, self.embedding_dim)
-            for tensor in (bags, replicated)
+            torch.stack([tensor[feature] for feature in features], dim=1)
+            for features, tensor in (
+                (self.placement.pooled, bags),
+                (self.placement.replicated, replicated),
+            )
             if tensor is not None
         ]
         if pooled is not None:
