@@ -142,8 +142,8 @@ def _describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool
             f"values of {values.dtype} with offsets of {offsets.dtype}: values have 4 or 8 bytes, "
             "offsets are int32 or int64"
         )
-    if values.strides != (value_size,) or offsets.strides != (offset_size,):
-        raise ValueError("values and offsets must be contiguous and have one dimension")
+    if not (values.flags.c_contiguous and offsets.flags.c_contiguous):
+        raise ValueError("values and offsets must be contiguous")
     if len(offsets) != num_rows + 1:
         raise ValueError(f"{len(offsets)} offsets for {num_rows} rows, expected {num_rows + 1}")
     if not 0 <= offsets.item(0) <= offsets.item(num_rows) <= len(values):
