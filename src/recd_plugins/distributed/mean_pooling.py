@@ -2,12 +2,13 @@
 
 Each rank has a part of a bag's rows, so TorchRec sums them and divides by the bag's length when the
 sums are together, in one callback over all features of the EmbeddingBagCollection. In torchrec
-1.6 to 1.9 that callback goes wrong, silently, in two ways:
+1.6 to 1.9 that callback goes wrong, silently, in three ways:
 
 - features of tables that are sharded otherwise are divided too, although their kernels have done
   what their pooling asks for;
 - with a variable batch (VBE) and features that TorchRec reorders by sharding, the lengths are
-  expanded by the inverse indices of another feature.
+  expanded by the inverse indices of another feature;
+- 1e-6 is added to every length, and to the 1 of features that are not to be divided.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
@@ -78,3 +80,8 @@ def align_inverse_indices(
         stride_per_key_per_rank=features.stride_per_key_per_rank(),
         inverse_indices=(order, indices.index_select(0, rows)),
     )
+
+
+def exact_divisor(divisor: Tensor) -> Tensor:
+    """The lengths without the 1e-6: 1 for an empty bag, whose sum is zero. Of any shape."""
+    return divisor.round().clamp(min=1)

@@ -27,6 +27,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from recd_plugins.distributed.mean_pooling import (
     align_inverse_indices,
     divide_row_wise_tables_only,
+    exact_divisor,
 )
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.torchrec_internals import require_attributes
@@ -68,6 +69,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         shardings = {c.name: table_name_to_parameter_sharding[c.name] for c in configs}
         self._divides_afterwards = divide_row_wise_tables_only(self, configs, shardings)
         self._dense_tables = _with_dense_kernel(shardings)
+        self._weighted = module.is_weighted()
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
 
     def input_dist(
@@ -96,7 +98,10 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 )
             if variable and self._divides_afterwards:
                 features = align_inverse_indices(self, features)
-        return super().input_dist(ctx, features)
+        awaitable = super().input_dist(ctx, features)
+        if self._divides_afterwards and not self._weighted:
+            ctx.divisor = exact_divisor(ctx.divisor)
+        return awaitable
 
     def compute_and_output_dist(
         self, ctx: EmbeddingBagCollectionContext, input: KJTList

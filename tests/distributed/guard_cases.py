@@ -1,0 +1,228 @@
+"""Combinations that go wrong, on one rank, with TorchRec's sharders or the exact ones."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torchrec.distributed import comm_ops
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.distributed.guards import check_every_parameter_is_trained
+from recd_plugins.distributed.sharders import build_sharders, stock_sharders
+from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.training.weights import copy_weights
+
+CPU = torch.device("cpu")
+ROWS = 12
+DIM = 4
+TRAINING = TrainingSpec(optimizer="sgd", learning_rate=1.0)
+
+
+def bags(**pooling: PoolingType) -> EmbeddingBagCollection:
+    """A table and a feature of the same name for each argument."""
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=name,
+                embedding_dim=DIM,
+                num_embeddings=ROWS,
+                feature_names=[name],
+                pooling=kind,
+            )
+            for name, kind in pooling.items()
+        ]
+    )
+
+
+def sequences(*names: str) -> EmbeddingCollection:
+    return EmbeddingCollection(
+        tables=[
+            EmbeddingConfig(name=name, embedding_dim=DIM, num_embeddings=ROWS, feature_names=[name])
+            for name in names
+        ]
+    )
+
+
+def shard(
+    module: nn.Module, generators: dict[str, ParameterShardingGenerator], *, stock: bool
+) -> DistributedModelParallel:
+    registry = SimpleNamespace(training=TRAINING, sharding=())
+    sharders = stock_sharders(TRAINING) if stock else build_sharders(registry)
+    sharder = next(each for each in sharders if each.module_type is type(module))
+    size = dist.get_world_size()
+    plan = construct_module_sharding_plan(
+        module, generators, sharder, local_size=size, world_size=size, device_type="cpu"
+    )
+    dmp = DistributedModelParallel(
+        module=module,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=ShardingPlan({"": plan}),
+        sharders=sharders,
+    )
+    torch.manual_seed(0)
+    state = dmp.state_dict()
+    copy_weights(state, {name: torch.randn(ROWS, DIM) for name in sorted(state)})
+    return dmp
+
+
+def vbe(*names: str) -> KeyedJaggedTensor:
+    """Two unique rows ([0, 1] and [2]) of each feature, for three rows."""
+    return KeyedJaggedTensor(
+        keys=list(names),
+        values=torch.tensor([0, 1, 2] * len(names)),
+        lengths=torch.tensor([2, 1] * len(names)),
+        stride_per_key_per_rank=[[2]] * len(names),
+        inverse_indices=(list(names), torch.tensor([[0, 1, 0]] * len(names))),
+    )
+
+
+def plain(*names: str) -> KeyedJaggedTensor:
+    """The same rows, all three."""
+    return KeyedJaggedTensor(
+        keys=list(names),
+        values=torch.tensor([0, 1, 2, 0, 1] * len(names)),
+        lengths=torch.tensor([2, 1, 2] * len(names)),
+    )
+
+
+def deduplicated_sequences(rank: int, world_size: int, stock: bool) -> float:
+    """How far a table moves that is fed VBE."""
+    dmp = shard(sequences("a"), {"a": table_wise(rank=0, compute_kernel="fused")}, stock=stock)
+    return _step(dmp, vbe("a"))
+
+
+def sequences_under_sync_collectives(rank: int, world_size: int, stock: bool) -> float:
+    dmp = shard(sequences("a"), {"a": table_wise(rank=0, compute_kernel="fused")}, stock=stock)
+    comm_ops.set_use_sync_collectives(True)
+    try:
+        return _step(dmp, plain("a"))
+    finally:
+        comm_ops.set_use_sync_collectives(False)
+
+
+def plain_sequences(rank: int, world_size: int, stock: bool) -> float:
+    dmp = shard(sequences("a"), {"a": table_wise(rank=0, compute_kernel="fused")}, stock=stock)
+    return _step(dmp, plain("a"))
+
+
+def replicated_sequences(rank: int, world_size: int, stock: bool) -> list[int]:
+    """Shape of what a data-parallel EmbeddingCollection gives for five ids."""
+    dmp = shard(sequences("a"), {"a": data_parallel()}, stock=stock)
+    return list(dmp(plain("a"))["a"].values().shape)
+
+
+def deduplicated_replicated_bags(rank: int, world_size: int, stock: bool) -> None:
+    dmp = shard(bags(a=PoolingType.SUM), {"a": data_parallel()}, stock=stock)
+    dmp(vbe("a")).values()
+
+
+def deduplicated_row_wise_bags(rank: int, world_size: int, stock: bool) -> float:
+    dmp = shard(bags(a=PoolingType.SUM), {"a": row_wise(compute_kernel="fused")}, stock=stock)
+    features = vbe("a") if rank else plain_as_vbe("a")
+    return _step(dmp, features)
+
+
+def plain_as_vbe(*names: str) -> KeyedJaggedTensor:
+    """Three unique rows: another number than the other rank has."""
+    features = plain(*names)
+    return KeyedJaggedTensor(
+        keys=list(names),
+        values=features.values(),
+        lengths=features.lengths(),
+        stride_per_key_per_rank=[[3]] * len(names),
+        inverse_indices=(list(names), torch.tensor([[0, 1, 2]] * len(names))),
+    )
+
+
+def bags_with_inverse_indices_only(rank: int, world_size: int, stock: bool) -> None:
+    dmp = shard(bags(a=PoolingType.SUM), {"a": table_wise(rank=0)}, stock=stock)
+    features = plain("a")
+    dmp(
+        KeyedJaggedTensor(
+            keys=["a"],
+            values=features.values(),
+            lengths=features.lengths(),
+            inverse_indices=(["a"], torch.tensor([[0, 1, 0]])),
+        )
+    )
+
+
+def sum_next_to_row_wise_mean(rank: int, world_size: int, stock: bool) -> float:
+    """How far a sum-pooled table-wise feature is from its sum, next to a row-wise mean table."""
+    generators = {
+        "a": table_wise(rank=0, compute_kernel="fused"),
+        "b": row_wise(compute_kernel="fused"),
+    }
+    dmp = shard(bags(a=PoolingType.SUM, b=PoolingType.MEAN), generators, stock=stock)
+    torch.manual_seed(0)
+    table = torch.randn(ROWS, DIM)  # the first that shard() draws
+    output = dmp(plain("a", "b"))["a"]
+    return float((output[0] - (table[0] + table[1])).abs().max())
+
+
+def mean_and_sum_of_one_feature(rank: int, world_size: int, stock: bool) -> None:
+    module = EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=name,
+                embedding_dim=DIM,
+                num_embeddings=ROWS,
+                feature_names=["f"],
+                pooling=kind,
+            )
+            for name, kind in (("a", PoolingType.SUM), ("b", PoolingType.MEAN))
+        ]
+    )
+    row_wise_all = {name: row_wise(compute_kernel="fused") for name in "ab"}
+    shard(module, row_wise_all, stock=stock)
+
+
+def untrained_table(rank: int, world_size: int, stock: bool) -> None:
+    """table_row_wise() with its default kernel, and an optimizer of nothing in particular."""
+    dmp = shard(bags(a=PoolingType.SUM), {"a": table_row_wise(host_index=0)}, stock=stock)
+    check_every_parameter_is_trained(dmp, torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0))
+
+
+def quantized_kernel(rank: int, world_size: int, stock: bool) -> None:
+    sizes = ([ROWS - 2, 2], "cpu")
+    shard(bags(a=PoolingType.SUM), {"a": row_wise(sizes)}, stock=stock)
+
+
+def _step(dmp: DistributedModelParallel, features: KeyedJaggedTensor) -> float:
+    """The largest change of this rank's weights in one step of a loss that depends on all rows."""
+    before = _local_weights(dmp)
+    output = dmp(features)
+    # Of bags a KeyedTensor, of sequences a dictionary of JaggedTensors.
+    values = (
+        output["a"] if isinstance(dmp.module, ShardedEmbeddingCollection) else output
+    ).values()
+    values.square().sum().backward()
+    pairs = zip(_local_weights(dmp), before, strict=True)
+    moved = torch.tensor(max((float((new - old).abs().max()) for new, old in pairs), default=0.0))
+    dist.all_reduce(moved, op=dist.ReduceOp.MAX)
+    return float(moved)
+
+
+def _local_weights(dmp: DistributedModelParallel) -> list[torch.Tensor]:
+    return [
+        local.tensor.detach().clone()
+        for tensor in dmp.state_dict().values()
+        for local in tensor.local_shards()
+    ]

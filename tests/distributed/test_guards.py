@@ -1,0 +1,102 @@
+"""What goes wrong with TorchRec alone, what is mended, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed import guard_cases as cases
+from torch import nn
+from torchrec.distributed.types import ShardingType
+
+from recd_plugins.distributed import torchrec_internals
+from recd_plugins.distributed.guards import check_every_parameter_is_trained, guard
+from recd_plugins.distributed.launch import RankError
+from recd_plugins.distributed.sharders import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+)
+from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.testing.gloo import run_on_ranks
+
+STOCK, EXACT = True, False
+
+
+def _run(case: Callable[..., Any], stock: bool) -> Any:
+    return run_on_ranks(case, 2, stock)
+
+
+def test_deduplicated_sequences_would_lose_their_gradient() -> None:
+    assert _run(cases.deduplicated_sequences, STOCK) == [0.0, 0.0]  # no error, nothing learnt
+    with pytest.raises(ExactnessError, match="plain KeyedJaggedTensor over unique rows"):
+        _run(cases.deduplicated_sequences, EXACT)
+
+
+def test_plain_sequences_learn() -> None:
+    assert min(_run(cases.plain_sequences, EXACT)) > 0.1
+
+
+def test_data_parallel_sequences_are_not_pooled() -> None:
+    with pytest.raises(RankError, match="split_sizes"):
+        _run(cases.replicated_sequences, STOCK)
+    assert _run(cases.replicated_sequences, EXACT) == [[5, cases.DIM]] * 2
+
+
+def test_row_wise_bags_take_deduplicated_batches() -> None:
+    with pytest.raises(RankError, match="invalid tensor size"):
+        _run(cases.deduplicated_row_wise_bags, STOCK)
+    assert min(_run(cases.deduplicated_row_wise_bags, EXACT)) > 0.1
+
+
+def test_sums_next_to_row_wise_means_are_not_divided() -> None:
+    assert min(_run(cases.sum_next_to_row_wise_mean, STOCK)) > 0.1
+    assert max(_run(cases.sum_next_to_row_wise_mean, EXACT)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "message"),
+    [
+        (cases.sequences_under_sync_collectives, ExactnessError, "synchronous collectives"),
+        (cases.deduplicated_replicated_bags, ExactnessError, "tables a have a dense kernel"),
+        (cases.bags_with_inverse_indices_only, ExactnessError, "no stride_per_key_per_rank"),
+        (cases.mean_and_sum_of_one_feature, ExactnessError, "features f look up a row-wise table"),
+        (cases.untrained_table, ExactnessError, "no optimizer updates embedding_bags.a.weight"),
+        (cases.quantized_kernel, SetupError, "table a has the kernel quant"),
+    ],
+)
+def test_refused(case: Callable[..., Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        _run(case, EXACT)
+
+
+def test_unsharded_sequences_refuse_inverse_indices_under_guard() -> None:
+    model = nn.ModuleDict({"ec": cases.sequences("a")})
+    model["ec"](cases.vbe("a"))  # goes through, with the inverse indices ignored
+    guard(model)
+    with pytest.raises(ExactnessError, match="unique rows"):
+        model["ec"](cases.vbe("a"))
+    with pytest.raises(ExactnessError, match="unique rows"):
+        model["ec"](features=cases.vbe("a"))
+    assert model["ec"](cases.plain("a"))["a"].values().shape == (5, cases.DIM)
+
+
+def test_every_parameter_of_a_plain_model() -> None:
+    model = nn.Linear(2, 1)
+    check_every_parameter_is_trained(model, torch.optim.SGD(model.parameters(), lr=1.0))
+    with pytest.raises(ExactnessError, match=r"no optimizer updates bias:"):
+        check_every_parameter_is_trained(model, torch.optim.SGD([model.weight], lr=1.0))
+
+
+def test_sharding_types() -> None:
+    bags = ExactEmbeddingBagCollectionSharder().sharding_types("cpu")
+    assert {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value} <= set(bags)
+    assert len(bags) == len(set(bags))
+    assert ShardingType.ROW_WISE.value in ExactEmbeddingCollectionSharder().sharding_types("cpu")
+
+
+def test_an_unknown_torchrec_is_refused() -> None:
+    torchrec_internals.require_attributes(nn.Linear(1, 1), "weight")
+    with pytest.raises(SetupError, match=r"no Linear\._lookups.*install one of torchrec 1\.6"):
+        torchrec_internals.require_attributes(nn.Linear(1, 1), "weight", "_lookups")
