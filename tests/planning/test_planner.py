@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugin_torchrec.column_wise import ColumnWise
+from recd_plugin_torchrec.data_parallel import DataParallel
+from recd_plugin_torchrec.row_wise import RowWise
+from recd_plugin_torchrec.table_wise import TableWise
+from recd_plugin_torchrec.uvm import Uvm
+from recd_plugins.distributed.sharders import build_sharders, stock_sharders
+from recd_plugins.errors import RecdError, RegistryError, SetupError
+from recd_plugins.interfaces import Sharding, Table
+from recd_plugins.planning import build_planner, default_topology, table_constraints, tables_of
+from recd_plugins.planning.planner import SortedEnumerator
+from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry.schema import RegistrySpec
+
+BATCH_SIZE = 512
+
+
+class Model(nn.Module):
+    """Pooled tables a (features f, g) and b, unpooled table s, without memory."""
+
+    def __init__(self, rows: int = 1000, dim: int = 16) -> None:
+        super().__init__()
+        self.bags = EmbeddingBagCollection(
+            device=torch.device("meta"),
+            tables=[
+                EmbeddingBagConfig(
+                    name=name, embedding_dim=dim, num_embeddings=rows, feature_names=features
+                )
+                for name, features in (("a", ["f", "g"]), ("b", ["h"]))
+            ],
+        )
+        self.sequences = EmbeddingCollection(
+            device=torch.device("meta"),
+            tables=[
+                EmbeddingConfig(
+                    name="s", embedding_dim=dim, num_embeddings=rows, feature_names=["i"]
+                )
+            ],
+        )
+
+
+def registry(*sharding: Any, cache: Sequence[Any] = (), optimizer: str = "sgd") -> Registry:
+    """Of (plugin, patterns) pairs; without data."""
+    spec = RegistrySpec.model_validate(
+        {
+            "version": 1,
+            "dataset": {"use": "none"},
+            "converter": {"use": "none"},
+            "training": {"batch_size": BATCH_SIZE, "optimizer": optimizer},
+        }
+    )
+
+    def entries(kind: str, pairs: Sequence[Any]) -> tuple[Entry[Any], ...]:
+        return tuple(
+            Entry(plugin, tuple(patterns), f"{kind}[{index}]", 10 + index)
+            for index, (plugin, patterns) in enumerate(pairs)
+        )
+
+    nothing: Any = None
+    return Registry(
+        path=Path("registry.yaml"),
+        spec=spec,
+        dataset=nothing,
+        converter=nothing,
+        preprocessing=(),
+        pooling=(),
+        sharding=entries("sharding", sharding),
+        cache=entries("cache", cache),
+    )
+
+
+def make(plugin: type, **options: Any) -> Any:
+    return plugin(plugin.Options(**options))
+
+
+def options(
+    reg: Registry, dedupe_factors: Mapping[str, float], model: nn.Module
+) -> dict[tuple[str, str], ShardingOption]:
+    constraints = table_constraints(
+        reg, tables_of(model), dedupe_factors=dedupe_factors, device_type="cpu"
+    )
+    enumerator = SortedEnumerator(
+        topology=default_topology(2), batch_size=BATCH_SIZE, constraints=constraints
+    )
+    found = enumerator.enumerate(model, build_sharders(reg))
+    return {(option.name, option.sharding_type): option for option in found}
+
+
+def chosen(reg: Registry, model: nn.Module, **arguments: Any) -> dict[str, str]:
+    plan = build_planner(reg, world_size=2, model=model, **arguments).plan(
+        model, build_sharders(reg)
+    )
+    return {
+        name: sharding.sharding_type
+        for tables in plan.plan.values()
+        for name, sharding in tables.items()
+    }
+
+
+def test_tables_of() -> None:
+    assert tables_of(Model(rows=7, dim=4)) == [
+        Table("a", ("f", "g"), 7, 4, pooled=True),
+        Table("b", ("h",), 7, 4, pooled=True),
+        Table("s", ("i",), 7, 4, pooled=False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"),
+    [
+        (table, kind)
+        for table in ("a", "b", "s")
+        for kind in ("table_wise", "row_wise", "column_wise")
+    ],
+)
+def test_a_dedupe_factor_divides_the_estimates(table: str, kind: str) -> None:
+    features = {"f": 8.0, "g": 8.0, "h": 8.0, "i": 8.0}
+    model = Model()
+    plain = options(registry(), {}, model)[table, kind].shards[0]
+    unique = options(registry(), features, model)[table, kind].shards[0]
+    for part in ("fwd_compute", "fwd_comms", "bwd_compute"):
+        assert getattr(plain.perf, part) > 0
+        assert getattr(plain.perf, part) == pytest.approx(8 * getattr(unique.perf, part))
+    weights = 4 * plain.size[0] * plain.size[1]
+    # Beyond the weights there are ids and embeddings, which shrink.
+    assert plain.storage.ddr - weights == pytest.approx(
+        8 * (unique.storage.ddr - weights), rel=0.02
+    )
+
+
+def test_features_of_one_table_have_factors_of_their_own() -> None:
+    constraints = table_constraints(
+        registry(), tables_of(Model()), dedupe_factors={"f": 4.0, "i": 1e9}, device_type="cpu"
+    )
+    assert constraints["a"].batch_sizes == [BATCH_SIZE // 4, BATCH_SIZE]
+    assert len(constraints["a"].pooling_factors) == 2
+    assert constraints["b"].batch_sizes == [BATCH_SIZE]
+    assert constraints["s"].batch_sizes == [1]
+
+
+def test_deduplicated_tables_are_replicated_only_where_a_plugin_does() -> None:
+    model = Model(rows=8)
+    assert ("a", "data_parallel") in options(registry(), {}, model)
+    deduplicated = options(registry(), {"f": 4.0}, model)
+    # b shares a's input, so it gets variable batches too.
+    assert not {("a", "data_parallel"), ("b", "data_parallel")} & deduplicated.keys()
+    claimed = options(registry((make(DataParallel), ["b"])), {"h": 4.0}, model)
+    assert [key for key in claimed if key[0] == "b"] == [("b", "data_parallel")]
+    assert ("a", "data_parallel") in claimed  # no other deduplicated feature is left
+
+
+def test_sequences_are_not_replicated_on_cpu_unless_claimed() -> None:
+    model = Model(rows=8)
+    assert ("s", "data_parallel") not in options(registry(), {}, model)
+    claimed = options(registry((make(DataParallel), ["s"])), {}, model)
+    assert ("s", "data_parallel") in claimed
+
+
+def test_column_shards_only_where_they_change_nothing() -> None:
+    model = Model(dim=256)
+    assert ("a", "column_wise") in options(registry(), {}, model)
+    assert ("a", "column_wise") not in options(registry(optimizer="rowwise_adagrad"), {}, model)
+
+
+def test_plugins_decide() -> None:
+    reg = registry((make(TableWise), ["a"]), (make(RowWise), ["b"]), (make(ColumnWise), ["s"]))
+    model = Model()
+    assert chosen(reg, model) == {"a": "table_wise", "b": "row_wise", "s": "column_wise"}
+    plan = build_planner(reg, world_size=2).plan(model, build_sharders(reg))
+    spec = plan.plan["sequences"]["s"].sharding_spec
+    assert [shard.shard_sizes for shard in spec.shards] == [[1000, 8], [1000, 8]]
+
+
+def test_errors_of_the_registry_come_with_the_model() -> None:
+    reg = registry((make(TableWise), ["c"]))
+    with pytest.raises(RegistryError, match="c matches no table"):
+        build_planner(reg, world_size=2, model=Model())
+    with pytest.raises(RegistryError, match="c matches no table"):
+        build_planner(reg, world_size=2).plan(Model(), build_sharders(reg))
+
+
+def test_no_plan_fits() -> None:
+    reg = registry((make(TableWise), ["a"]))
+    with pytest.raises(SetupError, match=r"no plan fits.* a \(59604\.6 GiB, table_wise\)"):
+        chosen(reg, Model(rows=10**12))
+
+
+def test_no_option_is_left() -> None:
+    reg = registry(cache=[(make(Uvm), ["b"])])
+    with pytest.raises(SetupError, match="table b cannot be sharded fused_uvm_caching on cpu"):
+        chosen(reg, Model())
+    reg = registry((make(RowWise), ["a"]))
+    with pytest.raises(SetupError, match="table a cannot be sharded row_wise on cpu"):
+        build_planner(reg, world_size=2).plan(Model(), stock_sharders(reg.training))
+
+
+class Wide(Sharding):
+    """Contradicts the cache."""
+
+    name = "test.wide"
+
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        return {table.name: ParameterConstraints(compute_kernels=["fused"]) for table in tables}
+
+
+def test_contradicting_plugins() -> None:
+    reg = registry((make(Wide), ["b"]), cache=[(make(Uvm), ["b"])])
+    with pytest.raises(
+        RecdError,
+        match=r"registry.yaml:10 cache\[0\]: table b: torchrec.uvm and test.wide set different "
+        r"compute_kernels",
+    ):
+        build_planner(reg, world_size=2, model=Model())
+
+
+def test_sharding_and_cache_are_merged() -> None:
+    reg = registry((make(RowWise), ["b"]), cache=[(make(Uvm, load_factor=0.5), ["b"])])
+    constraints = table_constraints(reg, tables_of(Model()), dedupe_factors={}, device_type="cuda")[
+        "b"
+    ]
+    assert constraints.sharding_types == ["row_wise"]
+    assert constraints.compute_kernels == ["fused_uvm_caching"]
+    assert constraints.cache_params.load_factor == 0.5
+
+
+def test_default_topology(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    topology = default_topology(4)
+    assert (topology.world_size, topology.local_world_size) == (4, 4)
+    assert topology.compute_device == "cpu"
+    assert topology.devices[0].storage.ddr == pytest.approx(
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 4, abs=1
+    )
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert default_topology(4).local_world_size == 2
+
+
+def test_the_plan_is_the_same_in_every_process() -> None:
+    script = (
+        "from tests.planning.test_planner import Model, registry, options\n"
+        "print([*options(registry(), {'f': 2.0}, Model())])\n"
+    )
+    orders = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(orders) == 1

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+import recd_plugin_torchrec
+from recd_plugin_torchrec.column_wise import ColumnWise
+from recd_plugin_torchrec.data_parallel import DataParallel
+from recd_plugin_torchrec.planner import Planner
+from recd_plugin_torchrec.row_wise import RowWise
+from recd_plugin_torchrec.table_wise import TableWise
+from recd_plugin_torchrec.uvm import Uvm
+from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import Table
+
+TABLE = Table("t", ("f",), 100, 16, pooled=True)
+
+
+def test_all_are_registered() -> None:
+    names = {plugin.name for plugin in recd_plugin_torchrec.register_shardings()}
+    assert names == {
+        "torchrec.table_wise",
+        "torchrec.row_wise",
+        "torchrec.column_wise",
+        "torchrec.data_parallel",
+        "torchrec.planner",
+    }
+    assert [plugin.name for plugin in recd_plugin_torchrec.register_caches()] == ["torchrec.uvm"]
+
+
+@pytest.mark.parametrize(
+    ("plugin", "kinds"),
+    [
+        (TableWise, ["table_wise"]),
+        (RowWise, ["row_wise"]),
+        (ColumnWise, ["column_wise"]),
+        (DataParallel, ["data_parallel"]),
+    ],
+)
+def test_sharding_types(plugin, kinds: list[str]) -> None:
+    constraints = plugin(plugin.Options()).constraints([TABLE])
+    assert constraints["t"].sharding_types == kinds
+    assert plugin.replicates is (plugin is DataParallel)
+
+
+def test_the_planner_is_left_alone() -> None:
+    assert Planner(Planner.Options()).constraints([TABLE]) == {}
+
+
+def test_column_shards() -> None:
+    four = ColumnWise(ColumnWise.Options(shards=4))
+    assert four.constraints([TABLE])["t"].min_partition == 4
+    with pytest.raises(SetupError, match=r"table t has 16 columns.* 8 parts"):
+        ColumnWise(ColumnWise.Options(shards=8)).constraints([TABLE])
+    with pytest.raises(ValidationError):
+        ColumnWise.Options(shards=1)
+
+
+def test_uvm() -> None:
+    uvm = Uvm(Uvm.Options(load_factor=0.1, algorithm="lfu"))
+    uvm.check(torch.device("cuda"))
+    with pytest.raises(SetupError, match=r"torchrec.uvm needs CUDA.*enabled: false"):
+        uvm.check(torch.device("cpu"))
+    constraints = uvm.constraints([TABLE])["t"]
+    assert constraints.compute_kernels == ["fused_uvm_caching"]
+    assert constraints.cache_params.load_factor == 0.1
+    assert constraints.cache_params.algorithm.name == "LFU"
+    with pytest.raises(ValidationError):
+        Uvm.Options(load_factor=0)
+
+
+def test_plugins_are_read_without_torch() -> None:
+    script = (
+        "import sys, recd_plugin_torchrec as p\n"
+        "p.register_shardings(), p.register_caches()\n"
+        "assert not {'torch', 'torchrec', 'fbgemm_gpu'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
