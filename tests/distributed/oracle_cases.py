@@ -1,0 +1,146 @@
+"""TorchRec's own check of a sharder, run in ranks that are there already."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.modules.embedding_configs import EmbeddingConfig, PoolingType
+
+from recd_plugins.distributed.sharders import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+)
+from recd_plugins.testing.gloo import run_on_ranks
+
+# The wheel has torchrec.distributed.test_utils, but not the module of TorchRec's tests from which
+# it imports one sharder, for tests of 2D parallelism.
+if find_spec("torchrec.distributed.tests") is None:
+    _missing = ModuleType("torchrec.distributed.tests.test_sequence_model")
+    _missing.TestEmbeddingCollectionSharder = EmbeddingCollectionSharder
+    sys.modules["torchrec.distributed.tests"] = ModuleType("torchrec.distributed.tests")
+    sys.modules[_missing.__name__] = _missing
+
+from torchrec.distributed.test_utils.test_model import (
+    TestMixedEmbeddingSparseArch,
+    TestSparseNN,
+)
+from torchrec.distributed.test_utils.test_model_parallel import (
+    ModelParallelTestShared,
+)
+from torchrec.distributed.test_utils.test_sharding import (
+    sharding_single_rank_test_single_process,
+)
+
+FUSED = {"learning_rate": 0.1}
+
+
+class _OnlyOneKind:
+    """Leaves the planner one sharding type, as TorchRec's test sharders do."""
+
+    only: str
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [self.only]
+
+
+class StockBags(_OnlyOneKind, EmbeddingBagCollectionSharder):
+    pass
+
+
+class ExactBags(_OnlyOneKind, ExactEmbeddingBagCollectionSharder):
+    pass
+
+
+class StockSequences(_OnlyOneKind, EmbeddingCollectionSharder):
+    pass
+
+
+class ExactSequences(_OnlyOneKind, ExactEmbeddingCollectionSharder):
+    pass
+
+
+@dataclass(frozen=True)
+class OracleCase:
+    sequences: bool
+    sharding: str
+    variable_batch_per_feature: bool = False
+    variable_batch_size: bool = False
+    pooling: PoolingType = PoolingType.SUM
+
+    @property
+    def has_weighted_tables(self) -> bool:
+        # TorchRec's generator of variable batches makes no weights, nor does that of sequences.
+        weightless = self.sequences or self.variable_batch_per_feature
+        return not weightless and self.pooling == PoolingType.SUM
+
+
+def check(case: OracleCase, *, stock: bool) -> None:
+    """Raises where one step of the sharded model differs from the unsharded one."""
+    classes = (StockSequences, ExactSequences) if case.sequences else (StockBags, ExactBags)
+    sharder = classes[0 if stock else 1](fused_params=dict(FUSED))
+    sharder.only = case.sharding
+    _Oracle()._test_sharding(
+        sharders=[sharder],
+        backend="gloo",
+        world_size=2,
+        local_size=2,
+        model_class=TestMixedEmbeddingSparseArch if case.sequences else TestSparseNN,
+        has_weighted_tables=case.has_weighted_tables,
+        variable_batch_size=case.variable_batch_size,
+        variable_batch_per_feature=case.variable_batch_per_feature,
+        pooling=case.pooling,
+        test_callable=check_sequences if case.sequences else check_bags,
+    )
+
+
+class _Oracle(ModelParallelTestShared):
+    """TorchRec's test case; its processes are ours, which are quicker to start."""
+
+    def __init__(self) -> None:
+        super().__init__("setUp")
+        self.setUp("gloo")
+
+    def _run_multi_process_test(
+        self, *, callable: Callable[..., None], world_size: int, **arguments: Any
+    ) -> None:
+        run_on_ranks(_on_rank, world_size, callable, arguments)
+
+
+def _on_rank(
+    rank: int, world_size: int, function: Callable[..., None], arguments: dict[str, Any]
+) -> None:
+    del arguments["backend"]
+    function(
+        pg=dist.group.WORLD,
+        device=torch.device("cpu"),
+        rank=rank,
+        world_size=world_size,
+        **arguments,
+    )
+
+
+def check_bags(**arguments: Any) -> None:
+    sharding_single_rank_test_single_process(**arguments)
+
+
+def check_sequences(**arguments: Any) -> None:
+    arguments["tables"] = [
+        EmbeddingConfig(
+            num_embeddings=10 * (index + 1),
+            embedding_dim=16,
+            name=f"table_{index}",
+            feature_names=[f"feature_{index}"],
+        )
+        for index in range(3)
+    ]
+    arguments["embedding_groups"] = None
+    sharding_single_rank_test_single_process(**arguments)
