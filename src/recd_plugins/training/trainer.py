@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Split
@@ -142,12 +142,16 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         peak_memory_bytes=max(one["peak"] for one in ranks),
         losses=losses,
         train=predictions.summarize(),
-        test=_evaluate(registry, pipeline, rank, world_size),
+        test=_evaluate(registry, dmp, pipeline, rank, world_size),
     )
 
 
 def _evaluate(
-    registry: Registry, pipeline: CheckedTrainPipeline, rank: int, world_size: int
+    registry: Registry,
+    dmp: nn.Module,
+    pipeline: CheckedTrainPipeline,
+    rank: int,
+    world_size: int,
 ) -> Quality | None:
     """Quality on the test split, where there is one and the registry wants it."""
     split: Split = "test"
@@ -155,7 +159,7 @@ def _evaluate(
         return None
     loader = registry.dataloader(rank=rank, world_size=world_size, split=split)
     predictions = Predictions()
-    pipeline.model.eval()
+    dmp.eval()
     with torch.no_grad(), progress_bar(rank, split, 0, len(loader)) as advance:
         for loss, logits, labels in _outputs(pipeline, iter(loader)):
             predictions.update(logits, labels)
