@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
     from recd_plugins.distributed.guards import check_every_parameter_is_trained, guard
-    from recd_plugins.distributed.launch import launch
     from recd_plugins.distributed.sharders import build_sharders, stock_sharders
 
 _HOME = {
@@ -16,7 +15,6 @@ _HOME = {
     "build_sharders": "sharders",
     "check_every_parameter_is_trained": "guards",
     "guard": "guards",
-    "launch": "launch",
     "lookup_ids": "byte_counter",
     "stock_sharders": "sharders",
 }
@@ -26,14 +24,13 @@ __all__ = [
     "build_sharders",
     "check_every_parameter_is_trained",
     "guard",
-    "launch",
     "lookup_ids",
     "stock_sharders",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is asked for: the parent of the ranks needs ``launch`` only."""
+    """Import a name when it is asked for: the parent of the ranks needs no torchrec."""
     if name in _HOME:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
