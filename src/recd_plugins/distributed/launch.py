@@ -100,7 +100,7 @@ class Ranks:
             for rank in range(self.world_size):
                 ours, theirs = context.Pipe()
                 process = context.Process(  # type: ignore[attr-defined]
-                    target=serve, args=(rank, theirs, self._setup), name=f"rank {rank}", daemon=True
+                    target=serve, args=(rank, theirs, self._setup), name=f"rank {rank}"
                 )
                 process.start()
                 theirs.close()
