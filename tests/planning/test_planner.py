@@ -19,6 +19,7 @@ from recd_plugin_torchrec.data_parallel import DataParallel
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugin_torchrec.table_wise import TableWise
 from recd_plugin_torchrec.uvm import Uvm
+from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed.sharders import build_sharders, stock_sharders
 from recd_plugins.errors import RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Sharding, Table
@@ -76,7 +77,8 @@ def registry(*sharding: Any, cache: Sequence[Any] = (), optimizer: str = "sgd") 
         path=Path("registry.yaml"),
         spec=spec,
         dataset=nothing,
-        converter=nothing,
+        converter=PlainConverter(PlainConverter.Options()),
+        converter_fitted=True,
         preprocessing=(),
         pooling=(),
         sharding=entries("sharding", sharding),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
 from recd_plugins.data.model_input import Placement
 from recd_plugins.registry import ModelSpec
 from recd_plugins.training.dlrm import DLRM
-from torchrec.sparse.jagged_tensor import KeyedTensor
 
 
 def test_the_order_of_a_keyed_tensor_does_not_matter() -> None:

@@ -25,6 +25,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan
 
+from recd_plugins.data.loader import fit_converter
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.tables import tables_of
@@ -57,7 +58,8 @@ def build_planner(
         registry: its batch size, sharding and caches.
         topology: the ranks and their memory; ``default_topology`` of the next arguments without.
         model: checked at once where it is given; ``plan`` and ``collective_plan`` check theirs.
-        dedupe_factors: rows over unique rows, by feature that travels deduplicated.
+        dedupe_factors: rows over unique rows, by feature that travels deduplicated; without it
+            those of the converter, which then reads the first rows of the data.
         world_size: ranks; those of the process group, else of the registry, without it.
         local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it.
         device: of the tables; CPU without it.
@@ -71,11 +73,16 @@ def build_planner(
             world_size = dist.get_world_size() if dist.is_initialized() else registry.training.ranks
         topology = default_topology(world_size, local_world_size, device)
 
+    if dedupe_factors is None:
+        fit_converter(registry)
+        dedupe_factors = registry.converter.dedupe_factors()
+    factors = dedupe_factors
+
     def constraints(module: nn.Module) -> _Constraints:
         return table_constraints(
             registry,
             tables_of(module),
-            dedupe_factors=dedupe_factors or {},
+            dedupe_factors=factors,
             device_type=topology.compute_device,
         )
 

@@ -11,7 +11,6 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
-from recd_plugins.data.loader import fit_converter
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed import check_every_parameter_is_trained, stock_sharders
 from recd_plugins.planning import tables_of
@@ -57,14 +56,7 @@ def assemble(registry: Registry, side: Side, device: torch.device) -> Assembled:
     else:
         model = registry.prepare(model)
         sharders = registry.sharders()
-    fit_converter(registry)
-    tables = {table.name for table in tables_of(model)}
-    planner = registry.planner(
-        model=model,
-        world_size=dist.get_world_size(),
-        device=device,
-        dedupe_factors=registry.converter.dedupe_factors(),
-    )
+    planner = registry.planner(model=model, world_size=dist.get_world_size(), device=device)
     plan = planner.collective_plan(model, sharders, dist.group.WORLD)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     dmp = DistributedModelParallel(
@@ -75,7 +67,7 @@ def assemble(registry: Registry, side: Side, device: torch.device) -> Assembled:
         sharders=sharders,
     )
     copy_weights(dmp.state_dict(), weights)
-    optimizer = build_optimizer(dmp, tables, registry.training)
+    optimizer = build_optimizer(dmp, registry.training)
     check_every_parameter_is_trained(dmp, optimizer)
     return Assembled(registry, dmp, optimizer)
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
@@ -66,7 +68,7 @@ class Checkpoints:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
         dist.barrier()
-        dcp.save(_state(dmp, optimizer), checkpoint_id=partial)
+        save(_state(dmp, optimizer), checkpoint_id=partial)
         if dist.get_rank() == 0:
             (partial / _PROGRESS).write_text(json.dumps(asdict(progress)), encoding="utf-8")
             _sync(partial)
@@ -97,8 +99,8 @@ class Checkpoints:
             )
         state = _state(dmp, optimizer)
         try:
-            dcp.load(state, checkpoint_id=path)
-        except (dcp.api.CheckpointException, RuntimeError, ValueError) as error:
+            load(state, checkpoint_id=path)
+        except (CheckpointException, RuntimeError, ValueError) as error:
             reason = str(error).strip().splitlines()[-1]
             raise RecdError(
                 f"{path}: does not fit this model and optimizer ({reason}); resume with the "

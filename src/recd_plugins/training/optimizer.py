@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
@@ -12,9 +13,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from recd_plugins.registry.schema import TrainingSpec
 
 
-def build_optimizer(
-    dmp: DistributedModelParallel, tables: set[str], training: TrainingSpec
-) -> CombinedOptimizer:
+def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> CombinedOptimizer:
     """One optimizer over the fused ones of ``dmp``, its replicated tables and its dense layers.
 
     A table gets the same update rule wherever it lives: ``rowwise_adagrad`` on a data-parallel
@@ -22,21 +21,28 @@ def build_optimizer(
 
     Args:
         dmp: the sharded model.
-        tables: the names of its tables.
         training: the registry's ``training:`` section.
     """
-    parameters = dict(in_backward_optimizer_filter(dmp.named_parameters()))
-    replicated = {n: p for n, p in parameters.items() if _table_of(n) in tables}
-    dense = {n: p for n, p in parameters.items() if n not in replicated}
-    dense_rate = training.dense_learning_rate or training.learning_rate
+    outside = dict(in_backward_optimizer_filter(dmp.named_parameters()))
+    tables = {name for name in outside if _in_embedding_module(dmp, name)}
+    replicated = {name: p for name, p in outside.items() if name in tables}
+    dense = {name: p for name, p in outside.items() if name not in tables}
     optimizers = [dmp.fused_optimizer]
-    for group, rate, rowwise in (
-        (replicated, training.learning_rate, True),
-        (dense, dense_rate, False),
-    ):
-        if group:
-            optimizers.append(_keyed(group, training, rate, rowwise))
+    if replicated:
+        optimizers.append(_keyed(replicated, training, training.learning_rate, rowwise=True))
+    if dense:
+        rate = training.dense_learning_rate or training.learning_rate
+        optimizers.append(_keyed(dense, training, rate, rowwise=False))
     return CombinedOptimizer(optimizers)
+
+
+def _in_embedding_module(dmp: DistributedModelParallel, parameter: str) -> bool:
+    """Whether a sharded embedding module holds the parameter: then it is a replicated table."""
+    return any(
+        parameter.startswith(f"{name}.")
+        for name, module in dmp.module.named_modules()
+        if isinstance(module, ShardedEmbeddingModule)
+    )
 
 
 def _keyed(
@@ -50,8 +56,3 @@ def _keyed(
         return torch.optim.Adagrad(params, lr=rate, eps=training.eps)
 
     return KeyedOptimizerWrapper(parameters, make)
-
-
-def _table_of(parameter: str) -> str:
-    """The table's name in ``...embedding_bags.<table>.weight``."""
-    return parameter.removesuffix(".weight").rpartition(".")[2]

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Split
 from recd_plugins.registry import Registry, load_registry
+from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.memory import peak_bytes, reset_peak
@@ -81,6 +82,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     Raises:
         RecdError: the registry, the data or the checkpoint does not allow it.
     """
+    upstream_noise.silence()
     registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
     registry = registry.with_training(job.overrides)
     training = registry.training

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 
 def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor]) -> None:
