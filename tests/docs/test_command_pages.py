@@ -4,6 +4,7 @@ import re
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -49,14 +50,13 @@ def test_the_example_runs(folder, command, output):
     assert not output or result.stdout == output
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", main.list_commands(click.Context(main)))
 def test_the_page_names_every_option(name):
     text = (DOCS / "commands" / f"{name}.md").read_text()
-    usage = re.search(rf"^    recd {name}(.*)$", text, re.MULTILINE)
+    usage = re.search(rf"^    recd {name}(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
     assert usage
-    options = [
-        option for parameter in main.get_command(None, name).params for option in parameter.opts
-    ]
+    command = main.get_command(click.Context(main), name)
+    options = [option for parameter in command.params for option in parameter.opts]
     assert all(option in usage[1] for option in options if option.startswith("--"))
 
 
