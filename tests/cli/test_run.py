@@ -145,7 +145,7 @@ def test_torchrun(folder: Path) -> None:
         (("registry.yaml", "--resume"), "training.checkpoint.path"),
         (("registry.yaml", "--resume", "--compare"), "--compare"),
         (("registry.yaml", "--ranks", "0"), "--ranks"),
-        (("registry.yaml", "--ranks", "64"), "too few"),
+        (("registry.yaml", "--ranks", "81"), "too few"),
     ],
 )
 def test_mistakes(folder: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -97,7 +97,8 @@ def figures(result: Result) -> dict[str, tuple[float | None, str]]:
     }
     for kind, num_bytes in result.collective_bytes.items():
         found[f"{kind}_bytes"] = (num_bytes, "B")
-    found["collective_bytes"] = (sum(result.collective_bytes.values()), "B")
+    total = sum(result.collective_bytes.values()) if result.collective_bytes else None
+    found["collective_bytes"] = (total, "B")
     found["ids_looked_up"] = (result.ids_looked_up, "")
     found["peak_memory_bytes"] = (float(result.peak_memory_bytes), "B")
     found["last_loss"] = (result.losses[-1], "loss")

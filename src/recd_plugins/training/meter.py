@@ -12,6 +12,9 @@ import torch
 
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
 
+# Batches that TrainPipelineSparseDist distributes before it trains on them.
+_READ_AHEAD = 2
+
 
 class Meter:
     """Takes steps one by one: the first fills the pipeline, a few are counted, the rest timed.
@@ -57,11 +60,15 @@ class Meter:
             return None
         return samples_per_step * len(self._seconds) / sum(self._seconds)
 
-    def per_step(self) -> tuple[dict[str, float], float]:
-        """Bytes this rank sends by kind of collective, and ids it looks up, in one step."""
-        counted = max(1, min(self._step - 1, self.COUNTED_STEPS))
-        by_kind = {kind: num / counted for kind, num in self._bytes.by_kind().items()}
-        return by_kind, self._ids / counted
+    def per_step(self) -> tuple[dict[str, float], float] | None:
+        """Bytes this rank sends by kind of collective, and ids it looks up, in one step.
+
+        None for a run so short that the counted steps ran out of batches to read ahead.
+        """
+        if self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
+            return None
+        by_kind = {kind: num / self.COUNTED_STEPS for kind, num in self._bytes.by_kind().items()}
+        return by_kind, self._ids / self.COUNTED_STEPS
 
 
 def sum_by_kind(per_rank: list[dict[str, Any]]) -> dict[str, float]:

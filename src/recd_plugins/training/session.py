@@ -63,6 +63,7 @@ def session(
     job = Job(path, plugins_dir=plugins_dir, overrides=dict(overrides), device=device)
     if torchrun_rank() is None:
         registry.dataset.prepare()
+        _check_data(registry, registry.training.ranks)
         yield Session(job, 0, registry.training.ranks)
         return
     with join_torchrun(backend_for(device)) as (rank, world_size):
@@ -70,6 +71,16 @@ def session(
             registry.dataset.prepare()
         dist.barrier()
         yield Session(job, rank, world_size)
+
+
+def _check_data(registry: Registry, world_size: int) -> None:
+    """Find out that there are too few rows before any rank starts."""
+    registry.dataset.reader(
+        rank=0,
+        world_size=world_size,
+        batch_size=registry.training.batch_size,
+        split="train",
+    )
 
 
 def _device(registry: Registry) -> str:

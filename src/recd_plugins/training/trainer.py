@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from recd_plugins.training.pipeline import CheckedTrainPipeline
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions, Quality
 from recd_plugins.training.source import Source
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,9 @@ class Result:
         samples_per_second: of all ranks, reading included, after the first steps; None for a run
             too short to tell.
         step_seconds: median wall time of a step, likewise.
-        collective_bytes: bytes that all ranks together send in one step, by kind of collective.
-        ids_looked_up: ids that enter embedding lookups in one step, on all ranks.
+        collective_bytes: bytes that all ranks together send in one step, by kind of collective;
+            empty for a run too short to tell.
+        ids_looked_up: ids that enter embedding lookups in one step, on all ranks; likewise None.
         peak_memory_bytes: while training, of the rank that needs most.
         losses: by step, the mean over ranks, from the run's first step, resumed or not.
         train: quality of predictions made before their samples were trained on.
@@ -65,7 +68,7 @@ class Result:
     samples_per_second: float | None
     step_seconds: float | None
     collective_bytes: dict[str, float]
-    ids_looked_up: float
+    ids_looked_up: float | None
     peak_memory_bytes: int
     losses: list[float]
     train: Quality | None
@@ -134,14 +137,14 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     if progress.step == first_step:
         raise RecdError(_nothing_to_do(registry, first_step))
 
-    by_kind, ids = meter.per_step()
-    ranks = _from_every_rank({"bytes": by_kind, "ids": ids, "peak": peak})
+    ranks = _from_every_rank((meter.per_step(), peak))
+    counts = [count for count, _ in ranks if count is not None]
     return Result(
         samples_per_second=meter.samples_per_second(training.batch_size * world_size),
         step_seconds=meter.step_seconds,
-        collective_bytes=sum_by_kind([one["bytes"] for one in ranks]),
-        ids_looked_up=sum(one["ids"] for one in ranks),
-        peak_memory_bytes=max(one["peak"] for one in ranks),
+        collective_bytes=sum_by_kind([by_kind for by_kind, _ in counts]),
+        ids_looked_up=sum(ids for _, ids in counts) if counts else None,
+        peak_memory_bytes=max(peak for _, peak in ranks),
         losses=losses,
         train=predictions.summarize(),
         test=_evaluate(registry, dmp, pipeline, rank, world_size),
@@ -194,7 +197,7 @@ def _mean_over_ranks(losses: list[Tensor]) -> list[float]:
     return (stacked / dist.get_world_size()).tolist()
 
 
-def _from_every_rank(value: dict[str, Any]) -> list[dict[str, Any]]:
+def _from_every_rank(value: T) -> list[T]:
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, value)
     return everyone
