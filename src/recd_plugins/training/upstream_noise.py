@@ -13,5 +13,12 @@ def silence() -> None:
     """Ignore these, and only these, in this process."""
     # torchrec.distributed.model_parallel wraps the dense layers with a deprecated argument.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
+    # FBGEMM registers the gradient of its dense CPU kernel in a deprecated way. That it is right is
+    # what the parity tests of data-parallel tables show.
+    warnings.filterwarnings("ignore", message="fbgemm::dense_embedding_codegen_lookup_function")
     # torchrec.fx.tracer asks torch.fx whether it is being traced by a name that is to change.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    # Said of every data-parallel table, whether it has cache parameters or not.
+    logging.getLogger("torchrec.distributed.utils").addFilter(
+        lambda record: "caching params will be ignored" not in record.getMessage()
+    )
