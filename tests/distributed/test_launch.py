@@ -46,6 +46,12 @@ def test_ranks_share_the_cores_and_have_one_thread_at_least() -> None:
     assert launch(cases.threads, 2, threads=3) == [3, 3]
 
 
+def test_cores_are_counted_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert launch(cases.threads, 2) == [3, 3]
+
+
 def test_an_exception_names_the_rank_and_carries_its_traceback() -> None:
     with pytest.raises(
         RankError, match=r"(?s)rank 1 failed.*raise_on_rank_1.*ValueError: the reason"

@@ -83,7 +83,7 @@ class Ranks:
             local_world_size=local_world_size or world_size,
             backend=backend,
             timeout=timeout,
-            threads=threads or max(1, len(os.sched_getaffinity(0)) // world_size),
+            threads=threads or max(1, _cores() // world_size),
             environ=dict(os.environ),
         )
         self._processes: list[multiprocessing.process.BaseProcess] = []
@@ -199,6 +199,13 @@ class Ranks:
         except (EOFError, ConnectionResetError):
             self._processes[rank].join()
             return Failure("", None, self._processes[rank].exitcode)
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # macOS has none
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _context(backend: str) -> multiprocessing.context.BaseContext:
