@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
@@ -115,7 +115,7 @@ class Interactions(Dataset):
         places = self._places(split)
         return PlannedReader(
             ReadPlan(_units(len(places)), batch_size),
-            lambda piece: self._read(places, piece),
+            lambda pieces: self._read(places, pieces),
             data={"split": split, **self._identity},
             what=f"{self.options.path} ({split})",
             rank=rank,
@@ -187,10 +187,13 @@ class Interactions(Dataset):
         in_train = log.ranks[order] < num_train
         return order[in_train if split == "train" else ~in_train]
 
-    def _read(self, places: NDArray[np.int64], piece: Piece) -> Iterator[Rows]:
-        start = piece.unit.first_row + piece.skip
-        chosen = places[start : start + piece.num_rows]
-        yield Rows(self._log.rows(chosen), self._origins(self._log.file_rows[chosen]))
+    def _read(
+        self, places: NDArray[np.int64], pieces: Iterator[Piece]
+    ) -> Generator[Rows, None, None]:
+        for piece in pieces:
+            start = piece.unit.first_row + piece.skip
+            chosen = places[start : start + piece.num_rows]
+            yield Rows(self._log.rows(chosen), self._origins(self._log.file_rows[chosen]))
 
     def _origins(self, file_rows: NDArray[np.int64]) -> tuple[Origin, ...]:
         """Rows of the data of the file, of which the first is 0; its header does not count."""

@@ -102,7 +102,7 @@ class SessionParquet(Dataset):
                 shuffle=self.options.shuffle and split == "train",
                 seed=self.options.seed,
             ),
-            lambda piece: table.read(piece, columns),
+            lambda pieces: table.read(pieces, columns),
             data={"split": split, "files": digest(table.identity())},
             what=str(table.path),
             rank=rank,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -49,18 +49,30 @@ class ParquetTable:
             for number, file in enumerate(self.files)
         ]
 
-    def read(self, piece: Piece, schema: pa.Schema) -> Iterator[Rows]:
-        """The rows of ``piece`` with the columns and types of ``schema``.
+    def read(self, pieces: Iterable[Piece], schema: pa.Schema) -> Generator[Rows, None, None]:
+        """The rows of ``pieces`` with the columns and types of ``schema``.
+
+        A file is open from the first to the last of the pieces of it that follow each other, and
+        for this iterator alone: nothing outlives it, nothing is shared between threads.
 
         Raises:
-            DataError: the file cannot be decoded, or a value does not fit its type.
+            DataError: a file cannot be decoded or was replaced after this table was made, or a
+                value does not fit its type.
         """
-        path = self.files[piece.unit.file]
+        for number, run in groupby(pieces, key=lambda piece: piece.unit.file):
+            with _open(self.files[number]) as file:
+                for piece in run:
+                    yield from self._read_piece(file, piece, schema)
+
+    def _read_piece(self, file: pq.ParquetFile, piece: Piece, schema: pa.Schema) -> Iterator[Rows]:
+        path, group = self.files[piece.unit.file], piece.unit.group
+        if _rows_of(file.metadata, group) != piece.unit.num_rows:
+            raise DataError(f"{path} was replaced while it was in use; start anew")
         row, stop = 0, piece.skip + piece.num_rows
         try:
-            for batch in _open(path).iter_batches(
+            for batch in file.iter_batches(
                 _DECODE_ROWS,
-                row_groups=[piece.unit.group],
+                row_groups=[group],
                 columns=schema.names,
                 use_threads=False,
             ):
@@ -73,9 +85,7 @@ class ParquetTable:
                 if row >= stop:
                     return
         except (pa.ArrowException, OSError) as error:
-            raise DataError(
-                f"{path}: row group {piece.unit.group} cannot be read: {error}"
-            ) from error
+            raise DataError(f"{path}: row group {group} cannot be read: {error}") from error
 
     def _check_same(self, file: Path, schema: pa.Schema) -> None:
         first = self.schema
@@ -114,6 +124,17 @@ def _metadata(path: Path) -> pq.FileMetaData:
         raise DataError(f"{path}: no readable Parquet file: {error}") from error
 
 
+def _open(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: no readable Parquet file: {error}") from error
+
+
+def _rows_of(metadata: pq.FileMetaData, group: int) -> int:
+    return metadata.row_group(group).num_rows if group < metadata.num_row_groups else 0
+
+
 def _units(number: int, metadata: pq.FileMetaData) -> Iterator[Unit]:
     first_row = 0
     for group in range(metadata.num_row_groups):
@@ -121,12 +142,6 @@ def _units(number: int, metadata: pq.FileMetaData) -> Iterator[Unit]:
         if num_rows:
             yield Unit(number, group, first_row, num_rows)
         first_row += num_rows
-
-
-@lru_cache(maxsize=2)
-def _open(path: Path) -> pq.ParquetFile:
-    """Kept open from one row group to the next."""
-    return pq.ParquetFile(path)
 
 
 def _cast(data: pa.RecordBatch, schema: pa.Schema, origin: Origin) -> pa.RecordBatch:

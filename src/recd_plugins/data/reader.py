@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -15,8 +15,8 @@ from recd_plugins.data.read_plan import History, Piece, ReadPlan
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, Reader, Rows
 
-#: Reads the rows of a piece, in one batch or several.
-ReadPiece = Callable[[Piece], Iterator[Rows]]
+#: Reads the rows of pieces in their order, each in one batch or several.
+ReadPieces = Callable[[Iterator[Piece]], Generator[Rows, None, None]]
 
 _STATE_VERSION = 1
 
@@ -26,7 +26,7 @@ class PlannedReader(Reader):
 
     Args:
         plan: which rows there are.
-        read: how they are read.
+        read: how they are read; closed when an epoch ends or is left.
         data: what the data is, JSON values by what to call them; a state remembers them, and one
             that remembers something else is refused.
         what: the data and split in an error message.
@@ -40,7 +40,7 @@ class PlannedReader(Reader):
     def __init__(
         self,
         plan: ReadPlan,
-        read: ReadPiece,
+        read: ReadPieces,
         *,
         data: Mapping[str, Any],
         what: str,
@@ -115,9 +115,8 @@ class PlannedReader(Reader):
         pieces = self._plan.pieces(
             self._epoch, self._history, self._rank, self._world_size, self._steps
         )
-        return _rebatch(
-            (rows for piece in pieces for rows in self._read(piece)), self._plan.batch_size
-        )
+        with closing(self._read(pieces)) as rows:
+            yield from _rebatch(rows, self._plan.batch_size)
 
 
 def digest(value: object) -> str:

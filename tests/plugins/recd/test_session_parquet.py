@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -285,6 +286,34 @@ def test_ids_beyond_int64_are_named(tmp_path):
         DataError, match=r"t.parquet: column seen, rows 0 to 1: .*9223372036854775808"
     ):
         list(reader(dataset(tmp_path / "t.parquet"), batch_size=2))
+
+
+def test_a_replaced_file_is_read_anew(tmp_path):
+    path = tmp_path / "t.parquet"
+    for rows in (range(40), range(100, 140)):
+        pq.write_table(table(rows), tmp_path / "new")
+        (tmp_path / "new").rename(path)
+        data = dataset(path)
+        assert numbers(reader(data)) == list(rows)
+    pq.write_table(table(range(39)), path)
+    with pytest.raises(DataError, match=r"t.parquet was replaced while it was in use"):
+        next(iter(reader(data)))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_files_are_closed_with_the_loop(folder, prefetch):
+    def opened() -> set[str]:
+        links = [Path("/proc/self/fd") / number for number in os.listdir("/proc/self/fd")]
+        return {str(link.readlink()) for link in links if link.is_symlink()} & files
+
+    files = {str(file) for file in folder.rglob("part.parquet")}
+    batches = iter(reader(dataset(folder, prefetch=prefetch)))
+    next(batches)
+    assert len(opened()) == 1
+    batches.close()
+    assert not opened()
+    list(reader(dataset(folder, prefetch=prefetch)))
+    assert not opened()
 
 
 def test_the_thread_ends_with_the_loop(folder):
