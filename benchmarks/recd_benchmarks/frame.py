@@ -80,15 +80,6 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def ratios(
-    numerator: Callable[[], object], denominator: Callable[[], object], runs: int
-) -> list[float]:
-    """Ratios of the times of two calls, measured alternately after one warm-up of each."""
-    numerator()
-    denominator()
-    return [seconds(numerator) / seconds(denominator) for _ in range(runs)]
-
-
 def machine() -> dict[str, Any]:
     """What the figures were measured on."""
     return {

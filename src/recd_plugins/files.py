@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
+
+from recd_plugins.errors import RecdError
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` whole or not at all; missing folders are made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON to ``path`` whole or not at all; missing folders are made.
+
+    A number that JSON has no word for, NaN or infinite, becomes null.
+
+    Raises:
+        RecdError: the place cannot be written.
+    """
+    text = json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as stream:
+                stream.write(text)
+            os.replace(temporary, path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise RecdError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -117,7 +117,6 @@ def _shard(
     )
     sharders = build_sharders(SimpleNamespace(training=training, sharding=()))
     model = ParityModel(case.parts)
-    tables = {table.name for table in tables_of(model)}
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])
     plan = {
         name: construct_module_sharding_plan(
@@ -146,7 +145,7 @@ def _shard(
         sharders=sharders,
     )
     copy_weights(dmp.state_dict(), weights)
-    optimizer = build_optimizer(dmp, tables, training)
+    optimizer = build_optimizer(dmp, training)
     check_every_parameter_is_trained(dmp, optimizer)
     return dmp, optimizer
 

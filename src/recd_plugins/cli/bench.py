@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import pkgutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recd_plugins.errors import RecdError
-from recd_plugins.files import write_text
+from recd_plugins.files import write_json
 
 
 @click.command()
@@ -25,7 +24,12 @@ from recd_plugins.files import write_text
     show_default=True,
     help="small ends within a minute; reference is what the documentation quotes.",
 )
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write the report here.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write the report here.",
+)
 def bench(name: str | None, size: str, json_path: Path | None) -> None:
     """Measure a figure that the documentation quotes; without NAME, list the benchmarks."""
     console = Console()
@@ -41,7 +45,7 @@ def bench(name: str | None, size: str, json_path: Path | None) -> None:
         result = report(name, benchmark, size)  # type: ignore[arg-type]
     _show(console, result)
     if json_path is not None:
-        write_text(json_path, json.dumps(result, indent=2) + "\n")
+        write_json(json_path, result)
 
 
 def names() -> list[str]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from recd_plugins.files import write_text
+from recd_plugins.files import write_json
 
 
 @click.command()
@@ -22,7 +21,12 @@ from recd_plugins.files import write_text
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Overrides training.ranks.")
 @click.option("--steps", type=click.IntRange(min=1), help="Overrides training.steps.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write figures here.",
+)
 @click.pass_obj
 def run(
     plugins_dir: Path | None,
@@ -49,14 +53,14 @@ def run(
     overrides = {
         name: value for name, value in (("ranks", ranks), ("steps", steps)) if value is not None
     }
-    with session(registry, plugins_dir=plugins_dir, overrides=overrides) as trainer:
+    with session(registry, plugins_dir=plugins_dir, overrides=overrides, resume=resume) as trainer:
         if compare:
             comparison = Comparison(trainer.train("baseline"), trainer.train("plugins"))
             report, table = comparison.as_json(), comparison.table()
         else:
-            result = trainer.train("plugins", resume=resume)
+            result = trainer.train("plugins")
             report, table = result.as_json(), result_table(result)
         if trainer.rank == 0:
             Console().print(table)
             if json_path is not None:
-                write_text(json_path, json.dumps(report, indent=2) + "\n")
+                write_json(json_path, report)

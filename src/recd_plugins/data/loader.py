@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from recd_plugins.data.check_ids import check_ids
 from recd_plugins.data.model_input import ModelInput, lower
 from recd_plugins.data.preprocess import Preprocess
@@ -22,7 +24,12 @@ class DataLoader:
     """
 
     def __init__(
-        self, registry: Registry, reader: Reader, schema: FeatureSchema, converter: Converter
+        self,
+        registry: Registry,
+        reader: Reader,
+        schema: FeatureSchema,
+        converter: Converter,
+        pin_memory: bool,
     ) -> None:
         # Imported here: the demo model's placement needs torchrec's modules, readers do not.
         from recd_plugins.training.placement import plan_placement
@@ -30,6 +37,7 @@ class DataLoader:
         self._reader = reader
         self._schema = schema
         self._converter = converter
+        self._pin_memory = pin_memory
         prepared = registry.prepared
         self._placement = prepared.placement if prepared else plan_placement(registry, schema)
         self._num_embeddings = prepared.num_embeddings if prepared else {}
@@ -47,9 +55,16 @@ class DataLoader:
         for rows in self._reader:
             batch = self._preprocess(self._converter.convert(rows, self._schema))
             check_ids(batch, self._num_embeddings, rows)
-            yield lower(batch, self._placement)
+            model_input = lower(batch, self._placement)
+            # Only from pinned memory does a copy to the device overlap with compute.
+            yield model_input.pin_memory() if self._pin_memory else model_input
 
     def state_dict(self) -> dict[str, Any]:
+        """The position after the last batch that was handed out.
+
+        A train pipeline takes batches ahead of training: feed it from
+        ``recd_plugins.training.source.Source``, which knows the position that training has reached.
+        """
         return self._reader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -57,11 +72,15 @@ class DataLoader:
 
 
 def build_dataloader(
-    registry: Registry, rank: int, world_size: int, split: Split = "train"
+    registry: Registry,
+    rank: int,
+    world_size: int,
+    split: Split = "train",
+    device: torch.device | None = None,
 ) -> DataLoader:
     """A loader of this rank's share of a split, ``training.batch_size`` rows a batch.
 
-    The batches suit the model that ``Registry.prepare`` saw last; without one, the demo model.
+    Batches are in host memory, pinned where ``device`` is a CUDA device; they suit the model that ``Registry.prepare`` saw last; without one, the demo model.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -72,7 +91,8 @@ def build_dataloader(
     reader = registry.dataset.reader(
         rank=rank, world_size=world_size, batch_size=registry.training.batch_size, split=split
     )
-    return DataLoader(registry, reader, schema, registry.converter)
+    pin_memory = device is not None and device.type == "cuda"
+    return DataLoader(registry, reader, schema, registry.converter, pin_memory)
 
 
 def fit_converter(registry: Registry) -> None:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.interfaces import Table
+
+
+def rows_by_feature(tables: Iterable[Table]) -> dict[str, int]:
+    """How many ids a feature may have: the rows of the smallest table that it looks up."""
+    rows: dict[str, int] = {}
+    for table in tables:
+        for feature in table.features:
+            rows[feature] = min(rows.get(feature, table.num_embeddings), table.num_embeddings)
+    return rows
 
 
 def tables_of(model: nn.Module) -> list[Table]:

@@ -13,7 +13,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed import check_every_parameter_is_trained, stock_sharders
-from recd_plugins.planning import tables_of
+from recd_plugins.planning import rows_by_feature, tables_of
 from recd_plugins.registry import Prepared, Registry
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.placement import plan_placement
@@ -42,7 +42,8 @@ def assemble(registry: Registry, side: Side, device: torch.device) -> Assembled:
     """Build, prepare, plan and shard the demo model. A collective call.
 
     Both sides start from the same weights, whatever their plans: the seed's. The baseline is the
-    same model fed plain KJTs, planned and sharded by TorchRec alone.
+    same model fed plain KJTs and sharded by TorchRec's own sharders; its planner knows this
+    machine's bandwidths and stays away from kinds that TorchRec trains wrongly on CPU.
 
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
@@ -76,14 +77,11 @@ def _without_plugins(registry: Registry, model: torch.nn.Module) -> Registry:
     """The same data, values and model; no deduplication, no sharding and no cache plugin."""
     placement = plan_placement(registry, registry.dataset.schema())
     put_poolings(registry, model)
-    num_embeddings = {
-        feature: table.num_embeddings for table in tables_of(model) for feature in table.features
-    }
     return replace(
         registry,
         converter=PlainConverter(PlainConverter.Options()),
         converter_fitted=False,
         sharding=(),
         cache=(),
-        prepared=Prepared(placement, num_embeddings),
+        prepared=Prepared(placement, rows_by_feature(tables_of(model))),
     )

@@ -19,7 +19,9 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.errors import RecdError
 
-_NAME = re.compile(r"step-(\d{9})")
+_NAME = re.compile(r"step-\d{9}")
+# What a killed process leaves: a checkpoint not yet whole, and one half deleted.
+_LEFTOVER = re.compile(r"\.step-\d{9}\.(partial|old)")
 _PROGRESS = "progress.json"
 
 
@@ -47,16 +49,47 @@ class Progress:
 class Checkpoints:
     """A folder of checkpoints, ``step-000000100`` and so on.
 
-    A checkpoint is written beside its place and renamed when every rank is done, so a process
-    killed at any moment leaves the earlier ones, and never half of one under that name.
+    A checkpoint is written under another name and renamed when every rank is done, and renamed
+    again before it is deleted: a process killed at any moment leaves whole ones only.
+
+    Args:
+        folder: made where it is missing.
+        keep: how many to keep, the newest.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._keep = keep
 
-    def latest(self) -> Path | None:
-        """The newest whole checkpoint."""
+    def prepare(self, resume: bool) -> None:
+        """Make the folder, and see whether a run may start there. For one process.
+
+        Raises:
+            RecdError: the folder cannot be written, or it holds checkpoints and the run is not to
+                resume.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            for path in self._folder.iterdir():
+                if _LEFTOVER.fullmatch(path.name):
+                    shutil.rmtree(path)
+        except OSError as error:
+            raise RecdError(
+                f"{self._folder}: cannot be written ({error.strerror}); set "
+                "training.checkpoint.path to another folder"
+            ) from error
+        if not os.access(self._folder, os.W_OK):
+            raise RecdError(f"{self._folder}: cannot be written; see training.checkpoint.path")
+        newest = self.newest()
+        if newest is not None and not resume:
+            raise RecdError(
+                f"{self._folder}: holds checkpoints of an earlier run (the newest is "
+                f"{newest.name}); go on from it with --resume, or set training.checkpoint.path "
+                "to another folder"
+            )
+
+    def newest(self) -> Path | None:
+        """The newest checkpoint."""
         found = self._all()
         return found[-1] if found else None
 
@@ -65,67 +98,62 @@ class Checkpoints:
         final = self._folder / f"step-{progress.step:09d}"
         partial = self._folder / f".{final.name}.partial"
         if dist.get_rank() == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            partial.mkdir()
         dist.barrier()
         save(_state(dmp, optimizer), checkpoint_id=partial)
         if dist.get_rank() == 0:
             (partial / _PROGRESS).write_text(json.dumps(asdict(progress)), encoding="utf-8")
-            _sync(partial)
-            # A run that resumed from an older checkpoint writes the same step again.
-            shutil.rmtree(final, ignore_errors=True)
+            for path in (*partial.iterdir(), partial):
+                _sync(path)
             os.replace(partial, final)
+            _sync(self._folder)
             for old in self._all()[: -self._keep]:
-                shutil.rmtree(old)
+                dying = old.with_name(f".{old.name}.old")
+                os.replace(old, dying)
+                shutil.rmtree(dying)
         dist.barrier()
 
-    def start(self, dmp: DistributedModelParallel, optimizer: Optimizer, resume: bool) -> Progress:
-        """Where a run begins: at the newest checkpoint, which is loaded, or at the first step.
+    def load(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
+        """Load the newest checkpoint into model and optimizer; without one, the first step.
 
         A collective call. The number of ranks and the plan may differ from those of the run that
         saved the checkpoint.
 
         Raises:
-            RecdError: there are checkpoints, and the run is not to resume; or the newest does not
-                fit the model.
+            RecdError: the checkpoint does not fit the model, or is damaged.
         """
-        path = self.latest()
+        chosen = [self.newest()]
+        dist.broadcast_object_list(chosen)
+        path = chosen[0]
         if path is None:
             return Progress()
-        if not resume:
-            raise RecdError(
-                f"{self._folder}: holds checkpoints of an earlier run (the newest is {path.name}); "
-                "go on from it with --resume, or set training.checkpoint.path to another folder"
-            )
         state = _state(dmp, optimizer)
         try:
             load(state, checkpoint_id=path)
-        except (CheckpointException, RuntimeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[-1]
+            progress = Progress(**json.loads((path / _PROGRESS).read_text(encoding="utf-8")))
+        except (CheckpointException, RuntimeError, ValueError, TypeError, OSError) as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             raise RecdError(
-                f"{path}: does not fit this model and optimizer ({reason}); resume with the "
-                "registry that the run was started with"
+                f"{path}: cannot be loaded into this model and optimizer ({reason}); resume with "
+                "the registry that the run was started with, or remove this checkpoint to go on "
+                "from the one before"
             ) from error
         dmp.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        return Progress(**json.loads((path / _PROGRESS).read_text(encoding="utf-8")))
+        return progress
 
     def _all(self) -> list[Path]:
-        if not self._folder.is_dir():
-            return []
-        found = (path for path in self._folder.iterdir() if _NAME.fullmatch(path.name))
-        return sorted(path for path in found if (path / _PROGRESS).is_file())
+        return sorted(path for path in self._folder.iterdir() if _NAME.fullmatch(path.name))
 
 
 def _state(dmp: DistributedModelParallel, optimizer: Optimizer) -> dict[str, Any]:
     return {"model": dmp.state_dict(), "optimizer": optimizer.state_dict()}
 
 
-def _sync(folder: Path) -> None:
-    """Have the contents on disk before the rename that declares them whole."""
-    for path in (*folder.iterdir(), folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from recd_plugins.training.quality import Quality
@@ -37,9 +38,9 @@ class Comparison:
 
     @property
     def loss_max_abs_diff(self) -> float:
-        """The largest difference of the two losses of one step."""
-        pairs = zip(self.baseline.losses, self.plugins.losses, strict=True)
-        return max(abs(one - other) for one, other in pairs)
+        """The largest difference of the two losses of one step; NaN where a loss is NaN."""
+        difference = np.subtract(self.baseline.losses, self.plugins.losses)
+        return float(np.abs(difference).max())
 
     def figures(self) -> list[Figure]:
         """Everything that both sides measured."""
@@ -110,6 +111,7 @@ def figures(result: Result) -> dict[str, tuple[float | None, str]]:
 
 def _quality(split: str, quality: Quality) -> dict[str, tuple[float | None, str]]:
     return {
+        f"{split}_samples": (float(quality.num_samples), ""),
         f"{split}_normalized_entropy": (quality.normalized_entropy, "loss"),
         f"{split}_auc": (quality.auc, "loss"),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +25,11 @@ class Meter:
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         self._model = model
-        self._device = device
+        self._clock = _CudaClock() if device.type == "cuda" else _Clock()
         self._step = 0
         self._bytes = CollectiveBytes()
         self._ids = 0
-        self._seconds: list[float] = []
+        self._spans: list[tuple[Any, Any]] = []
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -43,22 +42,13 @@ class Meter:
                 yield
             self._ids += ids.total
         else:
-            start = time.perf_counter()
+            start = self._clock.mark()
             yield
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)
-            self._seconds.append(time.perf_counter() - start)
+            self._spans.append((start, self._clock.mark()))
 
-    @property
-    def step_seconds(self) -> float | None:
-        """Median wall time of a step."""
-        return statistics.median(self._seconds) if self._seconds else None
-
-    def samples_per_second(self, samples_per_step: int) -> float | None:
-        """Throughput over the timed steps together, reading included."""
-        if not self._seconds:
-            return None
-        return samples_per_step * len(self._seconds) / sum(self._seconds)
+    def step_seconds(self) -> list[float]:
+        """Wall time of each timed step, reading included."""
+        return [self._clock.seconds(start, end) for start, end in self._spans]
 
     def per_step(self) -> tuple[dict[str, float], float] | None:
         """Bytes this rank sends by kind of collective, and ids it looks up, in one step.
@@ -69,6 +59,29 @@ class Meter:
             return None
         by_kind = {kind: num / self.COUNTED_STEPS for kind, num in self._bytes.by_kind().items()}
         return by_kind, self._ids / self.COUNTED_STEPS
+
+
+class _Clock:
+    """Wall time of work that is done when a call returns."""
+
+    def mark(self) -> Any:
+        return time.perf_counter()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        return float(end - start)
+
+
+class _CudaClock(_Clock):
+    """Time on the device, whose work goes on after a call returns; asking waits for it."""
+
+    def mark(self) -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
 
 
 def sum_by_kind(per_rank: list[dict[str, Any]]) -> dict[str, float]:

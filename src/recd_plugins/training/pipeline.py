@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,9 +12,6 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardedModule
 
 from recd_plugins.errors import RecdError
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
 
 
 class CheckedTrainPipeline(TrainPipelineSparseDist):
@@ -56,10 +53,7 @@ class CheckedTrainPipeline(TrainPipelineSparseDist):
 
 
 def build_train_pipeline(
-    registry: Registry,  # noqa: ARG001
-    dmp: nn.Module,
-    optimizer: Optimizer,
-    device: torch.device,
+    dmp: nn.Module, optimizer: Optimizer, device: torch.device
 ) -> CheckedTrainPipeline:
     """A pipeline over ``dmp`` that overlaps input dist and device copies with compute."""
     return CheckedTrainPipeline(dmp, optimizer, device, execute_all_batches=True)

@@ -10,7 +10,7 @@ from torch import nn
 from recd_plugins.distributed import guard
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import FeatureSchema
-from recd_plugins.planning import tables_of
+from recd_plugins.planning import rows_by_feature, tables_of
 from recd_plugins.registry import Prepared
 from recd_plugins.training.dlrm import DLRM
 from recd_plugins.training.placement import placement_of, plan_placement
@@ -63,9 +63,7 @@ def prepare_model(registry: Registry, model: nn.Module) -> nn.Module:
     guard(model)
     registry.prepared = Prepared(
         placement=placement_of(model, {name: entry.plugin for name, entry in claims.items()}),
-        num_embeddings={
-            feature: table.num_embeddings for table in tables for feature in table.features
-        },
+        num_embeddings=rows_by_feature(tables),
     )
     return model
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from torch import Tensor
+
+_SECONDS_BETWEEN_LOSSES = 1.0
 
 
 @contextmanager
@@ -34,7 +37,14 @@ def progress_bar(rank: int, name: str, done: int, total: int) -> Iterator[Callab
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(name, total=total, completed=done, loss="-")
 
+        shown = 0.0
+
         def advance(loss: Tensor) -> None:
-            progress.update(task, advance=1, loss=f"{loss.item():.4f}")
+            nonlocal shown
+            progress.advance(task)
+            # Reading the loss waits for the device, so not at every step.
+            if time.monotonic() - shown > _SECONDS_BETWEEN_LOSSES:
+                shown = time.monotonic()
+                progress.update(task, loss=f"{loss.item():.4f}")
 
         yield advance

@@ -42,7 +42,8 @@ class Predictions:
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add one batch, logits and labels ``[B]``."""
-        pair = torch.stack([logits.float(), labels.float()]).cpu()
+        # Left on the device: a copy to the host would wait for the step.
+        pair = torch.stack([logits.float(), labels.float()])
         self._kept.append(pair)
         self._num_samples += pair.shape[1]
         while self._num_samples - self._kept[0].shape[1] >= self._window:
@@ -53,11 +54,17 @@ class Predictions:
 
         A collective call.
         """
-        mine = torch.cat(list(self._kept), dim=1) if self._kept else torch.zeros(2, 0)
-        everyone: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(everyone, mine.numpy())
-        logits, labels = torch.cat([torch.from_numpy(part) for part in everyone], dim=1).double()
-        return measure(logits, labels) if len(labels) else None
+        mine = torch.cat(list(self._kept), dim=1).cpu() if self._kept else torch.zeros(2, 0)
+        first = dist.get_rank() == 0
+        everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
+        dist.gather_object(mine.numpy(), everyone)
+        result: list[Quality | None] = [None]
+        if everyone is not None:
+            parts = [torch.from_numpy(part) for part in everyone]
+            logits, labels = torch.cat(parts, dim=1).double()
+            result = [measure(logits, labels) if len(labels) else None]
+        dist.broadcast_object_list(result)
+        return result[0]
 
 
 def measure(logits: Tensor, labels: Tensor) -> Quality:

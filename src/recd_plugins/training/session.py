@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.distributed.launch import backend_for, join_torchrun, launch, torchrun_rank
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.registry import Registry, load_registry
 from recd_plugins.training.assembly import Side
-from recd_plugins.training.trainer import Job, Result, train
+from recd_plugins.training.trainer import Job, Result, checkpoints_of, splits_of, train
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Session:
     rank: int
     world_size: int
 
-    def train(self, side: Side, *, resume: bool = False) -> Result:
+    def train(self, side: Side) -> Result:
         """One run on all ranks.
 
         It has processes of its own, so that no run sees what another left in memory; under
         torchrun all share the processes that are there.
         """
-        job = replace(self.job, side=side, resume=resume)
+        job = replace(self.job, side=side)
         if dist.is_initialized():
             return train(self.rank, self.world_size, job)
         return launch(train, self.world_size, job, backend=backend_for(job.device))[0]
@@ -46,7 +46,11 @@ class Session:
 
 @contextmanager
 def session(
-    path: Path, *, plugins_dir: Path | None = None, overrides: Mapping[str, Any]
+    path: Path,
+    *,
+    plugins_dir: Path | None = None,
+    overrides: Mapping[str, Any],
+    resume: bool = False,
 ) -> Iterator[Session]:
     """Check a registry, join the ranks where torchrun started them, and prepare the data once.
 
@@ -54,6 +58,7 @@ def session(
         path: the registry file.
         plugins_dir: a folder of plugin files.
         overrides: fields of its ``training:`` section to set.
+        resume: go on from the newest checkpoint, or from the start where there is none yet.
 
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.
@@ -62,25 +67,28 @@ def session(
     device = _device(registry)
     job = Job(path, plugins_dir=plugins_dir, overrides=dict(overrides), device=device)
     if torchrun_rank() is None:
-        registry.dataset.prepare()
-        _check_data(registry, registry.training.ranks)
+        _prepare(registry, registry.training.ranks, resume)
         yield Session(job, 0, registry.training.ranks)
         return
     with join_torchrun(backend_for(device)) as (rank, world_size):
         if rank == 0:
-            registry.dataset.prepare()
+            _prepare(registry, world_size, resume)
         dist.barrier()
         yield Session(job, rank, world_size)
 
 
-def _check_data(registry: Registry, world_size: int) -> None:
-    """Find out that there are too few rows before any rank starts."""
-    registry.dataset.reader(
-        rank=0,
-        world_size=world_size,
-        batch_size=registry.training.batch_size,
-        split="train",
-    )
+def _prepare(registry: Registry, world_size: int, resume: bool) -> None:
+    """Make what is missing, and find out what would stop the run at its end, before it starts."""
+    registry.dataset.prepare()
+    for split in splits_of(registry):
+        registry.dataset.reader(
+            rank=0, world_size=world_size, batch_size=registry.training.batch_size, split=split
+        )
+    checkpoints = checkpoints_of(registry.training)
+    if checkpoints is not None:
+        checkpoints.prepare(resume)
+    elif resume:
+        raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
 
 
 def _device(registry: Registry) -> str:

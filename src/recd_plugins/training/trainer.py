@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Split
-from recd_plugins.registry import Registry, load_registry
+from recd_plugins.registry import Registry, TrainingSpec, load_registry
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.checkpoint import Checkpoints, Progress
@@ -36,7 +37,6 @@ class Job:
         side: with the registry's plugins, or the plain path that they are compared with.
         plugins_dir: a folder of plugin files.
         overrides: fields of the registry's ``training:`` section to set.
-        resume: go on from the newest checkpoint, or from the start where there is none yet.
         device: ``cpu`` or ``cuda``.
     """
 
@@ -44,7 +44,6 @@ class Job:
     side: Side = "plugins"
     plugins_dir: Path | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    resume: bool = False
     device: str = "cpu"
 
 
@@ -61,7 +60,8 @@ class Result:
         ids_looked_up: ids that enter embedding lookups in one step, on all ranks; likewise None.
         peak_memory_bytes: while training, of the rank that needs most.
         losses: by step, the mean over ranks, from the run's first step, resumed or not.
-        train: quality of predictions made before their samples were trained on.
+        train: quality of predictions made before their samples were trained on, since the run was
+            started or resumed; None where it was resumed at its end.
         test: quality on the test split, None where there is none.
     """
 
@@ -89,23 +89,18 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
     registry = registry.with_training(job.overrides)
     training = registry.training
-    device = torch.device(job.device, rank) if job.device == "cuda" else torch.device(job.device)
+    device = _device(job.device)
     parts = assemble(registry, job.side, device)
     dmp, optimizer, registry = parts.dmp, parts.optimizer, parts.registry
     pipeline = registry.train_pipeline(dmp, optimizer, device)
-    loader = registry.dataloader(rank=rank, world_size=world_size)
+    loader = registry.dataloader(rank=rank, world_size=world_size, device=device)
 
     # The baseline of a comparison is no run of its own: it leaves no checkpoints.
-    checkpoints = _checkpoints(registry) if job.side == "plugins" else None
-    progress = Progress()
-    if checkpoints is not None:
-        progress = checkpoints.start(dmp, optimizer, job.resume)
-    elif job.resume:
-        raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
+    checkpoints = checkpoints_of(training) if job.side == "plugins" else None
+    progress = Progress() if checkpoints is None else checkpoints.load(dmp, optimizer)
     if progress.reader is not None:
         loader.load_state_dict(progress.reader)
     losses = list(progress.losses)
-    first_step = progress.step
     saved_step = progress.step
 
     source = Source(loader, progress, training.epochs, training.steps)
@@ -134,20 +129,39 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     losses += _mean_over_ranks(pending)
     if checkpoints is not None and progress.step > saved_step:
         checkpoints.save(dmp, optimizer, progress.with_losses(losses))
-    if progress.step == first_step:
-        raise RecdError(_nothing_to_do(registry, first_step))
 
     ranks = _from_every_rank((meter.per_step(), peak))
     counts = [count for count, _ in ranks if count is not None]
+    seconds = meter.step_seconds()
+    samples = training.batch_size * world_size * len(seconds)
     return Result(
-        samples_per_second=meter.samples_per_second(training.batch_size * world_size),
-        step_seconds=meter.step_seconds,
+        samples_per_second=samples / sum(seconds) if seconds else None,
+        step_seconds=statistics.median(seconds) if seconds else None,
         collective_bytes=sum_by_kind([by_kind for by_kind, _ in counts]),
         ids_looked_up=sum(ids for _, ids in counts) if counts else None,
         peak_memory_bytes=max(peak for _, peak in ranks),
         losses=losses,
         train=predictions.summarize(),
-        test=_evaluate(registry, dmp, pipeline, rank, world_size),
+        test=_evaluate(registry, dmp, pipeline, rank, world_size, device),
+    )
+
+
+def checkpoints_of(training: TrainingSpec) -> Checkpoints | None:
+    """Where a run keeps its checkpoints, None where it keeps none."""
+    spec = training.checkpoint
+    return None if spec.path is None else Checkpoints(Path(spec.path), spec.keep)
+
+
+def splits_of(registry: Registry) -> tuple[Split, ...]:
+    """The splits that a run reads."""
+    splits = registry.dataset.splits()
+    return splits if registry.training.evaluate else ("train",)
+
+
+def _device(kind: str) -> torch.device:
+    """This rank's: both torchrun and ``launch`` tell its number among the ranks of its machine."""
+    return (
+        torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
     )
 
 
@@ -157,12 +171,13 @@ def _evaluate(
     pipeline: CheckedTrainPipeline,
     rank: int,
     world_size: int,
+    device: torch.device,
 ) -> Quality | None:
     """Quality on the test split, where there is one and the registry wants it."""
     split: Split = "test"
-    if not registry.training.evaluate or split not in registry.dataset.splits():
+    if split not in splits_of(registry):
         return None
-    loader = registry.dataloader(rank=rank, world_size=world_size, split=split)
+    loader = registry.dataloader(rank=rank, world_size=world_size, split=split, device=device)
     predictions = Predictions()
     dmp.eval()
     with torch.no_grad(), progress_bar(rank, split, 0, len(loader)) as advance:
@@ -182,11 +197,6 @@ def _outputs(
             return
 
 
-def _checkpoints(registry: Registry) -> Checkpoints | None:
-    spec = registry.training.checkpoint
-    return None if spec.path is None else Checkpoints(Path(spec.path), spec.keep)
-
-
 def _mean_over_ranks(losses: list[Tensor]) -> list[float]:
     """The losses of the same steps, averaged over ranks; empties the list. A collective call."""
     if not losses:
@@ -201,12 +211,3 @@ def _from_every_rank(value: T) -> list[T]:
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, value)
     return everyone
-
-
-def _nothing_to_do(registry: Registry, step: int) -> str:
-    if step:
-        return (
-            f"{registry.path}: nothing left to train, the checkpoint is at step {step}, the end of "
-            "the run; raise training.epochs or training.steps"
-        )
-    return f"{registry.path}: the training split gives no batch"

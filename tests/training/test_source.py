@@ -1,0 +1,57 @@
+"""The position of training is behind that of reading, whatever a pipeline takes ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from recd_plugins.training.checkpoint import Progress
+from recd_plugins.training.source import Source
+
+
+class Loader:
+    """Three batches an epoch."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[str]:
+        while self.position < 3:
+            self.position += 1
+            yield f"batch {self.position}"
+        self.position = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+
+def source(loader: Loader, *arguments: Any) -> Source:
+    return Source(loader, *arguments)  # type: ignore[arg-type]
+
+
+def test_what_is_read_ahead_is_not_trained() -> None:
+    loader = Loader()
+    feeding = source(loader)
+    batches = iter(feeding)
+    assert [next(batches), next(batches), next(batches)] == ["batch 1", "batch 2", "batch 3"]
+    assert feeding.trained() == Progress(1, 0, {"position": 1})
+    assert feeding.trained() == Progress(2, 0, {"position": 2})
+    assert list(batches) == []
+    assert feeding.trained() == Progress(3, 0, {"position": 3})
+
+
+def test_epochs_and_steps() -> None:
+    assert len(list(source(Loader(), None, 2))) == 6
+    assert len(list(source(Loader(), None, 2, 4))) == 4
+    feeding = source(Loader(), Progress(3, 1), 3, 8)
+    assert len(list(feeding)) == 5
+    assert [feeding.trained().epoch for _ in range(5)] == [1, 1, 1, 2, 2]
+
+
+def test_an_epoch_that_was_just_finished() -> None:
+    loader = Loader()
+    loader.position = 3
+    assert list(source(loader, Progress(3, 0), 2)) == ["batch 1", "batch 2", "batch 3"]
