@@ -9,6 +9,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.model_input import ModelInput, Placement, lower, select_rows
+from recd_plugins.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 
 # Rows 0 and 2 are equal in a and b; c differs in every row; d is empty in row 1.
@@ -78,6 +79,25 @@ def test_sequence_features_have_unique_rows_and_padding_rows(batch: Batch) -> No
         unique = lists(kjt[key])
         assert [unique[i] for i in model_input.inverse_lookup[key].tolist()] == ROWS[key]
         assert unique[2] == []
+
+
+@pytest.mark.parametrize(
+    ("form", "attribute"),
+    [
+        ("pooled", "sparse_features"),
+        ("replicated", "replicated_features"),
+        ("sequence", "sequence_features"),
+    ],
+)
+def test_weights_come_along_and_none_get_lost(form: str, attribute: str) -> None:
+    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt_of({"a": ROWS["a"]}), [["a"]])
+    kjt = kjt_of({"c": ROWS["c"]})
+    kjt = KeyedJaggedTensor(["c"], kjt.values(), kjt.values() / 10, lengths=kjt.lengths())
+    batch = Batch(torch.zeros(3, 1), torch.zeros(3), kjt, (ikjt,))
+    placed = getattr(lower(batch, Placement(**{form: ("c",)})), attribute)
+    torch.testing.assert_close(placed.weights(), placed.values() / 10)
+    with pytest.raises(DataError, match="features c have weights and a have none"):
+        lower(batch, Placement(**{form: ("a", "c")}))
 
 
 def test_unknown_feature(batch: Batch) -> None:

@@ -22,6 +22,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
 
     Raises:
         KeyError: the placement names a feature that the batch lacks.
+        DataError: of features that are placed together, some have weights and some have none.
     """
     features = dict(_split(batch))
     sequence = [features[name] for name in placement.sequence]
@@ -169,7 +171,7 @@ def _variable_batch_kjt(
         keys=list(names),
         values=torch.cat([feature.jagged.values() for feature in chosen]),
         lengths=torch.cat([feature.jagged.lengths() for feature in chosen]),
-        weights=_weights([feature.jagged for feature in chosen]),
+        weights=_weights(names, [feature.jagged for feature in chosen]),
         stride_per_key_per_rank=[[feature.num_rows] for feature in chosen],
         inverse_indices=(
             list(names),
@@ -196,13 +198,24 @@ def _plain_kjt(
         keys=list(names),
         values=torch.cat([feature.values() for feature in features]),
         lengths=torch.cat(lengths),
-        weights=_weights(features),
+        weights=_weights(names, features),
         stride=stride,
     )
 
 
-def _weights(features: Sequence[JaggedTensor]) -> Tensor | None:
-    weights = [feature.weights_or_none() for feature in features]
-    if any(weight is None for weight in weights):
+def _weights(names: Sequence[str], features: Sequence[JaggedTensor]) -> Tensor | None:
+    weights = {
+        name: weight
+        for name, feature in zip(names, features, strict=True)
+        if (weight := feature.weights_or_none()) is not None
+    }
+    if not weights:
         return None
-    return torch.cat([weight for weight in weights if weight is not None])
+    without = [name for name in names if name not in weights]
+    if without:
+        raise DataError(
+            f"features {', '.join(weights)} have weights and {', '.join(without)} have none, but "
+            "one KeyedJaggedTensor carries them all; give every feature weights (1 changes "
+            "nothing), or none"
+        )
+    return torch.cat(list(weights.values()))
