@@ -4,7 +4,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.preprocess import Preprocess
-from recd_plugins.errors import PluginError
+from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import PluginOptions, Preprocessing
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 
@@ -124,5 +124,5 @@ def test_a_step_that_changes_the_number_of_rows_is_named():
 
 def test_weights_are_refused():
     kjt = make_kjt(weights=torch.ones(13))
-    with pytest.raises(ValueError, match="weights"):
+    with pytest.raises(DataError, match=r"weights cannot be transformed.*: a; take them out"):
         Preprocess({"a": [AddOne()]})(Batch(torch.zeros(4, 1), torch.zeros(4), kjt=kjt))

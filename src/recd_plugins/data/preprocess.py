@@ -11,7 +11,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.errors import PluginError
+from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces.preprocessing import Preprocessing
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 
@@ -34,7 +34,7 @@ class Preprocess:
 
         Raises:
             PluginError: a step returned another number of rows than it was given.
-            ValueError: a feature with weights: no step knows which weights its values would have.
+            DataError: a feature with weights: no step knows which weights its values would have.
         """
         return replace(
             batch,
@@ -55,10 +55,14 @@ class Preprocess:
         )
 
     def _transform_kjt(self, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        if not any(key in self._steps for key in kjt.keys()):  # noqa: SIM118
+        changed = [key for key in kjt.keys() if key in self._steps]  # noqa: SIM118
+        if not changed:
             return kjt
         if kjt.weights_or_none() is not None:
-            raise ValueError(f"features with weights cannot be transformed: {kjt.keys()}")
+            raise DataError(
+                f"features with weights cannot be transformed: {', '.join(changed)}; take them out "
+                "of preprocessing, or give them no weights (no step tells the weights of its ids)"
+            )
         values, lengths = zip(*self._transform_runs(kjt), strict=True)
         return KeyedJaggedTensor(
             keys=kjt.keys(),
