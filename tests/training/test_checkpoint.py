@@ -173,7 +173,7 @@ def load_into_a_larger_table(rank: int, world_size: int, folder: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model(whole: tuple[Path, Any]) -> None:
-    with pytest.raises(RecdError, match="step-000000003: cannot be loaded .* registry"):
+    with pytest.raises(RecdError, match=r"step-000000003: cannot be loaded .* registry"):
         launch(load_into_a_larger_table, 1, whole[0])
 
 

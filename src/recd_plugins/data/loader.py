@@ -80,7 +80,8 @@ def build_dataloader(
 ) -> DataLoader:
     """A loader of this rank's share of a split, ``training.batch_size`` rows a batch.
 
-    Batches are in host memory, pinned where ``device`` is a CUDA device; they suit the model that ``Registry.prepare`` saw last; without one, the demo model.
+    Batches are in host memory, pinned where ``device`` is a CUDA device. They suit the model that
+    ``Registry.prepare`` saw last; without one, the demo model.
 
     Raises:
         DataError: the data is missing or wrong.

@@ -75,7 +75,7 @@ class _CudaClock(_Clock):
     """Time on the device, whose work goes on after a call returns; asking waits for it."""
 
     def mark(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 

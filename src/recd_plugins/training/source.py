@@ -18,14 +18,20 @@ class Source:
 
     Args:
         loader: at the position of ``start``.
-        start: where the run begins.
+        start: where the run begins; the first step without.
         epochs: passes over the data, those before ``start`` counted in.
         steps: stop at this step, those before ``start`` counted in; None for no such limit.
     """
 
-    def __init__(self, loader: DataLoader, start: Progress, epochs: int, steps: int | None) -> None:
+    def __init__(
+        self,
+        loader: DataLoader,
+        start: Progress | None = None,
+        epochs: int = 1,
+        steps: int | None = None,
+    ) -> None:
         self._loader = loader
-        self._start = start
+        self._start = start or Progress()
         self._epochs = epochs
         self._steps = steps
         self._waiting: deque[Progress] = deque()
