@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
+from recd_plugin_recd.scratch_folder import scratch_folder
 from recd_plugins.errors import DataError
 
 #: Key of the Parquet metadata under which a file says how it was generated, as JSON.
@@ -46,12 +45,11 @@ def write_table(
     Memory is a row group and, by time, 24 bytes for each row in flight, at any size.
 
     Raises:
-        DataError: there is something at ``folder`` already, or files would be empty.
+        DataError: there is something at ``folder``, be it only at the end, or files would be empty.
     """
     from recd_plugin_recd import papercal
 
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise DataError(f"{folder} exists already; remove it, or generate to another folder")
+    _check_free(folder)
     rows_a_file = -(-options.rows // options.files)
     rows_a_file += -rows_a_file % options.row_group_rows
     if (options.files - 1) * rows_a_file >= options.rows:
@@ -59,19 +57,20 @@ def write_table(
             f"{options.rows} rows in row groups of {options.row_group_rows} do not fill "
             f"{options.files} files; lower files or row_group_rows"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-    try:
+    with scratch_folder(folder) as scratch:
+        new = scratch / folder.name
+        new.mkdir()
         keys = papercal.row_keys(options.rows, options.seed, options.layout)
         row_groups = papercal.chunks(keys, options.row_group_rows)
         for number in range(options.files):
-            path = hidden / f"part-{number:05d}.parquet"
+            path = new / f"part-{number:05d}.parquet"
             _write_file(path, options, row_groups, rows_a_file, progress)
-        hidden.chmod(0o777 & ~_umask())
-        os.replace(hidden, folder)
-    except BaseException:
-        shutil.rmtree(hidden, ignore_errors=True)
-        raise
+        try:
+            os.replace(new, folder)
+        except OSError:
+            # Another process may have finished first.
+            _check_free(folder)
+            raise
 
 
 def provenance(folder: Path) -> dict[str, Any] | None:
@@ -98,6 +97,11 @@ def provenance_of(options: TableOptions) -> dict[str, Any]:
     return {"version": papercal.VERSION, **options.model_dump()}
 
 
+def _check_free(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise DataError(f"{folder} exists already; remove it, or generate to another folder")
+
+
 def _write_file(
     path: Path,
     options: TableOptions,
@@ -119,9 +123,3 @@ def _write_file(
             batch = papercal.make_rows(keys).replace_schema_metadata(schema.metadata)
             writer.write_batch(batch, row_group_size=options.row_group_rows)
             progress(len(keys))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

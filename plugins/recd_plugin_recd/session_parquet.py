@@ -168,9 +168,13 @@ class SessionParquet(Dataset):
         from recd_plugin_recd.generate import write_with_progress
 
         path = self.options.path
-        if not path.exists():
-            write_with_progress(path, wanted)
-            return
+        try:
+            if not path.exists():
+                write_with_progress(path, wanted)
+        except DataError:
+            # Another run may have generated it meanwhile, with these options or others.
+            if not path.exists():
+                raise
         found = provenance(path)
         if found != provenance_of(wanted):
             raise DataError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -88,6 +91,37 @@ def test_a_run_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises((StopIteration, RuntimeError)):
         write_table(tmp_path / "t", TableOptions(rows=300, row_group_rows=100))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_that_appeared_meanwhile_is_left(tmp_path):
+    def other(_rows: int) -> None:
+        if not (tmp_path / "t").exists():
+            write_table(tmp_path / "t", TableOptions(rows=50))
+
+    with pytest.raises(DataError, match="t exists already; remove it"):
+        write_table(tmp_path / "t", TableOptions(rows=300), other)
+    assert read(tmp_path / "t").num_rows == 50
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_what_a_killed_run_left_goes_with_the_next(tmp_path):
+    command = [Path(sys.executable).with_name("recd"), "generate", "t", "--rows", "10000000"]
+    killed = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    try:
+        while not list(tmp_path.rglob("*.parquet")):
+            assert killed.poll() is None
+            time.sleep(0.01)
+        write_table(tmp_path / "t", TableOptions(rows=50))
+        (hidden,) = tmp_path.glob(".t.*")
+        assert list(hidden.rglob("*.parquet")), "a run that goes on keeps its own"
+    finally:
+        killed.kill()
+        killed.wait()
+
+    (tmp_path / ".t.mine").mkdir()
+    (tmp_path / ".other.x").mkdir()
+    assert run(tmp_path / "t", "--rows", 60, "--force").exit_code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.x", ".t.mine", "t"]
 
 
 def test_more_files_than_row_groups_are_refused(tmp_path):

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recd_plugin_recd import papercal
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.errors import DataError
@@ -216,6 +217,23 @@ def test_generates_a_missing_table_once(tmp_path):
     assert sum(map(len, reader(data, batch_size=100))) == 600
     with pytest.raises(DataError, match=r"not generated with the options.*'seed': 1.*'seed': 2"):
         dataset(path, generate={**generate, "seed": 2}).prepare()
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_two_first_runs_at_once_share_a_table_of_the_same_options(tmp_path, monkeypatch, seed):
+    def while_another_run_writes(keys):
+        monkeypatch.undo()
+        write_table(tmp_path / "t", TableOptions(rows=50, seed=seed))
+        return papercal.make_rows(keys)
+
+    monkeypatch.setattr(papercal, "make_rows", while_another_run_writes)
+    mine = dataset(tmp_path / "t", generate={"rows": 50, "seed": 1})
+    if seed == 1:
+        mine.prepare()
+        assert sum(map(len, reader(mine, batch_size=10))) == 50
+    else:
+        with pytest.raises(DataError, match="not generated with the options"):
+            mine.prepare()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""A hidden folder to write in, beside the place where its content will stand."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+# Held by the process that writes; its name tells these folders from a user's hidden ones.
+_LOCK = "recd-generate.lock"
+
+
+@contextmanager
+def scratch_folder(folder: Path) -> Iterator[Path]:
+    """A new folder ``.NAME.*`` beside ``folder``, removed at the end with what is in it then.
+
+    Those that killed processes left behind are removed first. On file systems without locks they
+    stay.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{folder.name}."
+    for found in folder.parent.iterdir():
+        if found.name.startswith(prefix):
+            _remove_unless_locked(found)
+    hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
+    try:
+        with (hidden / "new").open("xb") as lock:
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            # Under its name only now: no other process finds it unlocked.
+            (hidden / "new").rename(hidden / _LOCK)
+            yield hidden
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _remove_unless_locked(folder: Path) -> None:
+    with suppress(OSError), (folder / _LOCK).open("r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder)
