@@ -3,19 +3,27 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CPU_SET := torch==2.13.0 torchrec==1.8.0
-# The CPU build of torch is on PyPI for macOS and Windows; Linux takes it from PyTorch's own index.
-TORCH_INDEX ?=
+# On Linux, PyPI has the CUDA build of torch, and PyTorch's own index the CPU build. Where that index
+# cannot be reached, or TORCH_INDEX is set, pip takes torch from where it is told.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+ifeq ($(shell uname -s),Linux)
+ASK := import urllib.request; urllib.request.urlopen("$(CPU_INDEX)/torch/", timeout=5)
+TORCH_INDEX ?= $(shell timeout 8 $(PYTHON) -c '$(ASK)' 2>/dev/null \
+  && echo "--extra-index-url $(CPU_INDEX)" \
+  || echo "$(CPU_INDEX) cannot be reached: torch comes from pip's usual index" >&2)
+endif
 
 .PHONY: setup demo test check clean
 
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml packaging/fbgemm-gpu/pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "recd-plugins needs Python 3.11 or newer; try: make setup PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	  { echo "recd-plugins needs Python 3.11 to 3.13; try: make setup PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet $(TORCH_INDEX) $(CPU_SET) ./packaging/fbgemm-gpu -e '.[dev]'
+	$(BIN)/python -m pip install --quiet $(TORCH_INDEX) $(firstword $(CPU_SET))
+	$(BIN)/python -m pip install --quiet $(CPU_SET) ./packaging/fbgemm-gpu -e '.[dev]'
 	$(BIN)/python -m pip check
 	@touch $@
 
