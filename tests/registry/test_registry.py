@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from inspect import signature
 
 import pytest
 
@@ -128,3 +129,24 @@ def test_importing_the_package_imports_next_to_nothing():
     code = "import sys, recd_plugins; print({'pydantic', 'pluggy', 'torch'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_its_methods_have_the_types_of_what_they_call():
+    from recd_plugins.data.loader import build_dataloader
+    from recd_plugins.distributed import build_sharders
+    from recd_plugins.planning import build_planner
+    from recd_plugins.training.pipeline import build_train_pipeline
+    from recd_plugins.training.prepare import prepare_model
+
+    functions = {
+        "prepare": prepare_model,
+        "planner": build_planner,
+        "sharders": build_sharders,
+        "dataloader": build_dataloader,
+        "train_pipeline": build_train_pipeline,
+    }
+    for name, function in functions.items():
+        method = signature(getattr(recd_plugins.Registry, name))
+        theirs = [p for p in signature(function).parameters.values() if p.name != "registry"]
+        assert list(method.parameters.values())[1:] == theirs, name
+        assert method.return_annotation == signature(function).return_annotation, name

@@ -17,6 +17,7 @@ from recd_plugins.interfaces import (
     Pooling,
     Preprocessing,
     Sharding,
+    Split,
 )
 from recd_plugins.manager import KINDS, PluginManager
 from recd_plugins.registry.loader import read_yaml, render
@@ -24,7 +25,15 @@ from recd_plugins.registry.resolve import Resolved, did_you_mean, resolve
 from recd_plugins.registry.schema import FeatureEntrySpec, ModelSpec, RegistrySpec, TrainingSpec
 
 if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from torchrec.distributed.types import ModuleSharder
+
+    from recd_plugins.data.loader import DataLoader
     from recd_plugins.data.model_input import Placement
+    from recd_plugins.training.pipeline import CheckedTrainPipeline
 
 P = TypeVar("P", bound=Plugin, covariant=True)
 
@@ -174,35 +183,86 @@ class Registry:
             for claimants, claimed in together.items()
         ]
 
-    def prepare(self, model: Any, **arguments: Any) -> Any:
-        """See :func:`recd_plugins.training.prepare.prepare_model`."""
+    def prepare(self, model: nn.Module) -> nn.Module:
+        """The model with pooling, tiers and caches put in; ``dataloader`` then suits it.
+
+        Raises:
+            RegistryError: a pattern matches no table or feature, or two entries claim one.
+            RecdError: a sequence feature has no pooling, or a combination cannot be exact.
+        """
         from recd_plugins.training.prepare import prepare_model
 
-        return prepare_model(self, model, **arguments)
+        return prepare_model(self, model)
 
-    def planner(self, topology: Any = None, **arguments: Any) -> Any:
-        """See :func:`recd_plugins.planning.build_planner`."""
+    def planner(
+        self,
+        topology: Topology | None = None,
+        *,
+        model: nn.Module | None = None,
+        dedupe_factors: Mapping[str, float] | None = None,
+        world_size: int | None = None,
+        local_world_size: int | None = None,
+        device: torch.device | None = None,
+    ) -> EmbeddingShardingPlanner:
+        """TorchRec's planner, told of sharding, caches and deduplication.
+
+        :func:`recd_plugins.planning.build_planner` describes the arguments.
+
+        Raises:
+            RegistryError: a pattern matches no table of ``model``, or two entries claim one.
+            SetupError: plugins contradict each other. From ``plan``: there is no plan; says why.
+        """
         from recd_plugins.planning import build_planner
 
-        return build_planner(self, topology, **arguments)
+        return build_planner(
+            self,
+            topology,
+            model=model,
+            dedupe_factors=dedupe_factors,
+            world_size=world_size,
+            local_world_size=local_world_size,
+            device=device,
+        )
 
-    def sharders(self, **arguments: Any) -> Any:
-        """See :func:`recd_plugins.distributed.build_sharders`."""
+    def sharders(self) -> list[ModuleSharder[nn.Module]]:
+        """Sharders of TorchRec's modules, exact on CPU too, and those of the sharding plugins.
+
+        Raises:
+            SetupError: two sharders are for one module type.
+        """
         from recd_plugins.distributed import build_sharders
 
-        return build_sharders(self, **arguments)
+        return build_sharders(self)
 
-    def dataloader(self, **arguments: Any) -> Any:
-        """See :func:`recd_plugins.data.loader.build_dataloader`."""
+    def dataloader(
+        self,
+        rank: int,
+        world_size: int,
+        split: Split = "train",
+        device: torch.device | None = None,
+    ) -> DataLoader:
+        """A resumable loader of this rank's share of a split, for the model ``prepare`` saw last.
+
+        Batches are in host memory, pinned where ``device`` is a CUDA device.
+
+        Raises:
+            DataError: the data is missing or wrong.
+            RegistryError: a pattern matches no feature.
+        """
         from recd_plugins.data.loader import build_dataloader
 
-        return build_dataloader(self, **arguments)
+        return build_dataloader(self, rank, world_size, split, device)
 
-    def train_pipeline(self, dmp: Any, optimizer: Any, device: Any, **arguments: Any) -> Any:
-        """See :func:`recd_plugins.training.pipeline.build_train_pipeline`."""
+    def train_pipeline(
+        self, dmp: nn.Module, optimizer: Optimizer, device: torch.device
+    ) -> CheckedTrainPipeline:
+        """TorchRec's pipelined training loop over ``dmp``.
+
+        Its first ``progress`` raises RecdError where an embedding module is not pipelined.
+        """
         from recd_plugins.training.pipeline import build_train_pipeline
 
-        return build_train_pipeline(self, dmp, optimizer, device, **arguments)
+        return build_train_pipeline(dmp, optimizer, device)
 
 
 def load_registry(path: str | Path, *, plugins_dir: str | Path | None = None) -> Registry:
