@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugins.cli import doctor, main
+from recd_plugins.versions import fbgemm_has_cuda
 
 REAL = [PurePosixPath("fbgemm_gpu/__init__.py"), PurePosixPath("fbgemm_gpu-1.8.0.dist-info/RECORD")]
 METADATA_ONLY = [PurePosixPath("fbgemm_gpu-1.8.0.dist-info/RECORD")]
@@ -23,9 +24,9 @@ def installed(monkeypatch):
                 raise importlib.metadata.PackageNotFoundError(name)
             return versions[name]
 
-        monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+        monkeypatch.setattr(importlib.metadata, "version", version)
         monkeypatch.setattr(
-            doctor.importlib.metadata,
+            importlib.metadata,
             "files",
             lambda name: METADATA_ONLY if name in metadata_only else REAL,
         )
@@ -105,3 +106,30 @@ def test_a_check_that_breaks_is_a_failure_with_a_remedy(monkeypatch):
     assert result.exit_code == 1
     assert "undefined symbol" in " ".join(result.stdout.split())
     assert "reinstall the fbgemm build that belongs to this torch" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("builds", "cuda"),
+    [
+        ({"fbgemm-gpu": "1.8.0"}, True),
+        ({"fbgemm-gpu": "1.8.0+cu130"}, True),
+        ({"fbgemm-gpu": "1.8.0+cpu"}, False),
+        ({"fbgemm-gpu-cpu": "1.8.0"}, False),
+        ({"fbgemm-gpu": "1.8.0", "fbgemm-gpu-cpu": "1.8.0"}, False),
+        ({}, False),
+    ],
+)
+def test_tells_the_builds_of_fbgemm_apart(installed, builds, cuda):
+    installed(builds)
+    assert fbgemm_has_cuda() is cuda
+
+
+def test_run_warns_of_packages_that_do_not_belong_together(installed, tmp_path):
+    missing = str(tmp_path / "registry.yaml")
+    assert "belong together" not in CliRunner().invoke(main, ["run", missing]).stderr
+    installed({"torch": "2.13.0", "torchrec": "1.7.0", "fbgemm-gpu-cpu": "1.8.0"})
+    result = CliRunner().invoke(main, ["run", missing])
+    assert result.stderr.splitlines()[0] == (
+        "torch 2.13.0, fbgemm 1.8.0, torchrec 1.7.0 do not belong together: "
+        "with torch 2.13 install fbgemm 1.8.* and torchrec 1.8.*. See recd doctor"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 from collections.abc import Callable, Iterator
@@ -17,9 +16,7 @@ from rich.table import Table
 
 from recd_plugins.errors import PluginError
 from recd_plugins.manager import PluginManager
-
-#: fbgemm and torchrec by torch: the sets that were built for one another.
-SETS = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8", "2.14": "1.9"}
+from recd_plugins.versions import fbgemm_builds, fbgemm_has_cuda, installed_set, mismatch
 
 _COLORS = {"ok": "green", "absent": "yellow", "failed": "red"}
 
@@ -74,50 +71,13 @@ def examine(plugins_dir: Path | None) -> Iterator[Check]:
     yield _plugins(plugins_dir)
 
 
-def _installed(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _fbgemm_builds() -> dict[str, str]:
-    """Version by name of the installed distributions that really hold FBGEMM.
-
-    On machines without CUDA a distribution named fbgemm-gpu may hold metadata only.
-    """
-    builds = {}
-    for name in ("fbgemm-gpu", "fbgemm-gpu-cpu"):
-        if (version := _installed(name)) is None:
-            continue
-        files = importlib.metadata.files(name) or []
-        if any(file.parts[0] == "fbgemm_gpu" for file in files):
-            builds[name] = version
-    return builds
-
-
-def _minor(version: str | None) -> str | None:
-    return None if version is None else ".".join(version.split(".")[:2])
-
-
 def _versions() -> Check:
-    torch, torchrec = _installed("torch"), _installed("torchrec")
-    fbgemm = next(iter(_fbgemm_builds().values()), None)
-    detail = f"torch {torch}, fbgemm {fbgemm}, torchrec {torchrec}"
-    belongs = SETS.get(_minor(torch) or "")
-    sets = "; ".join(
-        f"torch {key}, fbgemm {value}, torchrec {value}" for key, value in SETS.items()
-    )
-    if belongs is None:
-        return Check("versions", "failed", detail, f"install one of the sets: {sets}")
-    if _minor(fbgemm) != belongs or _minor(torchrec) != belongs:
-        remedy = f"with torch {_minor(torch)} install fbgemm {belongs}.* and torchrec {belongs}.*"
-        return Check("versions", "failed", detail, remedy)
-    return Check("versions", "ok", detail)
+    remedy = mismatch()
+    return Check("versions", "failed" if remedy else "ok", installed_set(), remedy)
 
 
 def _one_fbgemm() -> Check:
-    builds = _fbgemm_builds()
+    builds = fbgemm_builds()
     detail = ", ".join(f"{name} {version}" for name, version in builds.items())
     if len(builds) > 1:
         return Check(
@@ -183,8 +143,8 @@ def _cuda() -> Check:
     if not torch.cuda.is_available():
         return Check("cuda", "absent", "no CUDA device; training runs on the CPU")
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    if "fbgemm-gpu" not in _fbgemm_builds():
-        remedy = "pip uninstall -y fbgemm-gpu-cpu, then pip install 'recd-plugins[cuda]'"
+    if not fbgemm_has_cuda():
+        remedy = "pip uninstall -y fbgemm-gpu fbgemm-gpu-cpu, then pip install 'recd-plugins[cuda]'"
         return Check("cuda", "failed", f"{', '.join(names)}, but FBGEMM is the CPU build", remedy)
     return Check("cuda", "ok", ", ".join(names))
 

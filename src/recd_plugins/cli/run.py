@@ -7,7 +7,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.files import write_json
+from recd_plugins.versions import installed_set, mismatch
 
 
 @click.command()
@@ -45,6 +47,7 @@ def run(
     recd run registry.yaml --compare
     torchrun --nproc-per-node 2 --no-python recd run registry.yaml
     """
+    _warn_of_mismatch()
     from recd_plugins.training.compare import Comparison, result_table
     from recd_plugins.training.session import session
 
@@ -64,3 +67,14 @@ def run(
             Console().print(table)
             if json_path is not None:
                 write_json(json_path, report)
+
+
+def _warn_of_mismatch() -> None:
+    """Say so, once, where the packages do not belong together: before imports break on it."""
+    remedy = mismatch()
+    if remedy and torchrun_rank() in (None, 0):
+        click.secho(
+            f"{installed_set()} do not belong together: {remedy}. See recd doctor",
+            fg="yellow",
+            err=True,
+        )
