@@ -101,7 +101,9 @@ class TrainingSpec(_Spec):
     )
     seed: StrictInt = Field(default=0, ge=0, description="Seed of the initial weights.")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="Where to train; auto takes CUDA where there is one."
+        default="auto",
+        description="Where to train; auto takes CUDA where there is a device for each rank and the "
+        "CUDA build of FBGEMM, and else the CPU.",
     )
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="Checkpoints.")
     evaluate: bool = Field(

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from recd_plugins.distributed.launch import backend_for, join_torchrun, launch, torchrun_rank
-from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.errors import RecdError
 from recd_plugins.registry import Registry, load_registry
 from recd_plugins.training.assembly import Side
+from recd_plugins.training.device import choose_device
 from recd_plugins.training.trainer import Job, Result, checkpoints_of, splits_of, train
 
 
@@ -64,7 +64,7 @@ def session(
         RecdError: the registry, the machine or the data is not as it should be.
     """
     registry = load_registry(path, plugins_dir=plugins_dir).with_training(overrides)
-    device = _device(registry)
+    device = choose_device(registry)
     job = Job(path, plugins_dir=plugins_dir, overrides=dict(overrides), device=device)
     if torchrun_rank() is None:
         _prepare(registry, registry.training.ranks, resume)
@@ -89,23 +89,3 @@ def _prepare(registry: Registry, world_size: int, resume: bool) -> None:
         checkpoints.prepare(resume)
     elif resume:
         raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
-
-
-def _device(registry: Registry) -> str:
-    """``cpu`` or ``cuda``, once everything that the registry asks of the machine is there."""
-    wanted = registry.training.device
-    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cuda" and devices == 0:
-        raise SetupError(
-            f"{registry.path}: training.device is cuda, but torch finds no CUDA device; use cpu "
-            "or auto"
-        )
-    device = "cuda" if devices and wanted != "cpu" else "cpu"
-    if device == "cuda" and torchrun_rank() is None and registry.training.ranks > devices:
-        raise SetupError(
-            f"{registry.path}: training.ranks is {registry.training.ranks}, but there are "
-            f"{devices} CUDA devices; lower it, or set training.device to cpu"
-        )
-    for entry in registry.cache:
-        entry.plugin.check(torch.device(device))
-    return device

@@ -1,0 +1,53 @@
+"""Where a run trains: ``training.device`` against what the machine has."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+from recd_plugins.distributed.launch import torchrun_rank
+from recd_plugins.errors import SetupError
+from recd_plugins.registry import Registry
+from recd_plugins.versions import fbgemm_has_cuda
+
+
+def choose_device(registry: Registry) -> str:
+    """``cpu`` or ``cuda``, once everything that the registry asks of the machine is there.
+
+    Where ``auto`` comes to the CPU, rank 0 says why on standard error.
+
+    Raises:
+        SetupError: ``cuda`` or a cache is asked for, and something that it needs is missing.
+    """
+    wanted = registry.training.device
+    lack = "" if wanted == "cpu" else _lack_for_cuda(registry)
+    if lack and wanted == "cuda":
+        raise SetupError(
+            f"{registry.path}: training.device is cuda, but {lack}; cpu trains without CUDA"
+        )
+    if lack and torchrun_rank() in (None, 0):
+        print(f"training.device auto takes the CPU: {lack}", file=sys.stderr)
+    device = "cpu" if wanted == "cpu" or lack else "cuda"
+    for entry in registry.cache:
+        entry.plugin.check(torch.device(device))
+    return device
+
+
+def _lack_for_cuda(registry: Registry) -> str:
+    """What keeps the ranks of this machine from training on CUDA, and what helps; may be empty."""
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    if not fbgemm_has_cuda():
+        return "FBGEMM is the CPU build (recd doctor says how to get the other)"
+    devices, ranks = torch.cuda.device_count(), _ranks_here(registry)
+    if devices < ranks:
+        return f"{ranks} ranks need a CUDA device each and there are {devices} (lower the ranks)"
+    return ""
+
+
+def _ranks_here(registry: Registry) -> int:
+    if torchrun_rank() is None:
+        return registry.training.ranks
+    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))

@@ -1,0 +1,85 @@
+"""Which device a run takes, on machines that are made to look otherwise."""
+
+import pytest
+import torch
+
+from recd_plugins.errors import SetupError
+from recd_plugins.registry import Registry, load_registry
+from recd_plugins.training import device
+from recd_plugins.training.device import choose_device
+
+REGISTRY = """\
+version: 1
+dataset: {use: recd.session_parquet, options: {path: nowhere}}
+converter: {use: recd.ikjt}
+training: {ranks: 2}
+"""
+
+
+@pytest.fixture
+def registry(tmp_path) -> Registry:
+    path = tmp_path / "registry.yaml"
+    path.write_text(REGISTRY)
+    return load_registry(path)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Make this machine look as if it had so many CUDA devices, and this build of FBGEMM."""
+
+    def machine(devices: int, *, fbgemm_has_cuda: bool = True) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+        monkeypatch.setattr(device, "fbgemm_has_cuda", lambda: fbgemm_has_cuda)
+
+    return machine
+
+
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_cuda_is_taken_where_all_is_there(registry, machine, capsys, wanted):
+    machine(2)
+    assert choose_device(registry.with_training({"device": wanted})) == "cuda"
+    assert capsys.readouterr().err == ""
+
+
+LACKS = [
+    (0, True, "torch finds no CUDA device"),
+    (2, False, "FBGEMM is the CPU build"),
+    (1, True, "2 ranks need a CUDA device each and there are 1"),
+]
+
+
+@pytest.mark.parametrize(("devices", "fbgemm_has_cuda", "reason"), LACKS)
+def test_auto_says_why_it_takes_the_cpu(
+    registry, machine, capsys, devices, fbgemm_has_cuda, reason
+):
+    machine(devices, fbgemm_has_cuda=fbgemm_has_cuda)
+    assert choose_device(registry) == "cpu"
+    line = capsys.readouterr().err
+    assert line.startswith(f"training.device auto takes the CPU: {reason}")
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(("devices", "fbgemm_has_cuda", "reason"), LACKS)
+def test_cuda_is_refused_where_something_is_missing(
+    registry, machine, devices, fbgemm_has_cuda, reason
+):
+    machine(devices, fbgemm_has_cuda=fbgemm_has_cuda)
+    with pytest.raises(SetupError, match=rf"registry.yaml: training.device is cuda, but {reason}"):
+        choose_device(registry.with_training({"device": "cuda"}))
+
+
+def test_the_cpu_needs_no_word(registry, machine, capsys):
+    machine(2)
+    assert choose_device(registry.with_training({"device": "cpu"})) == "cpu"
+    assert capsys.readouterr().err == ""
+
+
+def test_torchrun_counts_the_ranks_of_this_machine(registry, machine, monkeypatch, capsys):
+    for name, value in {"RANK": "1", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    machine(4)
+    assert choose_device(registry) == "cuda"
+    machine(3)
+    assert choose_device(registry) == "cpu"
+    assert capsys.readouterr().err == "", "rank 0 speaks for all"
