@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recd_plugins.data.model_input import Placement
-from recd_plugins.registry import ModelSpec
+from recd_plugins.errors import RecdError
+from recd_plugins.interfaces import FeatureSchema
+from recd_plugins.registry import ModelSpec, Registry, load_registry
 from recd_plugins.training.dlrm import DLRM
+from recd_plugins.training.prepare import build_model
 
 
 def test_the_order_of_a_keyed_tensor_does_not_matter() -> None:
@@ -19,3 +25,26 @@ def test_the_order_of_a_keyed_tensor_does_not_matter() -> None:
         tensor = KeyedTensor(list(order), [4] * 3, torch.cat([vectors[k] for k in order], dim=1))
         logits.append(model.top(dense, tensor, None, None))
     assert torch.equal(*logits)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    path = tmp_path / "registry.yaml"
+    path.write_text(
+        "version: 1\n"
+        "dataset: {use: recd.session_parquet, options: {path: table.parquet}}\n"
+        "model: {embedding_dim: 4}\n"
+    )
+    return load_registry(path)
+
+
+@pytest.mark.parametrize("form", ["pooled", "replicated", "sequence"])
+def test_a_name_that_torch_does_not_take_is_refused(form: str) -> None:
+    placement = Placement(**{form: ("user.hist", "item")})
+    with pytest.raises(RecdError, match=r"features user\.hist: .* rename the columns, leave them"):
+        DLRM(ModelSpec(embedding_dim=4), num_dense=2, placement=placement)
+
+
+def test_data_without_sparse_features_is_refused(registry: Registry) -> None:
+    with pytest.raises(RecdError, match=r"registry.yaml: the dataset has no sparse feature"):
+        build_model(registry, FeatureSchema(sparse=(), dense=("price",), label="label"))

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from recd_plugins.training.quality import measure
+from recd_plugins.distributed.launch import launch
+from recd_plugins.training.quality import Predictions, Quality, measure
+
+
+def data() -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    logits = torch.randn(500, dtype=torch.double)
+    return logits, (torch.rand(500) < torch.sigmoid(logits)).double()
 
 
 def test_against_definitions() -> None:
-    torch.manual_seed(0)
-    logits = torch.randn(500, dtype=torch.double)
-    labels = (torch.rand(500) < torch.sigmoid(logits)).double()
+    logits, labels = data()
     quality = measure(logits, labels)
 
     probability = torch.sigmoid(logits)
@@ -24,3 +30,36 @@ def test_against_definitions() -> None:
     wins = (positive[:, None] > negative).double().mean()
     assert quality.auc == pytest.approx(float(wins), abs=1e-6)
     assert quality.num_samples == 500
+
+
+def predict(rank: int, world_size: int) -> Quality | None:
+    predictions = Predictions()
+    logits, labels = data()
+    for part in torch.arange(500).chunk(10)[rank::world_size]:
+        predictions.update(logits[part], labels[part])
+    return predictions.summarize()
+
+
+def test_over_ranks() -> None:
+    logits, labels = data()
+    whole = measure(logits, labels)
+    for quality in launch(predict, 2):
+        assert quality is not None
+        assert quality.num_samples == 500
+        assert quality.auc == pytest.approx(whole.auc, abs=1e-6)
+        assert quality.normalized_entropy == pytest.approx(whole.normalized_entropy, rel=1e-6)
+
+
+def nothing(rank: int, world_size: int) -> Quality | None:
+    return Predictions().summarize()
+
+
+def test_no_sample() -> None:
+    assert launch(nothing, 2) == [None, None]
+
+
+def test_the_window() -> None:
+    predictions = Predictions(window=10)
+    for _ in range(7):
+        predictions.update(torch.zeros(4), torch.ones(4))
+    assert predictions.num_samples == 12

@@ -18,6 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.data.model_input import ModelInput, Placement
+from recd_plugins.errors import RecdError
 from recd_plugins.registry.schema import ModelSpec
 from recd_plugins.training.sequence_pooling import SequencePooling
 
@@ -34,10 +35,14 @@ class DLRM(nn.Module):
         spec: sizes.
         num_dense: dense features; the model has a bottom MLP only where there are some.
         placement: the sparse features by the way they are pooled.
+
+    Raises:
+        RecdError: a feature's name cannot be part of a module's name.
     """
 
     def __init__(self, spec: ModelSpec, num_dense: int, placement: Placement) -> None:
         super().__init__()
+        _check_names(placement.pooled + placement.replicated + placement.sequence)
         self.bags = _bags(spec, placement.pooled)
         self.replicated_bags = _bags(spec, placement.replicated)
         self.sequences = _sequences(spec, placement.sequence)
@@ -104,6 +109,16 @@ class _Top(nn.Module):
             dense_vector = self.bias.expand(batch_size, -1)
         interactions = self.interaction(dense_vector, torch.cat(sparse, dim=1))
         return self.over_arch(interactions).squeeze(1)
+
+
+def _check_names(features: Sequence[str]) -> None:
+    dotted = [feature for feature in features if "." in feature]
+    if dotted:
+        raise RecdError(
+            f"features {', '.join(dotted)}: the demo model has a module by each feature's name, in "
+            "which torch takes no dot; rename the columns, leave them out by the dataset's option "
+            "sparse, or bring a model of your own"
+        )
 
 
 def _bags(spec: ModelSpec, features: Sequence[str]) -> EmbeddingBagCollection | None:

@@ -26,11 +26,16 @@ def build_model(registry: Registry, schema: FeatureSchema) -> DLRM:
     """The demo model of the registry's ``model:`` section, without pooling modules.
 
     Raises:
-        RecdError: the registry has no ``model:`` section.
+        RecdError: the registry has no ``model:`` section, or the demo model does not fit the data.
     """
     if registry.model is None:
         raise RecdError(
             f"{registry.path}: no model: section; add one, or bring a model of your own"
+        )
+    if not schema.sparse:
+        raise RecdError(
+            f"{registry.path}: the dataset has no sparse feature, which the demo model needs; name "
+            "columns of ids in its option sparse, or bring a model of your own"
         )
     return DLRM(registry.model, len(schema.dense), plan_placement(registry, schema))
 

@@ -33,21 +33,25 @@ class Quality:
 
 
 class Predictions:
-    """Keeps the last ``window`` samples of this rank, predicted before they were trained on."""
+    """Keeps the last samples of this rank, ``window`` of them and the rest of their batch.
+
+    Attributes:
+        num_samples: how many there are now.
+    """
 
     def __init__(self, window: int = 5_000_000) -> None:
         self._window = window
         self._kept: deque[Tensor] = deque()
-        self._num_samples = 0
+        self.num_samples = 0
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
         """Add one batch, logits and labels ``[B]``."""
         # Left on the device: a copy to the host would wait for the step.
         pair = torch.stack([logits.float(), labels.float()])
         self._kept.append(pair)
-        self._num_samples += pair.shape[1]
-        while self._num_samples - self._kept[0].shape[1] >= self._window:
-            self._num_samples -= self._kept.popleft().shape[1]
+        self.num_samples += pair.shape[1]
+        while self.num_samples - self._kept[0].shape[1] >= self._window:
+            self.num_samples -= self._kept.popleft().shape[1]
 
     def summarize(self) -> Quality | None:
         """Quality over the samples of all ranks, on every rank; None without a sample.
@@ -68,7 +72,7 @@ class Predictions:
 
 
 def measure(logits: Tensor, labels: Tensor) -> Quality:
-    """TorchRec's own metrics over logits and labels ``[N]``."""
+    """TorchRec's own metrics over logits and labels ``[N]``, which one rank can ask for alone."""
     num_samples = len(labels)
     batch: dict[str, Any] = {
         "predictions": {_TASK.name: torch.sigmoid(logits)},
@@ -86,5 +90,6 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
             window_size=num_samples,
         )
         metric.update(**batch)
-        values.update({name.partition("|")[2]: float(v) for name, v in metric.compute().items()})
-    return Quality(values["lifetime_ne"], values["window_auc"], num_samples)
+        for name, value in metric.local_compute().items():
+            values[name.partition("|")[2]] = float(value)
+    return Quality(values["local_lifetime_ne"], values["local_window_auc"], num_samples)
