@@ -42,12 +42,12 @@ class IkjtConverter(Converter):
         """Which features share their inverse lookup."""
 
         groups: Literal["auto"] | list[list[str]] = Field(
-            "auto",
+            default="auto",
             description="auto: features whose equal rows coincide in the first batch form a group; "
             "or lists of features, each list one group, all other features plain",
         )
         min_dedupe_factor: float = Field(
-            1.5, ge=1.0, description="with auto, groups under this factor stay plain"
+            default=1.5, ge=1.0, description="with auto, groups under this factor stay plain"
         )
 
         @field_validator("groups")

@@ -24,7 +24,7 @@ class SigridHash(Preprocessing):
             gt=0, le=2**48, description="ids become 0 to buckets - 1; the rows of the table"
         )
         salt: int = Field(
-            0, ge=-(2**63), lt=2**63, description="another salt gives other collisions"
+            default=0, ge=-(2**63), lt=2**63, description="another salt gives other collisions"
         )
 
     options: Options

@@ -23,6 +23,7 @@ from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
 def collectives(rank: int, world_size: int) -> dict[str, tuple[int, int]]:
     """Bytes and calls of one collective after the other, on 4 ranks."""
     group = dist.group.WORLD
+    assert group is not None
     ten = torch.zeros(10)
     eight = torch.zeros(8)
     splits = [1, 2, 3, 4]

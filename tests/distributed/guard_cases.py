@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -62,7 +63,7 @@ def sequences(*names: str) -> EmbeddingCollection:
 def shard(
     module: nn.Module, generators: dict[str, ParameterShardingGenerator], *, stock: bool
 ) -> DistributedModelParallel:
-    registry = SimpleNamespace(training=TRAINING, sharding=())
+    registry: Any = SimpleNamespace(training=TRAINING, sharding=())
     sharders = stock_sharders(TRAINING) if stock else build_sharders(registry)
     sharder = next(each for each in sharders if each.module_type is type(module))
     size = dist.get_world_size()

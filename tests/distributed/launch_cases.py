@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -28,7 +29,7 @@ def threads(rank: int, world_size: int) -> int:
     return torch.get_num_threads()
 
 
-def raise_on_rank_1(rank: int, world_size: int, kind: str) -> None:
+def raise_on_rank_1(rank: int, world_size: int, kind: str) -> Callable[[], None] | None:
     if rank == 1:
         if kind == "value":
             raise ValueError("the reason")

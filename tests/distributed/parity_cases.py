@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -48,12 +48,14 @@ LEARNING_RATE = {"sgd": 0.2, "rowwise_adagrad": 0.02}
 EPS = 1e-8
 COLUMN_SHARDS = 2
 
+Optimizer = Literal["sgd", "rowwise_adagrad"]
+
 
 @dataclass(frozen=True)
 class Case:
     sharding: str
     modules: str
-    optimizer: str
+    optimizer: Optimizer
     pipelined: bool
     # Kept by the reference: data without duplicates and sharders that are TorchRec's own.
     deduplicate: bool = True
@@ -115,7 +117,8 @@ def _shard(
     training = TrainingSpec(
         optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
     )
-    sharders = build_sharders(SimpleNamespace(training=training, sharding=()))
+    registry: Any = SimpleNamespace(training=training, sharding=())
+    sharders = build_sharders(registry)
     model = ParityModel(case.parts)
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])
     plan = {

@@ -75,7 +75,7 @@ class ParityModel(nn.Module):
         if self.replicated_bags is not None:
             copies = self.replicated_bags(batch.replicated_features)
             vectors += [copies[name] for name in self.placement.replicated]
-        if self.sequences is not None:
+        if self.sequences is not None and self.attention is not None:
             vectors.append(self.attention(self.sequences(batch.sequence_features), batch))
         output = self.head(batch.dense_features, torch.cat(vectors, dim=1))
         loss = ((output - batch.labels) ** 2).mean()
@@ -248,7 +248,7 @@ class ReferenceOptimizer:
                 total = self._sums.setdefault(name, torch.zeros_like(squares))
                 total += squares
                 gradient = gradient / (total.sqrt() + self._eps)
-            parameter -= self._learning_rate * gradient
+            parameter.sub_(self._learning_rate * gradient)
             parameter.grad = None
 
     def _squares(self, name: str, gradient: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.distributed.parity_cases import Case, Difference, run_case
+from tests.distributed.parity_cases import Case, Difference, Optimizer, run_case
 from tests.distributed.parity_model import make_batch
 
 from recd_plugins.testing.gloo import run_on_ranks
@@ -18,7 +18,7 @@ SHARDINGS = ["table_wise", "row_wise", "column_wise", "data_parallel", "mixed"]
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_parity(
-    world_size: int, sharding: str, modules: str, optimizer: str, pipelined: bool
+    world_size: int, sharding: str, modules: str, optimizer: Optimizer, pipelined: bool
 ) -> None:
     case = Case(sharding, modules, optimizer, pipelined)
     for difference in run_on_ranks(run_case, world_size, case):

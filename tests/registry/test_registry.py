@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from inspect import signature
+from typing import Any
 
 import pytest
 
@@ -138,7 +140,7 @@ def test_its_methods_have_the_types_of_what_they_call():
     from recd_plugins.training.pipeline import build_train_pipeline
     from recd_plugins.training.prepare import prepare_model
 
-    functions = {
+    functions: dict[str, Callable[..., Any]] = {
         "prepare": prepare_model,
         "planner": build_planner,
         "sharders": build_sharders,

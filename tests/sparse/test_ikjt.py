@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -202,7 +204,7 @@ def test_concat_refuses_weights_in_some_only():
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(change, message):
-    right = {
+    right: dict[str, Any] = {
         "keys": ["a", "b"],
         "values": torch.tensor([1, 2]),
         "inverse_lookup": torch.tensor([0, 0]),

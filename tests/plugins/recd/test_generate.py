@@ -105,7 +105,7 @@ def test_a_table_that_appeared_meanwhile_is_left(tmp_path):
 
 
 def test_what_a_killed_run_left_goes_with_the_next(tmp_path):
-    command = [Path(sys.executable).with_name("recd"), "generate", "t", "--rows", "10000000"]
+    command = [str(Path(sys.executable).with_name("recd")), "generate", "t", "--rows", "10000000"]
     killed = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
     try:
         while not list(tmp_path.rglob("*.parquet")):
