@@ -33,7 +33,9 @@ def registry(tmp_path: Path) -> Registry:
     path.write_text(
         "version: 1\n"
         "dataset: {use: recd.session_parquet, options: {path: table.parquet}}\n"
+        "converter: {use: recd.kjt}\n"
         "model: {embedding_dim: 4}\n"
+        "training: {batch_size: 8}\n"
     )
     return load_registry(path)
 
