@@ -28,6 +28,8 @@ FAULTS = {
         "forgets_at_other_ranks": "test_state_loads_at_another_number_of_ranks[2-1]",
         "wrong_origin": "test_no_row_comes_twice_or_is_lost[2]",
         "state_of_rank": "test_state_is_equal_on_every_rank",
+        "hides_the_test_split": "test_splits_names_what_can_be_read",
+        "promises_a_test_split": "test_splits_names_what_can_be_read",
     },
     "cache": {"constrains_others": "test_constrains_only_the_tables_it_is_given"},
     "converter": {
@@ -94,7 +96,11 @@ class Numbers(Dataset):
     fault = ""
     def prepare(self): ...
     def schema(self): return FeatureSchema(("id",), (), "label")
+    def splits(self):
+        return ("train", "test") if self.fault == "promises_a_test_split" else ("train",)
     def reader(self, *, rank, world_size, batch_size, split):
+        if split == "test" and self.fault != "hides_the_test_split":
+            raise DataError("there is no test split")
         if 50 < world_size * batch_size:
             raise DataError("too few rows")
         return NumbersReader(self.fault, rank, world_size, batch_size)

@@ -125,5 +125,5 @@ class Dataset(Plugin, ABC):
         """A reader of this rank's share of a split.
 
         Raises:
-            DataError: the split has too few rows for one batch on every rank.
+            DataError: there is no such split, or it has too few rows for one batch on every rank.
         """

@@ -52,6 +52,21 @@ class DatasetContract(PluginContract):
         labels = set(rows.data.column(schema.label).to_pylist())
         assert labels <= {0, 1}, f"labels are 0 or 1, not {labels}"
 
+    def test_splits_names_what_can_be_read(self, dataset: Dataset) -> None:
+        """Only what it names is read: a test split that it leaves out is never evaluated."""
+        splits = dataset.splits()
+        assert "train" in splits, f"splits() is {splits}; every dataset has the split train"
+        try:
+            dataset.reader(rank=0, world_size=1, batch_size=1, split="test")
+        except DataError as error:
+            refusal = str(error)
+            assert "test" not in splits, f"splits() names test, which reader refuses: {refusal}"
+        else:
+            assert "test" in splits, (
+                "reader(split='test') gives rows and splits() lacks test: it would never be "
+                "evaluated. Add it to splits(), or raise DataError where there is no test split"
+            )
+
     def test_batches_are_full_and_say_where_rows_come_from(self, dataset: Dataset) -> None:
         for rows in self._reader(dataset):
             assert len(rows) == self.batch_size
