@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from torch import nn
+from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
@@ -23,7 +24,7 @@ from torchrec.distributed.planner.types import (
     TopologyFactory,
     TrainerConfig,
 )
-from torchrec.distributed.types import ModuleSharder, ShardingPlan
+from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 
 from recd_plugins.data.loader import fit_converter
 from recd_plugins.errors import SetupError
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 _Constraints = dict[str, ParameterConstraints]
 
-# Bytes a millisecond that gloo moves between processes of one machine (measured: 0.5 to 1.0 GiB/s
-# a rank). TorchRec's default is that of NVLink, 600 GiB/s.
+# Bytes a millisecond between processes over gloo: an assumption, 1 GiB/s. TorchRec's default is that
+# of NVLink, 600 GiB/s, with which communication would count for nothing.
 _GLOO_BANDWIDTH = 2**30 / 1000
 # Left to dense layers, batches and the interpreter.
 _RESERVED_MEMORY = 0.15
@@ -51,7 +52,7 @@ def build_planner(
     world_size: int | None = None,
     local_world_size: int | None = None,
     device: torch.device | None = None,
-) -> EmbeddingShardingPlanner:
+) -> RegistryPlanner:
     """A planner for models that are trained as ``registry`` says.
 
     Args:
@@ -113,8 +114,8 @@ def default_topology(
     )
 
 
-class RegistryPlanner(EmbeddingShardingPlanner):
-    """An EmbeddingShardingPlanner whose constraints come from the model that it plans."""
+class RegistryPlanner(ShardingPlanner):
+    """Plans with an EmbeddingShardingPlanner whose constraints come from the model."""
 
     def __init__(
         self,
@@ -122,15 +123,19 @@ class RegistryPlanner(EmbeddingShardingPlanner):
         batch_size: int,
         constraints: Callable[[nn.Module], _Constraints],
     ) -> None:
-        super().__init__(
-            topology=topology,
-            batch_size=batch_size,
-            storage_reservation=FixedPercentageStorageReservation(_RESERVED_MEMORY),
-            debug=False,
-        )
-        self._batch_size_per_rank = batch_size
-        self._whole_topology = topology
+        self._topology = topology
+        self._batch_size = batch_size
         self._constraints_of = constraints
+
+    def collective_plan(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[nn.Module]],
+        pg: dist.ProcessGroup | None = None,
+    ) -> ShardingPlan:
+        """The plan that rank 0 makes, on every rank of ``pg``; of all without it. See ``plan``."""
+        group = pg or dist.group.WORLD
+        return invoke_on_rank_and_broadcast_result(group, 0, self.plan, module, sharders)
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """The best plan for ``module``.
@@ -140,13 +145,13 @@ class RegistryPlanner(EmbeddingShardingPlanner):
             SetupError: there is no plan; names the tables and what constrains them.
         """
         constraints = self._constraints_of(module)
-        _check_options(module, sharders, constraints, self._whole_topology.compute_device)
+        _check_options(module, sharders, constraints, self._topology.compute_device)
         planner = EmbeddingShardingPlanner(
-            topology=self._whole_topology,
-            batch_size=self._batch_size_per_rank,
+            topology=self._topology,
+            batch_size=self._batch_size,
             enumerator=SortedEnumerator(
-                topology=self._whole_topology,
-                batch_size=self._batch_size_per_rank,
+                topology=self._topology,
+                batch_size=self._batch_size,
                 constraints=constraints,
             ),
             storage_reservation=FixedPercentageStorageReservation(_RESERVED_MEMORY),
@@ -156,7 +161,7 @@ class RegistryPlanner(EmbeddingShardingPlanner):
         try:
             return planner.plan(module, sharders)
         except PlannerError as error:
-            raise SetupError(_explain(error, module, constraints, self._whole_topology)) from error
+            raise SetupError(_explain(error, module, constraints, self._topology)) from error
 
 
 class SortedEnumerator(EmbeddingEnumerator):

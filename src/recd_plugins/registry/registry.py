@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
     from torch.optim import Optimizer
-    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+    from torchrec.distributed.planner import Topology
     from torchrec.distributed.types import ModuleSharder
 
     from recd_plugins.data.loader import DataLoader
     from recd_plugins.data.model_input import Placement
+    from recd_plugins.planning.planner import RegistryPlanner
     from recd_plugins.training.pipeline import CheckedTrainPipeline
 
 P = TypeVar("P", bound=Plugin, covariant=True)
@@ -203,7 +204,7 @@ class Registry:
         world_size: int | None = None,
         local_world_size: int | None = None,
         device: torch.device | None = None,
-    ) -> EmbeddingShardingPlanner:
+    ) -> RegistryPlanner:
         """TorchRec's planner, told of sharding, caches and deduplication.
 
         :func:`recd_plugins.planning.build_planner` describes the arguments.
