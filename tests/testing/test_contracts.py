@@ -36,6 +36,10 @@ FAULTS = {
         "swaps_ids": "test_changes_no_value",
         "ignores_offsets": "test_takes_part_of_a_batch[3-5]",
         "takes_nulls": "test_refuses_a_null_in_a_list",
+        "sorts_dense_features": "test_takes_features_in_the_order_of_the_schema",
+        "needs_dense_features": "test_takes_data_without_dense_features",
+        "stores_all_rows": "test_stores_equal_rows_once",
+        "hides_factors": "test_stores_equal_rows_once",
     },
 }
 
@@ -48,6 +52,7 @@ from torchrec import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import *
+from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.contracts import *
 from torchrec.distributed.planner.types import ParameterConstraints
 
@@ -170,11 +175,18 @@ class Loose(Converter):
             lengths += [len(row) if listed else 1 for row in column.to_pylist()]
             values += ids[::-1] if self.fault == "swaps_ids" else ids
         values = [0 if value is None else value for value in values]
-        dense = [rows.data.column(name).to_pylist() for name in schema.dense]
+        names = sorted(schema.dense) if self.fault == "sorts_dense_features" else schema.dense
+        if not names and self.fault == "needs_dense_features":
+            raise DataError("no dense features")
+        dense = torch.zeros(len(rows), len(names))
+        for index, name in enumerate(names):
+            dense[:, index] = torch.tensor(rows.data.column(name).to_pylist())
+        labels = torch.tensor(rows.data.column(schema.label).to_pylist()).float()
         kjt = KeyedJaggedTensor(list(columns), torch.tensor(values), torch.tensor(lengths),
                                 stride=len(rows))
-        return Batch(torch.tensor(dense, dtype=torch.float32).t(),
-                     torch.tensor(rows.data.column(schema.label).to_pylist()).float(), kjt)
+        if self.fault == "hides_factors":
+            return Batch(dense, labels, ikjts=InverseKeyedJaggedTensor.from_kjt(kjt, [columns]))
+        return Batch(dense, labels, kjt)
 '''
 
 CLASSES = {
@@ -202,6 +214,7 @@ class Test_{kind}_{fault}({kind.capitalize()}Contract):
         plugin.fault = "{fault}"
         return plugin
     test_module_imports_without_torch = None
+    deduplicated = ("history",) if "{fault}" == "stores_all_rows" else ()
 '''
     (folder / "test_faults.py").write_text(source)
     done = subprocess.run(

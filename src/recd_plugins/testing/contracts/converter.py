@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -32,8 +32,16 @@ _SESSIONS = [
 class ConverterContract(PluginContract):
     """Tests of a converter plugin: override the fixture ``plugin``.
 
-    A converter that reads columns of another form than list<int64> overrides ``column`` too.
+    The data has the sparse features item (one id a row), history and history_times (which change
+    together), tags and always_empty, the dense features hour and price, and the label clicked. A
+    converter whose options name features names some of these, and lists them in ``deduplicated``
+    where it stores their equal rows once. One that reads columns of another form than list<int64>
+    overrides ``column`` too.
     """
+
+    #: Features that the plugin of the fixture deduplicates, whatever the data. They stand in every
+    #: schema that it is shown.
+    deduplicated: ClassVar[tuple[str, ...]] = ()
 
     def column(self, values: list[Any], kind: pa.DataType) -> pa.Array:
         """The Arrow column that the converter's storage has for these values."""
@@ -72,11 +80,29 @@ class ConverterContract(PluginContract):
 
     def test_takes_features_in_the_order_of_the_schema(self, plugin: Converter, rows: Rows) -> None:
         """And ignores columns that the schema does not name."""
-        schema = FeatureSchema(sparse=("tags", "item"), dense=("price",), label="clicked")
+        sparse = tuple(dict.fromkeys(("tags", "item", *self.deduplicated)))
+        schema = FeatureSchema(sparse, dense=("price", "hour"), label="clicked")
         plugin.fit(rows, schema)
-        batch = plugin.convert(rows, schema)
-        assert sorted(_expanded(batch)) == ["item", "tags"]
-        assert batch.dense_features.shape == (12, 1)
+        _check_equal(plugin.convert(rows, schema), rows, schema)
+
+    def test_takes_data_without_dense_features(self, plugin: Converter, rows: Rows) -> None:
+        schema = FeatureSchema(_SCHEMA.sparse, (), _SCHEMA.label)
+        plugin.fit(rows, schema)
+        _check_equal(plugin.convert(rows, schema), rows, schema)
+
+    def test_stores_equal_rows_once(self, plugin: Converter, rows: Rows) -> None:
+        """Of ``deduplicated``; the planner is told of every feature in ``ikjts``."""
+        plugin.fit(rows, _SCHEMA)
+        batch = plugin.convert(rows, _SCHEMA)
+        unique: dict[str, int] = {}
+        for ikjt in batch.ikjts:
+            unique |= dict.fromkeys(ikjt.keys(), ikjt.num_unique())
+        for feature in self.deduplicated:
+            assert feature in unique, f"{feature} is not in ikjts"
+            assert unique[feature] < len(rows), f"{feature} stores equal rows more than once"
+        factors = plugin.dedupe_factors()
+        assert set(factors) == set(unique), "dedupe_factors() names the features in ikjts"
+        assert all(factor >= 1 for factor in factors.values()), f"{factors}: a factor below 1"
 
     def test_leaves_rows_as_they_are(self, plugin: Converter, rows: Rows) -> None:
         before = rows.data.to_pylist()
@@ -148,17 +174,17 @@ def _expanded(batch: Batch) -> dict[str, list[list[int]]]:
     return features
 
 
-def _check_equal(batch: Batch, rows: Rows) -> None:
+def _check_equal(batch: Batch, rows: Rows, schema: FeatureSchema = _SCHEMA) -> None:
     expected = {
         name: [
             value if isinstance(value, list) else [value]
             for value in rows.data.column(name).to_pylist()
         ]
-        for name in _SCHEMA.sparse
+        for name in schema.sparse
     }
     assert _expanded(batch) == expected
-    dense = [rows.data.column(name).to_pylist() for name in _SCHEMA.dense]
+    dense = [rows.data.column(name).to_pylist() for name in schema.dense]
     assert batch.dense_features.dtype == batch.labels.dtype == torch.float32
-    assert batch.dense_features.shape == (len(rows), len(_SCHEMA.dense))
+    assert batch.dense_features.shape == (len(rows), len(schema.dense))
     assert batch.dense_features.t().tolist() == dense
-    assert batch.labels.tolist() == rows.data.column(_SCHEMA.label).to_pylist()
+    assert batch.labels.tolist() == rows.data.column(schema.label).to_pylist()
