@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -337,16 +336,9 @@ def test_features_are_those_of_a_plain_loop(events):
             assert rows[index][name] == (pytest.approx(value) if name in DENSE else value)
 
 
-def real_file() -> Iterator[Any]:
-    path = os.environ.get("RECD_MOVIELENS")
-    mark = pytest.mark.skipif(path is None, reason="RECD_MOVIELENS names no ml-100k.inter")
-    yield pytest.param(path, marks=mark, id="ml-100k")
-
-
-@pytest.mark.parametrize("movielens", real_file())
 def test_movielens_100k(movielens):
     """2,793 sessions of 35.8 events on average, of which nothing is lost."""
-    data = dataset(Path(movielens), test_fraction=0.1, refresh={"per": "session"})
+    data = dataset(movielens, test_fraction=0.1, refresh={"per": "session"})
     log = data._log
     assert len(log) == 100_000
     assert len(np.unique(log.session_starts)) == 2793
