@@ -1,17 +1,22 @@
-"""The trainer of docs/trainer.md runs under torchrun."""
+"""The trainer of docs/trainer.md runs under torchrun, and its signatures are those of the code."""
 
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+from recd_plugins import load_registry
+from recd_plugins.registry import Registry
+
 DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "trainer.md").read_text()
 
 REGISTRY = """
 version: 1
 dataset:
   use: recd.session_parquet
-  options: {path: table, generate: {rows: 512, row_group_rows: 128}}
+  options: {path: table, test_path: table, generate: {rows: 512, row_group_rows: 128}}
 converter: {use: recd.ikjt}
 preprocessing:
   - {use: recd.sigrid_hash, features: ["*"], options: {buckets: 100}}
@@ -23,7 +28,7 @@ training: {batch_size: 32}
 
 
 def test_the_trainer_runs(tmp_path):
-    (script,) = re.findall(r"```python\n(.*?)```", (DOCS / "trainer.md").read_text(), re.S)
+    (script,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     (tmp_path / "registry.yaml").write_text(REGISTRY)
     (tmp_path / "trainer.py").write_text(script)
     torchrun = Path(sys.executable).with_name("torchrun")
@@ -36,3 +41,18 @@ def test_the_trainer_runs(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert re.search(r"^last loss \d\.\d+$", done.stdout, re.MULTILINE)
+    assert re.search(r"^test AUC [01]\.\d+$", done.stdout, re.MULTILINE)
+
+
+def test_the_signatures_are_as_shown():
+    shown = dict(re.findall(r"^\| `([\w.]+)(\(.*?\))` \|", PAGE, re.MULTILINE))
+    assert len(shown) == 6
+    for name, signature in shown.items():
+        function = load_registry if name == "load_registry" else getattr(Registry, name[9:])
+        whole = inspect.signature(function)
+        plain = [
+            parameter.replace(annotation=inspect.Parameter.empty)
+            for parameter in whole.parameters.values()
+            if parameter.name != "self"
+        ]
+        assert str(inspect.Signature(plain)) == signature
