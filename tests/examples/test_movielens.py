@@ -45,7 +45,7 @@ def write_ratings(path: Path) -> None:
 def run(folder: Path, *options: str) -> dict[str, Any]:
     """The report of ``recd run`` on ``folder``'s data."""
     recd = Path(sys.executable).with_name("recd")
-    command = [recd, "run", EXAMPLE / "registry.yaml", "--json", "report.json", *options]
+    command = [str(recd), "run", str(EXAMPLE / "registry.yaml"), "--json", "report.json", *options]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, timeout=240, check=False
     )
