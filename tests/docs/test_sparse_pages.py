@@ -1,4 +1,4 @@
-"""The examples of docs/sparse.md, and of converters and preprocessing in docs/plugins/recd.md."""
+"""The examples of docs/sparse.md, and of all but datasets in docs/plugins/recd.md."""
 
 from __future__ import annotations
 
@@ -25,13 +25,19 @@ def section(heading: str) -> str:
 
 def test_python_of_sparse_md_runs_as_one_program():
     code = blocks((DOCS / "sparse.md").read_text(), "python")
-    assert len(code) == 2
+    assert len(code) == 3
     exec(compile("\n".join(code), "docs/sparse.md", "exec"), {})
 
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("converter", "recd.kjt"), ("converter", "recd.ikjt"), ("preprocessing", "recd.sigrid_hash")],
+    [
+        ("converter", "recd.kjt"),
+        ("converter", "recd.ikjt"),
+        ("preprocessing", "recd.sigrid_hash"),
+        ("pooling", "recd.mean"),
+        ("pooling", "recd.attention"),
+    ],
 )
 def test_recd_md_shows_valid_options_and_runs(kind, name):
     text = section(f"{kind.capitalize()} {name}")
