@@ -15,8 +15,8 @@ import numpy as np
 from recd_plugins.sparse.memory import copy_bytes, int32_at, int64_at, prefetch
 
 u64 = np.uint64
-_MIX_1 = u64(0xBF58476D1CE4E5B9)
-_MIX_2 = u64(0x94D049BB133111EB)
+_MIX = u64(0x94D049BB133111EB)
+_LOW = u64(0xFFFFFFFF)
 _STEP = u64(0x9E3779B97F4A7C15)
 #: Words compared before looking at the outcome: long enough for SIMD, short enough to stop early.
 _BLOCK, _SMALL_BLOCK = 64, 8
@@ -55,23 +55,32 @@ def _first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
 
 
 @numba.njit(inline="always")
+def _values_equal(words: Any, shift: Any, left: Any, right: Any) -> Any:
+    if shift:
+        left, right = left << u64(1), right << u64(1)
+        return words[left] == words[right] and words[left + u64(1)] == words[right + u64(1)]
+    return words[left] == words[right]
+
+
+@numba.njit(inline="always")
 def _hash_row(values: Any, shift: Any, start: Any, length: Any) -> Any:
-    """A hash that is never 0."""
+    """A hash that is never 0: products of the halves of shifted values, as in NH (UMAC, section 4).
+
+    A product of two 32-bit numbers is one SIMD instruction, which a 64-bit product is not.
+    """
     total = length
     if shift:
         items = int64_at(values)
         for index in range(length):
-            mixed = u64(items[start + u64(index)]) + u64(index) * _STEP
-            mixed = (mixed ^ (mixed >> u64(32))) * _MIX_1
-            total += mixed ^ (mixed >> u64(29))
+            shifted = u64(items[start + u64(index)]) + (u64(index) + u64(1)) * _STEP
+            total += (shifted & _LOW) * (shifted >> u64(32))
     else:
         narrow_items = int32_at(values)
         for index in range(length):
-            mixed = u64(narrow_items[start + u64(index)]) + u64(index) * _STEP
-            mixed = (mixed ^ (mixed >> u64(32))) * _MIX_1
-            total += mixed ^ (mixed >> u64(29))
-    total = (total ^ (total >> u64(30))) * _MIX_2
-    return total | u64(1)
+            shifted = u64(narrow_items[start + u64(index)]) + (u64(index) + u64(1)) * _STEP
+            total += (shifted & _LOW) * (shifted >> u64(32))
+    total = (total ^ (total >> u64(30))) * _MIX
+    return total ^ (total >> u64(31)) | u64(1)
 
 
 @numba.njit(inline="always")
@@ -98,6 +107,13 @@ def _hash_changes(values: Any, shift: Any, offsets: Any, wide: Any, hashes: Any)
         stride = length << u64(shift)
         first, last = start << u64(shift), end << u64(shift)
         at = first
+        if length == 1:
+            # One id a row, which rarely stays: a sweep would stop at each.
+            for index in range(end - start):
+                value = start + u64(index)
+                if not _values_equal(words, shift, value, value - u64(1)):
+                    hashes[row + u64(index)] = _hash_row(values, shift, value, length)
+            at = last
         while at < last:
             at = _first_difference(words, at, stride, last)
             if at < last:
@@ -152,6 +168,7 @@ def find_unique_rows(
     """
     num_rows = column_hashes.shape[1]
     mask = u64(len(table) - 1)
+    current = np.empty(len(column_hashes), np.uint64)
     begin = 0
     for group in range(len(group_ends)):
         end = group_ends[group]
@@ -162,19 +179,18 @@ def find_unique_rows(
             _hash_changes(values, shift, offsets, wide, column_hashes[column - begin])
         count = 0
         for row in range(num_rows):
-            changed, key = False, u64(0)
+            changed = False
             for column in range(end - begin):
-                own = column_hashes[column, row]
-                if own != 0:
+                if column_hashes[column, row] != 0:
+                    current[column] = column_hashes[column, row]
                     changed = True
-                else:
-                    own = column_hashes[column, row - 1]
-                    column_hashes[column, row] = own
-                key = (key ^ own) * _MIX_2
-                key ^= key >> u64(31)
             if not changed:
                 inverse[group, row] = inverse[group, row - 1]
                 continue
+            key = u64(0)
+            for column in range(end - begin):
+                key = (key ^ current[column]) * _MIX
+                key ^= key >> u64(31)
             key &= hash_mask
             slot = key & mask
             while True:
