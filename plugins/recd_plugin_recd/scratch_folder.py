@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from recd_plugins.errors import DataError
+
 # Held by the process that writes; its name tells these folders from a user's hidden ones.
 _LOCK = "recd-generate.lock"
 
@@ -19,13 +21,19 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
 
     Those that killed processes left behind are removed first. On file systems without locks they
     stay.
+
+    Raises:
+        DataError: the place cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{folder.name}."
-    for found in folder.parent.iterdir():
-        if found.name.startswith(prefix):
-            _remove_unless_locked(found)
-    hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for found in folder.parent.iterdir():
+            if found.name.startswith(prefix):
+                _remove_unless_locked(found)
+        hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be written ({error.strerror})") from error
     try:
         with (hidden / "new").open("xb") as lock:
             with suppress(OSError):

@@ -124,6 +124,13 @@ def test_what_a_killed_run_left_goes_with_the_next(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".other.x", ".t.mine", "t"]
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    result = run(tmp_path / "file" / "t", "--rows", 50)
+    assert result.exit_code == 1
+    assert "cannot be written" in result.output
+
+
 def test_more_files_than_row_groups_are_refused(tmp_path):
     with pytest.raises(DataError, match="do not fill 4 files"):
         write_table(tmp_path / "t", TableOptions(rows=300, row_group_rows=100, files=4))
