@@ -26,8 +26,14 @@ preprocessing:
   - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 100000}}}}
 pooling:
   - {{use: recd.attention, features: ["seq_*"]}}
-model: {{embedding_dim: 16, num_embeddings: 100000}}
-training: {{batch_size: {batch_size}, ranks: {ranks}, steps: {steps}}}
+model: {{embedding_dim: 16, num_embeddings: 100000, bag_pooling: mean}}
+training:
+  batch_size: {batch_size}
+  ranks: {ranks}
+  steps: {steps}
+  learning_rate: 0.1
+  dense_learning_rate: 0.01
+  eps: 1.0e-3
 """
 
 
