@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _Constraints = dict[str, ParameterConstraints]
 
-# Bytes a millisecond between processes over gloo: an assumption, 1 GiB/s. TorchRec's default is that
-# of NVLink, 600 GiB/s, with which communication would count for nothing.
+# Bytes a millisecond between processes over gloo: an assumption, 1 GiB/s. TorchRec's default is
+# that of NVLink, 600 GiB/s, with which communication would count for nothing.
 _GLOO_BANDWIDTH = 2**30 / 1000
 # Left to dense layers, batches and the interpreter.
 _RESERVED_MEMORY = 0.15
