@@ -18,8 +18,8 @@ endif
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml packaging/fbgemm-gpu/pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
-	  { echo "recd-plugins needs Python 3.11 to 3.13; try: make setup PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' || \
+	  { echo "recd-plugins needs Python 3.11 to 3.14; try: make setup PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet $(TORCH_INDEX) $(firstword $(CPU_SET))
