@@ -122,6 +122,62 @@ def test_a_step_that_changes_the_number_of_rows_is_named():
         Preprocess(steps)(make_batch(deduplicated=False))
 
 
+class Returns(Preprocessing):
+    """Returns what it is told to, or raises it."""
+
+    name = "test.returns"
+
+    def __init__(self, result):
+        super().__init__(PluginOptions())
+        self.result = result
+
+    def transform(self, values, offsets):
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result(values, offsets)
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        (lambda v, o: v, "returned torch.int64 [5]; expected a pair of tensors"),
+        (lambda v, o: None, "returned None; expected a pair of tensors"),
+        (lambda v, o: (v, None), "expected a pair of tensors"),
+        (
+            lambda v, o: (v.int(), o),
+            "returned values as torch.int32 [5]; expected ids, torch.int64",
+        ),
+        (lambda v, o: (v[:, None], o), "returned values as torch.int64 [5, 1]; expected ids"),
+        (lambda v, o: (v, o.double()), "returned offsets as torch.float64 [9]; expected"),
+        (lambda v, o: (v[1:], o), "returned 4 values and offsets from 0 to 5; offsets start at 0"),
+        (lambda v, o: (v, o + 1), "returned 5 values and offsets from 1 to 6; offsets start at 0"),
+    ],
+)
+def test_a_step_that_returns_no_jagged_ids_is_named(result, message):
+    kjt = KeyedJaggedTensor(
+        keys=["a", "b"],
+        values=torch.arange(5),
+        lengths=torch.tensor([2, 0, 1, 0, 1, 0, 1, 0], dtype=torch.int32),
+        stride=4,
+    )
+    step = Returns(result)
+    with pytest.raises(PluginError) as caught:
+        Preprocess({"a": [step], "b": [step]})(Batch(torch.zeros(4, 1), torch.zeros(4), kjt=kjt))
+    assert str(caught.value).startswith("test.returns: transform of a, b returned ")
+    assert message in str(caught.value)
+
+
+def test_what_a_step_raises_is_preceded_by_its_name_and_place():
+    with pytest.raises(PluginError) as caught:
+        Preprocess({"c": [Returns(ValueError("no such id"))]})(make_batch(deduplicated=False))
+    assert str(caught.value).startswith("test.returns: transform of c failed at ")
+    assert "test_preprocess.py:" in str(caught.value)
+    assert str(caught.value).endswith(": ValueError: no such id")
+    assert isinstance(caught.value.__cause__, ValueError), "its traceback is kept"
+    with pytest.raises(DataError, match=r"^mend the file$"):
+        Preprocess({"c": [Returns(DataError("mend the file"))]})(make_batch(deduplicated=False))
+
+
 def test_weights_are_refused():
     kjt = make_kjt(weights=torch.ones(13))
     with pytest.raises(DataError, match=r"weights cannot be transformed.*: a; take them out"):

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from recd_plugins.data.check_batch import check_batch, check_rows
 from recd_plugins.data.check_ids import check_ids
 from recd_plugins.data.model_input import ModelInput, lower
 from recd_plugins.data.preprocess import Preprocess
-from recd_plugins.interfaces import Converter, FeatureSchema, Reader, Split
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces import Converter, FeatureSchema, Reader, Rows, Split
+from recd_plugins.plugin_call import plugin_call
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
@@ -34,6 +37,8 @@ class DataLoader:
         # Imported here: the demo model's placement needs torchrec's modules, readers do not.
         from recd_plugins.training.placement import plan_placement
 
+        self._dataset = registry.dataset
+        self._batch_size = registry.training.batch_size
         self._reader = reader
         self._schema = schema
         self._converter = converter
@@ -52,8 +57,11 @@ class DataLoader:
         return len(self._reader)
 
     def __iter__(self) -> Iterator[ModelInput]:
-        for rows in self._reader:
-            batch = self._preprocess(self._converter.convert(rows, self._schema))
+        for rows in self._read():
+            with plugin_call(self._converter, "convert"):
+                batch = self._converter.convert(rows, self._schema)
+            check_batch(self._converter, batch, len(rows), self._schema)
+            batch = self._preprocess(batch)
             check_ids(batch, self._num_embeddings, rows)
             model_input = lower(batch, self._placement)
             # Only from pinned memory does a copy to the device overlap with compute.
@@ -70,6 +78,16 @@ class DataLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._reader.load_state_dict(state)
 
+    def _read(self) -> Iterator[Rows]:
+        batches = iter(self._reader)
+        while True:
+            with plugin_call(self._dataset, "reading"):
+                rows = next(batches, None)
+            if rows is None:
+                return
+            check_rows(self._dataset, rows, self._batch_size)
+            yield rows
+
 
 def build_dataloader(
     registry: Registry,
@@ -85,6 +103,7 @@ def build_dataloader(
 
     Raises:
         DataError: the data is missing or wrong.
+        PluginError: a plugin failed, or returned what its kind does not allow.
         RegistryError: a pattern matches no feature.
     """
     schema = registry.dataset.schema()
@@ -103,5 +122,14 @@ def fit_converter(registry: Registry) -> None:
     reader = registry.dataset.reader(
         rank=0, world_size=1, batch_size=registry.training.batch_size, split="train"
     )
-    registry.converter.fit(next(iter(reader)), registry.dataset.schema())
+    with plugin_call(registry.dataset, "reading"):
+        rows = next(iter(reader), None)
+    if rows is None:
+        raise PluginError(
+            f"{registry.dataset.name}: its reader has no batch; where a split has too few rows for "
+            "one, `reader` raises a DataError that says so"
+        )
+    check_rows(registry.dataset, rows, registry.training.batch_size)
+    with plugin_call(registry.converter, "fit"):
+        registry.converter.fit(rows, registry.dataset.schema())
     registry.converter_fitted = True

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 class PlainConverter(Converter):
     """Plain KeyedJaggedTensor: every row as it is. What comparisons take as their baseline."""
 
+    name = "plain"
+
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
         from recd_plugins.data.arrow import dense_features, labels, sparse_column
         from recd_plugins.data.batch import Batch

@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces.preprocessing import Preprocessing
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 
 
@@ -33,7 +34,7 @@ class Preprocess:
         """The batch with transformed features; ``batch`` itself is left as it is.
 
         Raises:
-            PluginError: a step returned another number of rows than it was given.
+            PluginError: a step failed, or returned no jagged int64 ids, or other rows than it got.
             DataError: a feature with weights: no step knows which weights its values would have.
         """
         return replace(
@@ -75,23 +76,58 @@ class Preprocess:
         """Values and lengths of each run of features with the same steps."""
         starts, stride, first = kjt.offset_per_key(), kjt.stride(), 0
         for steps, run in groupby(kjt.keys(), lambda key: self._steps.get(key, ())):
-            last = first + len(list(run))
+            features = list(run)
+            last = first + len(features)
             values = kjt.values()[starts[first] : starts[last]]
             lengths = kjt.lengths()[first * stride : last * stride]
             if steps:
                 offsets = kjt.offsets()[first * stride : last * stride + 1] - starts[first]
                 for step in steps:
-                    values, offsets = _checked(step, values, offsets)
+                    values, offsets = _apply(step, features, values, offsets)
                 lengths = torch.diff(offsets).to(lengths.dtype)
             yield values, lengths
             first = last
 
 
-def _checked(step: Preprocessing, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    new_values, new_offsets = step.transform(values, offsets)
+def _apply(
+    step: Preprocessing, features: Sequence[str], values: Tensor, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    of = f"of {', '.join(features)}"
+    with plugin_call(step, f"transform {of}"):
+        result = step.transform(values, offsets)
+    if not (
+        isinstance(result, tuple)
+        and len(result) == 2
+        and all(isinstance(part, Tensor) for part in result)
+    ):
+        raise PluginError(
+            f"{step.name}: transform {of} returned {_form(result)}; expected a pair of tensors, "
+            "values and offsets"
+        )
+    new_values, new_offsets = result
+    if new_values.dtype != torch.int64 or new_values.dim() != 1:
+        raise PluginError(
+            f"{step.name}: transform {of} returned values as {_form(new_values)}; expected ids, "
+            "torch.int64 [num_values]"
+        )
+    if new_offsets.dtype not in (torch.int32, torch.int64):
+        raise PluginError(
+            f"{step.name}: transform {of} returned offsets as {_form(new_offsets)}; expected "
+            "torch.int64 or torch.int32"
+        )
     if new_offsets.shape != offsets.shape:
         raise PluginError(
-            f"{step.name} returned {new_offsets.numel() - 1} rows for {offsets.numel() - 1}; "
+            f"{step.name} returned {new_offsets.numel() - 1} rows for {offsets.numel() - 1} {of}; "
             "preprocessing changes what is in a row, never how many rows there are"
         )
+    first, last = int(new_offsets[0]), int(new_offsets[-1])
+    if (first, last) != (0, new_values.numel()):
+        raise PluginError(
+            f"{step.name}: transform {of} returned {new_values.numel()} values and offsets from "
+            f"{first} to {last}; offsets start at 0 and end at the number of values"
+        )
     return new_values, new_offsets
+
+
+def _form(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -1,0 +1,86 @@
+"""What readers and converters return, looked at before it is used: shapes, types and names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces import Converter, Dataset, FeatureSchema, Rows
+
+
+def check_rows(dataset: Dataset, rows: Any, batch_size: int) -> None:
+    """Refuse what is no batch of ``batch_size`` rows.
+
+    Raises:
+        PluginError: names the dataset, what it yielded and what it should.
+    """
+    if not isinstance(rows, Rows):
+        raise PluginError(
+            f"{dataset.name}: its reader yielded {type(rows).__name__}, "
+            "which is no recd_plugins.interfaces.Rows"
+        )
+    if len(rows) != batch_size:
+        raise PluginError(
+            f"{dataset.name}: its reader yielded a batch of {len(rows)} rows; training.batch_size "
+            f"is {batch_size}, and every batch has exactly so many: leave out rows that do not "
+            "fill one"
+        )
+
+
+def check_batch(converter: Converter, batch: Any, num_rows: int, schema: FeatureSchema) -> None:
+    """Refuse what is no batch of ``num_rows`` rows with each feature of ``schema`` once.
+
+    Raises:
+        PluginError: names the converter, the feature, what it returned and what it should.
+    """
+    if not isinstance(batch, Batch):
+        raise PluginError(
+            f"{converter.name}: convert returned {type(batch).__name__}, "
+            "which is no recd_plugins.data.batch.Batch"
+        )
+    _check(converter, "dense_features", batch.dense_features, (num_rows, len(schema.dense)))
+    _check(converter, "labels", batch.labels, (num_rows,))
+    features: list[str] = []
+    for sparse in (*(() if batch.kjt is None else (batch.kjt,)), *batch.ikjts):
+        keys = sparse.keys()
+        if sparse.stride() != num_rows:
+            raise PluginError(
+                f"{converter.name} returned {sparse.stride()} rows of {', '.join(keys)} for "
+                f"{num_rows} rows"
+            )
+        if sparse.values().dtype != torch.int64:
+            raise PluginError(
+                f"{converter.name} returned ids of {', '.join(keys)} as {sparse.values().dtype}; "
+                "ids are torch.int64"
+            )
+        features += keys
+    _check_names(converter, features, schema)
+
+
+def _check(converter: Converter, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != shape or tensor.dtype != torch.float32:
+        raise PluginError(
+            f"{converter.name} returned {name} as {tensor.dtype} {list(tensor.shape)}; expected "
+            f"torch.float32 {list(shape)}"
+        )
+
+
+def _check_names(converter: Converter, features: list[str], schema: FeatureSchema) -> None:
+    if sorted(features) == sorted(schema.sparse):
+        return
+    expected, found = set(schema.sparse), Counter(features)
+    faults = {
+        "left out": [name for name in schema.sparse if name not in found],
+        "returned more than once": [name for name in found if found[name] > 1],
+        "made up": [name for name in found if name not in expected],
+    }
+    verb, names = next((verb, names) for verb, names in faults.items() if names)
+    raise PluginError(
+        f"{converter.name} {verb} feature{'s' if len(names) > 1 else ''} {', '.join(names)}; each "
+        "sparse feature of the schema stands in a batch once"
+    )

@@ -1,0 +1,149 @@
+"""What readers and converters return is looked at before it is used."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins import load_registry
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.check_batch import check_batch, check_rows
+from recd_plugins.data.plain import PlainConverter
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces import FeatureSchema, Origin, Rows
+from recd_plugins.sparse import InverseKeyedJaggedTensor
+
+SCHEMA = FeatureSchema(sparse=("user", "item"), dense=("price",), label="click")
+CONVERTER = PlainConverter(PlainConverter.Options())
+
+
+def kjt(*keys: str, rows: int = 4, dtype: torch.dtype = torch.int64) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(
+        keys=list(keys),
+        values=torch.zeros(rows * len(keys), dtype=dtype),
+        lengths=torch.ones(rows * len(keys), dtype=torch.int32),
+        stride=rows,
+    )
+
+
+GOOD = Batch(torch.zeros(4, 1), torch.zeros(4), kjt("user", "item"))
+
+
+def test_a_batch_that_is_right_passes_in_either_form() -> None:
+    check_batch(CONVERTER, GOOD, 4, SCHEMA)
+    ikjts = InverseKeyedJaggedTensor.from_kjt(kjt("item"), [["item"]])
+    check_batch(CONVERTER, replace(GOOD, kjt=kjt("user"), ikjts=tuple(ikjts)), 4, SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (None, "plain: convert returned NoneType, which is no recd_plugins.data.batch.Batch"),
+        (replace(GOOD, kjt=kjt("user")), "plain left out feature item; each"),
+        (replace(GOOD, kjt=None), "plain left out features user, item; each"),
+        (
+            replace(GOOD, ikjts=tuple(InverseKeyedJaggedTensor.from_kjt(kjt("item"), [["item"]]))),
+            "plain returned more than once feature item; each",
+        ),
+        (replace(GOOD, kjt=kjt("user", "item", "ad")), "plain made up feature ad; each"),
+        (replace(GOOD, kjt=kjt("user", "item", rows=3)), "returned 3 rows of user, item for 4"),
+        (replace(GOOD, kjt=kjt("user", "item", dtype=torch.int32)), "item as torch.int32; ids are"),
+        (replace(GOOD, labels=torch.zeros(4, 1)), r"labels as torch.float32 [4, 1]; expected"),
+        (
+            replace(GOOD, dense_features=torch.zeros(4, 1).double()),
+            "dense_features as torch.float64 [4, 1]; expected torch.float32 [4, 1]",
+        ),
+    ],
+)
+def test_a_batch_that_is_wrong_is_refused(batch: Batch, message: str) -> None:
+    with pytest.raises(PluginError) as caught:
+        check_batch(CONVERTER, batch, 4, SCHEMA)
+    assert message in str(caught.value)
+
+
+PLUGINS = '''
+import pyarrow as pa
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import *
+
+class Numbers(Dataset):
+    """Batches of one number after the other."""
+    name = "nu.numbers"
+    class Options(PluginOptions):
+        sizes: list[int]
+        fail: bool = False
+    def prepare(self): ...
+    def schema(self): return FeatureSchema(("id",), (), "label")
+    def reader(self, *, rank, world_size, batch_size, split): return Numbered(self.options)
+
+class Numbered(Reader):
+    def __init__(self, options): self.options = options
+    def __len__(self): return len(self.options.sizes)
+    def __iter__(self):
+        for size in self.options.sizes:
+            data = pa.RecordBatch.from_pydict({"id": [[1]] * size, "label": [1] * size})
+            yield Rows(data, (Origin("numbers", 0, size),))
+        if self.options.fail:
+            raise ValueError("no number is left")
+    def state_dict(self): return {}
+    def load_state_dict(self, state): ...
+
+class Runs(Converter):
+    """Fails."""
+    name = "nu.runs"
+    def convert(self, rows, schema):
+        return [][0]
+
+@hookimpl
+def register_datasets(): return [Numbers]
+@hookimpl
+def register_converters(): return [Runs]
+'''
+PLACE = r".*nu\.py:\d+"
+
+
+@pytest.mark.parametrize(
+    ("options", "converter", "message"),
+    [
+        ("{sizes: []}", "recd.kjt", "^nu.numbers: its reader has no batch"),
+        ("{sizes: [3]}", "recd.kjt", "^nu.numbers: its reader yielded a batch of 3 rows; .* is 4"),
+        ("{sizes: [4, 5]}", "recd.kjt", "^nu.numbers: its reader yielded a batch of 5 rows"),
+        (
+            "{sizes: [4], fail: true}",
+            "recd.kjt",
+            rf"^nu.numbers: reading failed at {PLACE}: ValueError: no number is left$",
+        ),
+        (
+            "{sizes: [4]}",
+            "nu.runs",
+            rf"^nu.runs: convert failed at {PLACE}: IndexError: list index out of range$",
+        ),
+    ],
+)
+def test_a_loader_names_the_plugin(
+    tmp_path: Path, options: str, converter: str, message: str
+) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "nu.py").write_text(PLUGINS)
+    path = tmp_path / "registry.yaml"
+    path.write_text(
+        f"version: 1\ndataset: {{use: nu.numbers, options: {options}}}\n"
+        f"converter: {{use: {converter}}}\ntraining: {{batch_size: 4}}\n"
+    )
+    registry = load_registry(path, plugins_dir=tmp_path / "plugins")
+    with pytest.raises(PluginError, match=message):
+        list(registry.dataloader(rank=0, world_size=1))
+
+
+def test_a_reader_yields_rows() -> None:
+    data = pa.RecordBatch.from_pydict({"id": [1]})
+    dataset: Any = CONVERTER  # all that is asked of it is its name
+    check_rows(dataset, Rows(data, (Origin("x", 0, 1),)), 1)
+    with pytest.raises(PluginError, match="its reader yielded RecordBatch, which is no recd_pl"):
+        check_rows(dataset, data, 1)
