@@ -103,6 +103,11 @@ def test_a_broken_import_names_the_file_and_the_reason(folder):
         (('"""Leave ids as they are."""', ""), "docstring"),
         (("return [Keep]", "return [object]"), "no subclass of"),
         (("return [Keep]", "return [1 / 0]"), "ZeroDivisionError"),
+        (
+            ("return [Keep]", "return Keep"),
+            ": register_preprocessing returned a class; return a list of classes",
+        ),
+        (("return [Keep]", "return 5"), "returned 5; return a list of classes"),
         (("name =", "Options = dict; name ="), "PluginOptions"),
         (("def register_preprocessing", "def register_preprocesing"), "register_preprocesing"),
         (("register_preprocessing()", "register_preprocessing(wrong)"), "wrong"),

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -121,6 +121,9 @@ class PluginManager:
         found: dict[str, Registered] = {}
         for module, origin in self._origins.items():
             for classes in self._call(hook, module):
+                if isinstance(classes, type) or not isinstance(classes, Iterable):
+                    what = "a class" if isinstance(classes, type) else repr(classes)
+                    raise PluginError(f"{origin}: {hook} returned {what}; return a list of classes")
                 for cls in classes:
                     _check(cls, interface, f"{origin}: {hook}")
                     if cls.name in found:

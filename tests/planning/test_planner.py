@@ -21,7 +21,7 @@ from recd_plugin_torchrec.table_wise import TableWise
 from recd_plugin_torchrec.uvm import Uvm
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed.sharders import build_sharders, stock_sharders
-from recd_plugins.errors import RecdError, RegistryError, SetupError
+from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.planning import build_planner, default_topology, table_constraints, tables_of
 from recd_plugins.planning.planner import SortedEnumerator
@@ -218,6 +218,33 @@ class Wide(Sharding):
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
         return {table.name: ParameterConstraints(compute_kernels=["fused"]) for table in tables}
+
+
+class Misspells(Sharding):
+    """Constrains a table that is none of its own."""
+
+    name = "test.misspells"
+    result: Any
+
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        return self.result
+
+
+@pytest.mark.parametrize(
+    ("result", "message"),
+    [
+        ({"bb": 1}, "constraints name bb, which is none of its tables; did you mean b?"),
+        ({"a": ParameterConstraints()}, "name a, which is none of its tables; its tables: b"),
+        ({"b": "row_wise"}, "constraints of table b are 'row_wise'; expected torchrec's Param"),
+        (5, "constraints failed at "),
+    ],
+)
+def test_a_plugin_constrains_its_own_tables(result: Any, message: str) -> None:
+    plugin = make(Misspells)
+    plugin.result = result
+    with pytest.raises(PluginError, match=r"^test\.misspells: ") as caught:
+        build_planner(registry((plugin, ["b"])), world_size=2, model=Model())
+    assert message in str(caught.value)
 
 
 def test_contradicting_plugins() -> None:

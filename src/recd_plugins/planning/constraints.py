@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ShardingType
 
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Table
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry.resolve import did_you_mean
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
@@ -46,12 +48,13 @@ def table_constraints(
 
     Raises:
         RegistryError: a pattern matches no table, or two entries claim one.
+        PluginError: a plugin constrains a table that is none of its own.
         SetupError: two plugins set the same thing for one table in different ways.
     """
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], str] = {}
     for entry, claimed in _claims(registry, tables):
-        for name, constraints in entry.plugin.constraints(claimed).items():
+        for name, constraints in _constraints(entry.plugin, claimed).items():
             for field in _set_fields(constraints):
                 first = set_by.setdefault((name, field), entry.plugin.name)
                 if first != entry.plugin.name and getattr(merged[name], field) != getattr(
@@ -76,6 +79,24 @@ def table_constraints(
             )
             merged[table.name] = replace(merged[table.name], sharding_types=kinds)
     return merged
+
+
+def _constraints(plugin: Any, tables: list[Table]) -> dict[str, ParameterConstraints]:
+    with plugin_call(plugin, "constraints"):
+        constraints = dict(plugin.constraints(tables))
+    names = [table.name for table in tables]
+    for name, value in constraints.items():
+        if name not in names:
+            raise PluginError(
+                f"{plugin.name}: constraints name {name}, which is none of its tables"
+                + (did_you_mean(name, names) or f"; its tables: {', '.join(names)}")
+            )
+        if not isinstance(value, ParameterConstraints):
+            raise PluginError(
+                f"{plugin.name}: constraints of table {name} are {value!r}; expected "
+                "torchrec's ParameterConstraints"
+            )
+    return constraints
 
 
 def _kinds_of_its_own_accord(optimizer: str, *, replicated: bool) -> list[str]:

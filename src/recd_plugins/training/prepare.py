@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from recd_plugins.distributed import guard
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.planning import rows_by_feature, tables_of
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Prepared
 from recd_plugins.training.dlrm import DLRM
 from recd_plugins.training.placement import placement_of, plan_placement
@@ -60,7 +61,12 @@ def prepare_model(registry: Registry, model: nn.Module) -> nn.Module:
     for entry in registry.sharding:
         claimed = [table for table in tables if claims.get(table.name) is entry]
         before = model
-        model = entry.plugin.rewrite(model, claimed)
+        with plugin_call(entry.plugin, "rewrite"):
+            model = entry.plugin.rewrite(model, claimed)
+        if not isinstance(model, nn.Module):
+            raise PluginError(
+                f"{entry.plugin.name}: rewrite returned {model!r}; expected the model"
+            )
         names = ", ".join(table.name for table in claimed)
         verb = "shards" if model is before else "replaces"
         logger.info("%s %s %s", entry.plugin.name, verb, names)
@@ -77,7 +83,7 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
     """Fill the SequencePooling modules of ``model``.
 
     Raises:
-        RecdError: a sequence feature has no pooling.
+        RecdError: a sequence feature has no pooling, or its plugin makes none.
     """
     modules = [m for m in model.modules() if isinstance(m, SequencePooling)]
     claims = registry.claim("pooling", [f for module in modules for f in module.features])
@@ -85,7 +91,7 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
         for feature in module.features:
             entry = claims.get(feature)
             if entry is not None:
-                module.poolings[feature] = entry.plugin.build(module.embedding_dim)
+                module.put(feature, entry.plugin)
                 logger.info("%s pools %s", entry.plugin.name, feature)
             elif feature not in module.poolings:
                 raise RecdError(

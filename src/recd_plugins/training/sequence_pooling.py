@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.data.model_input import ModelInput
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces import Pooling
+from recd_plugins.plugin_call import plugin_call
 
 
 class SequencePooling(nn.Module):
@@ -24,6 +27,23 @@ class SequencePooling(nn.Module):
         self.features = tuple(features)
         self.embedding_dim = embedding_dim
         self.poolings = nn.ModuleDict()
+        self._names: dict[str, str] = {}
+
+    def put(self, feature: str, plugin: Pooling) -> None:
+        """Have ``plugin`` pool ``feature``.
+
+        Raises:
+            PluginError: it fails, or builds no module.
+        """
+        with plugin_call(plugin, f"build for feature {feature}"):
+            module = plugin.build(self.embedding_dim)
+        if not isinstance(module, nn.Module):
+            raise PluginError(
+                f"{plugin.name}: build for feature {feature} returned {module!r}; expected a "
+                "torch.nn.Module"
+            )
+        self.poolings[feature] = module
+        self._names[feature] = plugin.name
 
     def forward(self, embeddings: dict[str, JaggedTensor], batch: ModelInput) -> Tensor:
         """Vectors of all rows, ``[B, num_features, embedding_dim]``.
@@ -31,6 +51,9 @@ class SequencePooling(nn.Module):
         Args:
             embeddings: what the EmbeddingCollection made of ``batch.sequence_features``.
             batch: says how many rows of each feature are unique, and which row is which.
+
+        Raises:
+            PluginError: a pooling returned another shape than ``[num_rows, embedding_dim]``.
         """
         pooled = []
         for feature in self.features:
@@ -39,6 +62,17 @@ class SequencePooling(nn.Module):
                 values=sequences.values(), lengths=sequences.lengths()[: batch.num_unique[feature]]
             )
             vectors = self.poolings[feature](unique)
+            self._check(feature, vectors, batch.num_unique[feature])
             inverse = batch.inverse_lookup.get(feature)
             pooled.append(vectors if inverse is None else vectors.index_select(0, inverse))
         return torch.stack(pooled, dim=1)
+
+    def _check(self, feature: str, vectors: Tensor, num_rows: int) -> None:
+        shape = tuple(getattr(vectors, "shape", ()))
+        if shape != (num_rows, self.embedding_dim):
+            name = self._names.get(feature, type(self.poolings[feature]).__name__)
+            found = list(shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+            raise PluginError(
+                f"{name}: pooling feature {feature} gave {found}; expected "
+                f"[{num_rows}, {self.embedding_dim}], one vector of embedding_dim a row"
+            )
