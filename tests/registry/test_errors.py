@@ -109,6 +109,10 @@ def test_a_missing_file(tmp_path):
             "r.yaml:4 model.tables.t_a.num_embeddings: input should be greater than 0, got -1",
         ),
         (
+            HEAD + "model:\n  embedding_dim: 6\n",
+            "r.yaml:5 model.embedding_dim: input should be a multiple of 4, got 6",
+        ),
+        (
             HEAD + "pooling:\n  - use: acme.max\n    features: []\n",
             "r.yaml:6 pooling[0].features: list should have at least 1 item",
         ),

@@ -9,7 +9,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from recd_plugins.data.model_input import Placement
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.registry import ModelSpec, Registry, load_registry
 from recd_plugins.training.dlrm import DLRM
@@ -50,3 +50,26 @@ def test_a_name_that_torch_does_not_take_is_refused(form: str) -> None:
 def test_data_without_sparse_features_is_refused(registry: Registry) -> None:
     with pytest.raises(RecdError, match=r"registry.yaml: the dataset has no sparse feature"):
         build_model(registry, FeatureSchema(sparse=(), dense=("price",), label="label"))
+
+
+def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text(
+        "version: 1\n"
+        "dataset: {use: recd.session_parquet, options: {path: table.parquet}}\n"
+        "converter: {use: recd.kjt}\n"
+        "model:\n"
+        "  tables:\n"
+        "    t_item: {num_embeddings: 5}\n"
+        "    t_usr: {num_embeddings: 7}\n"
+        '    "ads*": {num_embeddings: 9}\n'
+    )
+    schema = FeatureSchema(sparse=("user", "item"), dense=(), label="label")
+    with pytest.raises(RegistryError) as caught:
+        build_model(load_registry(path), schema)
+    assert str(caught.value).splitlines() == [
+        f"{path}:7 model.tables.t_usr: matches no table; did you mean t_user?",
+        f"{path}:8 model.tables.ads*: matches no table; the tables: t_user, t_item",
+    ]
+    path.write_text(path.read_text().replace("t_usr", "t_us*").replace("ads*", "*"))
+    assert build_model(load_registry(path), schema).bags is not None

@@ -21,7 +21,7 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.manager import KINDS, PluginManager
 from recd_plugins.registry.loader import read_yaml, render
-from recd_plugins.registry.resolve import Resolved, did_you_mean, resolve
+from recd_plugins.registry.resolve import Resolved, did_you_mean, resolve, shortened
 from recd_plugins.registry.schema import FeatureEntrySpec, ModelSpec, RegistrySpec, TrainingSpec
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ class Registry:
                 entry.line,
                 f"{entry.field}.{what}s",
                 f"{pattern} matches no {what}"
-                + (did_you_mean(pattern, names) or f"; the {what}s: {_shortened(names)}"),
+                + (did_you_mean(pattern, names) or f"; the {what}s: {shortened(names)}"),
             )
             for entry in entries
             for pattern in entry.patterns
@@ -176,7 +176,7 @@ class Registry:
                 str(self.path),
                 claimants[-1].line,
                 claimants[-1].field,
-                f"{what} {_shortened(claimed)} is claimed by "
+                f"{what} {shortened(claimed)} is claimed by "
                 + " and ".join(f"{entry.field} (line {entry.line})" for entry in claimants)
                 + f"; narrow the patterns of one, or give it enabled: false: a {what} has one "
                 f"{claimants[-1].plugin.kind} entry",
@@ -309,9 +309,3 @@ def load_registry(path: str | Path, *, plugins_dir: str | Path | None = None) ->
         sharding=entries("sharding"),
         cache=entries("cache"),
     )
-
-
-def _shortened(names: list[str]) -> str:
-    """At most eight of ``names``, and how many more there are."""
-    more = len(names) - 8
-    return ", ".join(names[:8]) + (f" and {more} more" if more > 0 else "")

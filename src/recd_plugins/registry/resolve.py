@@ -58,6 +58,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def shortened(names: list[str]) -> str:
+    """At most eight of ``names``, and how many more there are."""
+    more = len(names) - 8
+    return ", ".join(names[:8]) + (f" and {more} more" if more > 0 else "")
+
+
 def _entries(document: Document) -> Iterator[tuple[str, Location, dict[str, Any]]]:
     """Every entry that names a plugin, whatever else is wrong with it."""
     for kind in KINDS:

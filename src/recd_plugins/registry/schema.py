@@ -49,7 +49,8 @@ class TableSpec(_Spec):
 class ModelSpec(_Spec):
     """Sizes of the built-in DLRM. Each feature has a table of its own, named t_<feature>."""
 
-    embedding_dim: Count = Field(default=16, description="Scalars in an embedding.")
+    # FBGEMM's kernels read four scalars at a time.
+    embedding_dim: Count = Field(default=16, multiple_of=4, description="Scalars in an embedding.")
     num_embeddings: Count = Field(
         default=100_000, description="Rows of a table that `tables` does not name."
     )

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from recd_plugins.distributed import guard
-from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.errors import PluginError, RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.planning import rows_by_feature, tables_of
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Prepared
-from recd_plugins.training.dlrm import DLRM
+from recd_plugins.registry.loader import read_yaml
+from recd_plugins.registry.resolve import did_you_mean, shortened
+from recd_plugins.training.dlrm import DLRM, table_name
 from recd_plugins.training.placement import placement_of, plan_placement
 from recd_plugins.training.sequence_pooling import SequencePooling
 
@@ -28,6 +31,7 @@ def build_model(registry: Registry, schema: FeatureSchema) -> DLRM:
 
     Raises:
         RecdError: the registry has no ``model:`` section, or the demo model does not fit the data.
+        RegistryError: a pattern of ``model.tables`` matches no table.
     """
     if registry.model is None:
         raise RecdError(
@@ -38,7 +42,30 @@ def build_model(registry: Registry, schema: FeatureSchema) -> DLRM:
             f"{registry.path}: the dataset has no sparse feature, which the demo model needs; name "
             "columns of ids in its option sparse, or bring a model of your own"
         )
+    _check_tables(registry, [table_name(feature) for feature in schema.sparse])
     return DLRM(registry.model, len(schema.dense), plan_placement(registry, schema))
+
+
+def _check_tables(registry: Registry, names: list[str]) -> None:
+    """Refuse patterns of ``model.tables`` that match nothing: a table would keep its usual size."""
+    assert registry.model is not None, "the caller builds a model"
+    unmatched = [
+        pattern
+        for pattern in registry.model.tables
+        if not any(fnmatchcase(name, pattern) for name in names)
+    ]
+    if unmatched:
+        document = read_yaml(registry.path)  # once more: it knows the lines
+        raise RegistryError(
+            [
+                document.problem(
+                    ("model", "tables", pattern),
+                    "matches no table"
+                    + (did_you_mean(pattern, names) or f"; the tables: {shortened(names)}"),
+                )
+                for pattern in unmatched
+            ]
+        )
 
 
 def prepare_model(registry: Registry, model: nn.Module) -> nn.Module:
