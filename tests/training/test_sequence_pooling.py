@@ -75,3 +75,10 @@ def test_what_is_no_module_is_refused() -> None:
         pooling.put("seq", Builds(lambda dim: None))
     with pytest.raises(PluginError, match=r"build for feature seq failed at .*ZeroDivisionError"):
         pooling.put("seq", Builds(lambda dim: dim / 0))
+
+
+def test_a_feature_may_be_named_as_a_method_of_a_dictionary() -> None:
+    pooling = SequencePooling(["items"], 8)
+    pooling.put("items", Builds(lambda dim: Gives(torch.ones(2, 8))))
+    batch = ModelInput(torch.zeros(3, 0), None, torch.zeros(3), num_unique={"items": 2})
+    assert pooling({"items": EMBEDDINGS["seq"]}, batch).shape == (2, 1, 8)

@@ -120,7 +120,7 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
             if entry is not None:
                 module.put(feature, entry.plugin)
                 logger.info("%s pools %s", entry.plugin.name, feature)
-            elif feature not in module.poolings:
+            elif feature not in module.pooled_by:
                 raise RecdError(
                     f"{registry.path}: nothing pools the sequence feature {feature}; "
                     "name it in a pooling: entry"

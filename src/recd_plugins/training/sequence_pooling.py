@@ -26,8 +26,9 @@ class SequencePooling(nn.Module):
         super().__init__()
         self.features = tuple(features)
         self.embedding_dim = embedding_dim
+        # By feature with a prefix: a ModuleDict takes no key like `items`, a name of its own.
         self.poolings = nn.ModuleDict()
-        self._names: dict[str, str] = {}
+        self.pooled_by: dict[str, str] = {}
 
     def put(self, feature: str, plugin: Pooling) -> None:
         """Have ``plugin`` pool ``feature``.
@@ -42,8 +43,8 @@ class SequencePooling(nn.Module):
                 f"{plugin.name}: build for feature {feature} returned {module!r}; expected a "
                 "torch.nn.Module"
             )
-        self.poolings[feature] = module
-        self._names[feature] = plugin.name
+        self.poolings[_key(feature)] = module
+        self.pooled_by[feature] = plugin.name
 
     def forward(self, embeddings: dict[str, JaggedTensor], batch: ModelInput) -> Tensor:
         """Vectors of all rows, ``[B, num_features, embedding_dim]``.
@@ -61,7 +62,7 @@ class SequencePooling(nn.Module):
             unique = JaggedTensor(
                 values=sequences.values(), lengths=sequences.lengths()[: batch.num_unique[feature]]
             )
-            vectors = self.poolings[feature](unique)
+            vectors = self.poolings[_key(feature)](unique)
             self._check(feature, vectors, batch.num_unique[feature])
             inverse = batch.inverse_lookup.get(feature)
             pooled.append(vectors if inverse is None else vectors.index_select(0, inverse))
@@ -70,9 +71,13 @@ class SequencePooling(nn.Module):
     def _check(self, feature: str, vectors: Tensor, num_rows: int) -> None:
         shape = tuple(getattr(vectors, "shape", ()))
         if shape != (num_rows, self.embedding_dim):
-            name = self._names.get(feature, type(self.poolings[feature]).__name__)
+            name = self.pooled_by[feature]
             found = list(shape) if isinstance(vectors, Tensor) else type(vectors).__name__
             raise PluginError(
                 f"{name}: pooling feature {feature} gave {found}; expected "
                 f"[{num_rows}, {self.embedding_dim}], one vector of embedding_dim a row"
             )
+
+
+def _key(feature: str) -> str:
+    return f"of_{feature}"
