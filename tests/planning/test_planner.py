@@ -204,7 +204,9 @@ def test_no_plan_fits() -> None:
 
 def test_no_option_is_left() -> None:
     reg = registry(cache=[(make(Uvm), ["b"])])
-    with pytest.raises(SetupError, match="table b cannot be sharded fused_uvm_caching on cpu"):
+    with pytest.raises(
+        SetupError, match=r"table b cannot have the compute kernel fused_uvm_caching on"
+    ):
         chosen(reg, Model())
     reg = registry((make(RowWise), ["a"]))
     with pytest.raises(SetupError, match="table a cannot be sharded row_wise on cpu"):
@@ -220,14 +222,51 @@ class Wide(Sharding):
         return {table.name: ParameterConstraints(compute_kernels=["fused"]) for table in tables}
 
 
-class Misspells(Sharding):
-    """Constrains a table that is none of its own."""
+class Constrains(Sharding):
+    """Constrains what it is told to."""
 
-    name = "test.misspells"
+    name = "test.constrains"
     result: Any
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
         return self.result
+
+
+@pytest.mark.parametrize(
+    ("constraints", "message"),
+    [
+        (
+            {"sharding_types": ["table_wise"], "compute_kernels": ["fuesd"]},
+            "table b cannot have the compute kernel fuesd (unknown; did you mean fused?) on cpu: "
+            "ExactEmbeddingBagCollectionSharder offers fused for table_wise;",
+        ),
+        (
+            {"sharding_types": ["table_wsie"], "compute_kernels": ["fused"]},
+            "table b cannot be sharded table_wsie (unknown; did you mean table_wise?) on cpu: "
+            "ExactEmbeddingBagCollectionSharder offers data_parallel, table_wise, ",
+        ),
+        (
+            {"sharding_types": ["data_parallel"], "compute_kernels": ["fused"]},
+            "table b cannot have the compute kernel fused on cpu: "
+            "ExactEmbeddingBagCollectionSharder offers dense for data_parallel;",
+        ),
+    ],
+)
+def test_the_part_of_the_constraints_that_is_wrong_is_named(
+    constraints: Mapping[str, Any], message: str
+) -> None:
+    plugin = make(Constrains)
+    plugin.result = {"b": ParameterConstraints(**constraints)}
+    with pytest.raises(SetupError) as caught:
+        chosen(registry((plugin, ["b"])), Model())
+    assert message in str(caught.value)
+
+
+def test_a_kernel_without_a_sharding_brings_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    plugin = make(Constrains)
+    plugin.result = {"b": ParameterConstraints(compute_kernels=["fused"])}
+    assert chosen(registry((plugin, ["b"])), Model(rows=8))["b"] != "data_parallel"
+    assert "No available compute kernels" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -240,9 +279,9 @@ class Misspells(Sharding):
     ],
 )
 def test_a_plugin_constrains_its_own_tables(result: Any, message: str) -> None:
-    plugin = make(Misspells)
+    plugin = make(Constrains)
     plugin.result = result
-    with pytest.raises(PluginError, match=r"^test\.misspells: ") as caught:
+    with pytest.raises(PluginError, match=r"^test\.constrains: ") as caught:
         build_planner(registry((plugin, ["b"])), world_size=2, model=Model())
     assert message in str(caught.value)
 

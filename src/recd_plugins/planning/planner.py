@@ -29,6 +29,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlan
 from recd_plugins.data.loader import fit_converter
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.feasible import feasible
 from recd_plugins.planning.tables import tables_of
 
 if TYPE_CHECKING:
@@ -144,8 +145,9 @@ class RegistryPlanner(ShardingPlanner):
             RegistryError: a pattern matches no table, or two entries claim one.
             SetupError: there is no plan; names the tables and what constrains them.
         """
-        constraints = self._constraints_of(module)
-        _check_options(module, sharders, constraints, self._topology.compute_device)
+        constraints = feasible(
+            module, sharders, self._constraints_of(module), self._topology.compute_device
+        )
         planner = EmbeddingShardingPlanner(
             topology=self._topology,
             batch_size=self._batch_size,
@@ -178,33 +180,6 @@ class SortedEnumerator(EmbeddingEnumerator):
         options: list[ShardingOption] = super().enumerate(module, sharders)
         place = {name: i for i, name in enumerate(dict.fromkeys(o.fqn for o in options))}
         return sorted(options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel))
-
-
-def _check_options(
-    module: nn.Module,
-    sharders: list[ModuleSharder[nn.Module]],
-    constraints: _Constraints,
-    device_type: str,
-) -> None:
-    """Refuse a table that no sharder can shard in any way that its constraints allow."""
-    by_type = {sharder.module_type: sharder for sharder in sharders}
-    for child in module.modules():
-        sharder = by_type.get(type(child))
-        if sharder is None:
-            continue
-        kinds = sharder.sharding_types(device_type)
-        for name in sharder.shardable_parameters(child):
-            wanted = constraints.get(name, ParameterConstraints())
-            allowed = [kind for kind in kinds if kind in (wanted.sharding_types or kinds)]
-            kernels = {k for kind in allowed for k in sharder.compute_kernels(kind, device_type)}
-            if wanted.compute_kernels:
-                kernels &= set(wanted.compute_kernels)
-            if not kernels:
-                raise SetupError(
-                    f"table {name} cannot be sharded {_describe(wanted)} on {device_type}: "
-                    f"{type(sharder).__name__} offers {', '.join(kinds)}; "
-                    "name another sharding or cache for it, or leave it to the planner"
-                )
 
 
 def _explain(

@@ -1,0 +1,83 @@
+"""What of the constraints a table's sharder can do: the rest is refused or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ModuleSharder, ShardingType
+
+from recd_plugins.errors import SetupError
+from recd_plugins.registry.resolve import did_you_mean
+
+_KINDS = [kind.value for kind in ShardingType]
+_KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
+
+
+def feasible(
+    module: nn.Module,
+    sharders: Iterable[ModuleSharder[nn.Module]],
+    constraints: Mapping[str, ParameterConstraints],
+    device_type: str,
+) -> dict[str, ParameterConstraints]:
+    """The constraints without sharding types that have none of the kernels asked for.
+
+    TorchRec tries every type, and warns of each that has no kernel: data-parallel tables, say, have
+    no fused one, so it would warn of every table with a cache.
+
+    Raises:
+        SetupError: a table is left without a sharding type or without a kernel; says which.
+    """
+    narrowed = dict(constraints)
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    for child in module.modules():
+        sharder = by_type.get(type(child))
+        if sharder is None:
+            continue
+        offered = {
+            kind: sharder.compute_kernels(kind, device_type)
+            for kind in sharder.sharding_types(device_type)
+        }
+        for name in sharder.shardable_parameters(child):
+            wanted = constraints.get(name, ParameterConstraints())
+            kinds = _kinds(name, wanted, offered, type(sharder).__name__, device_type)
+            if wanted.compute_kernels:
+                narrowed[name] = replace(wanted, sharding_types=kinds)
+    return narrowed
+
+
+def _kinds(
+    table: str,
+    wanted: ParameterConstraints,
+    offered: Mapping[str, list[str]],
+    sharder: str,
+    device_type: str,
+) -> list[str]:
+    kinds = [kind for kind in offered if kind in (wanted.sharding_types or offered)]
+    if not kinds:
+        raise SetupError(
+            f"table {table} cannot be sharded {_named(wanted.sharding_types or [], _KINDS)} on "
+            f"{device_type}: {sharder} offers {', '.join(offered)}; name another sharding for it, "
+            "or leave it to the planner"
+        )
+    if not wanted.compute_kernels:
+        return kinds
+    with_kernel = [kind for kind in kinds if set(offered[kind]) & set(wanted.compute_kernels)]
+    if not with_kernel:
+        known = dict.fromkeys(kernel for kind in kinds for kernel in offered[kind])
+        raise SetupError(
+            f"table {table} cannot have the compute kernel "
+            f"{_named(wanted.compute_kernels, _KERNELS)} on {device_type}: {sharder} offers "
+            f"{', '.join(known)} for {', '.join(kinds)}; name another cache or sharding for it"
+        )
+    return with_kernel
+
+
+def _named(words: list[str], known: list[str]) -> str:
+    """The words, with a suggestion behind each that TorchRec has no meaning for."""
+    return ", ".join(
+        word if word in known else f"{word} (unknown{did_you_mean(word, known)})" for word in words
+    )
