@@ -22,3 +22,7 @@ def silence() -> None:
     logging.getLogger("torchrec.distributed.utils").addFilter(
         lambda record: "caching params will be ignored" not in record.getMessage()
     )
+    # Said of every data-parallel table: it stands whole on each rank and has no shards to specify.
+    logging.getLogger().addFilter(
+        lambda record: not record.getMessage().startswith("Sharding spec not found for ")
+    )
