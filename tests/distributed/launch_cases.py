@@ -39,6 +39,10 @@ def raise_on_rank_1(rank: int, world_size: int, kind: str) -> Callable[[], None]
             raise RegistryError([Problem("registry.yaml", 3, "cache", "the reason")])
         if kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "abort":
+            os.abort()
+        if kind == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
         if kind == "exit":
             os._exit(3)
         if kind == "result":

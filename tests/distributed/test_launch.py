@@ -64,7 +64,9 @@ def test_an_exception_names_the_rank_and_carries_its_traceback() -> None:
     [
         ("exactness", ExactnessError, "^the reason$"),
         ("registry", RecdError, r"^registry.yaml:3 cache: the reason$"),
-        ("kill", SetupError, "rank 1 was killed by SIGKILL"),
+        ("kill", SetupError, "rank 1 was killed by SIGKILL; where nobody .* ran out of memory"),
+        ("abort", SetupError, r"rank 1 was killed by SIGABRT: .* out of step: .* len\(reader\)"),
+        ("segfault", SetupError, "rank 1 was killed by SIGSEGV$"),
         ("exit", SetupError, "rank 1 ended with exit code 3"),
         ("result", RankError, "rank 1 failed"),
     ],

@@ -24,6 +24,15 @@ _DEFAULT_TIMEOUT = timedelta(minutes=30)
 # killed, whose peers complain about their broken connection before it does.
 _GRACE_SECONDS = 1.0
 
+_CAUSES = {
+    "SIGKILL": "; where nobody killed it, the machine ran out of memory: use fewer ranks or a "
+    "smaller batch or model",
+    # gloo ends the process where ranks take part in a collective with tensors of other sizes.
+    "SIGABRT": ": native code gave up, and what it wrote stands above. The ranks may have got out "
+    "of step: does the dataset give every rank as many batches as len(reader) says, and does every "
+    "rank build the same model?",
+}
+
 
 class RankError(RuntimeError):
     """A rank raised; the message carries its traceback."""
@@ -238,10 +247,8 @@ def _raise(failures: Mapping[int, Failure]) -> None:
         raise RankError(f"rank {rank} failed:\n{failure.text}")
     code = failure.exit_code or 0
     if code < 0:
-        raise SetupError(
-            f"rank {rank} was killed by {signal.Signals(-code).name}; where nobody killed it, "
-            "the machine ran out of memory: use fewer ranks or a smaller batch or model"
-        )
+        name = signal.Signals(-code).name
+        raise SetupError(f"rank {rank} was killed by {name}{_CAUSES.get(name, '')}")
     raise SetupError(f"rank {rank} ended with exit code {code} before it had a result")
 
 
