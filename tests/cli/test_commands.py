@@ -170,10 +170,11 @@ def test_validate_counts_enabled_entries(folder):
 
 
 def test_validate_tells_every_problem(folder):
-    (folder / "registry.yaml").write_text(REGISTRY.replace("path: clicks", "pth: clicks"))
+    text = REGISTRY.replace("path: clicks", "pth: clicks").replace("version: 1", "version: 2")
+    (folder / "registry.yaml").write_text(text)
     lines = recd("validate", expect=1).stderr.splitlines()
     assert lines == [
-        "registry.yaml:2 dataset.options.path: is missing; this option of acme.clicks is required",
+        "registry.yaml:1 version: input should be 1, got 2",
         "registry.yaml:2 dataset.options.pth: unknown option of acme.clicks; did you mean path?",
     ]
     answer = json.loads(recd("validate", "--json", expect=1).stdout)

@@ -79,8 +79,8 @@ def test_a_missing_file(tmp_path):
         ("version: 2\n" + HEAD[11:], "r.yaml:1 version: input should be 1, got 2"),
         (HEAD + "cach: []\n", "r.yaml:4 cach: unknown key; did you mean cache?"),
         (HEAD + "zebra: []\n", "r.yaml:4 zebra: unknown key; known: version, dataset"),
-        (HEAD + "cache:\n", "r.yaml:4 cache: input should be a valid list, got nothing"),
-        (HEAD + "cache: {}\n", "r.yaml:4 cache: input should be a valid list"),
+        (HEAD + "cache:\n", "r.yaml:4 cache: expected a list, got nothing"),
+        (HEAD + "cache: {}\n", "r.yaml:4 cache: expected a list, got {}"),
         (HEAD + "cache: [acme.hot]\n", "r.yaml:4 cache[0]: input should be a mapping"),
         (
             HEAD + "training:\n  optimizer: adagrad\n",
@@ -115,6 +115,14 @@ def test_a_missing_file(tmp_path):
         (
             HEAD + "pooling:\n  - use: acme.max\n    features: []\n",
             "r.yaml:6 pooling[0].features: list should have at least 1 item",
+        ),
+        (
+            HEAD + "pooling: [{use: acme.max, features: user}]\n",
+            "r.yaml:4 pooling[0].features: expected a list, as in [user]",
+        ),
+        (
+            "version: 1\ndataset: {use: acme.columns, options: {columns: user}}\n",
+            "r.yaml:2 dataset.options.columns: expected a list, as in [user]",
         ),
         (
             HEAD + "pooling:\n  - use: acme.max\n",
@@ -211,3 +219,24 @@ training: {ranks: 0}
         "r.yaml:10 shardings",
         "r.yaml:11 training.ranks",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            HEAD + "pooling: [{use: acme.max, featurs: [a]}]\n",
+            "r.yaml:4 pooling[0].featurs: unknown key; did you mean features?",
+        ),
+        (
+            HEAD + "pooling: [{use acme.max, features: [a]}]\n",
+            "r.yaml:4 pooling[0].use acme.max: unknown key; is a colon missing after use?",
+        ),
+        (
+            HEAD.replace("path: clicks", "pth: clicks"),
+            "r.yaml:2 dataset.options.pth: unknown option of acme.data; did you mean path?",
+        ),
+    ],
+)
+def test_a_misspelt_key_is_not_missing_too(problems, text, expected):
+    assert problems(text) == [expected]

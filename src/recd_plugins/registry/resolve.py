@@ -54,8 +54,16 @@ def resolve(document: Document, manager: PluginManager) -> tuple[RegistrySpec, l
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean known?"``, or nothing where nothing is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.63)
-    return f"; did you mean {close[0]}?" if close else ""
+    meant = _meant(word, known)
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    """The one of ``known`` that is there with a value behind it or is close; else nothing."""
+    known = list(known)
+    if (first := word.partition(" ")[0]) in known:
+        return first
+    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.63)), "")
 
 
 def shortened(names: list[str]) -> str:
@@ -132,13 +140,20 @@ def _problems(
     data: Any = document.data
     for part in base:
         data = data.get(part, {}) if isinstance(data, dict) else data[part]
-    found = {}
+    found: dict[tuple[Location, str], Problem] = {}
+    meant: set[Location] = set()  # keys that are there, misspelt
     for details in error.errors(include_url=False):
         inside = _inside(data, details)
         location = (*base, *inside)
         problem = document.problem(location, _message(details, inside, model, what))
         found[(location, details["type"])] = problem
-    return list(found.values())
+        if details["type"] == "extra_forbidden":
+            meant.add((*location[:-1], _meant(str(inside[-1]), _known_keys(model, inside[:-1]))))
+    return [
+        problem
+        for (location, kind), problem in found.items()
+        if kind != "missing" or location not in meant
+    ]
 
 
 def _inside(data: Any, details: ErrorDetails) -> Location:
@@ -162,16 +177,21 @@ def _message(details: ErrorDetails, inside: Location, model: type[BaseModel], wh
     if kind == "missing":
         return f"is missing; this {what} is required"
     if kind == "extra_forbidden":
-        known = _known_keys(model, inside[:-1])
-        suggestion = did_you_mean(str(inside[-1]), known)
+        known, word = _known_keys(model, inside[:-1]), str(inside[-1])
+        if word.partition(" ")[0] in known:
+            return f"unknown {what}; is a colon missing after {word.partition(' ')[0]}?"
         listed = f"; known: {', '.join(known)}" if known else "; none is known here"
-        return f"unknown {what}{suggestion or listed}"
+        return f"unknown {what}{did_you_mean(word, known) or listed}"
     if kind == "value_error":
         return details["msg"].removeprefix("Value error, ")
     message = details["msg"][:1].lower() + details["msg"][1:]
+    got = details["input"]
     if kind in ("dict_type", "model_type"):
         message = "input should be a mapping"
-    got = details["input"]
+    if kind in ("list_type", "tuple_type"):
+        message = "expected a list"
+        if isinstance(got, str | int | float):
+            return f"{message}, as in [{got}]"
     suggestion = ""
     if kind == "literal_error" and isinstance(got, str):
         expected = str(details.get("ctx", {}).get("expected", ""))
