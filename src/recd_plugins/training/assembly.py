@@ -12,7 +12,7 @@ from torchrec.distributed.types import ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.distributed import check_every_parameter_is_trained, stock_sharders
+from recd_plugins.distributed import stock_sharders
 from recd_plugins.planning import rows_by_feature, tables_of
 from recd_plugins.registry import Prepared, Registry
 from recd_plugins.training.optimizer import build_optimizer
@@ -69,7 +69,6 @@ def assemble(registry: Registry, side: Side, device: torch.device) -> Assembled:
     )
     copy_weights(dmp.state_dict(), weights)
     optimizer = build_optimizer(dmp, registry.training)
-    check_every_parameter_is_trained(dmp, optimizer)
     return Assembled(registry, dmp, optimizer)
 
 

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardedModule
 
+from recd_plugins.distributed import check_every_parameter_is_trained
 from recd_plugins.errors import RecdError
 
 
@@ -55,5 +56,11 @@ class CheckedTrainPipeline(TrainPipelineSparseDist):
 def build_train_pipeline(
     dmp: nn.Module, optimizer: Optimizer, device: torch.device
 ) -> CheckedTrainPipeline:
-    """A pipeline over ``dmp`` that overlaps input dist and device copies with compute."""
+    """A pipeline over ``dmp`` that overlaps input dist and device copies with compute.
+
+    Raises:
+        ExactnessError: there are parameters that neither the backward pass nor ``optimizer``
+            updates.
+    """
+    check_every_parameter_is_trained(dmp, optimizer)
     return CheckedTrainPipeline(dmp, optimizer, device, execute_all_batches=True)
