@@ -12,7 +12,7 @@ from recd_plugins.manager import KINDS, PluginManager
 
 PLUGIN = '''
 from recd_plugins.hookspecs import hookimpl
-from recd_plugins.interfaces import Preprocessing
+from recd_plugins.interfaces import Plugin, Preprocessing
 
 class Keep(Preprocessing):
     """Leave ids as they are."""
@@ -78,10 +78,11 @@ def test_a_class_stays_the_same_when_its_folder_is_loaded_again(folder):
 def test_two_plugins_of_one_name_are_both_named(folder):
     write(folder, "one.py", PLUGIN.format(name="acme.same"))
     write(folder, "two.py", PLUGIN.format(name="acme.same"))
-    message = refused(folder)
-    assert "acme.same" in message
-    assert str(folder / "one.py") in message
-    assert str(folder / "two.py") in message
+    one, two = folder / "one.py", folder / "two.py"
+    assert refused(folder) == (
+        f"two preprocessing plugins are named acme.same: Keep from {one} and Keep from {two}; "
+        f"remove {two}, or rename its plugin"
+    )
 
 
 def test_a_broken_import_names_the_file_and_the_reason(folder):
@@ -98,11 +99,12 @@ def test_a_broken_import_names_the_file_and_the_reason(folder):
     [
         (("acme.one", "one"), "package.part"),
         (("acme.one", "Acme.One"), "package.part"),
-        (('name = "acme.one"', ""), "package.part"),
+        (('name = "acme.one"', ""), ": register_preprocessing: Keep has no name; it must be pack"),
         (("def transform", "def other"), "does not implement transform"),
         (('"""Leave ids as they are."""', ""), "docstring"),
         (("return [Keep]", "return [object]"), "no subclass of"),
-        (("return [Keep]", "return [1 / 0]"), "ZeroDivisionError"),
+        (("return [Keep]", "return [1 / 0]"), "register_preprocessing failed: ZeroDivisionError"),
+        (("(Preprocessing):", "(Plugin):"), "returned Keep, which is no subclass of"),
         (
             ("return [Keep]", "return Keep"),
             ": register_preprocessing returned a class; return a list of classes",
@@ -123,6 +125,7 @@ def test_a_wrong_plugin_is_refused_with_its_file(folder, change, expected):
     message = refused(folder)
     assert expected in message
     assert str(folder / "one.py") in message
+    assert "recd_plugins_dir" not in message, "a name that is in no file"
 
 
 def test_a_missing_folder_is_an_error(folder):

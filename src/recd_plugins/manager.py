@@ -47,6 +47,9 @@ KINDS: dict[str, tuple[type[Plugin], str]] = {
 }
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
+# Of modules of files: the name is the manager's own, and messages name the file.
+_PREFIX = "recd_plugins_dir_"
+_FOLDER_MODULE = re.compile(rf"{_PREFIX}[0-9a-f]{{12}}_")
 
 
 @dataclass(frozen=True)
@@ -107,11 +110,12 @@ class PluginManager:
             self._manager.check_pending()
         except pluggy.PluginValidationError as error:
             raise PluginError(
-                f"{origin}: {error}. The hooks are those of recd_plugins.hookspecs."
+                f"{origin}: {_FOLDER_MODULE.sub('', str(error))}. The hooks are those of "
+                f"recd_plugins.hookspecs."
             ) from error
         if not self._manager.get_hookcallers(module):
             raise PluginError(
-                f"{origin}: {module.__name__} implements no hook; decorate its functions with "
+                f"{origin} implements no hook; decorate its functions with "
                 f"recd_plugins.hookspecs.hookimpl"
             )
         self._origins[module] = origin
@@ -131,7 +135,8 @@ class PluginManager:
                         raise PluginError(
                             f"two {kind} plugins are named {cls.name}: "
                             f"{_qualified(first.cls)} from {first.origin} and "
-                            f"{_qualified(cls)} from {origin}; rename or uninstall one"
+                            f"{_qualified(cls)} from {origin}; "
+                            f"{_remedy(first.origin, origin)}"
                         )
                     found[cls.name] = Registered(cls, origin)
         return found
@@ -145,8 +150,7 @@ class PluginManager:
             raise PluginError(f"{self._origins[module]}: {hook}: {error}") from error
         except Exception as error:
             raise PluginError(
-                f"{self._origins[module]}: {hook} of {module.__name__} failed: "
-                f"{type(error).__name__}: {error}"
+                f"{self._origins[module]}: {hook} failed: {type(error).__name__}: {error}"
             ) from error
 
 
@@ -184,7 +188,7 @@ def _in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:
 
 
 def _load_file(file: Path, stem: str) -> ModuleType:
-    name = f"recd_plugins_dir_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{stem}"
+    name = f"{_PREFIX}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{stem}"
     if name in sys.modules:
         return sys.modules[name]
     is_package = file.name == "__init__.py"
@@ -210,13 +214,15 @@ def _check(cls: Any, interface: type[Plugin], where: str) -> None:
     """Refuse what is no usable plugin class of the kind."""
     if not (isinstance(cls, type) and issubclass(cls, interface)):
         raise PluginError(
-            f"{where} returned {cls!r}, which is no subclass of {_qualified(interface)}"
+            f"{where} returned {_qualified(cls) if isinstance(cls, type) else repr(cls)}, "
+            f"which is no subclass of {_qualified(interface)}"
         )
     what = f"{where}: {_qualified(cls)}"
     name = getattr(cls, "name", None)
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
+        has = "no name" if name is None else f"name {name!r}"
         raise PluginError(
-            f"{what} has name {name!r}; it must be package.part in lower case, as in 'acme.hash'"
+            f"{what} has {has}; it must be package.part in lower case, as in 'acme.hash'"
         )
     if missing := sorted(getattr(cls, "__abstractmethods__", ())):
         raise PluginError(f"{what} does not implement {', '.join(missing)}")
@@ -229,4 +235,12 @@ def _check(cls: Any, interface: type[Plugin], where: str) -> None:
 
 
 def _qualified(cls: type) -> str:
+    """The class by its module; of a file, whose name stands next to it, the class alone."""
+    if _FOLDER_MODULE.match(cls.__module__):
+        return cls.__qualname__
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _remedy(*origins: str) -> str:
+    files = [origin for origin in origins if origin.endswith(".py")]
+    return f"remove {files[-1]}, or rename its plugin" if files else "rename or uninstall one"
