@@ -131,9 +131,12 @@ def test_a_command_that_takes_a_taken_name_is_refused(folder):
         "import click\nfrom recd_plugins.hookspecs import hookimpl\n"
         "@hookimpl\ndef register_commands(cli): cli.add_command(click.Command('doctor'))\n"
     )
-    message = recd("tally", expect=1).stderr
-    assert "command doctor is there already" in message
-    assert "other.py" in message
+    taken = "other.py: register_commands: command doctor is there already; give it another name"
+    assert taken in recd("tally", expect=1).stderr
+    assert taken in recd("plugins", expect=1).stderr
+    (check,) = [c for c in json.loads(recd("doctor", "--json", expect=1).stdout) if c["remedy"]]
+    assert check["name"] == "plugins"
+    assert taken in check["detail"]
 
 
 def test_help_and_doctor_outlive_a_broken_plugin(folder):
@@ -160,6 +163,25 @@ def test_plugins_lists_kind_name_origin_and_summary(folder, monkeypatch):
     table = " ".join(recd("plugins").stdout.split())
     assert "acme.plain" in table
     assert "[bold]things[/bold]" in table, "a summary is text, not markup"
+
+
+def test_the_list_of_plugins_is_readable_in_a_narrow_terminal(folder, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    long = folder / ("a_folder_with_a_long_name_" * 4)
+    (folder / "plugins").rename(long)
+    result = CliRunner().invoke(main, ["--plugins-dir", str(long), "plugins"])
+    lines = result.stdout.splitlines()
+    own = lines.index(str(long / "acme.py"))
+    assert all(len(line) <= 80 for line in lines if line != lines[own])
+    assert [line.split() for line in lines[own + 1 : own + 3]] == [
+        ["dataset"],
+        ["acme.clicks", "Clicks", "on", "[bold]things[/bold]."],
+    ]
+    assert [line.split()[0] for line in lines[own + 3 :]] == [
+        *("converter", "acme.plain", "sharding", "acme.stock")
+    ], "what the file brought, and nothing else"
+    assert lines[0].startswith("recd-plugins ")
+    assert not any(line.startswith("recd-plugins ") for line in lines[1:])
 
 
 def test_validate_counts_enabled_entries(folder):

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from recd_plugins.cli import PluginCommands
 from recd_plugins.manager import KINDS, PluginManager
 
 
@@ -24,6 +25,7 @@ def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
     Of each: its kind, its name, what it does, and which distribution or file brought it.
     """
     manager = PluginManager(plugins_dir)
+    manager.register_commands(PluginCommands())  # refuses names that are taken
     found: list[dict[str, Any]] = [
         {
             "kind": of_kind,
@@ -38,7 +40,21 @@ def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    table = Table("kind", Column("name", no_wrap=True), "what it does", "from")
+    console = Console()
+    for origin in manager.origins:
+        brought = [plugin for plugin in found if plugin["from"] == origin]
+        if brought:
+            console.print(f"[bold]{escape(origin)}[/]", soft_wrap=True)
+            console.print(_table(brought))
+
+
+def _table(found: list[dict[str, Any]]) -> Table:
+    """Names with what they do beside them, under their kinds."""
+    table = Table(Column(no_wrap=True), Column(), box=None, show_header=False, padding=(0, 2, 0, 2))
+    kind = ""
     for plugin in found:
-        table.add_row(*(escape(plugin[key]) for key in ("kind", "name", "summary", "from")))
-    Console().print(table)
+        if plugin["kind"] != kind:
+            kind = plugin["kind"]
+            table.add_row(f"[cyan]{kind}[/]")
+        table.add_row(f"  {escape(plugin['name'])}", escape(plugin["summary"]))
+    return table
