@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -282,4 +283,7 @@ def join_torchrun(
     try:
         yield dist.get_rank(), dist.get_world_size()
     finally:
+        # Models and pipelines are cycles; one that lives on until the interpreter ends is torn down
+        # after its process group, at which gloo may abort.
+        gc.collect()
         dist.destroy_process_group()

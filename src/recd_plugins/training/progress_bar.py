@@ -38,13 +38,17 @@ def progress_bar(rank: int, name: str, done: int, total: int) -> Iterator[Callab
         task = progress.add_task(name, total=total, completed=done, loss="-")
 
         shown = 0.0
+        last: Tensor | None = None
 
         def advance(loss: Tensor) -> None:
-            nonlocal shown
+            nonlocal shown, last
             progress.advance(task)
+            last = loss
             # Reading the loss waits for the device, so not at every step.
             if time.monotonic() - shown > _SECONDS_BETWEEN_LOSSES:
                 shown = time.monotonic()
                 progress.update(task, loss=f"{loss.item():.4f}")
 
         yield advance
+        if last is not None:
+            progress.update(task, loss=f"{last.item():.4f}")
