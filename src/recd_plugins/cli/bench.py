@@ -64,7 +64,10 @@ def _list(console: Console) -> None:
 
 
 def _show(console: Console, result: dict[str, Any]) -> None:
-    table = Table("figure", "value", "min - max", "runs", "goal", "paper", title=result["workload"])
+    table = Table(title=result["workload"])
+    table.add_column("figure", overflow="fold", min_width=24)
+    for heading in ("value", "min - max", "runs", "goal", "paper"):
+        table.add_column(heading)
     for figure in result["figures"]:
         unit = "" if figure["unit"] == "ratio" else " " + figure["unit"]
         table.add_row(
