@@ -185,7 +185,7 @@ class Registry:
         ]
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """The model with pooling, tiers and caches put in; ``dataloader`` then suits it.
+        """The model with poolings, and with what sharding plugins replace; batches then suit it.
 
         Raises:
             RegistryError: a pattern matches no table or feature, or two entries claim one.

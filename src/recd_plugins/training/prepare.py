@@ -1,4 +1,4 @@
-"""``Registry.prepare``: put pooling, tiers and caches into a model, before it is planned."""
+"""``Registry.prepare``: put poolings and what sharding plugins replace into a model."""
 
 from __future__ import annotations
 

@@ -1,0 +1,95 @@
+"""A train pipeline that loses its overlap, or leaves parameters untrained, says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.distributed import stock_sharders
+from recd_plugins.distributed.launch import launch
+from recd_plugins.errors import ExactnessError, RecdError
+from recd_plugins.planning import default_topology
+from recd_plugins.registry import TrainingSpec
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.pipeline import build_train_pipeline
+
+CPU = torch.device("cpu")
+
+
+class Shift(nn.Module):
+    """Changes the input between the batch and the embedding module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(
+            features.keys(),
+            (features.values() + 1) % 8,
+            lengths=features.lengths(),
+            weights=self.scale.expand(features.values().numel()),
+        )
+
+
+class Model(nn.Module):
+    def __init__(self, shift: bool) -> None:
+        super().__init__()
+        self.shift = Shift() if shift else None
+        config = EmbeddingBagConfig(
+            name="t", num_embeddings=8, embedding_dim=4, feature_names=["f"]
+        )
+        self.bags = EmbeddingBagCollection(tables=[config], is_weighted=shift)
+        self.top = nn.Linear(4, 1)
+
+    def forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        features = batch.sparse_features
+        if self.shift is not None:
+            features = self.shift(features)
+        loss = self.top(self.bags(features)["f"]).square().mean()
+        return loss, loss.detach()
+
+
+def step(rank: int, world_size: int, shift: bool, trained: bool) -> float:
+    training = TrainingSpec()
+    model = Model(shift)
+    sharders = stock_sharders(training)
+    planner = EmbeddingShardingPlanner(topology=default_topology(world_size))
+    dmp = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=planner.collective_plan(model, sharders, dist.group.WORLD),
+        sharders=sharders,
+    )
+    optimizer = build_optimizer(dmp, training) if trained else dmp.fused_optimizer
+    pipeline = build_train_pipeline(dmp, optimizer, CPU)
+    features = KeyedJaggedTensor(["f"], torch.arange(6), lengths=torch.tensor([2, 4]))
+    batch = ModelInput(torch.zeros(2, 0), features, torch.zeros(2))
+    loss: Tensor = pipeline.progress(iter([batch, replace(batch), replace(batch)]))
+    return float(loss)
+
+
+def test_it_trains() -> None:
+    assert launch(step, 2, False, True)[0] > 0
+
+
+def test_a_lost_overlap_is_an_error() -> None:
+    with pytest.raises(RecdError, match=r"not pipelined: .*bags"):
+        launch(step, 2, True, True)
+
+
+def test_untrained_parameters_are_an_error() -> None:
+    with pytest.raises(ExactnessError, match=r"no optimizer updates .*top\.weight"):
+        launch(step, 2, False, False)
