@@ -93,7 +93,7 @@ class Deduplicator:
         self._shape = (num_groups, group_size, num_rows)
         self._column_hashes = np.empty((group_size, num_rows), np.uint64)
         self._hashes = np.empty(num_rows, np.uint64)
-        self._table = np.empty(1 << (2 * num_rows).bit_length(), np.int32)
+        self._table = np.empty(1 << max(0, 2 * num_rows - 1).bit_length(), np.int32)
         self._first_rows = np.empty((num_groups, num_rows), np.int32)
 
 

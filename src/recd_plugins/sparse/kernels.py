@@ -177,15 +177,16 @@ def find_unique_rows(
             values, shift, offsets, wide = columns[column]
             column_hashes[column - begin] = 0
             _hash_changes(values, shift, offsets, wide, column_hashes[column - begin])
-        count = 0
-        for row in range(num_rows):
+        count, last = 0, 0
+        for index in range(num_rows):
+            row = u64(index)
             changed = False
             for column in range(end - begin):
                 if column_hashes[column, row] != 0:
                     current[column] = column_hashes[column, row]
                     changed = True
             if not changed:
-                inverse[group, row] = inverse[group, row - 1]
+                inverse[group, row] = last
                 continue
             key = u64(0)
             for column in range(end - begin):
@@ -198,8 +199,8 @@ def find_unique_rows(
                 if candidate < 0:
                     table[slot] = count
                     hashes[count] = key
-                    first_rows[group, count] = row
-                    inverse[group, row] = count
+                    first_rows[group, count] = index
+                    last = count
                     count += 1
                     break
                 if hashes[candidate] == key:
@@ -208,13 +209,14 @@ def find_unique_rows(
                     for column in range(begin, end):
                         values, shift, offsets, wide = columns[column]
                         words = int32_at(values)
-                        if not _rows_equal(words, u64(shift), offsets, wide, u64(row), first):
+                        if not _rows_equal(words, u64(shift), offsets, wide, row, first):
                             equal = False
                             break
                     if equal:
-                        inverse[group, row] = candidate
+                        last = candidate
                         break
                 slot = (slot + u64(1)) & mask
+            inverse[group, row] = last
         num_unique[group] = count
         for column in range(begin, end):
             offsets, wide = columns[column, 2], columns[column, 3]
