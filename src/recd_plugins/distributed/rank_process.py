@@ -156,8 +156,7 @@ def _failure(error: BaseException) -> Failure:
 def _portable(error: RecdError) -> RecdError:
     """The error itself where pickle brings it across, else its message."""
     try:
-        if str(pickle.loads(pickle.dumps(error))) == str(error):
-            return error
-    except Exception:
-        pass
-    return RecdError(str(error))
+        survives = str(pickle.loads(pickle.dumps(error))) == str(error)
+    except Exception:  # a plugin's error may raise anything when it is made anew
+        survives = False
+    return error if survives else RecdError(str(error))

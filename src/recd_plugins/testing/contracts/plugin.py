@@ -32,7 +32,7 @@ class PluginContract:
     @pytest.fixture
     def plugin(self) -> Plugin:
         """The plugin under test, made with options that suit a small test."""
-        raise NotImplementedError("override the fixture `plugin` to return the plugin under test")
+        pytest.fail("override the fixture `plugin` to return the plugin under test")
 
     def test_has_a_qualified_name_and_a_summary(self, plugin: Plugin) -> None:
         assert re.fullmatch(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*", plugin.name), "package.part"
