@@ -1,0 +1,104 @@
+"""Layout ``list_dict``: the ids of a row as one binary value, so that Parquet stores a list once.
+
+A feature in this layout is a column of type binary. Each value holds the ids of one row, int64,
+little-endian, one after the other; an empty list is an empty value. Under Parquet's own dictionary
+encoding the dictionary of a row group then holds its distinct lists, and the codes say which list
+each row has: ``inverse_lookup``, straight from storage. Metadata of the field tells such a column
+from other binary data. Any reader of Parquet reads it, as bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+#: How the features of a table are stored: as list<int64>, or as above.
+Layout = Literal["list", "list_dict"]
+
+ID_BYTES = 8
+_MARK = {b"recd.layout": b"list_dict"}
+_MAX_BYTES = 2**31 - 1
+
+
+def list_dict_field(name: str) -> pa.Field:
+    """The field of a feature in layout ``list_dict``."""
+    return pa.field(name, pa.binary(), nullable=False, metadata=_MARK)
+
+
+def is_list_dict(field: pa.Field) -> bool:
+    """Whether a field is a feature in layout ``list_dict``, decoded to a dictionary or not."""
+    kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
+    marked = (field.metadata or {}).items() >= _MARK.items()
+    return marked and (pt.is_binary(kind) or pt.is_large_binary(kind))
+
+
+def is_id_list(kind: pa.DataType) -> bool:
+    """Whether a type is a list of integers that fit int64."""
+    return (
+        (pt.is_list(kind) or pt.is_large_list(kind))
+        and pt.is_integer(kind.value_type)
+        and kind.value_type != pa.uint64()
+    )
+
+
+def to_list_dict(lists: pa.Array) -> pa.Array:
+    """Lists of integers as binary values; ids are copied only where they are not int64 yet.
+
+    Raises:
+        ValueError: a null, or more than 2 GiB of ids.
+    """
+    items, offsets = lists.values, lists.offsets.to_numpy()
+    first, last = int(offsets[0]), int(offsets[-1])
+    items = items.slice(first, last - first)
+    if lists.null_count or items.null_count:
+        raise ValueError("lists with nulls")
+    if len(items) * ID_BYTES > _MAX_BYTES:
+        raise ValueError(f"{len(items)} ids in {len(lists)} lists exceed the 2 GiB of a column")
+    ids = items.cast(pa.int64()).to_numpy()
+    ends = ((offsets - first) * ID_BYTES).astype(np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.ascontiguousarray(ids))]
+    return pa.Array.from_buffers(pa.binary(), len(lists), buffers)
+
+
+def to_lists(array: pa.Array) -> pa.Array:
+    """Values of ``list_dict``, binary or as a dictionary of them, as list<int64>; nulls stay.
+
+    Raises:
+        ValueError: a value whose bytes are no whole number of ids.
+    """
+    if pt.is_dictionary(array.type):
+        # Lists are taken rather than bytes: 2 GiB of these are a quarter of a billion ids.
+        return to_lists(array.dictionary).take(array.indices)
+    ids, offsets = packed_ids(array)
+    nulls = array.is_null() if array.null_count else None
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids), mask=nulls)
+
+
+def packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of binary values, int64, and where each value's start and end, int32 ``[n + 1]``.
+
+    Ids are not copied. Those outside of ``array``, where it is a slice, may be among them.
+
+    Raises:
+        ValueError: a value whose bytes are no whole number of ids.
+    """
+    _, bounds, data = array.buffers()
+    wide = np.int64 if pt.is_large_binary(array.type) else np.int32
+    if not len(array):
+        return np.empty(0, np.int64), np.zeros(1, np.int32)
+    ends = np.frombuffer(bounds, wide)[array.offset : array.offset + len(array) + 1]
+    odd = (np.diff(ends) % ID_BYTES).nonzero()[0]
+    if odd.size:
+        row = int(odd[0])
+        raise ValueError(
+            f"value {row} has {ends[row + 1] - ends[row]} bytes, which is no whole number of ids "
+            f"of {ID_BYTES} bytes"
+        )
+    first, last = int(ends[0]), int(ends[-1])
+    count = (last - first) // ID_BYTES
+    # A buffer of no bytes may be None.
+    ids = np.frombuffer(data, np.int64, count, first) if count else np.empty(0, np.int64)
+    return ids, ((ends - first) // ID_BYTES).astype(np.int32)

@@ -1,0 +1,261 @@
+"""Writes rows in their final order as one Parquet file, row groups of whole sessions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pyarrow.types as pt
+
+from recd_plugins.data.list_dict import Layout, is_id_list, list_dict_field, to_list_dict
+from recd_plugins.errors import DataError
+
+if TYPE_CHECKING:
+    from recd_plugins.interfaces.dataset import SessionKeys
+
+Nulls = Literal["error", "empty"]
+
+_MB = 1 << 20
+#: A feature is worth ``list_dict`` from so many rows on for each distinct list.
+_MIN_FACTOR = 1.5
+
+
+class TableWriter:
+    """Writes one Parquet file, which appears when it is complete. Use as a context manager.
+
+    Row groups end where a session ends and hold at most ``row_group_rows`` rows. A session that is
+    longer than that is cut into row groups of ``row_group_rows`` rows.
+
+    Features are the columns of lists of integers. They are stored without room for nulls, which
+    makes the file smaller and faster to read.
+
+    Args:
+        path: the file to make or to replace.
+        schema: of the rows; its metadata goes into the file.
+        keys: columns of session and time; None writes row groups of ``row_group_rows`` rows.
+        layout: of all features or of each by name. ``list_dict`` for all leaves as lists the
+            features that repeat too little for it in the first row group: see ``layouts``.
+        row_group_rows: most rows of a row group, and of what is held in memory.
+        popularity: features that are read most, first: they are stored next to each other, behind
+            the other columns and before the other features. Without, the order is the schema's.
+        metadata: more for the file's key-value metadata.
+        nulls: ``empty`` makes an empty list of a null. A null in a list is always an error.
+
+    Raises:
+        DataError: a column is missing, a null, the file cannot be written.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        *,
+        keys: SessionKeys | None,
+        layout: Layout | Mapping[str, Layout] = "list",
+        row_group_rows: int = 8192,
+        popularity: Sequence[str] = (),
+        metadata: Mapping[bytes, bytes] | None = None,
+        nulls: Nulls = "error",
+    ) -> None:
+        self.path = path
+        self._features = [field.name for field in schema if is_id_list(field.type)]
+        self._columns = _ordered(schema, self._features, popularity)
+        self._metadata = {**(schema.metadata or {}), **(metadata or {})}
+        self._schema, self._keys, self._nulls = schema, keys, nulls
+        self._row_group_rows = row_group_rows
+        self._layouts: dict[str, Layout] | None = None
+        if layout == "list":
+            self._layouts = dict.fromkeys(self._features, layout)
+        elif layout != "list_dict":
+            self._layouts = {name: layout.get(name, "list") for name in self._features}
+        if keys is not None:
+            for name in (keys.session, keys.timestamp):
+                if name not in schema.names:
+                    raise DataError(
+                        f"{path}: no column {name!r} among those to write: "
+                        f"{', '.join(schema.names)}"
+                    )
+        self._scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._waiting: list[pa.RecordBatch] = []
+        self._writer: pq.ParquetWriter | None = None
+        self.num_rows = 0
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """The layout of each feature. All files of one table should have the same ones: give these
+        to the writers of the others. With ``layout="list_dict"`` known after the first row group.
+        """
+        return dict(self._layouts or {})
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows; they are written row group by row group.
+
+        Raises:
+            DataError: a null, or the disk is full.
+        """
+        if batch.num_rows:
+            self._waiting.append(batch)
+        while sum(waiting.num_rows for waiting in self._waiting) > self._row_group_rows:
+            self._flush(self._end_of_group())
+
+    def close(self) -> None:
+        """Write what is left and put the file in its place."""
+        try:
+            rest = sum(waiting.num_rows for waiting in self._waiting)
+            if rest or self._writer is None:
+                self._flush(rest)
+            assert self._writer is not None
+            self._writer.close()
+            os.replace(self._scratch, self.path)
+        except OSError as error:
+            self.abort()
+            raise DataError(f"{self.path}: cannot be written ({error})") from error
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Leave nothing behind."""
+        if self._writer is not None and self._writer.is_open:
+            self._writer.close()
+        self._scratch.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _end_of_group(self) -> int:
+        """Rows of the next row group: up to the last end of a session that fits."""
+        size = self._row_group_rows
+        if self._keys is None:
+            return size
+        sessions = pa.Table.from_batches(self._waiting)[self._keys.session].slice(0, size + 1)
+        changes = pc.not_equal(sessions.slice(1), sessions.slice(0, size))
+        ends = pc.indices_nonzero(changes.fill_null(True))
+        return int(ends[-1].as_py()) + 1 if len(ends) else size
+
+    def _flush(self, num_rows: int) -> None:
+        """Write the first ``num_rows`` waiting rows as one row group."""
+        table = pa.Table.from_batches(self._waiting, self._schema)
+        self._waiting = table.slice(num_rows).to_batches()
+        group = table.slice(0, num_rows).combine_chunks()
+        lists = {name: self._lists(name, group[name]) for name in self._features}
+        if self._layouts is None:
+            self._layouts = choose_layouts(lists)
+        columns = [
+            _in_layout(lists[name], self._layouts[name]) if name in lists else group[name]
+            for name in self._columns
+        ]
+        if self._writer is None:
+            self._writer = self._open(self._layouts)
+        if num_rows:
+            data = pa.Table.from_arrays(columns, schema=self._writer.schema)
+            try:
+                self._writer.write_table(data, row_group_size=num_rows)
+            except OSError as error:
+                raise DataError(f"{self.path}: cannot be written ({error})") from error
+            self.num_rows += num_rows
+
+    def _lists(self, name: str, column: pa.ChunkedArray) -> pa.Array:
+        """A feature of one row group without nulls."""
+        lists = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        if pt.is_large_list(lists.type):
+            lists = lists.cast(pa.list_(lists.type.value_type))
+        if lists.null_count:
+            if self._nulls == "error":
+                row = int(lists.is_null().to_numpy(zero_copy_only=False).argmax())
+                raise DataError(
+                    f"{self.path}: row {self.num_rows + row} (from 0), column {name!r}: the value "
+                    "is null; write an empty list if there is none, or let nulls become empty lists"
+                )
+            lists = lists.fill_null(pa.scalar([], lists.type))
+        used = lists.flatten()
+        if used.null_count:
+            bad = int(used.is_null().to_numpy(zero_copy_only=False).argmax())
+            ends = np.cumsum(lists.value_lengths().to_numpy())
+            row = self.num_rows + int(np.searchsorted(ends, bad, "right"))
+            raise DataError(
+                f"{self.path}: row {row} (from 0), column {name!r}: a null in the list; "
+                "write lists without nulls"
+            )
+        return lists
+
+    def _open(self, layouts: Mapping[str, Layout]) -> pq.ParquetWriter:
+        fields = [_stored_field(self._schema.field(name), layouts) for name in self._columns]
+        packed = [name for name, layout in layouts.items() if layout == "list_dict"]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return pq.ParquetWriter(
+                self._scratch,
+                pa.schema(fields, metadata=self._metadata),
+                compression="zstd",
+                compression_level=3,
+                # A dictionary over ids makes clustered lists larger; zstd finds the repeats.
+                use_dictionary=packed,
+                dictionary_pagesize_limit=1 << 30,
+                data_page_size=_MB,
+                write_statistics=[name for name in self._columns if name not in layouts],
+            )
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be written ({error})") from error
+
+
+def choose_layouts(lists: Mapping[str, pa.Array]) -> dict[str, Layout]:
+    """The layout that pays for each feature, from some rows as they will be stored."""
+    return {
+        name: "list_dict" if _factor(to_list_dict(column)) >= _MIN_FACTOR else "list"
+        for name, column in lists.items()
+    }
+
+
+def _factor(packed: pa.Array) -> float:
+    """Bytes of a column over those of its distinct values with a code of 4 bytes a row."""
+    distinct = pc.unique(packed)
+    stored = pc.sum(pc.binary_length(distinct)).as_py() or 0
+    used = pc.sum(pc.binary_length(packed)).as_py() or 0
+    return used / (stored + 4 * len(packed)) if len(packed) else 1.0
+
+
+def _ordered(schema: pa.Schema, features: Sequence[str], popularity: Sequence[str]) -> list[str]:
+    if not popularity:
+        return list(schema.names)
+    first = [name for name in dict.fromkeys(popularity) if name in features]
+    others = [name for name in schema.names if name not in features]
+    return [*others, *first, *(name for name in features if name not in first)]
+
+
+def _stored_field(field: pa.Field, layouts: Mapping[str, Layout]) -> pa.Field:
+    layout = layouts.get(field.name)
+    if layout is None:
+        return field
+    if layout == "list_dict":
+        return list_dict_field(field.name)
+    return pa.field(field.name, _list_type(field.type), nullable=False, metadata=field.metadata)
+
+
+def _list_type(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", kind.value_type, nullable=False))
+
+
+def _in_layout(lists: pa.Array, layout: Layout) -> pa.Array:
+    if layout == "list_dict":
+        return to_list_dict(lists)
+    lists = lists if lists.offset == 0 and not lists.null_count else pa.concat_arrays([lists])
+    return pa.ListArray.from_arrays(lists.offsets, lists.values, type=_list_type(lists.type))
