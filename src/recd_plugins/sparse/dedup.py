@@ -64,7 +64,7 @@ class Deduplicator:
             ValueError: a column's dtype or offsets do not fit.
         """
         columns = np.array(
-            [_describe(column, num_rows) for group in groups for column in group], np.int64
+            [describe(column, num_rows) for group in groups for column in group], np.int64
         ).reshape(-1, 4)
         ends = np.cumsum([len(group) for group in groups], dtype=np.int64)
         self._make_room(len(groups), max(map(len, groups), default=0), num_rows)
@@ -107,7 +107,7 @@ def _allocate(
     all_values = np.empty(sum(sizes), np.int64)
     counts = [len(group) * count for group, count in zip(groups, num_unique, strict=True)]
     all_lengths = np.empty(sum(counts), np.int32)
-    length_at = _address(all_lengths)
+    length_at = address_of(all_lengths)
     unique, targets = [], []
     size_of = iter(sizes)
     word = length = 0
@@ -119,7 +119,7 @@ def _allocate(
             last_word = word + -(-total * dtype.itemsize // 8)
             array = all_values[word:last_word]
             values.append(array if dtype == np.int64 else array.view(dtype)[:total])
-            value_at = _address(array)
+            value_at = address_of(array)
             for size in run_sizes:
                 targets.append((value_at, length_at + length * 4))
                 value_at += size * dtype.itemsize
@@ -129,11 +129,11 @@ def _allocate(
     return unique, np.array(targets, np.int64).reshape(-1, 2)
 
 
-def _address(array: NDArray[Any]) -> int:
+def address_of(array: NDArray[Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool]:
+def describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool]:
     """A column as the kernels take it, after a look at what they cannot check."""
     values, offsets = column
     value_size, offset_size = values.itemsize, offsets.itemsize
@@ -150,4 +150,4 @@ def _describe(column: JaggedColumn, num_rows: int) -> tuple[int, bool, int, bool
         raise ValueError(
             f"offsets from {offsets[0]} to {offsets[num_rows]} for {len(values)} values"
         )
-    return _address(values), value_size == 8, _address(offsets), offset_size == 8
+    return address_of(values), value_size == 8, address_of(offsets), offset_size == 8

@@ -1,8 +1,7 @@
 """Compiled loops that find and copy unique rows; ``dedup.py`` is how to call them.
 
 Buffers come as addresses, so that one call serves the columns of a whole batch, whatever their
-number, without a copy. Values are compared as 32-bit words, so that one loop serves all item sizes.
-Numba counts a mix of signed and unsigned integers as floats: indices are unsigned throughout.
+number, without a copy. Indices are unsigned throughout, as in ``overlap.py``.
 """
 
 from __future__ import annotations
@@ -13,53 +12,14 @@ import numba
 import numpy as np
 
 from recd_plugins.sparse.memory import copy_bytes, int32_at, int64_at, prefetch
+from recd_plugins.sparse.overlap import first_difference, next_change, offset_at
 
 u64 = np.uint64
 _MIX = u64(0x94D049BB133111EB)
 _LOW = u64(0xFFFFFFFF)
 _STEP = u64(0x9E3779B97F4A7C15)
-#: Words compared before looking at the outcome: long enough for SIMD, short enough to stop early.
-_BLOCK, _SMALL_BLOCK = 64, 8
 #: Rows between the one that is copied and the one that is fetched from memory meanwhile.
 _AHEAD = 8
-
-
-@numba.njit(inline="always")
-def _offset(address: Any, wide: Any, row: Any) -> Any:
-    if wide:
-        return u64(int64_at(address)[row])
-    return u64(int32_at(address)[row])
-
-
-@numba.njit(inline="always")
-def _first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
-    """The first position from ``start`` on at which words[i] != words[i - back], else ``end``."""
-    at = start
-    while at + u64(_BLOCK) <= end:
-        difference = np.int32(0)
-        for step in range(_BLOCK):
-            difference |= words[at + u64(step)] ^ words[at + u64(step) - back]
-        if difference != 0:
-            break
-        at += u64(_BLOCK)
-    while at + u64(_SMALL_BLOCK) <= end:
-        difference = np.int32(0)
-        for step in range(_SMALL_BLOCK):
-            difference |= words[at + u64(step)] ^ words[at + u64(step) - back]
-        if difference != 0:
-            break
-        at += u64(_SMALL_BLOCK)
-    while at < end and words[at] == words[at - back]:
-        at += u64(1)
-    return at
-
-
-@numba.njit(inline="always")
-def _values_equal(words: Any, shift: Any, left: Any, right: Any) -> Any:
-    if shift:
-        left, right = left << u64(1), right << u64(1)
-        return words[left] == words[right] and words[left + u64(1)] == words[right + u64(1)]
-    return words[left] == words[right]
 
 
 @numba.njit(inline="always")
@@ -85,57 +45,26 @@ def _hash_row(values: Any, shift: Any, start: Any, length: Any) -> Any:
 
 @numba.njit(inline="always")
 def _hash_changes(values: Any, shift: Any, offsets: Any, wide: Any, hashes: Any) -> None:
-    """Hash each row that is not the row before it; the others are left 0.
-
-    Rows of one length that follow each other are compared in one sweep, with no step per row.
-    """
+    """Hash each row that is not the row before it; the others are left 0."""
     words = int32_at(values)
     num_rows = u64(len(hashes))
-    if num_rows == 0:
-        return
-    row = u64(1)
-    before, start = _offset(offsets, wide, u64(0)), _offset(offsets, wide, u64(1))
-    hashes[0] = _hash_row(values, shift, before, start - before)
+    row, stop = u64(0), u64(0)
     while row < num_rows:
-        length = start - before
-        stop, end = row, start
-        while stop < num_rows:
-            next_end = _offset(offsets, wide, stop + u64(1))
-            if next_end - end != length:
-                break
-            stop, end = stop + u64(1), next_end
-        stride = length << u64(shift)
-        first, last = start << u64(shift), end << u64(shift)
-        at = first
-        if length == 1:
-            # One id a row, which rarely stays: a sweep would stop at each.
-            for index in range(end - start):
-                value = start + u64(index)
-                if not _values_equal(words, shift, value, value - u64(1)):
-                    hashes[row + u64(index)] = _hash_row(values, shift, value, length)
-            at = last
-        while at < last:
-            at = _first_difference(words, at, stride, last)
-            if at < last:
-                index = (at - first) // stride
-                hashes[row + index] = _hash_row(values, shift, start + index * length, length)
-                at = first + (index + u64(1)) * stride
-        row, before, start = stop, end - length, end
-        if row < num_rows:
-            before, start = start, _offset(offsets, wide, row + u64(1))
-            hashes[row] = _hash_row(values, shift, before, start - before)
-            row += u64(1)
+        start = offset_at(offsets, wide, row)
+        length = offset_at(offsets, wide, row + u64(1)) - start
+        hashes[row] = _hash_row(values, shift, start, length)
+        row, stop = next_change(words, shift, offsets, wide, row + u64(1), stop, num_rows)
 
 
 @numba.njit(inline="always")
 def _rows_equal(words: Any, shift: Any, offsets: Any, wide: Any, left: Any, right: Any) -> Any:
-    start, other = _offset(offsets, wide, left), _offset(offsets, wide, right)
-    end = _offset(offsets, wide, left + u64(1))
-    if _offset(offsets, wide, right + u64(1)) - other != end - start:
+    start, other = offset_at(offsets, wide, left), offset_at(offsets, wide, right)
+    end = offset_at(offsets, wide, left + u64(1))
+    if offset_at(offsets, wide, right + u64(1)) - other != end - start:
         return False
     # ``left`` is the later row, so it stands behind ``right``.
     back = (start - other) << shift
-    return _first_difference(words, start << shift, back, end << shift) == end << shift
+    return first_difference(words, start << shift, back, end << shift) == end << shift
 
 
 @numba.njit(cache=True, nogil=True)
@@ -223,8 +152,8 @@ def find_unique_rows(
             values_of_column = u64(0)
             for index in range(count):
                 taken = u64(first_rows[group, index])
-                start = _offset(offsets, wide, taken)
-                values_of_column += _offset(offsets, wide, taken + u64(1)) - start
+                start = offset_at(offsets, wide, taken)
+                values_of_column += offset_at(offsets, wide, taken + u64(1)) - start
             sizes[column] = values_of_column
         begin = end
 
@@ -252,11 +181,11 @@ def copy_rows(
             for index in range(count):
                 row = u64(first_rows[group, index])
                 ahead = u64(first_rows[group, min(index + _AHEAD, count - 1)])
-                coming = values + (np.int64(_offset(offsets, wide, ahead)) << (shift + 2))
+                coming = values + (np.int64(offset_at(offsets, wide, ahead)) << (shift + 2))
                 for line in range(4):
                     prefetch(coming + 64 * line)
-                start = _offset(offsets, wide, row)
-                length = _offset(offsets, wide, row + u64(1)) - start
+                start = offset_at(offsets, wide, row)
+                length = offset_at(offsets, wide, row + u64(1)) - start
                 lengths[index] = np.int32(length)
                 size = np.int64(length) << (shift + 2)
                 copy_bytes(target, values + (np.int64(start) << (shift + 2)), size)

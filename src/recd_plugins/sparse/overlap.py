@@ -1,0 +1,165 @@
+"""How rows that follow each other are alike: equal, or one shifted; for use inside numba functions.
+
+Rows are given by the address of their values, read as 32-bit words so that one loop serves all item
+sizes, and positions in them. ``shift`` is 1 where a value has 64 bits and 0 where it has 32. Numba
+counts a mix of signed and unsigned integers as floats: positions and lengths are ``np.uint64``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from recd_plugins.sparse.memory import int32_at, int64_at
+
+u64 = np.uint64
+#: Words compared before looking at the outcome: long enough for SIMD, short enough to stop early.
+_BLOCK, _SMALL_BLOCK = 64, 8
+
+
+@numba.njit(inline="always")
+def offset_at(address: Any, wide: Any, row: Any) -> Any:
+    """Offset of a row, from the address of all; ``wide`` where they have 64 bits, else 32."""
+    if wide:
+        return u64(int64_at(address)[row])
+    return u64(int32_at(address)[row])
+
+
+@numba.njit(inline="always")
+def first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
+    """The first position from ``start`` on at which words[i] != words[i - back], else ``end``."""
+    at = start
+    while at + u64(_BLOCK) <= end:
+        difference = np.int32(0)
+        for step in range(_BLOCK):
+            difference |= words[at + u64(step)] ^ words[at + u64(step) - back]
+        if difference != 0:
+            break
+        at += u64(_BLOCK)
+    while at + u64(_SMALL_BLOCK) <= end:
+        difference = np.int32(0)
+        for step in range(_SMALL_BLOCK):
+            difference |= words[at + u64(step)] ^ words[at + u64(step) - back]
+        if difference != 0:
+            break
+        at += u64(_SMALL_BLOCK)
+    while at < end and words[at] == words[at - back]:
+        at += u64(1)
+    return at
+
+
+@numba.njit(inline="always")
+def values_equal(words: Any, shift: Any, left: Any, right: Any) -> Any:
+    """Whether two single values are equal."""
+    if shift:
+        left, right = left << u64(1), right << u64(1)
+        return words[left] == words[right] and words[left + u64(1)] == words[right + u64(1)]
+    return words[left] == words[right]
+
+
+@numba.njit(inline="always")
+def next_change(
+    words: Any, shift: Any, offsets: Any, wide: Any, row: Any, stop: Any, num_rows: Any
+) -> Any:
+    """The first row from ``row`` on that differs from the row before it.
+
+    Rows of one length that follow each other are compared in one sweep, with no step per row.
+
+    Args:
+        words: of the column's values.
+        shift: of the values.
+        offsets: address of the offsets ``[num_rows + 1]``.
+        wide: of the offsets.
+        row: where to begin, > 0.
+        stop: what the last call returned for it; 0 in the first.
+        num_rows: rows of the column.
+
+    Returns:
+        The row, ``num_rows`` where all are equal; and where the run of rows of its length is known
+        to stop, for the next call, which begins at the row after.
+
+    Example:
+        Every row that changes::
+
+            row, stop = u64(1), u64(0)
+            while True:
+                row, stop = next_change(words, shift, offsets, wide, row, stop, num_rows)
+                if row >= num_rows:
+                    break
+                ...
+                row += u64(1)
+    """
+    while row < num_rows:
+        start = offset_at(offsets, wide, row)
+        length = start - offset_at(offsets, wide, row - u64(1))
+        if stop <= row:
+            stop, end = row, start
+            while stop < num_rows:
+                next_end = offset_at(offsets, wide, stop + u64(1))
+                if next_end - end != length:
+                    break
+                stop, end = stop + u64(1), next_end
+            if stop == row:
+                break
+        else:
+            end = offset_at(offsets, wide, stop)
+        if length == u64(1):
+            # One id a row, which rarely stays: a sweep would stop at each.
+            value = start
+            while value < end and values_equal(words, shift, value, value - u64(1)):
+                value += u64(1)
+            row += value - start
+            if value < end:
+                break
+        else:
+            first, last, stride = start << u64(shift), end << u64(shift), length << u64(shift)
+            at = first_difference(words, first, stride, last)
+            if at < last:
+                row += (at - first) // stride
+                break
+            row = stop
+    return row, stop
+
+
+@numba.njit(inline="always")
+def overlap(
+    words: Any,
+    shift: Any,
+    previous: Any,
+    previous_length: Any,
+    current: Any,
+    length: Any,
+    max_shift: Any,
+) -> Any:
+    """By how many values a row moved on: the smallest k for which previous[k:] begins the current.
+
+    Only a k up to ``max_shift`` at which the first values match is compared in full.
+
+    Args:
+        words: of the values of both rows.
+        shift: of the values.
+        previous: position of the first value of the row before.
+        previous_length: its values.
+        current: position of the first value of the current row.
+        length: its values.
+        max_shift: the largest k to try, not negative.
+
+    Returns:
+        int64: k, so that the first ``previous_length - k`` values of the current row are the last
+        ones of the row before; -1 where they share none that way. The rows are equal if it is 0 and
+        the lengths are equal. Two empty rows are; an empty row shares nothing with another.
+    """
+    if length == u64(0) or previous_length == u64(0):
+        return np.int64(0) if length == previous_length else np.int64(-1)
+    found = np.int64(-1)
+    for moved in range(min(u64(max_shift) + u64(1), previous_length)):
+        first = previous + u64(moved)
+        shared = previous_length - u64(moved)
+        if shared <= length and values_equal(words, shift, first, current):
+            start, end = current << u64(shift), (current + shared) << u64(shift)
+            if first_difference(words, start, (current - first) << u64(shift), end) == end:
+                found = np.int64(moved)
+                break
+    return found
