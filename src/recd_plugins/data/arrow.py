@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.dataset import Rows
 from recd_plugins.sparse.dedup import JaggedColumn
+
+# Commands that only look at columns go without torch.
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _MAX_SHOWN = 60
 
@@ -60,6 +62,8 @@ def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
     Raises:
         DataError: a column is missing or not of numbers, or has a null.
     """
+    import torch
+
     features = np.empty((len(rows), len(names)), np.float32)
     for index, name in enumerate(names):
         features[:, index] = _numbers(rows, name)
@@ -72,6 +76,8 @@ def labels(rows: Rows, name: str) -> Tensor:
     Raises:
         DataError: the column is missing or not of numbers, or has a null or another number.
     """
+    import torch
+
     numbers = _numbers(rows, name).astype(np.float32)
     wrong = (numbers != 0) & (numbers != 1)
     if wrong.any():
