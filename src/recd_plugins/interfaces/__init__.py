@@ -2,7 +2,15 @@
 
 from recd_plugins.interfaces.cache import Cache
 from recd_plugins.interfaces.converter import Converter
-from recd_plugins.interfaces.dataset import Dataset, FeatureSchema, Origin, Reader, Rows, Split
+from recd_plugins.interfaces.dataset import (
+    Dataset,
+    FeatureSchema,
+    Origin,
+    Reader,
+    Rows,
+    SessionKeys,
+    Split,
+)
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling
 from recd_plugins.interfaces.preprocessing import Preprocessing
@@ -20,6 +28,7 @@ __all__ = [
     "Preprocessing",
     "Reader",
     "Rows",
+    "SessionKeys",
     "Sharding",
     "Split",
     "Table",

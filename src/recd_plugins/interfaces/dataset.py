@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
+from recd_plugins.errors import DataError
 from recd_plugins.interfaces.plugin import Plugin
 
 Split = Literal["train", "test"]
@@ -27,6 +28,14 @@ class FeatureSchema:
     sparse: tuple[str, ...]
     dense: tuple[str, ...]
     label: str
+
+
+@dataclass(frozen=True)
+class SessionKeys:
+    """Which columns of ``Dataset.scan`` say to which session a row belongs, and when it was."""
+
+    session: str
+    timestamp: str
 
 
 @dataclass(frozen=True)
@@ -127,3 +136,21 @@ class Dataset(Plugin, ABC):
         Raises:
             DataError: there is no such split, or it has too few rows for one batch on every rank.
         """
+
+    def session_keys(self) -> SessionKeys | None:
+        """The columns of session and time that ``scan`` yields; None where it cannot scan."""
+        return None
+
+    def scan(self, split: Split = "train") -> Iterator[Rows]:
+        """Every row of a split once, in stored order, in batches of any size.
+
+        Besides the columns of ``schema`` it yields those of ``session_keys``. ``recd analyze`` and
+        ``recd cluster`` read a dataset by it.
+
+        Raises:
+            DataError: there is no such split, or this dataset knows no sessions.
+        """
+        raise DataError(
+            f"{self.name} does not say which rows belong to one session, so the {split} split "
+            "cannot be scanned; take a dataset that does, or a Parquet file or folder"
+        )

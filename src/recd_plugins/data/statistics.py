@@ -1,0 +1,377 @@
+"""How much the lists of a table repeat: the characterisation of the RecD paper (section 3).
+
+Statistics are sums over rows and over pairs of neighbouring rows of a session, so those of several
+files add up to those of the table. Parquet files that a ``TableWriter`` made carry theirs in the
+footer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from functools import reduce
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from recd_plugins.data.arrow import place, sparse_column
+from recd_plugins.data.list_dict import is_id_list, is_list_dict
+from recd_plugins.data.statistics_kernels import compare_rows
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces.dataset import Origin, Rows, SessionKeys
+
+#: Key of a Parquet footer under which a file carries its ``TableStatistics`` as JSON.
+FOOTER_KEY = b"recd.statistics"
+#: The longest shift that counts as a partial duplicate.
+MAX_SHIFT = 8
+
+_VERSION = 1
+
+
+def dedupe_len(batch_size: int, samples_per_session: float, length: float, stays: float) -> float:
+    """Ids of a feature in a batch after deduplication, on average: DedupeLen (RecD, section 4.3).
+
+    Args:
+        batch_size: B.
+        samples_per_session: S, mean rows of a session in the batch.
+        length: l, mean ids of a row.
+        stays: d, the probability that the next row of a session has the same list.
+    """
+    stored = samples_per_session - (samples_per_session - 1) * stays
+    return length * batch_size * stored / samples_per_session
+
+
+def dedupe_factor(samples_per_session: float, stays: float) -> float:
+    """Ids of a feature over ids after deduplication: DedupeFactor (RecD, section 4.3).
+
+    Worth the trouble from about 1.5. Infinite where every row of every session is the same.
+    """
+    return _ratio(1.0, dedupe_len(1, samples_per_session, 1.0, stays))
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """Sums over the rows of a feature. Rows are compared with the row before in their session.
+
+    Attributes:
+        rows: rows.
+        sessions: runs of neighbouring rows of one session; in a clustered table, sessions.
+        ids: ids of all rows.
+        unchanged_rows: rows that equal the row before.
+        unchanged_ids: their ids.
+        shifted_ids: ids of those and of rows that begin with the row before but for its first ids,
+            at most ``MAX_SHIFT``: of the latter, the ids that both have.
+        shared_ids: ids that the row before has too, wherever they stand.
+    """
+
+    rows: int = 0
+    sessions: int = 0
+    ids: int = 0
+    unchanged_rows: int = 0
+    unchanged_ids: int = 0
+    shifted_ids: int = 0
+    shared_ids: int = 0
+
+    def __add__(self, other: FeatureStatistics) -> FeatureStatistics:
+        pairs = zip(asdict(self).values(), asdict(other).values(), strict=True)
+        return FeatureStatistics(*(mine + theirs for mine, theirs in pairs))
+
+    @property
+    def samples_per_session(self) -> float:
+        """S, the mean rows of a session; 1 where there are no rows."""
+        return _ratio(self.rows, self.sessions)
+
+    @property
+    def stays(self) -> float:
+        """d, the share of rows that equal the row before; 0 where no session has two rows."""
+        pairs = self.rows - self.sessions
+        return self.unchanged_rows / pairs if pairs else 0.0
+
+    @property
+    def length(self) -> float:
+        """l, the mean ids of a row."""
+        return self.ids / self.rows if self.rows else 0.0
+
+    @property
+    def exact_rows(self) -> float:
+        """The share of rows that equal the row before (figure 4, exact)."""
+        return self.unchanged_rows / self.rows if self.rows else 0.0
+
+    @property
+    def exact_duplication(self) -> float:
+        """The share of ids in rows that equal the row before: ``exact_rows`` weighted by length."""
+        return self.unchanged_ids / self.ids if self.ids else 0.0
+
+    @property
+    def partial_duplication(self) -> float:
+        """The share of ids that the row before has too (figure 4, partial)."""
+        return self.shared_ids / self.ids if self.ids else 0.0
+
+    @property
+    def predicted_dedupe_factor(self) -> float:
+        """The paper's formula at this table's S and d, as in a batch of whole sessions."""
+        return dedupe_factor(self.samples_per_session, self.stays)
+
+    @property
+    def dedupe_factor(self) -> float:
+        """Ids over ids that are left where a row that equals the row before is stored once."""
+        return _ratio(self.ids, self.ids - self.unchanged_ids)
+
+    @property
+    def partial_dedupe_factor(self) -> float:
+        """The same where of a shifted row only the new ids are stored (section 7)."""
+        return _ratio(self.ids, self.ids - self.shifted_ids)
+
+
+@dataclass(frozen=True)
+class TableStatistics:
+    """Statistics of rows in stored order.
+
+    Attributes:
+        rows: rows.
+        sessions: runs of neighbouring rows of one session.
+        features: by name.
+    """
+
+    rows: int
+    sessions: int
+    features: Mapping[str, FeatureStatistics]
+
+    @property
+    def samples_per_session(self) -> float:
+        """S, the mean rows of a session; 1 where there are no rows."""
+        return _ratio(self.rows, self.sessions)
+
+    @property
+    def total(self) -> FeatureStatistics:
+        """All features as one: shares of ids are weighted by length, and ``stays`` is a mean."""
+        return sum(self.features.values(), FeatureStatistics())
+
+    @staticmethod
+    def merge(parts: Iterable[TableStatistics]) -> TableStatistics:
+        """Of several tables as one; a session that goes on from one to the next counts twice.
+
+        Raises:
+            ValueError: there are no parts, or their features differ.
+        """
+        return reduce(_merge_two, parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values; ``from_json`` takes them back."""
+        own = ("rows", "sessions")
+        features = {
+            name: {key: count for key, count in asdict(feature).items() if key not in own}
+            for name, feature in self.features.items()
+        }
+        return {
+            "version": _VERSION,
+            "rows": self.rows,
+            "sessions": self.sessions,
+            "features": features,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Self:
+        """What ``to_json`` gave.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        if not isinstance(value, dict) or value.get("version") != _VERSION:
+            raise ValueError(f"no statistics of version {_VERSION}")
+        try:
+            rows, sessions = int(value["rows"]), int(value["sessions"])
+            known = {field.name for field in fields(FeatureStatistics)} - {"rows", "sessions"}
+            features = {
+                name: FeatureStatistics(rows, sessions, **{key: int(counts[key]) for key in known})
+                for name, counts in value["features"].items()
+            }
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"incomplete statistics: {error!r}") from error
+        return cls(rows, sessions, features)
+
+
+class StatisticsAccumulator:
+    """Takes the rows of a table in stored order, in batches of any size.
+
+    Sessions may go on from batch to batch. Memory is one row and, while a batch is compared, its
+    features as lists.
+
+    Args:
+        schema: of the batches; features are its lists of integers in either layout.
+        keys: ``keys.session`` is the column that tells sessions apart.
+        features: names of the features instead, single integers may be among them.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, keys: SessionKeys, features: Sequence[str] | None = None
+    ) -> None:
+        self.features: tuple[str, ...] = tuple(
+            id_features(schema) if features is None else features
+        )
+        self._session = keys.session
+        self._rows = self._pairs = 0
+        self._counts = np.zeros((len(self.features), 4), np.int64)
+        self._ids = np.zeros(len(self.features), np.int64)
+        self._last: dict[str, np.ndarray] = {}
+        self._last_session: pa.Array | None = None
+
+    def add(self, batch: pa.RecordBatch | Rows) -> np.ndarray:
+        """Add rows.
+
+        Returns:
+            bool ``[num_features, B]``: whether the row differs from the one before it, the first
+            from the last one of the batch before. The table's first row is False.
+
+        Raises:
+            DataError: a column is missing or of another type, or has a null.
+        """
+        rows = batch if isinstance(batch, Rows) else self._with_origin(batch)
+        num_rows = len(rows)
+        changed = np.zeros((len(self.features), num_rows), np.bool_)
+        if not num_rows:
+            return changed
+        continues = self._continues(rows)
+        columns = {name: sparse_column(rows, name) for name in self.features}
+        _compare(list(columns.values()), continues, self._counts, changed)
+        if self._last:
+            # The last row of the batch before and the first of this one, as two rows.
+            seam = [
+                _two_rows(self._last[name], ids[offsets[0] : offsets[1]])
+                for name, (ids, offsets) in columns.items()
+            ]
+            both = np.zeros((len(seam), 2), np.bool_)
+            _compare(seam, np.array([False, continues[0]]), self._counts, both)
+            changed[:, 0] = both[:, 1]
+        self._ids += [int(offsets[-1] - offsets[0]) for _, offsets in columns.values()]
+        self._last = {
+            name: ids[offsets[-2] : offsets[-1]].copy() for name, (ids, offsets) in columns.items()
+        }
+        self._rows += num_rows
+        self._pairs += int(np.count_nonzero(continues))
+        return changed
+
+    def result(self) -> TableStatistics:
+        """Of all rows so far."""
+        sessions = self._rows - self._pairs
+        features = {
+            name: FeatureStatistics(self._rows, sessions, int(ids), *map(int, counts))
+            for name, ids, counts in zip(self.features, self._ids, self._counts, strict=True)
+        }
+        return TableStatistics(self._rows, sessions, features)
+
+    def _with_origin(self, batch: pa.RecordBatch) -> Rows:
+        return Rows(batch, (Origin("the table", self._rows, batch.num_rows),))
+
+    def _continues(self, rows: Rows) -> np.ndarray:
+        """Whether each row is of the session of the row before it, bool ``[B]``."""
+        sessions = session_column(rows, self._session)
+        continues = np.zeros(len(rows), np.bool_)
+        same = pc.equal(sessions.slice(1), sessions.slice(0, len(rows) - 1))
+        continues[1:] = same.to_numpy(zero_copy_only=False)
+        if self._last_session is not None:
+            continues[0] = pc.equal(sessions.slice(0, 1), self._last_session)[0].as_py()
+        # Copied: a slice would keep the whole column.
+        self._last_session = sessions.take(pa.array([len(rows) - 1]))
+        return continues
+
+
+def id_features(schema: pa.Schema) -> list[str]:
+    """Names of the columns that are lists of integers, in either layout."""
+    return [field.name for field in schema if is_list_dict(field) or is_id_list(field.type)]
+
+
+def session_column(rows: Rows, name: str) -> pa.Array:
+    """The column of the session, as it is or decoded if it is a dictionary.
+
+    Raises:
+        DataError: it is missing or has a null.
+    """
+    index = rows.data.schema.get_field_index(name)
+    if index < 0:
+        where = rows.origins[0].path if rows.origins else "the table"
+        raise DataError(
+            f"{where}: no column {name!r} for the session; the columns are "
+            f"{', '.join(rows.data.schema.names)}"
+        )
+    column = rows.data.column(index)
+    if column.null_count:
+        row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
+        raise DataError(f"{place(rows, name, row)}: the session is null; give every row one")
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def read_footer(path: Path) -> TableStatistics | None:
+    """The statistics that a Parquet file carries, None where it carries none.
+
+    Raises:
+        DataError: it is no Parquet file, or its statistics cannot be read.
+    """
+    try:
+        metadata = pq.read_metadata(path).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: no readable Parquet file: {error}") from error
+    if FOOTER_KEY not in metadata:
+        return None
+    try:
+        return TableStatistics.from_json(json.loads(metadata[FOOTER_KEY]))
+    except ValueError as error:
+        raise DataError(f"{path}: the statistics in its footer are damaged: {error}") from error
+
+
+def read_footers(paths: Sequence[Path]) -> TableStatistics | None:
+    """The merged statistics of the files of a table, None where one of them carries none.
+
+    Raises:
+        DataError: a file is no Parquet file, or the files' features differ.
+    """
+    parts = [read_footer(path) for path in paths]
+    found = [part for part in parts if part is not None]
+    if not found or len(found) < len(parts):
+        return None
+    for path, part in zip(paths, found, strict=True):
+        if part.features.keys() != found[0].features.keys():
+            raise DataError(f"{path}: the statistics have other features than those of {paths[0]}")
+    return TableStatistics.merge(found)
+
+
+def _merge_two(first: TableStatistics, second: TableStatistics) -> TableStatistics:
+    if first.features.keys() != second.features.keys():
+        odd = sorted(first.features.keys() ^ second.features.keys())
+        raise ValueError(f"only one of two tables has {', '.join(odd)}")
+    features = {name: one + second.features[name] for name, one in first.features.items()}
+    return TableStatistics(first.rows + second.rows, first.sessions + second.sessions, features)
+
+
+def _ratio(whole: float, part: float) -> float:
+    """``whole / part``: 1 of nothing, infinite where nothing is left."""
+    if part > 0:
+        return whole / part
+    return float("inf") if whole > 0 else 1.0
+
+
+def _two_rows(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    ends = np.array([0, len(first), len(first) + len(second)], np.int32)
+    return np.concatenate([first, second]), ends
+
+
+def _compare(
+    columns: Sequence[tuple[np.ndarray, np.ndarray]],
+    continues: np.ndarray,
+    counts: np.ndarray,
+    changed: np.ndarray,
+) -> None:
+    addresses = np.array(
+        [(_address(ids), _address(offsets), offsets.itemsize == 8) for ids, offsets in columns],
+        np.int64,
+    ).reshape(-1, 3)
+    compare_rows(addresses, continues, MAX_SHIFT, counts, changed)
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])

@@ -1,0 +1,250 @@
+"""Statistics of tables: the formula, the counts, files that add up, the footer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recd_plugin_recd import papercal
+from recd_plugins.data.list_dict import list_dict_field, to_list_dict
+from recd_plugins.data.statistics import (
+    FOOTER_KEY,
+    MAX_SHIFT,
+    FeatureStatistics,
+    StatisticsAccumulator,
+    TableStatistics,
+    dedupe_factor,
+    dedupe_len,
+    read_footer,
+    read_footers,
+)
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import SessionKeys
+
+KEYS = SessionKeys("session_id", "ts")
+
+
+def batch(sessions, **lists) -> pa.RecordBatch:
+    columns = {name: pa.array(column, pa.list_(pa.int64())) for name, column in lists.items()}
+    return pa.record_batch({"session_id": pa.array(sessions), **columns})
+
+
+def statistics(*batches: pa.RecordBatch) -> TableStatistics:
+    accumulator = StatisticsAccumulator(batches[0].schema, KEYS)
+    for each in batches:
+        accumulator.add(each)
+    return accumulator.result()
+
+
+def test_the_formula_has_the_value_of_the_paper():
+    assert dedupe_len(batch_size=3, samples_per_session=3, length=3, stays=0.5) == 6
+    assert dedupe_factor(samples_per_session=3, stays=0.5) == 1.5
+    assert dedupe_factor(1, 0.9) == 1
+    assert dedupe_factor(16.5, 1) == pytest.approx(16.5)
+
+
+def test_counts_of_a_small_table():
+    lists = [
+        [1, 2, 3],  # a session begins
+        [1, 2, 3],  # unchanged
+        [2, 3, 4],  # moved on by one
+        [9, 4, 9],  # shares 4, by no shift
+        [],
+        [],  # unchanged
+        [1],  # a session begins
+        [1, 5],  # moved on by none
+    ]
+    found = statistics(batch([7] * 6 + [8] * 2, x=lists))
+    assert found.features["x"] == FeatureStatistics(
+        rows=8, sessions=2, ids=15, unchanged_rows=2, unchanged_ids=3, shifted_ids=3 + 2 + 1,
+        shared_ids=3 + 2 + 1 + 1,
+    )  # fmt: skip
+    assert (found.rows, found.sessions, found.samples_per_session) == (8, 2, 4)
+    x = found.features["x"]
+    assert (x.stays, x.length, x.exact_rows) == (2 / 6, 15 / 8, 2 / 8)
+    assert (x.exact_duplication, x.partial_duplication) == (3 / 15, 7 / 15)
+    assert (x.dedupe_factor, x.partial_dedupe_factor) == (15 / 12, 15 / 9)
+    assert x.predicted_dedupe_factor == dedupe_factor(4, 2 / 6)
+
+
+def test_an_empty_table_has_statistics():
+    found = statistics(batch(pa.array([], pa.int64()), x=[]))
+    x = found.features["x"]
+    assert (found.samples_per_session, x.length, x.stays, x.dedupe_factor) == (1, 0, 0, 1)
+
+
+def test_neighbours_of_other_sessions_are_no_duplicates():
+    found = statistics(batch(["a", "b", "a"], x=[[1], [1], [1]]))
+    assert found.sessions == 3
+    assert found.features["x"].unchanged_rows == 0
+
+
+def by_hand(sessions, lists) -> FeatureStatistics:
+    counts = Counter(rows=len(lists), sessions=len(lists), ids=sum(map(len, lists)))
+    for row in range(1, len(lists)):
+        if sessions[row] != sessions[row - 1]:
+            continue
+        counts["sessions"] -= 1
+        old, new = lists[row - 1], lists[row]
+        counts["unchanged_rows"] += old == new
+        counts["unchanged_ids"] += len(new) if old == new else 0
+        shared = [
+            len(old) - k
+            for k in range(min(MAX_SHIFT + 1, len(old)))
+            if old[k:] == new[: len(old) - k]
+        ]
+        counts["shifted_ids"] += shared[0] if shared else 0
+        counts["shared_ids"] += (Counter(old) & Counter(new)).total()
+    return FeatureStatistics(**counts)
+
+
+ids = st.lists(st.integers(0, 3) | st.just(-(2**62)), max_size=12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), ids, ids), max_size=12), st.data())
+def test_counts_are_those_by_hand_whatever_the_batches(rows, data):
+    sessions, lists, others = [[row[i] for row in rows] for i in range(3)]
+    if data.draw(st.booleans()):
+        lists = [lists[row // 2] for row in range(len(lists))]  # rows that repeat
+    whole = batch(pa.array(sessions, pa.int64()), x=lists, y=others)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3)))
+    parts = [
+        whole.slice(start, stop - start)
+        for start, stop in zip([0, *cuts], [*cuts, len(rows)], strict=True)
+    ]
+    found = statistics(*parts)
+    assert found.features == {"x": by_hand(sessions, lists), "y": by_hand(sessions, others)}
+
+
+def test_tells_which_rows_changed_across_batches():
+    accumulator = StatisticsAccumulator(batch([1], x=[[1]]).schema, KEYS)
+    changed = [
+        accumulator.add(batch([1, 1], x=[[1], [2]])).tolist(),
+        accumulator.add(batch([1, 1], x=[[2], [3]])).tolist(),
+    ]
+    assert changed == [[[False, True]], [[False, True]]]
+
+
+@pytest.mark.parametrize("kind", [pa.large_list(pa.int64()), pa.list_(pa.int32())])
+def test_lists_of_other_types_count_alike(kind):
+    lists = [[1, 2], [1, 2], [2, 3]]
+    expected = statistics(batch([1, 1, 1], x=lists))
+    table = pa.record_batch({"session_id": [1, 1, 1], "x": pa.array(lists, kind)})
+    assert statistics(table) == expected
+
+
+def test_list_dict_counts_alike():
+    lists = pa.array([[1, 2], [1, 2], [2, 3], []], pa.list_(pa.int64()))
+    expected = statistics(batch([1] * 4, x=lists))
+    fields = [pa.field("session_id", pa.int64()), list_dict_field("x")]
+    columns = [pa.array([1] * 4), to_list_dict(lists)]
+    assert statistics(pa.record_batch(columns, schema=pa.schema(fields))) == expected
+
+
+@pytest.mark.parametrize(
+    "sessions",
+    [
+        pa.array(["a", "a", "b"]),
+        pa.array(["a", "a", "b"]).dictionary_encode(),
+        pa.array([b"a", b"a", b"b"]),
+        pa.array([1, 1, 2], pa.uint64()),
+    ],
+)
+def test_sessions_of_any_type(sessions):
+    assert statistics(batch(sessions, x=[[1], [1], [1]])).sessions == 2
+
+
+def test_a_null_session_is_an_error_that_names_the_row():
+    with pytest.raises(DataError, match=r"row 1 \(from 0\), column 'session_id'.*null"):
+        statistics(batch([1, None], x=[[1], [1]]))
+
+
+def test_a_missing_session_column_is_an_error_that_names_those_there():
+    with pytest.raises(DataError, match=r"no column 'session_id' for the session.* x"):
+        statistics(pa.record_batch({"x": pa.array([[1]])}))
+
+
+def test_papercal_has_the_duplication_of_the_paper():
+    """81.5 % of the ids exact and 89.7 % partial, DedupeFactor 5.4 exact and 9.7 partial."""
+    accumulator = StatisticsAccumulator(papercal.SCHEMA, KEYS)
+    for keys in papercal.chunks(papercal.row_keys(1 << 15, 0, "clustered"), 1 << 12):
+        accumulator.add(papercal.make_rows(keys))
+    found = accumulator.result()
+    total = found.total
+    assert found.samples_per_session == pytest.approx(16.5, rel=0.05)
+    assert total.exact_duplication == pytest.approx(0.815, abs=0.01)
+    assert total.shifted_ids / total.ids == pytest.approx(0.897, abs=0.01)
+    assert total.partial_duplication == pytest.approx(0.897, abs=0.015)
+    assert total.dedupe_factor == pytest.approx(5.4, rel=0.05)
+    assert total.partial_dedupe_factor == pytest.approx(9.7, rel=0.05)
+    for feature in papercal.FEATURES:
+        counted = found.features[feature.name]
+        assert counted.stays == pytest.approx(feature.keep, abs=0.02)
+        assert counted.predicted_dedupe_factor == pytest.approx(counted.dedupe_factor, rel=0.1)
+
+
+def test_files_add_up():
+    first, second = batch([1, 1], x=[[1], [1]]), batch([2, 2, 2], x=[[2], [3], [3]])
+    parts = [statistics(first), statistics(second)]
+    assert TableStatistics.merge(parts) == statistics(first, second)
+
+
+def test_tables_with_other_features_do_not_add_up():
+    with pytest.raises(ValueError, match="y"):
+        TableStatistics.merge([statistics(batch([1], x=[[1]])), statistics(batch([1], y=[[1]]))])
+
+
+def write(path, table: pa.RecordBatch, metadata: bytes | None) -> None:
+    with pq.ParquetWriter(path, table.schema) as writer:
+        writer.write_batch(table)
+        if metadata is not None:
+            writer.add_key_value_metadata({FOOTER_KEY: metadata})
+
+
+def test_a_footer_carries_statistics_and_files_merge(tmp_path):
+    parts = [batch([1, 1], x=[[1], [1]]), batch([2], x=[[2]])]
+    for number, part in enumerate(parts):
+        write(tmp_path / f"{number}", part, json.dumps(statistics(part).to_json()).encode())
+    paths = [tmp_path / "0", tmp_path / "1"]
+    assert read_footer(paths[0]) == statistics(parts[0])
+    assert read_footers(paths) == statistics(*parts)
+    write(paths[1], parts[1], None)
+    assert read_footer(paths[1]) is None
+    assert read_footers(paths) is None
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b'{"version": 9}', b'{"version": 1, "rows": 1}'])
+def test_a_damaged_footer_is_an_error_that_names_the_file(tmp_path, damage):
+    write(tmp_path / "f.parquet", batch([1], x=[[1]]), damage)
+    with pytest.raises(DataError, match=r"f\.parquet: the statistics in its footer are damaged"):
+        read_footer(tmp_path / "f.parquet")
+
+
+def test_a_truncated_file_is_an_error_that_names_it(tmp_path):
+    path = tmp_path / "f.parquet"
+    write(path, batch([1], x=[[1]]), None)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"f\.parquet: no readable Parquet file"):
+        read_footer(path)
+
+
+def test_footers_of_other_features_are_an_error_that_names_the_file(tmp_path):
+    for name in ("x", "y"):
+        part = batch([1], **{name: [[1]]})
+        write(tmp_path / name, part, json.dumps(statistics(part).to_json()).encode())
+    with pytest.raises(DataError, match="y: the statistics have other features"):
+        read_footers([tmp_path / "x", tmp_path / "y"])
+
+
+def test_wide_offsets_and_slices():
+    """Offsets that do not start at 0, in 64 bits."""
+    lists = pa.array([[9], [1, 2], [1, 2], [2, 7]], pa.large_list(pa.int64()))
+    table = pa.record_batch({"session_id": np.array([0, 1, 1, 1]), "x": lists}).slice(1)
+    assert statistics(table) == statistics(batch([1, 1, 1], x=[[1, 2], [1, 2], [2, 7]]))
