@@ -10,7 +10,7 @@ import torch
 from recd_plugins.data.check_batch import check_batch, check_rows
 from recd_plugins.data.check_ids import check_ids
 from recd_plugins.data.model_input import ModelInput, lower
-from recd_plugins.data.preprocess import Preprocess
+from recd_plugins.data.preprocess import build_preprocess
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Converter, FeatureSchema, Reader, Rows, Split
 from recd_plugins.plugin_call import plugin_call
@@ -46,12 +46,7 @@ class DataLoader:
         prepared = registry.prepared
         self._placement = prepared.placement if prepared else plan_placement(registry, schema)
         self._num_embeddings = prepared.num_embeddings if prepared else {}
-        self._preprocess = Preprocess(
-            {
-                feature: [entry.plugin for entry in entries]
-                for feature, entries in registry.claim("preprocessing", schema.sparse).items()
-            }
-        )
+        self._preprocess = build_preprocess(registry, schema)
 
     def __len__(self) -> int:
         return len(self._reader)

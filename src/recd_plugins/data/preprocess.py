@@ -1,20 +1,34 @@
-"""Preprocessing on a batch: on all rows of a plain feature, on the unique rows of the others."""
+"""Preprocessing on a batch: each feature in the form it has, over the rows that are stored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.data.apply_step import apply_step
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.feature_steps import feature_steps
 from recd_plugins.errors import DataError, PluginError
-from recd_plugins.interfaces.preprocessing import Preprocessing
-from recd_plugins.plugin_call import plugin_call
+from recd_plugins.interfaces import FeatureSchema, Preprocessing
 from recd_plugins.sparse import InverseKeyedJaggedTensor
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+
+def build_preprocess(registry: Registry, schema: FeatureSchema) -> Preprocess:
+    """What the section ``preprocessing`` of a registry says of the features of ``schema``.
+
+    Raises:
+        RegistryError: a pattern matches no feature, or none that its step takes.
+    """
+    return Preprocess(feature_steps(registry, schema), schema.dense)
 
 
 class Preprocess:
@@ -25,20 +39,25 @@ class Preprocess:
 
     Args:
         steps: by feature; features that a batch lacks are of no consequence.
+        dense: names of the columns of a batch's dense features, in order.
     """
 
-    def __init__(self, steps: Mapping[str, Sequence[Preprocessing]]) -> None:
+    def __init__(
+        self, steps: Mapping[str, Sequence[Preprocessing]], dense: Sequence[str] = ()
+    ) -> None:
         self._steps = {feature: tuple(chain) for feature, chain in steps.items() if chain}
+        self._dense = tuple(dense)
 
     def __call__(self, batch: Batch) -> Batch:
         """The batch with transformed features; ``batch`` itself is left as it is.
 
         Raises:
-            PluginError: a step failed, or returned no jagged int64 ids, or other rows than it got.
+            PluginError: a step failed, or returned something other than its interface allows.
             DataError: a feature with weights: no step knows which weights its values would have.
         """
         return replace(
             batch,
+            dense_features=self._transform_dense(batch.dense_features),
             kjt=None if batch.kjt is None else self._transform_kjt(batch.kjt),
             ikjts=tuple(map(self._transform_ikjt, batch.ikjts)),
         )
@@ -83,51 +102,38 @@ class Preprocess:
             if steps:
                 offsets = kjt.offsets()[first * stride : last * stride + 1] - starts[first]
                 for step in steps:
-                    values, offsets = _apply(step, features, values, offsets)
+                    values, offsets = apply_step(step, features, values, offsets)
                 lengths = torch.diff(offsets).to(lengths.dtype)
             yield values, lengths
             first = last
 
-
-def _apply(
-    step: Preprocessing, features: Sequence[str], values: Tensor, offsets: Tensor
-) -> tuple[Tensor, Tensor]:
-    of = f"of {', '.join(features)}"
-    with plugin_call(step, f"transform {of}"):
-        result = step.transform(values, offsets)
-    if not (
-        isinstance(result, tuple)
-        and len(result) == 2
-        and all(isinstance(part, Tensor) for part in result)
-    ):
-        raise PluginError(
-            f"{step.name}: transform {of} returned {_form(result)}; expected a pair of tensors, "
-            "values and offsets"
-        )
-    new_values, new_offsets = result
-    if new_values.dtype != torch.int64 or new_values.dim() != 1:
-        raise PluginError(
-            f"{step.name}: transform {of} returned values as {_form(new_values)}; expected ids, "
-            "torch.int64 [num_values]"
-        )
-    if new_offsets.dtype not in (torch.int32, torch.int64):
-        raise PluginError(
-            f"{step.name}: transform {of} returned offsets as {_form(new_offsets)}; expected "
-            "torch.int64 or torch.int32"
-        )
-    if new_offsets.shape != offsets.shape:
-        raise PluginError(
-            f"{step.name} returned {new_offsets.numel() - 1} rows for {offsets.numel() - 1} {of}; "
-            "preprocessing changes what is in a row, never how many rows there are"
-        )
-    first, last = int(new_offsets[0]), int(new_offsets[-1])
-    if (first, last) != (0, new_values.numel()):
-        raise PluginError(
-            f"{step.name}: transform {of} returned {new_values.numel()} values and offsets from "
-            f"{first} to {last}; offsets start at 0 and end at the number of values"
-        )
-    return new_values, new_offsets
+    def _transform_dense(self, dense: Tensor) -> Tensor:
+        if self._steps.keys().isdisjoint(self._dense):
+            return dense
+        parts, first = [], 0
+        for steps, run in groupby(self._dense, lambda name: self._steps.get(name, ())):
+            features = list(run)
+            part = dense[:, first : first + len(features)]
+            parts.append(_transform_columns(steps, features, part) if steps else part)
+            first += len(features)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
-def _form(value: object) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+def _transform_columns(
+    steps: Sequence[Preprocessing], features: Sequence[str], columns: Tensor
+) -> Tensor:
+    """Steps over dense features, each a jagged feature with one number in each row."""
+    num_rows, num_features = columns.shape
+    width = 1
+    values = columns.t().flatten()
+    offsets = torch.arange(values.numel() + 1)
+    for step in steps:
+        values, offsets = apply_step(step, features, values, offsets)
+        width *= step.width
+        if not bool((offsets.diff() == width).all()):
+            raise PluginError(
+                f"{step.name}: transform of dense features {', '.join(features)} returned rows of "
+                f"other lengths than {width}; its width is {step.width}: a number becomes so many"
+            )
+    by_feature = values.view(num_features, num_rows, width)
+    return by_feature.transpose(0, 1).reshape(num_rows, num_features * width)

@@ -1,29 +1,57 @@
-"""Kind ``preprocessing``: the values of a jagged feature become other values."""
+"""Kind ``preprocessing``: the values of a feature become other values."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from recd_plugins.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Scope = Literal["id", "row"]
+Values = Literal["ids", "numbers"]
+
 
 class Preprocessing(Plugin, ABC):
-    """A transform of one feature. It must treat equal rows equally: it runs on unique rows only."""
+    """A transform of one feature. It must treat equal rows equally: it runs on unique rows only.
+
+    Attributes:
+        scope: ``"id"`` where each value becomes one value that depends on nothing else, so that
+            rows which share values can go on sharing them; ``"row"`` for all other transforms.
+        takes: the features it is for: ``"ids"`` are sparse features, int64; ``"numbers"`` are
+            dense ones, float32, one in each row. An instance may take less than its class.
+        width: how many numbers one number of a dense feature becomes.
+    """
 
     kind: ClassVar[str] = "preprocessing"
+    scope: ClassVar[Scope] = "row"
+    takes: tuple[Values, ...] = ("ids",)
+    width: int = 1
 
     @abstractmethod
     def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         """One feature in jagged form to the same number of rows in jagged form.
 
         Args:
-            values: ids of all rows, int64 ``[num_values]``.
+            values: ids of all rows, int64 ``[num_values]``, or numbers, float32.
             offsets: where rows start and end in ``values``, integer ``[num_rows + 1]``, from 0.
 
         Returns:
-            New values and offsets. ``values`` and ``offsets`` themselves are left as they are.
+            New values of the same dtype, and new offsets. ``values`` and ``offsets`` themselves
+            are left as they are.
         """
+
+    def kept_lengths(self, lengths: Tensor) -> Tensor | None:  # noqa: ARG002
+        """How many values each row keeps, of a transform that only cuts rows at their end.
+
+        It is then enough to shorten rows that share values; None for every other transform.
+
+        Args:
+            lengths: of the rows, integer ``[num_rows]``.
+
+        Returns:
+            Lengths of the same dtype, none longer than before, or None.
+        """
+        return None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from recd_plugins.data.feature_steps import num_dense_inputs
 from recd_plugins.distributed import guard
 from recd_plugins.errors import PluginError, RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema
@@ -43,7 +44,8 @@ def build_model(registry: Registry, schema: FeatureSchema) -> DLRM:
             "columns of ids in its option sparse, or bring a model of your own"
         )
     _check_tables(registry, [table_name(feature) for feature in schema.sparse])
-    return DLRM(registry.model, len(schema.dense), plan_placement(registry, schema))
+    num_dense = num_dense_inputs(registry, schema)
+    return DLRM(registry.model, num_dense, plan_placement(registry, schema))
 
 
 def _check_tables(registry: Registry, names: list[str]) -> None:

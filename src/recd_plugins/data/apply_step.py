@@ -1,0 +1,67 @@
+"""One step of preprocessing on some rows, and a look at what it returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces.preprocessing import Preprocessing
+from recd_plugins.plugin_call import plugin_call
+
+
+def apply_step(
+    step: Preprocessing, features: Sequence[str], values: Tensor, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What ``step`` makes of the rows of ``features``, one feature after the other.
+
+    Raises:
+        PluginError: the step failed, or returned values of another type or offsets that do not fit.
+    """
+    of = f"of {', '.join(features)}"
+    with plugin_call(step, f"transform {of}"):
+        result = step.transform(values, offsets)
+    if not (
+        isinstance(result, tuple)
+        and len(result) == 2
+        and all(isinstance(part, Tensor) for part in result)
+    ):
+        raise PluginError(
+            f"{step.name}: transform {of} returned {_form(result)}; expected a pair of tensors, "
+            "values and offsets"
+        )
+    new_values, new_offsets = result
+    if new_values.dtype != values.dtype or new_values.dim() != 1:
+        what = "ids" if values.dtype == torch.int64 else "numbers"
+        raise PluginError(
+            f"{step.name}: transform {of} returned values as {_form(new_values)}; expected {what}, "
+            f"{values.dtype} [num_values]"
+        )
+    if new_offsets.dtype not in (torch.int32, torch.int64):
+        raise PluginError(
+            f"{step.name}: transform {of} returned offsets as {_form(new_offsets)}; expected "
+            "torch.int64 or torch.int32"
+        )
+    if new_offsets.shape != offsets.shape:
+        raise PluginError(
+            f"{step.name} returned {new_offsets.numel() - 1} rows for {offsets.numel() - 1} {of}; "
+            "preprocessing changes what is in a row, never how many rows there are"
+        )
+    first, last = int(new_offsets[0]), int(new_offsets[-1])
+    if (first, last) != (0, new_values.numel()):
+        raise PluginError(
+            f"{step.name}: transform {of} returned {new_values.numel()} values and offsets from "
+            f"{first} to {last}; offsets start at 0 and end at the number of values"
+        )
+    if step.scope == "id" and not torch.equal(new_offsets, offsets):
+        raise PluginError(
+            f"{step.name}: transform {of} changed the lengths of rows; its scope is id, so each "
+            "value becomes one value: give it the scope row"
+        )
+    return new_values, new_offsets
+
+
+def _form(value: object) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)

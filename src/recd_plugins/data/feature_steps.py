@@ -1,0 +1,76 @@
+"""Which steps of preprocessing a registry gives to which feature, sparse or dense."""
+
+from __future__ import annotations
+
+import math
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from recd_plugins.errors import Problem, RegistryError
+from recd_plugins.interfaces import FeatureSchema, Preprocessing
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+_CALLED = {"ids": "sparse features", "numbers": "dense features"}
+
+Steps = dict[str, tuple[Preprocessing, ...]]
+
+
+def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
+    """The steps of each feature that has some, in the order of the file.
+
+    A pattern chooses among the features that the step takes: ``*`` stands for all sparse features
+    where a step takes ids.
+
+    Raises:
+        RegistryError: a pattern matches no feature, or none that the step takes.
+    """
+    of_kind = {"ids": schema.sparse, "numbers": schema.dense}
+    names = [*schema.sparse, *schema.dense]
+    claims = registry.claim("preprocessing", names)
+    problems = []
+    taken: dict[str, set[str]] = {}
+    for entry in registry.preprocessing:
+        takes = entry.plugin.takes
+        taken[entry.field] = {name for kind in takes for name in of_kind[kind]}
+        for pattern in entry.patterns:
+            matched = [name for name in names if fnmatchcase(name, pattern)]
+            if taken[entry.field].isdisjoint(matched):
+                problems.append(
+                    Problem(
+                        str(registry.path),
+                        entry.line,
+                        f"{entry.field}.features",
+                        f"{entry.plugin.name} takes {' and '.join(_CALLED[k] for k in takes)}, and "
+                        f"{_matched(pattern, matched)} {_other(schema, matched)}",
+                    )
+                )
+    if problems:
+        raise RegistryError(problems)
+    steps = {
+        name: tuple(entry.plugin for entry in entries if name in taken[entry.field])
+        for name, entries in claims.items()
+    }
+    return {name: chain for name, chain in steps.items() if chain}
+
+
+def num_dense_inputs(registry: Registry, schema: FeatureSchema) -> int:
+    """Columns of ``Batch.dense_features`` after preprocessing, which may widen features.
+
+    Raises:
+        RegistryError: as ``feature_steps``.
+    """
+    steps = feature_steps(registry, schema)
+    return sum(math.prod(step.width for step in steps.get(name, ())) for name in schema.dense)
+
+
+def _matched(pattern: str, names: list[str]) -> str:
+    if names == [pattern]:
+        return pattern
+    return f"{pattern} matches {', '.join(names)}, which"
+
+
+def _other(schema: FeatureSchema, names: list[str]) -> str:
+    kind = "sparse (ids)" if names[0] in schema.sparse else "dense (numbers)"
+    return f"{'is' if len(names) == 1 else 'are'} {kind}"
