@@ -17,7 +17,7 @@ from recd_plugins.data.check_batch import check_batch, check_rows
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 SCHEMA = FeatureSchema(sparse=("user", "item"), dense=("price",), label="click")
 CONVERTER = PlainConverter(PlainConverter.Options())
@@ -32,6 +32,10 @@ def kjt(*keys: str, rows: int = 4, dtype: torch.dtype = torch.int64) -> KeyedJag
     )
 
 
+def partial_of(*keys: str) -> PartialInverseKeyedJaggedTensor:
+    return PartialInverseKeyedJaggedTensor.from_kjt(kjt(*keys))
+
+
 GOOD = Batch(torch.zeros(4, 1), torch.zeros(4), kjt("user", "item"))
 
 
@@ -39,6 +43,25 @@ def test_a_batch_that_is_right_passes_in_either_form() -> None:
     check_batch(CONVERTER, GOOD, 4, SCHEMA)
     ikjts = InverseKeyedJaggedTensor.from_kjt(kjt("item"), [["item"]])
     check_batch(CONVERTER, replace(GOOD, kjt=kjt("user"), ikjts=tuple(ikjts)), 4, SCHEMA)
+    check_batch(
+        CONVERTER, replace(GOOD, kjt=kjt("user"), partials=(partial_of("item"),)), 4, SCHEMA
+    )
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-1, 1), (2, 2), (0, 4), (3, -1)])
+def test_stretches_outside_of_what_is_stored_are_refused(offset: int, length: int) -> None:
+    partial = PartialInverseKeyedJaggedTensor(
+        keys=["item"],
+        values=torch.zeros(3, dtype=torch.int64),
+        offsets=torch.tensor([0, 0, offset, 3]),
+        lengths=torch.tensor([3, 1, length, 0]),
+        length_per_key=[3],
+    )
+    with pytest.raises(PluginError) as caught:
+        check_batch(CONVERTER, replace(GOOD, kjt=kjt("user"), partials=(partial,)), 4, SCHEMA)
+    assert str(caught.value) == (
+        f"plain returned row 2 of item as {length} ids from {offset} on; 3 are stored"
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,6 +73,10 @@ def test_a_batch_that_is_right_passes_in_either_form() -> None:
         (
             replace(GOOD, ikjts=tuple(InverseKeyedJaggedTensor.from_kjt(kjt("item"), [["item"]]))),
             "plain returned more than once feature item; each",
+        ),
+        (
+            replace(GOOD, partials=(partial_of("item"),)),
+            "plain returned more than once feature item",
         ),
         (replace(GOOD, kjt=kjt("user", "item", "ad")), "plain made up feature ad; each"),
         (replace(GOOD, kjt=kjt("user", "item", rows=3)), "returned 3 rows of user, item for 4"),

@@ -7,12 +7,14 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.check_ids import check_ids
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, Rows
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 ROWS = Rows(pa.RecordBatch.from_pydict({"x": [0] * 4}), (Origin("part-0.parquet", 100, 4),))
 
+FORMS = ("kjt", "ikjts", "partials")
 
-def make_batch(lists, *, deduplicated: bool, dtype=torch.int64) -> Batch:
+
+def make_batch(lists, *, form: str, dtype=torch.int64) -> Batch:
     """Feature ``a`` as given, behind a feature whose ids are large."""
     flat = [number for row in lists for number in row]
     kjt = KeyedJaggedTensor(
@@ -21,21 +23,23 @@ def make_batch(lists, *, deduplicated: bool, dtype=torch.int64) -> Batch:
         lengths=torch.tensor([1] * len(lists) + [len(row) for row in lists], dtype=torch.int32),
         stride=len(lists),
     )
-    form = {"kjt": kjt}
-    if deduplicated:
-        form = {"ikjts": InverseKeyedJaggedTensor.from_kjt(kjt, [["large", "a"]])}
-    return Batch(torch.zeros(len(lists), 1), torch.zeros(len(lists)), **form)
+    features = {
+        "kjt": lambda: kjt,
+        "ikjts": lambda: InverseKeyedJaggedTensor.from_kjt(kjt, [["large", "a"]]),
+        "partials": lambda: (PartialInverseKeyedJaggedTensor.from_kjt(kjt),),
+    }
+    return Batch(torch.zeros(len(lists), 1), torch.zeros(len(lists)), **{form: features[form]()})
 
 
-@pytest.mark.parametrize("deduplicated", [False, True])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_ids_inside_pass(deduplicated, dtype):
-    batch = make_batch([[0, 9], [], [9], [9]], deduplicated=deduplicated, dtype=dtype)
+def test_ids_inside_pass(form, dtype):
+    batch = make_batch([[0, 9], [], [9], [9]], form=form, dtype=dtype)
     check_ids(batch, {"a": 10}, ROWS)
     check_ids(batch, {}, ROWS)
 
 
-@pytest.mark.parametrize("deduplicated", [False, True])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
     ("lists", "row", "wrong"),
     [
@@ -43,11 +47,12 @@ def test_ids_inside_pass(deduplicated, dtype):
         ([[1], [1], [-1], []], 102, -1),
         ([[], [], [], [5] * 2000 + [10]], 103, 10),
         ([[10], [1], [10], [1]], 100, 10),
+        ([[1, 2], [2, 3], [3, 10], [10, 4]], 102, 10),
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_an_id_outside_is_named_with_its_first_row(lists, row, wrong, deduplicated, dtype):
-    batch = make_batch(lists, deduplicated=deduplicated, dtype=dtype)
+def test_an_id_outside_is_named_with_its_first_row(lists, row, wrong, form, dtype):
+    batch = make_batch(lists, form=form, dtype=dtype)
     with pytest.raises(DataError) as caught:
         check_ids(batch, {"a": 10}, ROWS)
     message = str(caught.value)
@@ -56,5 +61,5 @@ def test_an_id_outside_is_named_with_its_first_row(lists, row, wrong, deduplicat
 
 
 def test_a_batch_without_rows():
-    check_ids(make_batch([], deduplicated=False), {"a": 10}, ROWS)
-    check_ids(make_batch([], deduplicated=True), {"a": 10}, ROWS)
+    for form in FORMS:
+        check_ids(make_batch([], form=form), {"a": 10}, ROWS)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 
 @dataclass(frozen=True)
@@ -22,12 +22,14 @@ class Batch(Pipelineable):
         labels: float32 ``[B]``.
         kjt: the features that are not deduplicated, or None where all are.
         ikjts: deduplicated features, one entry a group that shares its inverse lookup.
+        partials: features whose rows share ids with the row before.
     """
 
     dense_features: Tensor
     labels: Tensor
     kjt: KeyedJaggedTensor | None = None
     ikjts: tuple[InverseKeyedJaggedTensor, ...] = ()
+    partials: tuple[PartialInverseKeyedJaggedTensor, ...] = ()
 
     @property
     def batch_size(self) -> int:
@@ -40,6 +42,7 @@ class Batch(Pipelineable):
             labels=self.labels.to(device, non_blocking=non_blocking),
             kjt=None if self.kjt is None else self.kjt.to(device, non_blocking=non_blocking),
             ikjts=tuple(ikjt.to(device, non_blocking=non_blocking) for ikjt in self.ikjts),
+            partials=tuple(part.to(device, non_blocking=non_blocking) for part in self.partials),
         )
 
     def pin_memory(self) -> Self:
@@ -49,6 +52,7 @@ class Batch(Pipelineable):
             labels=self.labels.pin_memory(),
             kjt=None if self.kjt is None else self.kjt.pin_memory(),
             ikjts=tuple(ikjt.pin_memory() for ikjt in self.ikjts),
+            partials=tuple(partial.pin_memory() for partial in self.partials),
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -56,5 +60,5 @@ class Batch(Pipelineable):
         self.labels.record_stream(stream)
         if self.kjt is not None:
             self.kjt.record_stream(stream)
-        for ikjt in self.ikjts:
-            ikjt.record_stream(stream)
+        for deduplicated in (*self.ikjts, *self.partials):
+            deduplicated.record_stream(stream)

@@ -11,6 +11,7 @@ from torch import Tensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Converter, Dataset, FeatureSchema, Rows
+from recd_plugins.sparse import PartialInverseKeyedJaggedTensor
 
 
 def check_rows(dataset: Dataset, rows: Any, batch_size: int) -> None:
@@ -46,7 +47,8 @@ def check_batch(converter: Converter, batch: Any, num_rows: int, schema: Feature
     _check(converter, "dense_features", batch.dense_features, (num_rows, len(schema.dense)))
     _check(converter, "labels", batch.labels, (num_rows,))
     features: list[str] = []
-    for sparse in (*(() if batch.kjt is None else (batch.kjt,)), *batch.ikjts):
+    plain = () if batch.kjt is None else (batch.kjt,)
+    for sparse in (*plain, *batch.ikjts, *batch.partials):
         keys = sparse.keys()
         if sparse.stride() != num_rows:
             raise PluginError(
@@ -59,6 +61,8 @@ def check_batch(converter: Converter, batch: Any, num_rows: int, schema: Feature
                 "ids are torch.int64"
             )
         features += keys
+    for partial in batch.partials:
+        _check_stretches(converter, partial)
     _check_names(converter, features, schema)
 
 
@@ -68,6 +72,17 @@ def _check(converter: Converter, name: str, tensor: Tensor, shape: tuple[int, ..
             f"{converter.name} returned {name} as {tensor.dtype} {list(tensor.shape)}; expected "
             f"torch.float32 {list(shape)}"
         )
+
+
+def _check_stretches(converter: Converter, partial: PartialInverseKeyedJaggedTensor) -> None:
+    for key, values, offsets, lengths in partial.split():
+        wrong = (offsets < 0) | (lengths < 0) | (offsets + lengths > values.numel())
+        if wrong.any():
+            row = int(wrong.int().argmax())
+            raise PluginError(
+                f"{converter.name} returned row {row} of {key} as {int(lengths[row])} ids from "
+                f"{int(offsets[row])} on; {values.numel()} are stored"
+            )
 
 
 def _check_names(converter: Converter, features: list[str], schema: FeatureSchema) -> None:

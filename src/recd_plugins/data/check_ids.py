@@ -13,7 +13,7 @@ from recd_plugins.data.arrow import place
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.dataset import Rows
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 _BLOCK = 1024
 
@@ -33,6 +33,8 @@ def check_ids(batch: Batch, num_embeddings: Mapping[str, int], rows: Rows) -> No
         _check(batch.kjt, None, num_embeddings, rows)
     for ikjt in batch.ikjts:
         _check(ikjt.to_unique_kjt(), ikjt, num_embeddings, rows)
+    for partial in batch.partials:
+        _check_partial(partial, num_embeddings, rows)
 
 
 def _check(
@@ -53,10 +55,28 @@ def _check(
         row = int(np.searchsorted(row_offsets, at, "right")) - 1
         if ikjt is not None:
             row = int((ikjt.inverse_lookup().numpy() == row).argmax())
-        raise DataError(
-            f"{place(rows, key, row)}: the id is {values[at]}, and the table has rows 0 to "
-            f"{limit - 1}; enlarge the table, or map the ids into it by preprocessing"
-        )
+        raise _outside(rows, key, row, values[at], limit)
+
+
+def _check_partial(
+    partial: PartialInverseKeyedJaggedTensor, num_embeddings: Mapping[str, int], rows: Rows
+) -> None:
+    for key, *tensors in partial.split():
+        if key not in num_embeddings:
+            continue
+        values, offsets, lengths = (tensor.numpy() for tensor in tensors)
+        limit = num_embeddings[key]
+        at = _first_outside(values, np.int64(0), np.int64(len(values)), np.uint64(limit))
+        if at >= 0:
+            row = int(((offsets <= at) & (at < offsets + lengths)).argmax())
+            raise _outside(rows, key, row, values[at], limit)
+
+
+def _outside(rows: Rows, key: str, row: int, value: int, limit: int) -> DataError:
+    return DataError(
+        f"{place(rows, key, row)}: the id is {value}, and the table has rows 0 to {limit - 1}; "
+        "enlarge the table, or map the ids into it by preprocessing"
+    )
 
 
 @numba.njit(cache=True, nogil=True)

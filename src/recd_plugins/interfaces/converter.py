@@ -25,12 +25,14 @@ class Converter(Plugin, ABC):
         """
 
     def dedupe_factors(self) -> Mapping[str, float]:
-        """How many rows share a unique one, by deduplicated feature, as ``fit`` measured it."""
+        """Ids over ids that are stored, by deduplicated feature, as ``fit`` measured it."""
         return {}
 
     @abstractmethod
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
-        """Every sparse feature of ``schema`` stands in the result once: in ``kjt`` or in one IKJT.
+        """Every sparse feature of ``schema`` stands in the result once.
+
+        In ``kjt``, in one IKJT, or in one partial IKJT.
 
         Raises:
             DataError: a null, a missing column or a wrong type, with file, column, row and value.

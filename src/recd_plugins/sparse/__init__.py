@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+    from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
-__all__ = ["InverseKeyedJaggedTensor"]
+__all__ = ["InverseKeyedJaggedTensor", "PartialInverseKeyedJaggedTensor"]
+
+# Imported at first use: duplicates are also looked for where torch is not wanted.
+_MODULES = {
+    "InverseKeyedJaggedTensor": "ikjt",
+    "PartialInverseKeyedJaggedTensor": "partial_ikjt",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # At first use: duplicates are also looked for where torch is not wanted.
-    if name == "InverseKeyedJaggedTensor":
-        from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-
-        return InverseKeyedJaggedTensor
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -26,6 +26,20 @@ def positions_of_rows(offsets: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """
     starts = offsets.index_select(0, rows)
     lengths = offsets.index_select(0, rows + 1) - starts
+    return positions_of_ranges(starts, lengths), lengths
+
+
+def positions_of_ranges(starts: Tensor, lengths: Tensor, total: int | None = None) -> Tensor:
+    """The positions from ``starts[i]`` up to ``starts[i] + lengths[i]``, one range after the other.
+
+    Args:
+        starts: integer ``[n]``.
+        lengths: integer ``[n]``.
+        total: the sum of ``lengths``; where it is known, nothing waits for a device.
+
+    Returns:
+        int64 ``[total]``.
+    """
     ends = torch.cumsum(lengths, 0)
-    shift = torch.repeat_interleave(starts.long() - (ends - lengths), lengths)
-    return torch.arange(shift.numel(), device=offsets.device) + shift, lengths
+    shift = torch.repeat_interleave(starts.long() - (ends - lengths), lengths, output_size=total)
+    return torch.arange(shift.numel(), device=starts.device) + shift

@@ -1,0 +1,89 @@
+"""Rows of jagged columns in memory that share ids with the row before: those are stored once.
+
+Data clustered by session has the rows of a session next to each other. A history of which the
+oldest ids fall out while new ones are appended then shares most ids with the row before it, though
+the rows differ (RecD, section 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_plugins.sparse import partial_kernels
+from recd_plugins.sparse.dedup import JaggedColumn, address_of, describe
+
+MAX_SHIFT = 8
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Columns of B rows, each row a stretch of its column's stored values.
+
+    Attributes:
+        values: stored values, one column after the other.
+        offsets: where each row begins in its column's part of ``values``, int32
+            ``[num_columns, B]``.
+        lengths: of the rows, int32 ``[num_columns, B]``.
+        sizes: values stored of each column.
+    """
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int32]
+    lengths: NDArray[np.int32]
+    sizes: tuple[int, ...]
+
+
+class RowPacker:
+    """Packs rows, and keeps its working memory from batch to batch.
+
+    Not to be shared by threads. What it returns is new memory.
+
+    Args:
+        max_shift: values by which a row may have moved on from the one before.
+    """
+
+    def __init__(self, max_shift: int = MAX_SHIFT) -> None:
+        self._max_shift = max_shift
+        self._packed = np.empty(0, np.uint8)
+
+    def __call__(self, columns: Sequence[JaggedColumn], num_rows: int) -> PackedRows:
+        """Pack columns of ``num_rows`` rows and one dtype.
+
+        Raises:
+            ValueError: a column's dtype or offsets do not fit, or has 2^31 values or more.
+        """
+        described = np.array([describe(column, num_rows) for column in columns], np.int64)
+        dtype = columns[0][0].dtype if columns else np.dtype(np.int64)
+        sizes = np.empty(len(columns), np.int64)
+        shape = (len(columns), num_rows)
+        offsets, lengths = np.empty(shape, np.int32), np.empty(shape, np.int32)
+        self._make_room(columns, dtype)
+        partial_kernels.pack_rows(
+            described.reshape(-1, 4),
+            self._max_shift,
+            address_of(self._packed),
+            offsets,
+            lengths,
+            sizes,
+        )
+        num_bytes = int(sizes.sum()) * dtype.itemsize
+        values = self._packed[:num_bytes].view(dtype).copy()
+        return PackedRows(values, offsets, lengths, tuple(sizes.tolist()))
+
+    def _make_room(self, columns: Sequence[JaggedColumn], dtype: np.dtype[Any]) -> None:
+        """Room for all values, which the system provides where something is written only."""
+        total = 0
+        for values, offsets in columns:
+            if values.dtype != dtype:
+                raise ValueError(f"columns of {dtype} and of {values.dtype}: pack one dtype a call")
+            size = int(offsets[-1]) - int(offsets[0])
+            if size > np.iinfo(np.int32).max:
+                raise ValueError(f"{size} values in a column of one batch; 2^31 - 1 is the most")
+            total += size
+        if self._packed.size < total * dtype.itemsize:
+            self._packed = np.empty(total * dtype.itemsize, np.uint8)

@@ -1,0 +1,288 @@
+"""The partial form of the InverseKeyedJaggedTensor (Zhao et al., MLSys 2023, section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import register_pytree_node
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import positions_of_ranges
+from recd_plugins.sparse.packed_rows import pack
+from recd_plugins.sparse.partial import MAX_SHIFT
+
+
+class PartialInverseKeyedJaggedTensor(Pipelineable):
+    """A KeyedJaggedTensor of B rows in which rows share ids: each row is a stretch of stored ids.
+
+    Ids are stored feature by feature. Row ``b`` of a feature is the ``lengths[b]`` ids from
+    ``offsets[b]`` on of the feature's own part. Stretches may overlap, so a history that drops its
+    oldest id and appends a new one stores one id more. There are no weights: an id that rows share
+    has no weight of its own in each.
+
+    Args:
+        keys: names of the F features, F > 0.
+        values: stored ids, feature by feature, ``[num_values]``.
+        offsets: where each row begins in its feature's part of ``values``, feature by feature,
+            integer ``[F * B]``.
+        lengths: ids in each row, feature by feature, integer ``[F * B]``.
+        length_per_key: ids stored of each feature; they add up to ``num_values``.
+
+    Raises:
+        ValueError: shapes that do not fit together, no keys, or a key twice. Only shapes are
+            looked at, so that nothing waits for a device.
+
+    Example:
+        Three rows: [7, 8, 9], the same moved on by one to [8, 9, 5], and that once more::
+
+            PartialInverseKeyedJaggedTensor(
+                keys=["viewed"],
+                values=torch.tensor([7, 8, 9, 5]),
+                offsets=torch.tensor([0, 1, 1]),
+                lengths=torch.tensor([3, 3, 3]),
+                length_per_key=[4],
+            )
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[str],
+        values: Tensor,
+        offsets: Tensor,
+        lengths: Tensor,
+        length_per_key: Sequence[int],
+    ) -> None:
+        _check_shapes(keys, values, offsets, lengths, length_per_key)
+        self._keys = list(keys)
+        self._values = values
+        self._offsets = offsets
+        self._lengths = lengths
+        self._length_per_key = list(length_per_key)
+
+    @staticmethod
+    def from_kjt(
+        kjt: KeyedJaggedTensor, keys: Sequence[str] | None = None, max_shift: int = MAX_SHIFT
+    ) -> PartialInverseKeyedJaggedTensor:
+        """Store of each row only the ids that the row before it does not have.
+
+        Only the row before is looked at: rows of a session have to follow each other.
+
+        Args:
+            kjt: B rows of every feature, without weights.
+            keys: features to take, all by default.
+            max_shift: by how many ids a row may have moved on from the one before.
+
+        Raises:
+            ValueError: no keys, one that ``kjt`` lacks or that is named twice, or a ``kjt`` with
+                weights or whose number of rows differs from key to key.
+        """
+        keys = kjt.keys() if keys is None else keys
+        packed = pack(kjt, keys, max_shift)
+        return PartialInverseKeyedJaggedTensor(
+            keys, packed.values, packed.offsets, packed.lengths, packed.length_per_key
+        )
+
+    def keys(self) -> list[str]:
+        """Names of the F features."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """Stored ids, feature by feature, ``[num_values]``."""
+        return self._values
+
+    def offsets(self) -> Tensor:
+        """Where each row begins in its feature's part of ``values``, ``[F * B]``."""
+        return self._offsets
+
+    def lengths(self) -> Tensor:
+        """Ids in each row, feature by feature, ``[F * B]``."""
+        return self._lengths
+
+    def length_per_key(self) -> list[int]:
+        """Ids stored of each feature."""
+        return self._length_per_key
+
+    def stride(self) -> int:
+        """B: rows of the batch."""
+        return self._lengths.numel() // len(self._keys)
+
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self._values.device
+
+    def dedupe_factor(self) -> float:
+        """Ids of the batch over ids that are stored (the paper's DedupeFactor), 1.0 if no ids."""
+        stored = self._values.numel()
+        return float(self._lengths.sum().item()) / stored if stored else 1.0
+
+    def split(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+        """Of each feature: its key, stored ids, and offsets and lengths ``[B]`` of the rows."""
+        parts = zip(
+            self._keys,
+            self._values.split(self._length_per_key),
+            self._offsets.view(len(self._keys), -1),
+            self._lengths.view(len(self._keys), -1),
+            strict=True,
+        )
+        return iter(parts)
+
+    def to_kjt(self) -> KeyedJaggedTensor:
+        """A plain KJT of all B rows: the inverse of ``from_kjt``, exactly."""
+        starts = self._offsets.long().view(len(self._keys), -1) + self._starts().unsqueeze(1)
+        positions = positions_of_ranges(starts.flatten(), self._lengths)
+        return KeyedJaggedTensor(
+            keys=self._keys,
+            values=self._values.index_select(0, positions),
+            lengths=self._lengths,
+            stride=self.stride(),
+        )
+
+    def to_ikjt(
+        self, groups: Sequence[Sequence[str]] | None = None
+    ) -> tuple[InverseKeyedJaggedTensor, ...]:
+        """The exact form: a row with the same stretches as the row before it is no new row.
+
+        Equal rows that do not follow each other stay apart, unlike in ``from_kjt`` of an IKJT.
+
+        Args:
+            groups: features that share an inverse lookup; by default each has its own.
+
+        Raises:
+            ValueError: an empty group, or a key that this one lacks or that is named twice.
+        """
+        groups = [[key] for key in self._keys] if groups is None else groups
+        names = [key for group in groups for key in group]
+        if [] in map(list, groups) or len(set(names)) < len(names):
+            raise ValueError(f"groups without features, or with one twice: {list(groups)}")
+        unknown = set(names) - set(self._keys)
+        if unknown:
+            raise ValueError(f"no feature {min(unknown)!r}, only {', '.join(self._keys)}")
+        features = {key: rest for key, *rest in self.split()}
+        return tuple(
+            _unique_rows(group, [features[key] for key in group], self.stride()) for group in groups
+        )
+
+    def to(
+        self, device: torch.device, non_blocking: bool = False
+    ) -> PartialInverseKeyedJaggedTensor:
+        """The same on another device."""
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> PartialInverseKeyedJaggedTensor:
+        """The same in page-locked memory."""
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until ``stream`` has done what it was given so far."""
+        for tensor in (self._values, self._offsets, self._lengths):
+            tensor.record_stream(stream)
+
+    def _starts(self) -> Tensor:
+        """Where each feature's part begins, int64 ``[F]``."""
+        starts = [0, *accumulate(self._length_per_key)][:-1]
+        return torch.tensor(starts, device=self.device())
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> PartialInverseKeyedJaggedTensor:
+        return PartialInverseKeyedJaggedTensor(
+            self._keys,
+            function(self._values),
+            function(self._offsets),
+            function(self._lengths),
+            self._length_per_key,
+        )
+
+    def __repr__(self) -> str:
+        head = f"{type(self).__name__}({self.stride()} rows, {self.device()}"
+        if self._values.device.type == "meta":
+            return f"{head}, keys={self._keys})"
+        lines = [head]
+        for key, values, offsets, lengths in self.split():
+            rows = zip(offsets[:5].tolist(), lengths[:5].tolist(), strict=True)
+            more = f", ... {self.stride() - 5} more" if self.stride() > 5 else ""
+            shown = ", ".join(map(str, map(list, rows)))
+            lines.append(f"    {key!r}: {_short(values)}, [offset, length]: [{shown}{more}]")
+        return ",\n".join(lines) + "\n)"
+
+
+def _unique_rows(
+    keys: Sequence[str], features: Sequence[Sequence[Tensor]], num_rows: int
+) -> InverseKeyedJaggedTensor:
+    device = features[0][0].device
+    is_new = torch.zeros(num_rows, dtype=torch.bool, device=device)
+    is_new[:1] = True
+    for _, offsets, lengths in features:
+        is_new[1:] |= (offsets[1:] != offsets[:-1]) | (lengths[1:] != lengths[:-1])
+    first_rows = is_new.nonzero().flatten()
+    unique_values, unique_lengths = [], []
+    for values, offsets, lengths in features:
+        kept = lengths.index_select(0, first_rows)
+        positions = positions_of_ranges(offsets.index_select(0, first_rows), kept)
+        unique_values.append(values.index_select(0, positions))
+        unique_lengths.append(kept)
+    return InverseKeyedJaggedTensor(
+        keys=keys,
+        values=torch.cat(unique_values),
+        inverse_lookup=torch.cumsum(is_new, 0) - 1,
+        lengths=torch.cat(unique_lengths),
+    )
+
+
+def _short(values: Tensor) -> str:
+    numbers = values[:8].tolist()
+    if values.numel() <= 8:
+        return str(numbers)
+    return f"[{', '.join(map(str, numbers))}, ... {values.numel() - 8} more]"
+
+
+def _check_shapes(
+    keys: Sequence[str],
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor,
+    length_per_key: Sequence[int],
+) -> None:
+    if not keys or len(set(keys)) < len(keys):
+        raise ValueError(f"a partial IKJT needs keys that are all different, got {list(keys)}")
+    for name, tensor in {"values": values, "offsets": offsets, "lengths": lengths}.items():
+        if tensor.dim() != 1:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, expected one dimension")
+    if lengths.numel() % len(keys):
+        raise ValueError(f"{lengths.numel()} lengths do not divide into {len(keys)} keys")
+    if offsets.shape != lengths.shape:
+        raise ValueError(
+            f"offsets has shape {list(offsets.shape)}, lengths {list(lengths.shape)}: "
+            "each row has one of both"
+        )
+    if len(length_per_key) != len(keys) or min(length_per_key) < 0:
+        raise ValueError(f"length_per_key is {list(length_per_key)}, expected {len(keys)} counts")
+    if sum(length_per_key) != values.numel():
+        raise ValueError(
+            f"length_per_key adds up to {sum(length_per_key)}, there are {values.numel()} values"
+        )
+
+
+def _flatten(partial: PartialInverseKeyedJaggedTensor) -> tuple[list[Any], Any]:
+    tensors = [partial.values(), partial.offsets(), partial.lengths()]
+    return tensors, (partial.keys(), partial.length_per_key())
+
+
+def _unflatten(tensors: Any, context: Any) -> PartialInverseKeyedJaggedTensor:
+    # The leaves may be anything (tree_map to shapes, for one): nothing is checked.
+    partial = PartialInverseKeyedJaggedTensor.__new__(PartialInverseKeyedJaggedTensor)
+    partial._keys, partial._length_per_key = context
+    partial._values, partial._offsets, partial._lengths = tensors
+    return partial
+
+
+register_pytree_node(
+    PartialInverseKeyedJaggedTensor,
+    _flatten,
+    _unflatten,
+    serialized_type_name="recd_plugins.PartialInverseKeyedJaggedTensor",
+)

@@ -1,0 +1,204 @@
+"""PartialInverseKeyedJaggedTensor: rows that share ids, exact whatever they share."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.packed_rows import by_torch
+
+MAX_SHIFT = 3
+
+
+def kjt_of(rows: dict[str, list[list[int]]], dtype=torch.int64) -> KeyedJaggedTensor:
+    ids = [i for feature in rows.values() for row in feature for i in row]
+    return KeyedJaggedTensor(
+        keys=list(rows),
+        values=torch.tensor(ids, dtype=dtype),
+        lengths=torch.tensor(
+            [len(row) for feature in rows.values() for row in feature], dtype=torch.int32
+        ),
+        stride=len(next(iter(rows.values()))),
+    )
+
+
+def lists(kjt: KeyedJaggedTensor) -> dict[str, list[list[int]]]:
+    return {key: [row.tolist() for row in kjt[key].to_dense()] for key in kjt.keys()}  # noqa: SIM118
+
+
+@st.composite
+def histories(draw) -> dict[str, list[list[int]]]:
+    """Two features whose rows stay, move on by more or less than what is looked for, or change.
+
+    Some are longer than the blocks in which a kernel compares; ids repeat, so that several shifts
+    begin alike.
+    """
+    num_rows = draw(st.integers(0, 12))
+    ids = st.integers(0, 2) | st.sampled_from([2**31 - 1, -(2**31)])
+    features = {}
+    for key in "ab":
+        row: list[int] = draw(st.lists(ids, max_size=5)) * draw(st.sampled_from([1, 1, 20]))
+        rows = []
+        for _ in range(num_rows):
+            kind = draw(st.sampled_from(["stay", "stay", "move", "cut", "change"]))
+            if kind == "move":
+                row = row[draw(st.integers(0, MAX_SHIFT + 1)) :] + draw(st.lists(ids, max_size=3))
+            elif kind == "cut":
+                row = row[: len(row) // 2]
+            elif kind == "change":
+                row = draw(st.lists(ids, max_size=3))
+            rows.append(row)
+        features[key] = rows
+    return features
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(histories(), st.sampled_from([torch.int64, torch.int32]))
+def test_there_and_back(rows, dtype):
+    kjt = kjt_of(rows, dtype)
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt, max_shift=MAX_SHIFT)
+    back = partial.to_kjt()
+    assert back.keys() == kjt.keys()
+    assert back.stride() == kjt.stride()
+    for got, expected in ((back.values(), kjt.values()), (back.lengths(), kjt.lengths())):
+        assert got.dtype == expected.dtype
+        assert got.equal(expected)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(histories())
+def test_kernel_and_torch_store_the_same(rows):
+    kjt = kjt_of(rows)
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt, max_shift=MAX_SHIFT)
+    expected = by_torch(kjt, [0, 1], MAX_SHIFT)
+    assert partial.values().equal(expected.values)
+    assert partial.offsets().equal(expected.offsets)
+    assert partial.lengths().equal(expected.lengths)
+    assert partial.length_per_key() == expected.length_per_key
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(histories())
+def test_a_row_stores_what_the_row_before_lacks(rows):
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of(rows), max_shift=MAX_SHIFT)
+    stored = []
+    for feature in rows.values():
+        total, before = 0, []
+        for row in feature:
+            shared = [
+                len(before) - k
+                for k in range(MAX_SHIFT + 1)
+                if k < len(before) and row[: len(before) - k] == before[k:]
+            ]
+            total += len(row) - max(shared, default=0)
+            before = row
+        stored.append(total)
+    assert partial.length_per_key() == stored
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(histories(), st.sampled_from([None, [["a", "b"]], [["b"]]]))
+def test_the_exact_form_is_exact(rows, groups):
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of(rows), max_shift=MAX_SHIFT)
+    for ikjt in partial.to_ikjt(groups):
+        assert lists(ikjt.to_kjt()) == {key: rows[key] for key in ikjt.keys()}  # noqa: SIM118
+        together = list(zip(*(rows[key] for key in ikjt.keys()), strict=True))  # noqa: SIM118
+        changes = sum(row != before for before, row in zip(together, together[1:], strict=False))
+        assert ikjt.num_unique() == (changes + 1 if together else 0)
+
+
+def test_a_history_that_moves_on_is_stored_once():
+    kjt = kjt_of({"viewed": [[7, 8, 9], [8, 9, 5], [8, 9, 5], [8, 9, 5, 6], []]})
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt)
+    assert partial.values().tolist() == [7, 8, 9, 5, 6]
+    assert partial.offsets().tolist() == [0, 1, 1, 1, 5]
+    assert partial.lengths().tolist() == [3, 3, 3, 4, 0]
+    assert partial.dedupe_factor() == 13 / 5
+    (exact,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["viewed"]])
+    assert exact.dedupe_factor() == 13 / 10
+
+
+def test_only_as_far_as_max_shift():
+    kjt = kjt_of({"viewed": [[1, 2, 3, 4], [3, 4, 5]]})
+    stored = [
+        PartialInverseKeyedJaggedTensor.from_kjt(kjt, max_shift=shift).values().numel()
+        for shift in range(3)
+    ]
+    assert stored == [7, 7, 5]
+
+
+def test_some_features_in_any_order():
+    rows = {"a": [[1], [1]], "b": [[2, 3], [3, 4]], "c": [[5], [6]]}
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of(rows), ["c", "b"])
+    assert partial.keys() == ["c", "b"]
+    assert partial.length_per_key() == [2, 3]
+    assert lists(partial.to_kjt()) == {"c": rows["c"], "b": rows["b"]}
+
+
+def test_what_cannot_be_packed_is_refused():
+    kjt = kjt_of({"a": [[1], [2]], "b": [[3], [4]]})
+    weighted = KeyedJaggedTensor(["a"], kjt.values(), torch.ones(4), torch.tensor([2, 2]))
+    with pytest.raises(ValueError, match="weights"):
+        PartialInverseKeyedJaggedTensor.from_kjt(weighted)
+    with pytest.raises(ValueError, match="no feature 'c'"):
+        PartialInverseKeyedJaggedTensor.from_kjt(kjt, ["c"])
+    with pytest.raises(ValueError, match="different"):
+        PartialInverseKeyedJaggedTensor.from_kjt(kjt, ["a", "a"])
+    (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
+    with pytest.raises(ValueError, match="variable batch"):
+        PartialInverseKeyedJaggedTensor.from_kjt(ikjt.to_vbe_kjt())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"keys": []}, "keys"),
+        ({"keys": ["a", "a"], "length_per_key": [1, 2]}, "different"),
+        ({"lengths": torch.tensor([2])}, "each row has one of both"),
+        ({"offsets": torch.tensor([[0, 1]])}, "one dimension"),
+        ({"keys": ["a", "b", "c"]}, "do not divide"),
+        ({"length_per_key": [2]}, "adds up to 2"),
+        ({"length_per_key": [1, 2]}, "expected 1 counts"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(change, message):
+    fields = {
+        "keys": ["a"],
+        "values": torch.tensor([1, 2, 3]),
+        "offsets": torch.tensor([0, 1]),
+        "lengths": torch.tensor([2, 2]),
+        "length_per_key": [3],
+    }
+    PartialInverseKeyedJaggedTensor(**fields)
+    with pytest.raises(ValueError, match=message):
+        PartialInverseKeyedJaggedTensor(**(fields | change))
+
+
+@pytest.mark.parametrize("groups", [[[]], [["a"], ["a"]], [["b"]]])
+def test_groups_that_cannot_be_are_refused(groups):
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of({"a": [[1], [2]]}))
+    with pytest.raises(ValueError, match="feature"):
+        partial.to_ikjt(groups)
+
+
+def test_it_is_a_pytree_and_moves():
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of({"a": [[1, 2], [2, 3]]}))
+    doubled = pytree.tree_map(lambda tensor: tensor * 2, partial)
+    assert doubled.values().tolist() == [2, 4, 6]
+    assert doubled.keys() == ["a"]
+    assert doubled.length_per_key() == [3]
+    moved = partial.to(torch.device("meta"))
+    assert moved.values().is_meta
+    assert moved.offsets().is_meta
+    assert moved.stride() == 2
+    assert "keys=['a']" in repr(moved)
+
+
+def test_repr_shows_stretches():
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of({"a": [[1, 2], [2, 3]]}))
+    text = repr(partial)
+    assert "2 rows" in text
+    assert "'a': [1, 2, 3], [offset, length]: [[0, 2], [1, 2]]" in text
