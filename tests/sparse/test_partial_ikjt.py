@@ -1,5 +1,7 @@
 """PartialInverseKeyedJaggedTensor: rows that share ids, exact whatever they share."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -106,7 +108,7 @@ def test_the_exact_form_is_exact(rows, groups):
     for ikjt in partial.to_ikjt(groups):
         assert lists(ikjt.to_kjt()) == {key: rows[key] for key in ikjt.keys()}  # noqa: SIM118
         together = list(zip(*(rows[key] for key in ikjt.keys()), strict=True))  # noqa: SIM118
-        changes = sum(row != before for before, row in zip(together, together[1:], strict=False))
+        changes = sum(row != before for before, row in pairwise(together))
         assert ikjt.num_unique() == (changes + 1 if together else 0)
 
 

@@ -60,5 +60,7 @@ class Batch(Pipelineable):
         self.labels.record_stream(stream)
         if self.kjt is not None:
             self.kjt.record_stream(stream)
-        for deduplicated in (*self.ikjts, *self.partials):
-            deduplicated.record_stream(stream)
+        for ikjt in self.ikjts:
+            ikjt.record_stream(stream)
+        for partial in self.partials:
+            partial.record_stream(stream)

@@ -125,7 +125,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         """Of each feature: its key, stored ids, and offsets and lengths ``[B]`` of the rows."""
         parts = zip(
             self._keys,
-            self._values.split(self._length_per_key),
+            torch.split(self._values, self._length_per_key),
             self._offsets.view(len(self._keys), -1),
             self._lengths.view(len(self._keys), -1),
             strict=True,
