@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
 from recd_plugin_recd.interactions_file import Columns, Events, detect_format, read_events
-from recd_plugin_recd.interactions_log import DENSE, LABEL, SPARSE, InteractionLog
+from recd_plugin_recd.interactions_log import (
+    DENSE,
+    LABEL,
+    SESSION,
+    SPARSE,
+    TIMESTAMP,
+    InteractionLog,
+)
 from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
 from recd_plugins.data.reader import PlannedReader
 from recd_plugins.errors import DataError
@@ -24,6 +31,7 @@ from recd_plugins.interfaces import (
     PluginOptions,
     Reader,
     Rows,
+    SessionKeys,
     Split,
 )
 
@@ -122,6 +130,15 @@ class Interactions(Dataset):
             world_size=world_size,
             ahead=self.options.prefetch,
         )
+
+    def session_keys(self) -> SessionKeys:
+        return SessionKeys(SESSION, TIMESTAMP)
+
+    def scan(self, split: Split = "train") -> Iterator[Rows]:
+        places = self._places(split)
+        for unit in _units(len(places)):
+            chosen = places[unit.first_row : unit.first_row + unit.num_rows]
+            yield Rows(self._log.rows_with_keys(chosen), self._origins(self._log.file_rows[chosen]))
 
     @cached_property
     def _events(self) -> Events:

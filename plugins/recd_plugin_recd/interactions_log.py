@@ -26,6 +26,7 @@ DENSE = (
     "user_seen", "user_liked_share", "user_idle", "item_seen", "item_liked_share",
 )  # fmt: skip
 LABEL = "label"
+SESSION, TIMESTAMP = "session_id", "timestamp"
 
 _IDS = pa.list_(pa.int64())
 SCHEMA = pa.schema(
@@ -124,6 +125,18 @@ class InteractionLog:
             self.liked[places].astype(np.int8),
         ]
         return pa.record_batch(columns, schema=SCHEMA)
+
+    def rows_with_keys(self, places: Int64s) -> pa.RecordBatch:
+        """``rows`` with columns of session, a number of its own, and time, in microseconds."""
+        rows = self.rows(places)
+        keys = {
+            SESSION: self.session_starts[places],
+            TIMESTAMP: np.rint(self._times[places] * 1e6).astype(np.int64),
+        }
+        return pa.record_batch(
+            [*rows.columns, *keys.values()],
+            schema=pa.schema([*SCHEMA, *((name, pa.int64()) for name in keys)]),
+        )
 
     def _item_counts(self, items: Int64s, by_user: Int64s) -> tuple[Int64s, Int64s]:
         """By place: how often the item was seen and liked before. ``items`` are by time."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
@@ -13,10 +13,18 @@ from pydantic import Field, NonNegativeInt
 
 from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of
 from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.read_plan import ReadPlan
+from recd_plugins.data.read_plan import Piece, ReadPlan
 from recd_plugins.data.reader import PlannedReader, digest
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Dataset, FeatureSchema, PluginOptions, Reader, Split
+from recd_plugins.interfaces import (
+    Dataset,
+    FeatureSchema,
+    PluginOptions,
+    Reader,
+    Rows,
+    SessionKeys,
+    Split,
+)
 
 _LISTS = pa.list_(pa.int64())
 
@@ -93,7 +101,7 @@ class SessionParquet(Dataset):
         return ("train",) if self.options.test_path is None else ("train", "test")
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        table = self._table if split == "train" else self._test_table
+        table = self._table_of(split)
         columns = self._columns(table, self.schema())
         return PlannedReader(
             ReadPlan(
@@ -109,6 +117,24 @@ class SessionParquet(Dataset):
             world_size=world_size,
             ahead=self.options.prefetch,
         )
+
+    def session_keys(self) -> SessionKeys:
+        return SessionKeys(self.options.session, self.options.timestamp)
+
+    def scan(self, split: Split = "train") -> Iterator[Rows]:
+        table = self._table_of(split)
+        columns = self._columns(table, self.schema())
+        keys = (self.options.session, self.options.timestamp)
+        if missing := [name for name in keys if name not in table.schema.names]:
+            raise DataError(
+                f"{table.files[0]}: no column {missing[0]}, which {self.options.path} has"
+            )
+        for name in keys:
+            columns = columns.append(table.schema.field(name))
+        return table.read((Piece(unit, 0, unit.num_rows) for unit in table.units), columns)
+
+    def _table_of(self, split: Split) -> ParquetTable:
+        return self._table if split == "train" else self._test_table
 
     @cached_property
     def _table(self) -> ParquetTable:
