@@ -30,6 +30,9 @@ FAULTS = {
         "state_of_rank": "test_state_is_equal_on_every_rank",
         "hides_the_test_split": "test_splits_names_what_can_be_read",
         "promises_a_test_split": "test_splits_names_what_can_be_read",
+        "scans_without_time": "test_scan_and_session_keys_come_together",
+        "scans_some_rows": "test_scan_yields_every_row_once",
+        "scans_without_keys": "test_scan_and_session_keys_come_together",
     },
     "cache": {"constrains_others": "test_constrains_only_the_tables_it_is_given"},
     "converter": {
@@ -103,6 +106,15 @@ class Numbers(Dataset):
     def schema(self): return FeatureSchema(("id",), (), "label")
     def splits(self):
         return ("train", "test") if self.fault == "promises_a_test_split" else ("train",)
+    def session_keys(self):
+        return None if self.fault == "scans_without_keys" else SessionKeys("session", "time")
+    def scan(self, split="train"):
+        count = 40 if self.fault == "scans_some_rows" else 50
+        data = NumbersReader("", 0, 1, count).rows(0).data
+        columns = {**dict(zip(data.schema.names, data.columns)), "session": data["id"]}
+        if self.fault != "scans_without_time":
+            columns["time"] = data["id"]
+        yield Rows(pa.RecordBatch.from_pydict(columns), (Origin("numbers", 0, count),))
     def reader(self, *, rank, world_size, batch_size, split):
         if split == "test" and self.fault != "hides_the_test_split":
             raise DataError("there is no test split")

@@ -155,6 +155,35 @@ class DatasetContract(PluginContract):
         with pytest.raises(DataError):
             self._reader(dataset, batch_size=rows + 1)
 
+    def test_scan_and_session_keys_come_together(self, dataset: Dataset) -> None:
+        """A dataset that knows its sessions can be scanned, and one that does not says so."""
+        keys = dataset.session_keys()
+        if keys is None:
+            with pytest.raises(DataError):
+                list(dataset.scan(self.split))
+            return
+        schema = dataset.schema()
+        wanted = {*schema.sparse, *schema.dense, schema.label, keys.session, keys.timestamp}
+        for rows in dataset.scan(self.split):
+            missing = wanted - set(rows.data.schema.names)
+            assert not missing, f"scan yields no {', '.join(sorted(missing))}"
+            for name in (keys.session, keys.timestamp):
+                assert rows.data.column(name).null_count == 0, f"{name} has nulls"
+
+    def test_scan_yields_every_row_once(self, dataset: Dataset) -> None:
+        if dataset.session_keys() is None:
+            return
+        scanned = list(dataset.scan(self.split))
+        contents = _contents(scanned)
+        assert len(contents) == sum(len(rows) for rows in scanned), "a row came twice"
+        read = _contents(self._reader(dataset, batch_size=1))
+        assert contents.keys() == read.keys(), "scan and reader have other rows"
+        for row, content in read.items():
+            same = {name: contents[row][name] for name in content}
+            assert same == content, f"{row} differs between scan and reader"
+        again = [rows.data for rows in dataset.scan(self.split)]
+        assert again == [rows.data for rows in scanned], "a second scan yields something else"
+
     def _reader(
         self,
         dataset: Dataset,
