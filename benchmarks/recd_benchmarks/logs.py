@@ -1,0 +1,127 @@
+"""What sharding logs by session saves, over spreading rows at random."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from recd_benchmarks.frame import Figure, Size
+from recd_plugin_recd import papercal
+from recd_plugin_recd.logs.compression import Compression
+from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
+from recd_plugin_recd.logs.shard_key import session_shards
+from recd_plugin_recd.papercal import RowKeys
+
+SUMMARY = "compression of log shards by session, over shards of rows spread at random"
+
+NUM_SHARDS = 512
+_SAMPLED = 5
+_MB = 1 << 20
+# Whole shards would hold hundreds of blocks: blocks do not depend on each other, so a few do.
+_ROWS_A_SHARD = {"small": 1300, "reference": 5200}
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How blocks are written."""
+
+    block_mb: int
+    sort: bool = False
+    long_distance: bool = False
+
+
+def workload(size: Size) -> str:
+    """The input in words."""
+    rows = NUM_SHARDS * _ROWS_A_SHARD[size]
+    return (
+        f"PAPERCAL, a stream of {rows / 1e6:.1f}M rows in {NUM_SHARDS} shards, "
+        f"{_SAMPLED} of them written, rows as samples, zstd-3"
+    )
+
+
+def run(size: Size) -> list[Figure]:
+    """Measure: each sampled shard is one run."""
+    by_session, at_random = _sampled_shards(NUM_SHARDS * _ROWS_A_SHARD[size])
+    one = {way: _ratios(by_session, way) for way in _ways((1, 4, 16))}
+    other = {way: _ratios(at_random, way) for way in _ways((1, 4, 16))}
+
+    def gain(
+        name: str, ways: list[_Way], paper: float | None = None, goal: float | None = None
+    ) -> Figure:
+        base = _best(other, _ways((ways[0].block_mb,)))
+        over = [mine / its for mine, its in zip(_best(one, ways), base, strict=True)]
+        return Figure.of(name, over, unit="ratio", better="higher", paper=paper, goal=goal)
+
+    def ratio(name: str, ratios: list[float]) -> Figure:
+        return Figure.of(name, ratios, unit="ratio", better="higher")
+
+    # Without a word in its name a figure is each side's best of: as they come, sorted by session,
+    # long-distance matching, both.
+    return [
+        gain("session_over_random_4mb", _ways((4,)), paper=1.5, goal=2.2),
+        gain("session_sorted_over_random_16mb", [_Way(16, sort=True)], goal=4),
+        gain("session_unsorted_over_random_4mb", [_Way(4)]),
+        gain("session_sorted_over_random_4mb", [_Way(4, sort=True)]),
+        gain("session_long_distance_over_random_4mb", [_Way(4, long_distance=True)]),
+        gain("session_over_random_1mb", _ways((1,))),
+        gain("session_unsorted_over_random_16mb", [_Way(16)]),
+        gain("session_long_distance_over_random_16mb", [_Way(16, long_distance=True)]),
+        ratio("random_ratio_4mb", _best(other, _ways((4,)))),
+        ratio("session_sorted_ratio_4mb", one[_Way(4, sort=True)]),
+        ratio("session_sorted_ratio_16mb", one[_Way(16, sort=True)]),
+    ]
+
+
+def _ways(sizes: tuple[int, ...]) -> list[_Way]:
+    plain = [_Way(size) for size in sizes]
+    plain += [replace(way, sort=True) for way in plain]
+    return plain + [replace(way, long_distance=True) for way in plain]
+
+
+def _best(ratios: dict[_Way, list[float]], ways: Iterable[_Way]) -> list[float]:
+    """The ratios of the way whose median is the best."""
+    return max((ratios[way] for way in ways), key=lambda found: float(np.median(found)))
+
+
+def _sampled_shards(rows: int) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+    """The rows of some shards, by session and at random, in the order in which they came."""
+    random = np.random.default_rng(0)
+    by_session: list[list[RowKeys]] = [[] for _ in range(_SAMPLED)]
+    at_random: list[list[RowKeys]] = [[] for _ in range(_SAMPLED)]
+    for keys in papercal.row_keys(rows, 0, "stream"):
+        shards = session_shards(pa.array(keys.sessions), NUM_SHARDS)
+        others = random.integers(0, NUM_SHARDS, len(keys))
+        for number in range(_SAMPLED):
+            by_session[number].append(keys[shards == number])
+            at_random[number].append(keys[others == number])
+    return [_rows(part) for part in by_session], [_rows(part) for part in at_random]
+
+
+def _rows(parts: list[RowKeys]) -> pa.RecordBatch:
+    return papercal.make_rows(RowKeys.concat(parts))
+
+
+def _ratios(shards: list[pa.RecordBatch], way: _Way) -> list[float]:
+    """Bytes of the blocks before compression over those after, of each shard."""
+    settings = LogSettings(
+        num_shards=1,
+        block_size=way.block_mb * _MB,
+        sort=way.sort,
+        compression=Compression(long_distance=way.long_distance),
+    )
+    found = []
+    for rows in shards:
+        with tempfile.TemporaryDirectory() as folder:
+            with LogWriter(Path(folder), rows.schema, settings, _unexpected) as log:
+                log.write(rows)
+            found.append(log.raw_bytes / log.stored_bytes)
+    return found
+
+
+def _unexpected(damage: object) -> None:
+    raise AssertionError(damage)
