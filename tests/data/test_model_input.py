@@ -10,7 +10,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.model_input import ModelInput, Placement, lower, select_rows
 from recd_plugins.errors import DataError
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 # Rows 0 and 2 are equal in a and b; c differs in every row; d is empty in row 1.
 ROWS: dict[str, list[list[int]]] = {
@@ -81,6 +81,56 @@ def test_sequence_features_have_unique_rows_and_padding_rows(batch: Batch) -> No
         assert unique[2] == []
 
 
+MOVING = {"m": [[1, 2], [1, 2], [2, 3]], "n": [[4], [], []]}
+
+
+@pytest.fixture
+def partial_batch() -> Batch:
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt_of(MOVING))
+    plain = kjt_of({"c": [[7], [8], [9]]})
+    return Batch(torch.zeros(3, 1), torch.zeros(3), plain, partials=(partial,))
+
+
+def test_partial_sequence_features_have_stored_ids_and_stretches(partial_batch: Batch) -> None:
+    model_input = lower(partial_batch, Placement(sequence=("c", "m", "n")))
+    kjt = model_input.sequence_features
+    assert kjt is not None
+    assert lists(kjt["m"]) == [[1, 2, 3], [], []]
+    assert lists(kjt["n"]) == [[4], [], []]
+    assert model_input.num_unique == {"c": 3, "m": 2, "n": 2}
+    assert set(model_input.stretches) == {"m", "n"}
+    embeddings = kjt.values().float().unsqueeze(1).requires_grad_()
+    for name in "mn":
+        start = kjt.offset_per_key()[kjt.keys().index(name)]
+        count = kjt[name].values().numel()
+        stored = JaggedTensor(embeddings[start:][:count], lengths=kjt[name].lengths())
+        unique = lists(model_input.unique_rows(name, stored))
+        rows = [unique[i] for i in model_input.inverse_lookup[name].tolist()]
+        assert rows == [[[i] for i in row] for row in MOVING[name]]
+    stored = JaggedTensor(embeddings[3:6], lengths=kjt["m"].lengths())
+    model_input.unique_rows("m", stored).values().sum().backward()
+    assert embeddings.grad is not None
+    assert embeddings.grad[3:6].flatten().tolist() == [1, 2, 1]  # both unique rows have the 2
+
+
+def test_partial_sequence_features_alone(partial_batch: Batch) -> None:
+    kjt = lower(partial_batch, Placement(sequence=("m",))).sequence_features
+    assert kjt is not None
+    assert kjt.stride() == 1
+
+
+def test_partial_features_that_are_pooled_become_exact(partial_batch: Batch) -> None:
+    placement = Placement(pooled=("m",), replicated=("m", "n"), sequence=("m",))
+    model_input = lower(partial_batch, placement)
+    pooled, replicated = model_input.sparse_features, model_input.replicated_features
+    assert pooled is not None
+    assert pooled.stride_per_key() == [2]
+    assert lists(pooled["m"]) == [[1, 2], [2, 3]]
+    assert pooled.inverse_indices()[1].tolist() == [[0, 0, 1]]
+    assert replicated is not None
+    assert {key: lists(replicated[key]) for key in "mn"} == MOVING
+
+
 @pytest.mark.parametrize(
     ("form", "attribute"),
     [
@@ -113,6 +163,13 @@ def test_moving_keeps_what_is_shared(batch: Batch) -> None:
     assert moved.sparse_features.values().is_meta
     assert moved.inverse_lookup["a"].is_meta
     assert moved.inverse_lookup["a"] is moved.inverse_lookup["b"]
+
+
+def test_stretches_move_along(partial_batch: Batch) -> None:
+    assert partial_batch.to(torch.device("meta")).partials[0].values().is_meta
+    moved = lower(partial_batch, Placement(sequence=("m",))).to(torch.device("meta"))
+    assert moved.stretches["m"].offsets.is_meta
+    assert moved.stretches["m"].lengths.is_meta
 
 
 @pytest.mark.parametrize("rows", [[0, 1, 2], [2, 2, 0], [1], []])

@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from tests.distributed import guard_cases
 from tests.distributed.parity_cases import Case, _input, _shard
-from tests.distributed.parity_model import NUM_STEPS, ParityModel
+from tests.distributed.parity_model import NUM_STEPS, Form, ParityModel
 from torch import nn
 from torchrec.distributed import comm_ops
 from torchrec.distributed.sharding_plan import data_parallel, row_wise, table_wise
@@ -106,7 +106,7 @@ def sync_row_wise(rank: int, world_size: int) -> dict[str, int]:
 
 
 def plain_and_pipelined(
-    rank: int, world_size: int, sharding: str, deduplicate: bool
+    rank: int, world_size: int, sharding: str, form: Form
 ) -> tuple[dict[str, int], dict[str, int], int, int]:
     """Bytes by kind and ids of the same four steps, in a plain loop and in a train pipeline."""
     results = []
@@ -114,7 +114,7 @@ def plain_and_pipelined(
         case = Case(sharding, "both", "sgd", pipelined)
         weights = {k: v.clone() for k, v in ParityModel(case.parts).state_dict().items()}
         dmp, optimizer = _shard(case, world_size, weights)
-        batches = [_input(case, rank, step, deduplicate) for step in range(NUM_STEPS)]
+        batches = [_input(case, rank, step, form) for step in range(NUM_STEPS)]
         with CollectiveBytes() as counter, lookup_ids(dmp) as ids:
             if pipelined:
                 pipeline = TrainPipelineSparseDist(
@@ -131,6 +131,17 @@ def plain_and_pipelined(
         results.append((counter.by_kind(), ids.total))
     (plain, plain_ids), (piped, piped_ids) = results
     return plain, piped, plain_ids, piped_ids
+
+
+def ids_of_partial_batches(rank: int, world_size: int) -> Counter[str]:
+    """Ids that the lookups of this rank take in four steps, by feature."""
+    case = Case("table_wise", "both", "sgd", False, form="partial")
+    weights = {k: v.clone() for k, v in ParityModel(case.parts).state_dict().items()}
+    dmp, _ = _shard(case, world_size, weights)
+    with lookup_ids(dmp) as ids:
+        for step in range(NUM_STEPS):
+            dmp(_input(case, rank, step, "partial"))
+    return ids.per_feature
 
 
 def ddp(rank: int, world_size: int) -> dict[str, int]:

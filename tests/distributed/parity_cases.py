@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from tests.distributed.parity_model import (
     NUM_STEPS,
+    Form,
     ParityModel,
     Parts,
     ReferenceOptimizer,
@@ -57,9 +58,10 @@ class Case:
     modules: str
     optimizer: Optimizer
     pipelined: bool
-    # Kept by the reference: data without duplicates and sharders that are TorchRec's own.
-    deduplicate: bool = True
+    # With "partial" some features' rows move on, for the reference too.
+    form: Form = "unique"
     gradient_fault: bool = False
+    gather_fault: bool = False
 
     @property
     def parts(self) -> Parts:
@@ -169,7 +171,9 @@ def _generator(sharding: str, index: int, world_size: int, local_size: int) -> A
 def _train(
     dmp: DistributedModelParallel, optimizer: CombinedOptimizer, case: Case, rank: int
 ) -> tuple[list[tuple[Tensor, Tensor]], int]:
-    batches = [_input(case, rank, step, case.deduplicate) for step in range(NUM_STEPS)]
+    batches = [_input(case, rank, step, case.form) for step in range(NUM_STEPS)]
+    if case.gather_fault:
+        batches = list(map(_every_row_from_the_first_id, batches))
     if case.pipelined:
         pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU, execute_all_batches=True)
         iterator: Iterator[ModelInput] = iter(batches)
@@ -199,15 +203,24 @@ def _train_reference(
     )
     outputs = []
     for step in range(NUM_STEPS):
-        results = [model(_input(case, each, step, False)) for each in range(world_size)]
+        results = [model(_input(case, each, step, "plain")) for each in range(world_size)]
         torch.stack([loss for loss, _ in results]).mean().backward()
         optimizer.step()
         outputs.append(results[rank][1])
     return outputs
 
 
-def _input(case: Case, rank: int, step: int, deduplicate: bool) -> ModelInput:
-    return lower(make_batch(rank, step, deduplicate=deduplicate), case.parts.placement)
+def _input(case: Case, rank: int, step: int, form: Form) -> ModelInput:
+    batch = make_batch(rank, step, form=form, moving=case.form == "partial")
+    return lower(batch, case.parts.placement)
+
+
+def _every_row_from_the_first_id(batch: ModelInput) -> ModelInput:
+    stretches = {
+        name: replace(each, offsets=torch.zeros_like(each.offsets))
+        for name, each in batch.stretches.items()
+    }
+    return replace(batch, stretches=stretches)
 
 
 def _whole(tensor: Tensor | ShardedTensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,11 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.model_input import ModelInput, Placement
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 DIM = 8
 NUM_STEPS = 4
+Form = Literal["plain", "unique", "partial"]
 # More ids than any rank count divides, and fewer than the ids of a batch.
 _ROWS = {"b0": 13, "b1": 5, "b2": 30, "r0": 7, "s0": 13, "s1": 6, "s2": 21, "s3": 9}
 _MAX_LENGTH = 3
@@ -25,6 +27,8 @@ _REPLICATED = ("r0",)
 _SEQUENCE = ("s0", "s1", "s2", "s3")
 # p3 and s3 are never deduplicated; p2 shares a table with p3.
 _GROUPS = [["p0", "p1"], ["p2"], ["r0"], ["s0", "s1"], ["s2"]]
+# Features whose rows may move on and then share ids; one of each way of pooling, and two sequences.
+_MOVING = [["s0", "p0"], ["s1", "r0"]]
 _TABLE = {"p0": "b0", "p1": "b1", "p2": "b2", "p3": "b2"}
 
 
@@ -96,10 +100,9 @@ class _Attention(nn.Module):
         )
 
     def _pool(self, name: str, jagged: JaggedTensor, batch: ModelInput) -> Tensor:
-        lengths = jagged.lengths()[: batch.num_unique[name]]
-        unique = JaggedTensor(values=jagged.values(), lengths=lengths)
+        unique = batch.unique_rows(name, jagged)
         rows = unique.to_padded_dense(_MAX_LENGTH)
-        mask = torch.arange(_MAX_LENGTH) < lengths.unsqueeze(1)
+        mask = torch.arange(_MAX_LENGTH) < unique.lengths().unsqueeze(1)
         weights = torch.sigmoid(rows @ self.query[f"of_{name}"]) * mask
         pooled = (weights.unsqueeze(2) * rows).sum(1)
         inverse = batch.inverse_lookup.get(name)
@@ -154,8 +157,10 @@ def _sequences(features: tuple[str, ...]) -> EmbeddingCollection | None:
     )
 
 
-def make_batch(rank: int, step: int, *, deduplicate: bool) -> Batch:
-    """Rows of one rank; deduplicated or not they are the same rows.
+def make_batch(rank: int, step: int, *, form: Form, moving: bool = False) -> Batch:
+    """Rows of one rank; whatever the form, they are the same rows.
+
+    With ``moving``, the lists of some features are stretches of one list, in the order of rows.
 
     Batches differ in size from rank to rank. Lists may be empty. In the first step rank 0 has one
     row over and over; in the third nobody has duplicates; in the fourth p1 and s1 have no ids on
@@ -165,6 +170,8 @@ def make_batch(rank: int, step: int, *, deduplicate: bool) -> Batch:
     batch_size = 6 + rank
     num_sources = {0: 1 if rank == 0 else 3, 2: batch_size}.get(step, 3)
     source = torch.randint(0, num_sources, (batch_size,), generator=random)
+    if moving:
+        source = source.sort().values
     if step == 2:
         source = torch.arange(batch_size)
     values, lengths = [], []
@@ -182,7 +189,10 @@ def make_batch(rank: int, step: int, *, deduplicate: bool) -> Batch:
             torch.randint(0, _ROWS[table_of(feature)], (int(size),), generator=random)
             for size in sizes
         ]
-        if step == 2:
+        if moving and feature in _MOVING[0] + _MOVING[1]:
+            ids = torch.arange(len(lists) + longest) * 2 % _ROWS[table_of(feature)]
+            lists = [ids[index : index + int(size)] for index, size in enumerate(sizes)]
+        elif step == 2:
             # Distinct rows: their first ids count up, where the table is large enough.
             for index, ids in enumerate(lists):
                 ids[0] = index % _ROWS[table_of(feature)]
@@ -194,14 +204,18 @@ def make_batch(rank: int, step: int, *, deduplicate: bool) -> Batch:
     )
     dense = torch.randn(batch_size, 2, generator=random)
     labels = torch.randn(batch_size, generator=random)
-    if not deduplicate:
+    if form == "plain":
         return Batch(dense, labels, kjt)
-    shared = {feature for group in _GROUPS for feature in group}
+    partials = _MOVING if form == "partial" else []
+    moved = {feature for group in partials for feature in group}
+    groups = [kept for group in _GROUPS if (kept := [name for name in group if name not in moved])]
+    shared = moved | {feature for group in groups for feature in group}
     return Batch(
         dense,
         labels,
         _select(kjt, [feature for feature in features if feature not in shared]),
-        InverseKeyedJaggedTensor.from_kjt(kjt, _GROUPS),
+        InverseKeyedJaggedTensor.from_kjt(kjt, groups),
+        tuple(PartialInverseKeyedJaggedTensor.from_kjt(kjt, group) for group in partials),
     )
 
 

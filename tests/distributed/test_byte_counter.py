@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+from collections import Counter
+from itertools import product
+
 import pytest
 import torch
 from tests.distributed import byte_cases as cases
+from tests.distributed.parity_model import NUM_STEPS, make_batch
 from torch import nn
 
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.gloo import run_on_ranks
 
 
@@ -91,7 +96,7 @@ def test_ddp_all_reduces_in_the_backward_pass() -> None:
 @pytest.mark.parametrize("sharding", ["table_wise", "row_wise", "mixed"])
 def test_a_train_pipeline_sends_what_a_plain_loop_sends(sharding: str) -> None:
     for plain, piped, plain_ids, piped_ids in run_on_ranks(
-        cases.plain_and_pipelined, 2, sharding, True
+        cases.plain_and_pipelined, 2, sharding, "unique"
     ):
         assert plain_ids == piped_ids > 0
         assert piped.keys() == plain.keys()
@@ -102,11 +107,29 @@ def test_a_train_pipeline_sends_what_a_plain_loop_sends(sharding: str) -> None:
 
 
 def test_deduplication_sends_and_looks_up_less() -> None:
-    few = run_on_ranks(cases.plain_and_pipelined, 2, "table_wise", True)
-    all_rows = run_on_ranks(cases.plain_and_pipelined, 2, "table_wise", False)
+    few = run_on_ranks(cases.plain_and_pipelined, 2, "table_wise", "unique")
+    all_rows = run_on_ranks(cases.plain_and_pipelined, 2, "table_wise", "plain")
     for deduplicated, plain in zip(few, all_rows, strict=True):
         assert deduplicated[0]["all_to_all"] < plain[0]["all_to_all"]
     assert sum(rank[2] for rank in few) < sum(rank[2] for rank in all_rows)
+
+
+def test_an_id_that_rows_share_is_looked_up_once() -> None:
+    looked_up: Counter[str] = sum(run_on_ranks(cases.ids_of_partial_batches, 2), Counter())
+    stored: Counter[str] = Counter()
+    for rank, step in product(range(2), range(NUM_STEPS)):
+        batch = make_batch(rank, step, form="partial", moving=True)
+        for partial in batch.partials:
+            stored.update(dict(zip(partial.keys(), partial.length_per_key(), strict=True)))
+        (exact,) = InverseKeyedJaggedTensor.from_kjt(
+            make_batch(rank, step, form="plain", moving=True).kjt, [["s0"]]
+        )
+        stored["s0 of unique rows"] += exact.values().numel()
+    for sequence in ("s0", "s1"):
+        assert looked_up[sequence] == stored[sequence] > 0
+    assert looked_up["s0"] < 0.8 * stored["s0 of unique rows"]
+    # Modules that pool have no use for shared ids.
+    assert looked_up["p0"] > stored["p0"]
 
 
 def test_counters_add_up_and_reset() -> None:

@@ -32,9 +32,37 @@ def test_parity_of_table_row_wise_on_two_nodes(pipelined: bool) -> None:
         _assert_equal(difference, case)
 
 
+@pytest.mark.parametrize(
+    ("world_size", "sharding", "optimizer", "pipelined"),
+    [
+        (1, "table_wise", "sgd", False),
+        (2, "table_wise", "rowwise_adagrad", True),
+        (2, "row_wise", "sgd", True),
+        (2, "column_wise", "sgd", True),
+        (2, "data_parallel", "rowwise_adagrad", True),
+        (2, "mixed", "sgd", False),
+        (4, "row_wise", "rowwise_adagrad", True),
+        (4, "mixed", "sgd", True),
+    ],
+)
+def test_parity_of_partial_batches(
+    world_size: int, sharding: str, optimizer: Optimizer, pipelined: bool
+) -> None:
+    case = Case(sharding, "both", optimizer, pipelined, form="partial")
+    for difference in run_on_ranks(run_case, world_size, case):
+        _assert_equal(difference, case)
+
+
+def test_a_wrong_gather_is_caught() -> None:
+    case = Case("table_wise", "ec", "sgd", False, form="partial", gather_fault=True)
+    for difference in run_on_ranks(run_case, 2, case):
+        assert difference.output > 1e-3
+        assert difference.weight > 1e-3
+
+
 @pytest.mark.parametrize("sharding", ["row_wise", "mixed"])
 def test_parity_of_plain_batches_of_different_sizes(sharding: str) -> None:
-    case = Case(sharding, "both", "sgd", True, deduplicate=False)
+    case = Case(sharding, "both", "sgd", True, form="plain")
     for difference in run_on_ranks(run_case, 2, case):
         _assert_equal(difference, case)
 
@@ -48,16 +76,22 @@ def test_a_wrong_gradient_is_caught(modules: str) -> None:
 
 def test_the_batches_have_what_can_go_wrong() -> None:
     factors = [
-        [ikjt.dedupe_factor() for ikjt in make_batch(rank, step, deduplicate=True).ikjts]
+        [ikjt.dedupe_factor() for ikjt in make_batch(rank, step, form="unique").ikjts]
         for step in range(4)
         for rank in range(2)
     ]
     assert factors[0][0] == 6.0  # one row over and over
     assert factors[2] != factors[3]  # other duplicates on the other rank
     assert factors[4] == factors[5] == [1.0] * 5  # no duplicates
-    lengths = make_batch(0, 1, deduplicate=False).kjt.lengths()
+    partials = [
+        partial.dedupe_factor()
+        for rank in range(2)
+        for partial in make_batch(rank, 2, form="partial", moving=True).partials
+    ]
+    assert min(partials) > 1.2  # though no rows are equal
+    lengths = make_batch(0, 1, form="plain").kjt.lengths()
     assert (lengths == 0).any()
-    last = make_batch(0, 3, deduplicate=False).kjt.to_dict()
+    last = make_batch(0, 3, form="plain").kjt.to_dict()
     assert last["p1"].values().numel() == last["s1"].values().numel() == 0
 
 

@@ -8,6 +8,11 @@ Three forms are exact on every back end (docs/exactness.md):
   plain KJT of all B rows;
 - sequence features go to an EmbeddingCollection as a plain KJT *over unique rows*; the model pools
   those rows and then repeats the vectors with ``inverse_lookup``.
+
+Of a partial IKJT, a sequence feature goes there as one row of its stored ids, so that an id which
+rows share is looked up once; ``ModelInput.unique_rows`` then takes the unique rows out of the
+embeddings. Modules that pool have no use for shared ids: pooled and replicated features become
+exact IKJTs first.
 """
 
 from __future__ import annotations
@@ -23,6 +28,9 @@ from torchrec.streamable import Pipelineable
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.jagged import runs_of_equal_rows
+from recd_plugins.sparse.stretches import Stretches
 
 
 @dataclass(frozen=True)
@@ -44,10 +52,12 @@ class ModelInput(Pipelineable):
         labels: float32 ``[B]``.
         replicated_features: features of data-parallel tables, plain, or None.
         sequence_features: plain KJT over unique rows, or None. Its stride is the largest number of
-            unique rows of any group; a group with fewer has empty rows at its end.
+            unique rows of any group; a group with fewer has empty rows at its end. A feature of a
+            partial IKJT has its stored ids in the first row instead.
         num_unique: unique rows by sequence feature.
         inverse_lookup: int64 ``[B]`` by sequence feature: the unique row of each row. A feature
             that is not deduplicated has no entry. Features of one group share one tensor.
+        stretches: by sequence feature of a partial IKJT: its unique rows among the stored ids.
     """
 
     dense_features: Tensor
@@ -57,6 +67,23 @@ class ModelInput(Pipelineable):
     sequence_features: KeyedJaggedTensor | None = None
     num_unique: Mapping[str, int] = field(default_factory=dict)
     inverse_lookup: Mapping[str, Tensor] = field(default_factory=dict)
+    stretches: Mapping[str, Stretches] = field(default_factory=dict)
+
+    def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:
+        """The unique rows of a sequence feature, for a module that pools rows.
+
+        Args:
+            feature: its name.
+            embeddings: what an EmbeddingCollection made of it from ``sequence_features``.
+
+        Returns:
+            Embeddings of ``num_unique[feature]`` rows.
+        """
+        if (stretches := self.stretches.get(feature)) is not None:
+            return stretches.gather(embeddings.values())
+        return JaggedTensor(
+            values=embeddings.values(), lengths=embeddings.lengths()[: self.num_unique[feature]]
+        )
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Self:
         return self._map(lambda value: value.to(device, non_blocking=non_blocking))
@@ -90,11 +117,15 @@ class ModelInput(Pipelineable):
 
 @dataclass(frozen=True)
 class _Feature:
-    """One feature over the rows that are kept, ``inverse`` None where those are all B rows."""
+    """One feature over the rows that are kept, ``inverse`` None where those are all B rows.
+
+    With ``stretches``, ``jagged`` has one row: the ids that these are stretches of.
+    """
 
     jagged: JaggedTensor
     num_rows: int
     inverse: Tensor | None
+    stretches: Stretches | None = None
 
     def expanded(self) -> JaggedTensor:
         """All B rows."""
@@ -109,7 +140,9 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
         DataError: of features that are placed together, some have weights and some have none.
     """
     features = dict(_split(batch))
-    sequence = [features[name] for name in placement.sequence]
+    features |= _exact(batch.partials, {*placement.pooled, *placement.replicated})
+    sequences = features | dict(_stored(batch.partials, set(placement.sequence)))
+    sequence = [sequences[name] for name in placement.sequence]
     return ModelInput(
         dense_features=batch.dense_features,
         sparse_features=_variable_batch_kjt(placement.pooled, features, batch.batch_size),
@@ -122,13 +155,18 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
         sequence_features=_plain_kjt(
             placement.sequence,
             [feature.jagged for feature in sequence],
-            max((feature.num_rows for feature in sequence), default=0),
+            max((feature.jagged.lengths().numel() for feature in sequence), default=0),
         ),
-        num_unique={name: features[name].num_rows for name in placement.sequence},
+        num_unique={name: sequences[name].num_rows for name in placement.sequence},
         inverse_lookup={
             name: inverse
             for name in placement.sequence
-            if (inverse := features[name].inverse) is not None
+            if (inverse := sequences[name].inverse) is not None
+        },
+        stretches={
+            name: stretches
+            for name in placement.sequence
+            if (stretches := sequences[name].stretches) is not None
         },
     )
 
@@ -154,9 +192,40 @@ def _split(batch: Batch) -> Iterable[tuple[str, _Feature]]:
         for key, jagged in batch.kjt.to_dict().items():
             yield key, _Feature(jagged, batch.batch_size, None)
     for ikjt in batch.ikjts:
-        inverse = ikjt.inverse_lookup().long()
-        for key, jagged in ikjt.to_unique_kjt().to_dict().items():
-            yield key, _Feature(jagged, ikjt.num_unique(), inverse)
+        yield from _split_ikjt(ikjt)
+
+
+def _split_ikjt(ikjt: InverseKeyedJaggedTensor) -> Iterable[tuple[str, _Feature]]:
+    inverse = ikjt.inverse_lookup().long()
+    for key, jagged in ikjt.to_unique_kjt().to_dict().items():
+        yield key, _Feature(jagged, ikjt.num_unique(), inverse)
+
+
+def _exact(
+    partials: Sequence[PartialInverseKeyedJaggedTensor], names: set[str]
+) -> dict[str, _Feature]:
+    """Features of partial IKJTs over unique rows."""
+    return {
+        key: feature
+        for partial in partials
+        for ikjt in partial.to_ikjt([[key] for key in partial.keys() if key in names])  # noqa: SIM118
+        for key, feature in _split_ikjt(ikjt)
+    }
+
+
+def _stored(
+    partials: Sequence[PartialInverseKeyedJaggedTensor], names: set[str]
+) -> Iterable[tuple[str, _Feature]]:
+    """Features of partial IKJTs as one row of stored ids."""
+    for partial in partials:
+        for key, values, offsets, lengths in partial.split():
+            if key not in names:
+                continue
+            first_rows, inverse = runs_of_equal_rows([offsets, lengths])
+            kept = lengths.index_select(0, first_rows)
+            stretches = Stretches(offsets.index_select(0, first_rows), kept, int(kept.sum()))
+            stored = JaggedTensor(values, lengths=lengths.new_tensor([values.numel()]))
+            yield key, _Feature(stored, first_rows.numel(), inverse, stretches)
 
 
 def _variable_batch_kjt(

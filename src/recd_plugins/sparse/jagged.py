@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -43,3 +45,20 @@ def positions_of_ranges(starts: Tensor, lengths: Tensor, total: int | None = Non
     ends = torch.cumsum(lengths, 0)
     shift = torch.repeat_interleave(starts.long() - (ends - lengths), lengths, output_size=total)
     return torch.arange(shift.numel(), device=starts.device) + shift
+
+
+def runs_of_equal_rows(columns: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Which rows differ from the row before in any column.
+
+    Args:
+        columns: one or more, ``[B]``.
+
+    Returns:
+        ``first_rows``, int64 ``[U]``: where each run of equal rows begins, ascending; and the run
+        of each row, int64 ``[B]``.
+    """
+    begins = torch.zeros_like(columns[0], dtype=torch.bool)
+    begins[:1] = True
+    for column in columns:
+        begins[1:] |= column[1:] != column[:-1]
+    return begins.nonzero().flatten(), torch.cumsum(begins, 0) - 1

@@ -13,7 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
-from recd_plugins.sparse.jagged import positions_of_ranges
+from recd_plugins.sparse.jagged import positions_of_ranges, runs_of_equal_rows
 from recd_plugins.sparse.packed_rows import pack
 from recd_plugins.sparse.partial import MAX_SHIFT
 
@@ -164,9 +164,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         if unknown:
             raise ValueError(f"no feature {min(unknown)!r}, only {', '.join(self._keys)}")
         features = {key: rest for key, *rest in self.split()}
-        return tuple(
-            _unique_rows(group, [features[key] for key in group], self.stride()) for group in groups
-        )
+        return tuple(_unique_rows(group, [features[key] for key in group]) for group in groups)
 
     def to(
         self, device: torch.device, non_blocking: bool = False
@@ -211,14 +209,11 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
 
 
 def _unique_rows(
-    keys: Sequence[str], features: Sequence[Sequence[Tensor]], num_rows: int
+    keys: Sequence[str], features: Sequence[Sequence[Tensor]]
 ) -> InverseKeyedJaggedTensor:
-    device = features[0][0].device
-    is_new = torch.zeros(num_rows, dtype=torch.bool, device=device)
-    is_new[:1] = True
-    for _, offsets, lengths in features:
-        is_new[1:] |= (offsets[1:] != offsets[:-1]) | (lengths[1:] != lengths[:-1])
-    first_rows = is_new.nonzero().flatten()
+    first_rows, inverse_lookup = runs_of_equal_rows(
+        [column for _, offsets, lengths in features for column in (offsets, lengths)]
+    )
     unique_values, unique_lengths = [], []
     for values, offsets, lengths in features:
         kept = lengths.index_select(0, first_rows)
@@ -228,7 +223,7 @@ def _unique_rows(
     return InverseKeyedJaggedTensor(
         keys=keys,
         values=torch.cat(unique_values),
-        inverse_lookup=torch.cumsum(is_new, 0) - 1,
+        inverse_lookup=inverse_lookup,
         lengths=torch.cat(unique_lengths),
     )
 

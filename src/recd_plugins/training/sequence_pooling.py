@@ -58,10 +58,7 @@ class SequencePooling(nn.Module):
         """
         pooled = []
         for feature in self.features:
-            sequences = embeddings[feature]
-            unique = JaggedTensor(
-                values=sequences.values(), lengths=sequences.lengths()[: batch.num_unique[feature]]
-            )
+            unique = batch.unique_rows(feature, embeddings[feature])
             vectors = self.poolings[_key(feature)](unique)
             self._check(feature, vectors, batch.num_unique[feature])
             inverse = batch.inverse_lookup.get(feature)
