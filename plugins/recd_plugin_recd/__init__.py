@@ -31,9 +31,9 @@ def register_converters() -> Sequence[type[Converter]]:
 
 @hookimpl
 def register_preprocessing() -> Sequence[type[Preprocessing]]:
-    from recd_plugin_recd.sigrid_hash import SigridHash
+    from recd_plugin_recd import preprocessing
 
-    return [SigridHash]
+    return [getattr(preprocessing, name) for name in preprocessing.__all__]
 
 
 @hookimpl

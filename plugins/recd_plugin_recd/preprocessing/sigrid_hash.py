@@ -6,16 +6,18 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from recd_plugins.interfaces import PluginOptions, Preprocessing
+from recd_plugin_recd.preprocessing.module_preprocessing import ModulePreprocessing
+from recd_plugins.interfaces import PluginOptions
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import nn
 
 
-class SigridHash(Preprocessing):
+class SigridHash(ModulePreprocessing):
     """Hash ids of any size into [0, buckets), as TorchArrow's sigrid_hash does."""
 
     name = "recd.sigrid_hash"
+    scope = "id"
 
     class Options(PluginOptions):
         """Where to hash to."""
@@ -29,8 +31,7 @@ class SigridHash(Preprocessing):
 
     options: Options
 
-    def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        from recd_plugin_recd import sigrid_kernels as kernels
+    def build(self) -> nn.Module:
+        from recd_plugin_recd.preprocessing import modules
 
-        hash_ids = kernels.hash_on_cpu if values.device.type == "cpu" else kernels.hash_by_torch
-        return hash_ids(values, self.options.salt, self.options.buckets), offsets.clone()
+        return modules.SigridHash(self.options.buckets, self.options.salt)

@@ -3,8 +3,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from recd_plugin_recd.sigrid_hash import SigridHash
-from recd_plugin_recd.sigrid_kernels import hash_by_torch, hash_on_cpu
+from recd_plugin_recd.preprocessing import SigridHash
+from recd_plugin_recd.preprocessing.hashing import sigrid_hash as hash_by_torch
+from recd_plugin_recd.preprocessing.kernels import hash_ids as hash_on_cpu
 
 MASK = 2**64 - 1
 LARGEST = 2**63 - 1

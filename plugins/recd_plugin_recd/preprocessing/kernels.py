@@ -1,0 +1,113 @@
+"""Compiled forms of what ``modules`` defines by torch operations, for tensors in CPU memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+u64 = np.uint64
+_CITY = 0x9DDFEA08EB382D69
+_LOW_63 = (1 << 63) - 1
+
+
+def hash_ids(values: Tensor, salt: int, buckets: int) -> Tensor:
+    """Hash int64 ids into [0, buckets), buckets <= 2**48."""
+    ids = values.contiguous().numpy()
+    hashed = np.empty_like(ids)
+    _hash(ids, salt, buckets, hashed)
+    return torch.from_numpy(hashed)
+
+
+def first_of_rows(values: Tensor, offsets: Tensor, new_offsets: Tensor) -> Tensor:
+    """The first values of each row, as many as ``new_offsets`` has room for."""
+    taken = values.new_empty(int(new_offsets[-1]))
+    rows = values.contiguous().numpy(), offsets.contiguous().numpy()
+    _take(*rows, new_offsets.numpy(), taken.numpy())
+    return taken
+
+
+def hash_windows(values: Tensor, offsets: Tensor, new_offsets: Tensor, n: int, salt: int) -> Tensor:
+    """One 63-bit hash of each ``n`` neighbours in a row."""
+    hashes = values.new_empty(int(new_offsets[-1]))
+    rows = values.contiguous().numpy(), offsets.contiguous().numpy()
+    _hash_windows(*rows, new_offsets.numpy(), n, salt, hashes.numpy())
+    return hashes
+
+
+def count_below(values: Tensor, borders: Tensor) -> Tensor:
+    """How many of the sorted ``borders`` are below each value, in the dtype of both."""
+    numbers = values.contiguous().numpy()
+    counts = np.empty_like(numbers)
+    _count_below(numbers, borders.numpy(), counts)
+    return torch.from_numpy(counts)
+
+
+@numba.njit(inline="always")
+def _combine(upper: Any, identifier: Any) -> Any:
+    key = u64(identifier)
+    key = ~key + (key << u64(21))
+    key ^= key >> u64(24)
+    key = key + (key << u64(3)) + (key << u64(8))
+    key ^= key >> u64(14)
+    key = key + (key << u64(2)) + (key << u64(4))
+    key ^= key >> u64(28)
+    key += key << u64(31)
+    city = u64(_CITY)
+    first = (key ^ upper) * city
+    first ^= first >> u64(47)
+    second = (first ^ upper) * city
+    second ^= second >> u64(47)
+    return second * city
+
+
+@numba.njit(cache=True, nogil=True)
+def _hash(ids: Any, salt: Any, buckets: Any, out: Any) -> None:
+    upper = u64(salt)
+    inverse = 1.0 / buckets
+    for index in range(len(ids)):
+        # Floor modulo without a division, which SIMD lacks. The quotient as a float is off by a
+        # relative 2**-52, so what is left of 64 bits is under 2**12 + 2 * buckets; a second round
+        # is off by one at most.
+        rest = np.int64(_combine(upper, ids[index]))
+        rest -= np.int64(np.floor(rest * inverse)) * buckets
+        rest -= np.int64(np.floor(rest * inverse)) * buckets
+        if rest < 0:
+            rest += buckets
+        if rest >= buckets:
+            rest -= buckets
+        out[index] = rest
+
+
+@numba.njit(cache=True, nogil=True)
+def _take(values: Any, offsets: Any, new_offsets: Any, out: Any) -> None:
+    for row in range(len(new_offsets) - 1):
+        shift = np.int64(offsets[row]) - np.int64(new_offsets[row])
+        for at in range(new_offsets[row], new_offsets[row + 1]):
+            out[at] = values[at + shift]
+
+
+@numba.njit(cache=True, nogil=True)
+def _hash_windows(values: Any, offsets: Any, new_offsets: Any, n: Any, salt: Any, out: Any) -> None:
+    for row in range(len(new_offsets) - 1):
+        shift = np.int64(offsets[row]) - np.int64(new_offsets[row])
+        for at in range(new_offsets[row], new_offsets[row + 1]):
+            key = u64(salt)
+            for index in range(at + shift, at + shift + n):
+                key = _combine(key, values[index])
+            out[at] = np.int64(key & u64(_LOW_63))
+
+
+@numba.njit(cache=True, nogil=True)
+def _count_below(values: Any, borders: Any, out: Any) -> None:
+    for index in range(len(values)):
+        value = values[index]
+        first, length = 0, len(borders)
+        while length > 0:  # no branch depends on the value, so none is mispredicted
+            half = length - length // 2
+            first += half if not (value <= borders[first + half - 1]) else 0
+            length -= half
+        out[index] = first

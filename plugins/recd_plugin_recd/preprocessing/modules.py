@@ -1,0 +1,204 @@
+"""The transforms as scriptable modules over (values, offsets).
+
+Each maps a feature of N rows in jagged form, ``values`` (int64 ids, or float32 numbers where it
+takes them) and ``offsets`` (int32 or int64 ``[N + 1]``, from 0), to the same form with N rows, and
+leaves its input as it is. In a script, and on other devices than the CPU, torch operations do the
+work; otherwise those that matter have a compiled kernel with the same results.
+"""
+
+# Annotations are no strings here: torch.jit.script does not resolve those of attributes.
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from recd_plugin_recd.preprocessing import hashing, kernels
+
+_MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
+
+
+class SigridHash(nn.Module):
+    """TorchArrow's ``functional.sigrid_hash``: ids into [0, buckets)."""
+
+    def __init__(self, buckets: int, salt: int = 0) -> None:
+        super().__init__()
+        self.buckets = buckets
+        self.salt = salt
+
+    def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
+            return kernels.hash_ids(values, self.salt, self.buckets), offsets
+        return hashing.sigrid_hash(values, self.salt, self.buckets), offsets
+
+
+class FirstX(nn.Module):
+    """TorchArrow's ``functional.firstx``: the first ``x`` values of each row."""
+
+    def __init__(self, x: int) -> None:
+        super().__init__()
+        self.x = x
+
+    def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        new_offsets = _offsets_of(self.kept_lengths(offsets.diff()))
+        if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
+            return kernels.first_of_rows(values, offsets, new_offsets), new_offsets
+        return values.index_select(0, _places(offsets, new_offsets)), new_offsets
+
+    def kept_lengths(self, lengths: Tensor) -> Tensor:
+        """How many values rows of these lengths keep."""
+        return lengths.clamp(max=self.x)
+
+
+class Bucketize(nn.Module):
+    """TorchArrow's ``functional.bucketize``: how many borders are below each value.
+
+    Ids are compared as integers, whatever the borders: an id is at most 2.5 where it is at most 2.
+    Numbers are compared with the borders as float32.
+    """
+
+    id_borders: Tensor
+    number_borders: Tensor
+
+    def __init__(self, borders: Sequence[int | float]) -> None:
+        super().__init__()
+        whole = [_within_int64(border) for border in borders]
+        self.register_buffer("id_borders", torch.tensor(whole))
+        numbers = torch.tensor([float(border) for border in borders], dtype=torch.float32)
+        self.register_buffer("number_borders", numbers)
+
+    def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        borders = self.number_borders if values.is_floating_point() else self.id_borders
+        if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
+            return kernels.count_below(values, borders), offsets
+        return torch.bucketize(values, borders).to(values.dtype), offsets
+
+
+class NGram(nn.Module):
+    """One id for each ``n`` neighbouring ids of a row: m ids become m - n + 1, or none.
+
+    The id is a hash of the n ids in their order, 63 bits wide.
+    """
+
+    def __init__(self, n: int, salt: int = 0) -> None:
+        super().__init__()
+        self.n = n
+        self.salt = salt
+
+    def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        new_offsets = _offsets_of((offsets.diff() - (self.n - 1)).clamp(min=0))
+        if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
+            hashes = kernels.hash_windows(values, offsets, new_offsets, self.n, self.salt)
+            return hashes, new_offsets
+        places = _places(offsets, new_offsets)
+        hashes = torch.full_like(places, self.salt)
+        for at in range(self.n):
+            hashes = hashing.combine(hashes, values.index_select(0, places + at))
+        return hashes & 0x7FFFFFFFFFFFFFFF, new_offsets
+
+
+class MapId(nn.Module):
+    """Ids that ``mapping`` names become its values; others ``default``, or stay where it is None.
+
+    Raises:
+        ValueError: from the constructor: an empty mapping.
+    """
+
+    sources: Tensor
+    targets: Tensor
+
+    def __init__(self, mapping: dict[int, int], default: int | None = None) -> None:
+        super().__init__()
+        if not mapping:
+            raise ValueError("a mapping of no ids")
+        pairs = sorted(mapping.items())
+        self.register_buffer("sources", torch.tensor([source for source, _ in pairs]))
+        self.register_buffer("targets", torch.tensor([target for _, target in pairs]))
+        self.keep_others = default is None
+        self.default = 0 if default is None else default
+
+    def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        places = torch.searchsorted(self.sources, values).clamp(max=self.sources.numel() - 1)
+        others = values if self.keep_others else torch.full_like(values, self.default)
+        found = self.sources.index_select(0, places) == values
+        return torch.where(found, self.targets.index_select(0, places), others), offsets
+
+
+class Clamp(nn.Module):
+    """TorchArrow's ``clamp``: values below ``lower`` become it, and those above ``upper`` that.
+
+    A bound that is None bounds nothing. For ids bounds have to be whole numbers.
+    """
+
+    def __init__(self, lower: float | None = None, upper: float | None = None) -> None:
+        super().__init__()
+        self.lowest_id = _MIN_INT64 if lower is None else _within_int64(lower)
+        self.highest_id = _MAX_INT64 if upper is None else _within_int64(upper)
+        self.lower = -math.inf if lower is None else float(lower)
+        self.upper = math.inf if upper is None else float(upper)
+
+    def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        if values.is_floating_point():
+            return values.clamp(self.lower, self.upper), offsets
+        return values.clamp(self.lowest_id, self.highest_id), offsets
+
+
+class Logit(nn.Module):
+    """Caffe2's ``Logit``: log(x / (1 - x)) of x moved into [eps, 1 - eps]."""
+
+    def __init__(self, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.logit(values, eps=self.eps), offsets
+
+
+class BoxCox(nn.Module):
+    """Caffe2's ``BatchBoxCox``: (y^lambda1 - 1) / lambda1 of y = max(x + lambda2, 1e-6).
+
+    Where ``lambda1`` is 0 it is log(y).
+    """
+
+    def __init__(self, lambda1: float, lambda2: float = 0.0) -> None:
+        super().__init__()
+        self.lambda1 = lambda1
+        self.lambda2 = lambda2
+
+    def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        shifted = (values + self.lambda2).clamp(min=1e-6)
+        if self.lambda1 == 0.0:
+            return shifted.log(), offsets
+        return (shifted.pow(self.lambda1) - 1.0) / self.lambda1, offsets
+
+
+class Onehot(nn.Module):
+    """Each value v becomes ``classes`` values: 1 at place v and 0 elsewhere.
+
+    A value that is none of 0 to classes - 1 becomes zeros only.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        places = torch.arange(self.classes, device=values.device)
+        marked = values.unsqueeze(1) == places
+        return marked.to(values.dtype).flatten(), offsets.long() * self.classes
+
+
+def _within_int64(bound: float) -> int:
+    return min(max(math.floor(bound), _MIN_INT64), _MAX_INT64)
+
+
+def _offsets_of(lengths: Tensor) -> Tensor:
+    zero = torch.zeros(1, dtype=lengths.dtype, device=lengths.device)
+    return torch.cat([zero, torch.cumsum(lengths, 0).to(lengths.dtype)])
+
+
+def _places(offsets: Tensor, new_offsets: Tensor) -> Tensor:
+    """Where the first values of each row stand, as many as ``new_offsets`` has room for."""
+    shifts = (offsets[:-1] - new_offsets[:-1]).long()
+    shifts = torch.repeat_interleave(shifts, new_offsets.diff())
+    return torch.arange(shifts.numel(), device=shifts.device) + shifts
