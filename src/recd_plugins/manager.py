@@ -184,11 +184,32 @@ def _in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:
             continue
         file = entry / "__init__.py" if entry.is_dir() else entry
         if file.suffix == ".py" and file.is_file():
-            yield _load_file(file.resolve(), entry.stem), str(file)
+            yield load_file(_module_name(file.resolve(), entry.stem), file.resolve()), str(file)
 
 
-def _load_file(file: Path, stem: str) -> ModuleType:
-    name = f"{_PREFIX}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{stem}"
+def _module_name(file: Path, stem: str) -> str:
+    return f"{_PREFIX}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{stem}"
+
+
+def modules_of_files(plugins: Iterable[Plugin]) -> dict[str, Path]:
+    """Name and file of each module that a plugin came from by way of a folder of plugins.
+
+    Such a module cannot be imported by its name: another process has to ``load_file`` it first.
+    """
+    names = {type(plugin).__module__.partition(".")[0] for plugin in plugins}
+    return {
+        name: Path(file)
+        for name in sorted(names)
+        if name.startswith(_PREFIX) and (file := sys.modules[name].__file__)
+    }
+
+
+def load_file(name: str, file: Path) -> ModuleType:
+    """The module ``name`` of a folder of plugins, made from its file where it is not there yet.
+
+    Raises:
+        PluginError: the file failed to import.
+    """
     if name in sys.modules:
         return sys.modules[name]
     is_package = file.name == "__init__.py"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recd_plugins.data.read_plan import History, ReadPlan, Unit
+from recd_plugins.data.read_plan import History, Piece, ReadPlan, Unit, cut_into_blocks
 
 
 def make_units(sizes: list[int]) -> tuple[Unit, ...]:
@@ -21,10 +23,12 @@ def rows_of(
     plan: ReadPlan, epoch: int, history: History, rank: int, world_size: int, steps: int = 0
 ) -> list[int]:
     """The rows of a rank from a position to the end of the epoch."""
+    return rows_in(plan.pieces(epoch, history, rank, world_size, steps))
+
+
+def rows_in(pieces: Iterable[Piece]) -> list[int]:
     return [
-        piece.unit.first_row + piece.skip + row
-        for piece in plan.pieces(epoch, history, rank, world_size, steps)
-        for row in range(piece.num_rows)
+        piece.unit.first_row + piece.skip + row for piece in pieces for row in range(piece.num_rows)
     ]
 
 
@@ -94,3 +98,28 @@ def test_shuffle_orders_units_anew_in_each_epoch():
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_too_few_rows_make_no_step(world_size):
     assert ReadPlan(make_units([world_size * 8 - 1]), batch_size=8).num_steps(world_size) == 0
+
+
+@given(plans, world_sizes, st.integers(1, 40), st.data())
+def test_blocks_are_whole_batches_of_the_same_rows(plan, world_size, most_rows, data):
+    steps = data.draw(st.integers(0, plan.num_steps(world_size)))
+    pieces = list(plan.pieces(0, (), 0, world_size, steps))
+    blocks = list(cut_into_blocks(pieces, plan.batch_size, most_rows))
+    assert rows_in(piece for block in blocks for piece in block) == rows_in(pieces)
+    for block in blocks:
+        num_rows = sum(piece.num_rows for piece in block)
+        assert num_rows % plan.batch_size == 0
+        assert block[0].num_rows <= max(most_rows, plan.batch_size)
+        # Only what completes the last batch is of other units.
+        assert num_rows - block[0].num_rows < plan.batch_size
+
+
+def test_no_two_blocks_share_a_unit_of_whole_batches():
+    plan = ReadPlan(make_units([20, 40, 20]), batch_size=10)
+    blocks = cut_into_blocks(plan.pieces(0, (), 0, 1, 0), 10, 30)
+    assert [[(p.unit.group, p.skip, p.num_rows) for p in block] for block in blocks] == [
+        [(0, 0, 20)],
+        [(1, 0, 30)],
+        [(1, 30, 10)],
+        [(2, 0, 20)],
+    ]

@@ -28,6 +28,8 @@ FAULTS = {
         "forgets_at_other_ranks": "test_state_loads_at_another_number_of_ranks[2-1]",
         "wrong_origin": "test_no_row_comes_twice_or_is_lost[2]",
         "state_of_rank": "test_state_is_equal_on_every_rank",
+        "workers_repeat": "test_workers_share_the_batches[2]",
+        "counts_own_blocks": "test_workers_share_the_batches[2]",
         "hides_the_test_split": "test_splits_names_what_can_be_read",
         "promises_a_test_split": "test_splits_names_what_can_be_read",
         "scans_without_time": "test_scan_and_session_keys_come_together",
@@ -43,6 +45,8 @@ FAULTS = {
         "needs_dense_features": "test_takes_data_without_dense_features",
         "stores_all_rows": "test_stores_equal_rows_once",
         "hides_factors": "test_stores_equal_rows_once",
+        "hides_partial_factors": "test_stores_equal_rows_once",
+        "misplaces_rows": "test_changes_no_value",
     },
 }
 
@@ -55,7 +59,7 @@ from torchrec import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import *
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.contracts import *
 from torchrec.distributed.planner.types import ParameterConstraints
 
@@ -151,6 +155,18 @@ class NumbersReader(Reader):
         wrong = self.fault == "wrong_origin" and self.rank
         origin = Origin("numbers", start - self.batch if wrong else start, self.batch)
         return Rows(pa.RecordBatch.from_pydict(data), (origin,))
+    def blocks(self, worker, num_workers):
+        if self.fault == "workers_repeat":
+            return super().blocks(0, 1)
+        if self.fault == "counts_own_blocks":
+            return self.own_blocks(worker, num_workers)
+        return super().blocks(worker, num_workers)
+    def own_blocks(self, worker, num_workers):
+        first = self.row
+        for start in range(first + worker * self.batch, 51 - self.batch, num_workers * self.batch):
+            self.row += self.batch
+            yield [self.rows(start)]
+        self.row = 0
     def state_dict(self):
         state = {"row": self.row, "batch": self.batch, "world": self.world}
         return {**state, "rank": self.rank} if self.fault == "state_of_rank" else state
@@ -196,6 +212,11 @@ class Loose(Converter):
         labels = torch.tensor(rows.data.column(schema.label).to_pylist()).float()
         kjt = KeyedJaggedTensor(list(columns), torch.tensor(values), torch.tensor(lengths),
                                 stride=len(rows))
+        if self.fault in ("hides_partial_factors", "misplaces_rows"):
+            partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt)
+            if self.fault == "misplaces_rows":
+                partial.offsets().zero_()
+            return Batch(dense, labels, partials=(partial,))
         if self.fault == "hides_factors":
             return Batch(dense, labels, ikjts=InverseKeyedJaggedTensor.from_kjt(kjt, [columns]))
         return Batch(dense, labels, kjt)

@@ -8,20 +8,24 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pt
 
+from recd_plugins.data.list_dict import decoded_field, is_list_dict
 from recd_plugins.data.read_plan import Piece, Unit
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, Rows
 
 # Rows decoded at once: more costs page faults, less costs calls.
 _DECODE_ROWS = 2048
+# With dictionaries, which are built anew for every batch: whole row groups, if they are not huge.
+_DECODE_DICTIONARY_ROWS = 16_384
 
 
 class ParquetTable:
     """One table: a Parquet file, or every ``*.parquet`` below a folder in the order of the names.
 
     Names that start with ``_`` or ``.`` are left out. Folders may be Hive partitions; what their
-    names say is no column.
+    names say is no column. Features in layout ``list_dict`` come as dictionaries of their values.
 
     Raises:
         DataError: there is no such file, one is not Parquet, or two differ in their columns.
@@ -31,9 +35,9 @@ class ParquetTable:
         self.path = path
         self.files = _find(path)
         metadata = [_metadata(file) for file in self.files]
-        self.schema: pa.Schema = metadata[0].schema.to_arrow_schema()
+        self.schema = _schema(metadata[0])
         for file, found in zip(self.files, metadata, strict=True):
-            self._check_same(file, found.schema.to_arrow_schema())
+            self._check_same(file, _schema(found))
         self.units = tuple(
             unit for number, found in enumerate(metadata) for unit in _units(number, found)
         )
@@ -60,38 +64,44 @@ class ParquetTable:
                 value does not fit its type.
         """
         for number, run in groupby(pieces, key=lambda piece: piece.unit.file):
-            with _open(self.files[number]) as file:
-                for piece in run:
-                    yield from self._read_piece(file, piece, schema)
+            with _open(self.files[number], schema) as file:
+                for _, adjacent in groupby(run, key=lambda piece: piece.unit):
+                    yield from self._read_unit(file, list(adjacent), schema)
 
-    def _read_piece(self, file: pq.ParquetFile, piece: Piece, schema: pa.Schema) -> Iterator[Rows]:
-        path, group = self.files[piece.unit.file], piece.unit.group
-        if _rows_of(file.metadata, group) != piece.unit.num_rows:
+    def _read_unit(
+        self, file: pq.ParquetFile, pieces: Sequence[Piece], schema: pa.Schema
+    ) -> Iterator[Rows]:
+        """Pieces of one unit, in order; decoded in one pass."""
+        unit = pieces[0].unit
+        path = self.files[unit.file]
+        if _rows_of(file.metadata, unit.group) != unit.num_rows:
             raise DataError(f"{path} was replaced while it was in use; start anew")
-        row, stop = 0, piece.skip + piece.num_rows
+        row, stop = 0, pieces[-1].skip + pieces[-1].num_rows
         try:
             for batch in file.iter_batches(
-                _DECODE_ROWS,
-                row_groups=[group],
+                _DECODE_DICTIONARY_ROWS if _dictionaries(schema) else _DECODE_ROWS,
+                row_groups=[unit.group],
                 columns=schema.names,
                 use_threads=False,
             ):
-                first, last = max(row, piece.skip), min(row + batch.num_rows, stop)
-                if first < last:
-                    data = batch.slice(first - row, last - first)
-                    origin = Origin(str(path), piece.unit.first_row + first, last - first)
-                    yield Rows(_cast(data, schema, origin), (origin,))
+                for piece in pieces:
+                    first = max(row, piece.skip)
+                    last = min(row + batch.num_rows, piece.skip + piece.num_rows)
+                    if first < last:
+                        data = batch.slice(first - row, last - first)
+                        origin = Origin(str(path), unit.first_row + first, last - first)
+                        yield Rows(_cast(data, schema, origin), (origin,))
                 row += batch.num_rows
                 if row >= stop:
                     return
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}: row group {group} cannot be read: {error}") from error
+            raise DataError(f"{path}: row group {unit.group} cannot be read: {error}") from error
 
     def _check_same(self, file: Path, schema: pa.Schema) -> None:
         first = self.schema
         for name in dict.fromkeys([*first.names, *schema.names]):
             types = [
-                str(each.field(name).type) if name in each.names else "missing"
+                _kind(each.field(name)) if name in each.names else "missing"
                 for each in (first, schema)
             ]
             if types[0] != types[1]:
@@ -99,6 +109,13 @@ class ParquetTable:
                     f"files of one table differ: column {name} is {types[0]} in {self.files[0]} "
                     f"and {types[1]} in {file}"
                 )
+
+
+def _kind(field: pa.Field) -> str:
+    """The type in words. Whether lists can hold nulls makes no difference."""
+    if is_list_dict(field):
+        return "list_dict"
+    return f"list<{field.type.value_type}>" if pt.is_list(field.type) else str(field.type)
 
 
 def _find(path: Path) -> list[Path]:
@@ -124,11 +141,20 @@ def _metadata(path: Path) -> pq.FileMetaData:
         raise DataError(f"{path}: no readable Parquet file: {error}") from error
 
 
-def _open(path: Path) -> pq.ParquetFile:
+def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(path, read_dictionary=_dictionaries(schema))
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: no readable Parquet file: {error}") from error
+
+
+def _schema(metadata: pq.FileMetaData) -> pa.Schema:
+    """Columns as they are handed out."""
+    return pa.schema([decoded_field(field) for field in metadata.schema.to_arrow_schema()])
+
+
+def _dictionaries(schema: pa.Schema) -> list[str]:
+    return [field.name for field in schema if is_list_dict(field)]
 
 
 def _rows_of(metadata: pq.FileMetaData, group: int) -> int:

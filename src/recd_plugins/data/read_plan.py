@@ -11,8 +11,8 @@ known to tell which rows were read, on any rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -110,6 +110,31 @@ class ReadPlan:
         for world_size, steps in history:
             remaining = _after(remaining, world_size, self.batch_size, steps)
         return remaining
+
+
+def cut_into_blocks(
+    pieces: Iterable[Piece], batch_size: int, most_rows: int
+) -> Iterator[tuple[Piece, ...]]:
+    """The same rows in blocks of whole batches, for workers of which each reads some.
+
+    A new block starts with the first batch that starts in another unit than the batch before it, so
+    that of two blocks only what completes a batch is in one unit. Longer stretches of one unit are
+    cut where a block has ``most_rows`` rows, or one batch.
+    """
+    most_rows = max(1, most_rows // batch_size) * batch_size
+    block: list[Piece] = []
+    rows = 0
+    for piece in pieces:
+        rest = piece
+        while rest.num_rows:
+            taken = min(rest.num_rows, -rows % batch_size or most_rows)
+            block.append(replace(rest, num_rows=taken))
+            rest = replace(rest, skip=rest.skip + taken, num_rows=rest.num_rows - taken)
+            rows += taken
+            if rows % batch_size == 0:
+                yield tuple(block)
+                block, rows = [], 0
+    assert not block, "the plan deals whole batches"
 
 
 def _size(ranges: Ranges) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import accumulate, islice
 from typing import Any
 
-import pyarrow as pa
-
+from recd_plugins.data.list_dict import concat_batches
 from recd_plugins.data.prefetch import prefetch
-from recd_plugins.data.read_plan import History, Piece, ReadPlan
+from recd_plugins.data.read_plan import History, Piece, ReadPlan, cut_into_blocks
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, Reader, Rows
 
@@ -19,6 +19,8 @@ from recd_plugins.interfaces import Origin, Reader, Rows
 ReadPieces = Callable[[Iterator[Piece]], Generator[Rows, None, None]]
 
 _STATE_VERSION = 1
+# Of a block: what a worker holds in memory and hands over at once.
+_MOST_ROWS = 16_384
 
 
 class PlannedReader(Reader):
@@ -73,10 +75,22 @@ class PlannedReader(Reader):
         return self._plan.num_steps(self._world_size)
 
     def __iter__(self) -> Iterator[Rows]:
-        with closing(prefetch(self._batches, self._ahead)) as batches:
-            for batch in batches:
-                self._steps += 1
-                yield batch
+        for block in self.blocks(0, 1):
+            yield from block
+
+    def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
+        """A block is about a row group, which no other worker has to decode."""
+        pieces = self._plan.pieces(
+            self._epoch, self._history, self._rank, self._world_size, self._steps
+        )
+        size = self._plan.batch_size
+        blocks = list(cut_into_blocks(pieces, size, _MOST_ROWS))
+        steps = [sum(piece.num_rows for piece in block) // size for block in blocks]
+        ends = list(accumulate(steps, initial=self._steps))[1:]
+        mine = slice(worker, None, num_workers)
+        with closing(prefetch(lambda: self._batches(blocks[mine]), self._ahead)) as batches:
+            for end, num_steps in zip(ends[mine], steps[mine], strict=True):
+                yield self._block(batches, end - num_steps, num_steps)
         self._epoch, self._history, self._steps = self._epoch + 1, (), 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -111,11 +125,13 @@ class PlannedReader(Reader):
             history = tuple(history_before)
         self._history = history
 
-    def _batches(self) -> Iterator[Rows]:
-        pieces = self._plan.pieces(
-            self._epoch, self._history, self._rank, self._world_size, self._steps
-        )
-        with closing(self._read(pieces)) as rows:
+    def _block(self, batches: Iterator[Rows], first: int, num_steps: int) -> Iterator[Rows]:
+        for step, batch in enumerate(islice(batches, num_steps), first):
+            self._steps = step + 1
+            yield batch
+
+    def _batches(self, blocks: Sequence[Sequence[Piece]]) -> Iterator[Rows]:
+        with closing(self._read(piece for block in blocks for piece in block)) as rows:
             yield from _rebatch(rows, self._plan.batch_size)
 
 
@@ -154,6 +170,5 @@ def _slice(rows: Rows, start: int, length: int) -> Rows:
 def _concat(parts: list[Rows]) -> Rows:
     if len(parts) == 1:
         return parts[0]
-    table = pa.Table.from_batches([part.data for part in parts]).combine_chunks()
-    (batch,) = table.to_batches()
+    batch = concat_batches([part.data for part in parts])
     return Rows(batch, tuple(origin for part in parts for origin in part.origins))

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import RecdError
+from recd_plugins.processes import end_with_parent, portable
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -57,7 +56,8 @@ def serve(rank: int, connection: Connection, setup: RankSetup) -> None:
     """
     # Ctrl-C reaches the whole terminal; the parent ends the ranks.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _end_with_parent()
+    # A rank whose parent was killed must not go on training.
+    end_with_parent()
     os.environ.update(setup.environ)
     try:
         _join_process_group(rank, connection, setup)
@@ -70,18 +70,6 @@ def serve(rank: int, connection: Connection, setup: RankSetup) -> None:
     import torch.distributed as dist
 
     dist.destroy_process_group()
-
-
-def _end_with_parent() -> None:
-    """A rank whose parent was killed must not go on training."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="parent watch").start()
 
 
 def _join_process_group(rank: int, connection: Connection, setup: RankSetup) -> None:
@@ -150,13 +138,4 @@ def _answer(connection: Connection, answer: Any) -> None:
 
 def _failure(error: BaseException) -> Failure:
     text = "".join(traceback.format_exception(error))
-    return Failure(text, _portable(error) if isinstance(error, RecdError) else None)
-
-
-def _portable(error: RecdError) -> RecdError:
-    """The error itself where pickle brings it across, else its message."""
-    try:
-        survives = str(pickle.loads(pickle.dumps(error))) == str(error)
-    except Exception:  # a plugin's error may raise anything when it is made anew
-        survives = False
-    return error if survives else RecdError(str(error))
+    return Failure(text, portable(error) if isinstance(error, RecdError) else None)

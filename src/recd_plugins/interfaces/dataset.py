@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -85,6 +85,22 @@ class Reader(ABC):
 
         At the end the position returns to the start: iterate again for the next epoch.
         """
+
+    def blocks(self, worker: int, num_workers: int) -> Iterator[Iterable[Rows]]:
+        """What one of ``num_workers`` processes reads that share the batches of this rank.
+
+        The batches from the current position to the end of the epoch are cut into blocks of
+        adjacent ones; a worker gets the blocks ``worker``, ``worker + num_workers``, and so on.
+        Each is iterated before the next is taken. ``state_dict`` counts what other workers read:
+        it is the position after the last batch handed out, and at the end that of the next epoch.
+
+        This one reads every batch and hands out its own. Override it where batches can be passed
+        over unread, and cut where one worker should read on: where a batch begins in another file
+        or row group than the one before.
+        """
+        for number, rows in enumerate(self):
+            if number % num_workers == worker:
+                yield (rows,)
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

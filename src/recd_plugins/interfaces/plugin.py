@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,6 +32,10 @@ class Plugin:
 
     def __init__(self, options: PluginOptions) -> None:
         self.options = options
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as its class and options: each process makes an object of its own."""
+        return type(self), (self.options,)
 
     @classmethod
     def summary(cls) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -143,6 +144,24 @@ class DatasetContract(PluginContract):
         assert len(read) == sum(len(rows) for rows in [*first, *rest]), "a row came twice"
         lost = len(everything) - len(read)
         assert lost <= self.rows_left_out(after, self.batch_size), f"{lost} rows are lost"
+
+    @pytest.mark.parametrize("num_workers", [1, 2, 3])
+    def test_workers_share_the_batches(self, dataset: Dataset, num_workers: int) -> None:
+        """Blocks in turn are the batches of one reader, with the positions that it has."""
+        alone = self._reader(dataset)
+        taken = iter(alone)
+        next(taken)
+        start = _state(alone)
+        expected = [(rows.data, _state(alone)) for rows in taken]
+        readers = [self._reader(dataset) for _ in range(num_workers)]
+        shares = []
+        for worker, reader in enumerate(readers):
+            reader.load_state_dict(start)
+            blocks = reader.blocks(worker, num_workers)
+            shares.append([[(rows.data, _state(reader)) for rows in block] for block in blocks])
+        in_turn = [block for turn in zip_longest(*shares, fillvalue=[]) for block in turn]
+        assert [batch for block in in_turn for batch in block] == expected
+        assert [_state(reader) for reader in readers] == [_state(alone)] * num_workers
 
     def test_refuses_a_state_of_another_batch_size(self, dataset: Dataset) -> None:
         reader = self._reader(dataset, batch_size=1)
