@@ -7,15 +7,12 @@ measure the same with an allocator that keeps freed memory.
 
 from __future__ import annotations
 
-import ctypes
-import platform
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TypeVar
 
-from recd_benchmarks.frame import Figure, Size
+from recd_benchmarks.frame import Figure, Size, in_turn, keep_freed_memory
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugin_recd.kjt import KjtConverter
 from recd_plugin_recd.papercal import FEATURES, NUM_DENSE, chunks, make_rows, row_keys
@@ -32,7 +29,6 @@ _SCHEMA = FeatureSchema(
     dense=tuple(f"dense_{index}" for index in range(NUM_DENSE)),
     label="label",
 )
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 Input = TypeVar("Input")
 Groups = list[tuple[str, ...]]
@@ -86,7 +82,7 @@ def run(size: Size) -> list[Figure]:
 
     every, users = partial(assemble_unique, groups), partial(assemble_unique, user_groups)
     result = figures("", 0.8)
-    if _keep_freed_memory():
+    if keep_freed_memory():
         result += figures("_warm", None)
     return result
 
@@ -114,29 +110,5 @@ def _ratio(
     inputs: Sequence[Input],
     goal: float | None,
 ) -> Figure:
-    """Ratio of the times of two functions that take turns on each input, five times each."""
-    samples = []
-    for turn in range(6):
-        for batch in inputs:
-            above = _seconds(partial(numerator, batch))
-            below = _seconds(partial(denominator, batch))
-            if turn:  # the first is for warming up
-                samples.append(above / below)
+    samples = [above / below for above, below in in_turn(numerator, denominator, inputs)]
     return Figure.of(figure, samples, unit="ratio", better="lower", goal=goal)
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    """Processor time of one call: other work on the machine does not count."""
-    start = time.thread_time()
-    function()
-    return time.thread_time() - start
-
-
-def _keep_freed_memory() -> bool:
-    """Make glibc's allocator serve large blocks from memory that was freed, in this process."""
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    libc = ctypes.CDLL(None)
-    return bool(libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)) and bool(
-        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
-    )

@@ -5,6 +5,7 @@ A benchmark is a module of this package with ``SUMMARY``, ``workload(size)`` and
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import statistics
@@ -12,9 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 Size = Literal["small", "reference"]
+Input = TypeVar("Input")
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,41 @@ def seconds(function: Callable[[], object]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
+
+
+def in_turn(
+    first: Callable[[Input], object],
+    second: Callable[[Input], object],
+    inputs: Sequence[Input],
+    turns: int = 5,
+) -> list[tuple[float, float]]:
+    """Processor times of two functions on each input, ``turns`` times, one right after the other.
+
+    Processor time, so that other work on the machine does not count. One more turn warms up.
+    """
+    times = []
+    for turn in range(turns + 1):
+        for item in inputs:
+            pair = _processor_seconds(first, item), _processor_seconds(second, item)
+            if turn:
+                times.append(pair)
+    return times
+
+
+def _processor_seconds(function: Callable[[Input], object], item: Input) -> float:
+    start = time.thread_time()
+    function(item)
+    return time.thread_time() - start
+
+
+def keep_freed_memory() -> bool:
+    """Make glibc's allocator serve large blocks from memory that was freed, in this process."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    return bool(libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)) and bool(
+        libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+    )
 
 
 def machine() -> dict[str, Any]:
