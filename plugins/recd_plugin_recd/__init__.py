@@ -25,8 +25,9 @@ def register_datasets() -> Sequence[type[Dataset]]:
 def register_converters() -> Sequence[type[Converter]]:
     from recd_plugin_recd.ikjt import IkjtConverter
     from recd_plugin_recd.kjt import KjtConverter
+    from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
 
-    return [IkjtConverter, KjtConverter]
+    return [IkjtConverter, KjtConverter, PartialIkjtConverter]
 
 
 @hookimpl
@@ -47,5 +48,7 @@ def register_poolings() -> Sequence[type[Pooling]]:
 @hookimpl
 def register_commands(cli: click.Group) -> None:
     from recd_plugin_recd.generate import generate
+    from recd_plugin_recd.logs.commands import logs
 
     cli.add_command(generate)
+    cli.add_command(logs)

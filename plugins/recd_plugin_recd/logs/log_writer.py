@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from recd_plugin_recd.logs.blocks import block_codec
 from recd_plugin_recd.logs.compression import Compression
 from recd_plugin_recd.logs.damage import Report
+from recd_plugin_recd.logs.shard_files import shard_name
 from recd_plugin_recd.logs.shard_format import Key, Record, ShardHeader
 from recd_plugin_recd.logs.shard_key import session_shards
 from recd_plugin_recd.logs.shard_writer import ShardWriter
@@ -202,4 +203,4 @@ class _Buffer:
 
 def _paths(folder: Path, settings: LogSettings) -> list[Path]:
     count = settings.num_shards
-    return [folder / f"shard-{number:05d}-of-{count:05d}.recdlog" for number in range(count)]
+    return [folder / shard_name(number, count) for number in range(count)]

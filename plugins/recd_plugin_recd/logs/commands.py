@@ -1,0 +1,218 @@
+"""``recd logs``: log shards, and Kafka topics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from recd_plugins.errors import DataError
+
+if TYPE_CHECKING:
+    from recd_plugin_recd.logs.damage import Damage
+
+_MB = 1 << 20
+
+_path = click.Path(path_type=Path)
+_folder = click.Path(path_type=Path, file_okay=False)
+_file = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.group()
+def logs() -> None:
+    """Rows in a log: sharded by session, compressed in blocks, safe against damage."""
+
+
+@logs.command()
+@click.argument("source", type=_path)
+@click.argument("folder", type=_folder)
+@click.option(
+    "--session", help="The column of the session.  [default: session_id; a dataset knows its own]"
+)
+@click.option("--shards", type=click.IntRange(1, 99_999), default=16, show_default=True)
+@click.option(
+    "--key",
+    type=click.Choice(["session", "message"]),
+    default="session",
+    show_default=True,
+    help="What decides the shard of a row: its session, or chance.",
+)
+@click.option(
+    "--record",
+    type=click.Choice(["sample", "batch"]),
+    default="sample",
+    show_default=True,
+    help="How a block stores its rows: one after the other, or as an Arrow record batch.",
+)
+@click.option(
+    "--block-size",
+    type=click.FloatRange(min=0.001, max=1024),
+    default=4,
+    show_default=True,
+    help="MB of rows that make a block; each shard gathers as many in memory.",
+)
+@click.option(
+    "--sort/--no-sort",
+    default=True,
+    show_default=True,
+    help="Bring the rows of a session together inside a block.",
+)
+@click.option("--level", type=click.IntRange(1, 22), default=3, show_default=True, help="zstd's.")
+@click.option(
+    "--long-distance", is_flag=True, help="zstd's long-distance matching: slower; for --no-sort."
+)
+@click.option("--append", is_flag=True, help="Add to the log in FOLDER.")
+@click.pass_obj
+def write(
+    plugins_dir: Path | None,
+    source: Path,
+    folder: Path,
+    session: str | None,
+    shards: int,
+    key: str,
+    record: str,
+    block_size: float,
+    sort: bool,
+    level: int,
+    long_distance: bool,
+    append: bool,
+) -> None:
+    """Write the rows of SOURCE to the log in FOLDER.
+
+    SOURCE is a Parquet file, a folder of them, or a registry file, whose dataset is read.
+    """
+    from recd_plugin_recd.logs.compression import Compression
+    from recd_plugin_recd.logs.ingest import open_rows, write_log
+    from recd_plugin_recd.logs.log_writer import LogSettings
+
+    rows = open_rows(source, session, plugins_dir)
+    settings = LogSettings(
+        session=rows.keys.session,
+        num_shards=shards,
+        key=key,  # type: ignore[arg-type]
+        record=record,  # type: ignore[arg-type]
+        block_size=round(block_size * _MB),
+        sort=sort,
+        compression=Compression(level, long_distance),
+    )
+    found = _Damages()
+    written = 0
+    with _progress(f"writing {folder.name}", rows.num_rows) as advance:
+
+        def count(num_rows: int) -> None:
+            nonlocal written
+            written += num_rows
+            advance(num_rows)
+
+        log = write_log(rows, folder, settings, append=append, report=found, progress=count)
+    found.show()
+    ratio = log.raw_bytes / max(1, log.stored_bytes)
+    click.echo(
+        f"{folder}: {written:,} rows in {shards} shards, {log.stored_bytes / 1e6:.1f} MB, "
+        f"compressed {ratio:.2f}x"
+    )
+
+
+@logs.command()
+@click.argument("source", type=_path)
+@click.argument("destination", type=_file)
+@click.option(
+    "--offsets", type=_file, help="Read what is new since this file was written, then update it."
+)
+@click.option("--skip-damaged", is_flag=True, help="Succeed although records were lost.")
+@click.option("--force", is_flag=True, help="Replace DESTINATION where it exists.")
+def read(
+    source: Path, destination: Path, offsets: Path | None, skip_damaged: bool, force: bool
+) -> None:
+    """Write the rows of the log SOURCE, a folder or one shard, to a Parquet file.
+
+    What is damaged is reported on stderr and left out; all else is written. The exit status is
+    then 1, with --skip-damaged 0.
+    """
+    from recd_plugin_recd.logs.export import export_log
+
+    found = _Damages()
+    with _progress(f"reading {source.name}", None) as advance:
+        done = export_log(
+            source, destination, offsets=offsets, force=force, report=found, progress=advance
+        )
+    found.show()
+    if done.was_there:
+        click.echo(f"{destination}: was written before, {done.num_rows:,} rows; offsets updated")
+    elif done.num_rows or offsets is None:
+        click.echo(f"{destination}: {done.num_rows:,} rows")
+    else:
+        click.echo(f"{source}: nothing new; no file written")
+    if found and not skip_damaged:
+        raise DataError(
+            f"{source} is damaged in {len(found)} places, shown above; {destination} has all that "
+            "could be read. --skip-damaged takes that for success"
+        )
+
+
+@logs.command()
+@click.argument("path", type=_path)
+@click.option("--json", "json_path", type=_file, help="Write the report here.")
+def stat(path: Path, json_path: Path | None) -> None:
+    """Show what is in each shard of the log PATH, and check every block's checksum.
+
+    The exit status is 1 where a shard is damaged.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from recd_plugin_recd.logs.stat import log_statistics
+    from recd_plugins.files import write_json
+
+    shards = log_statistics(path)
+    table = Table("shard")
+    for heading in ("blocks", "records", "MB", "raw MB", "ratio", "damaged"):
+        table.add_column(heading, justify="right")
+    for shard in shards:
+        table.add_row(
+            shard.path.stem.removeprefix("shard-"),
+            f"{shard.blocks:,}",
+            f"{shard.records:,}",
+            f"{shard.size / 1e6:.1f}",
+            f"{shard.raw_bytes / 1e6:.1f}",
+            f"{shard.ratio:.2f}",
+            str(len(shard.damage)),
+        )
+    records, size = sum(shard.records for shard in shards), sum(shard.size for shard in shards)
+    raw = sum(shard.raw_bytes for shard in shards)
+    damages = _Damages([damage for shard in shards for damage in shard.damage])
+    totals = {"records": records, "bytes": size, "raw_bytes": raw, "ratio": raw / max(1, size)}
+    Console().print(table)
+    click.echo(f"{path}: {records:,} records, {size / 1e6:.1f} MB, {totals['ratio']:.2f}x")
+    if json_path is not None:
+        report: dict[str, Any] = {**totals, "shards": [shard.to_json() for shard in shards]}
+        write_json(json_path, report)
+    damages.show()
+    if damages:
+        raise DataError(f"{path} is damaged in {len(damages)} places, shown above")
+
+
+class _Damages(list["Damage"]):
+    """Gathers damage while a progress bar is on the screen."""
+
+    def __call__(self, damage: Damage) -> None:
+        self.append(damage)
+
+    def show(self) -> None:
+        for damage in self:
+            click.secho(str(damage), fg="yellow", err=True)
+
+
+@contextmanager
+def _progress(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A progress bar of rows on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=total)
+        yield lambda rows: bar.advance(task, rows)

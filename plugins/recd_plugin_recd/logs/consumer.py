@@ -1,0 +1,149 @@
+"""Reading a log from where the last reading ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from recd_plugin_recd.logs.damage import Damage, Report
+from recd_plugin_recd.logs.shard_files import shard_files, shard_name
+from recd_plugin_recd.logs.shard_reader import Position, ShardReader
+from recd_plugins.errors import DataError
+from recd_plugins.files import write_json
+
+
+@dataclass(frozen=True)
+class LogRows:
+    """Adjacent records of one shard, the first of them number ``first_record``."""
+
+    shard: str
+    first_record: int
+    rows: pa.RecordBatch
+
+
+class Consumer:
+    """Hands out the records of a log, shard after shard, from its position on.
+
+    The position moves as rows are handed out, and past damage as soon as a whole block follows it.
+    ``commit`` writes it to ``offsets``, whole or not at all; a new consumer starts from there.
+
+    Args:
+        folder: of the log, or one shard file.
+        offsets: a JSON file; None, or one that is missing, starts with the first records.
+        report: is handed what is damaged, as it is met.
+
+    Raises:
+        DataError: there is no log; its shards do not belong together, or none can be read; the
+            offsets are damaged or of another log.
+    """
+
+    def __init__(self, folder: Path, offsets: Path | None, report: Report) -> None:
+        self._offsets = offsets
+        self._report = report
+        self._shards: dict[str, Path] = {}
+        self._identities: dict[str, str] = {}
+        self._positions: dict[str, Position] = {}
+        self.schema = self._open(folder)
+        if offsets is not None and offsets.exists():
+            self.load(_read_offsets(offsets))
+
+    def __iter__(self) -> Iterator[LogRows]:
+        """Records up to the ends of the shards as they are when each is reached."""
+        for name, path in self._shards.items():
+            with ShardReader(path, self._report) as reader:
+                for block in reader.blocks(self._positions[name]):
+                    self._positions[name] = block.end
+                    yield LogRows(name, block.first_record, block.rows)
+
+    def seek(self, shard: str, record: int) -> None:
+        """Go on in ``shard`` with record number ``record``, counted from 0."""
+        with ShardReader(self._shards[shard], self._report) as reader:
+            self._positions[shard] = Position(reader.start.offset, record)
+
+    def state(self) -> dict[str, Any]:
+        """The position as JSON values: of each shard its identity, a byte and a record."""
+        return {
+            name: {"log": self._identities[name], **asdict(position)}
+            for name, position in self._positions.items()
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take up a position.
+
+        Raises:
+            DataError: it is of another log, or beyond the end of this one.
+        """
+        for name, said in state.items():
+            if name not in self._shards or said["log"] != self._identities[name]:
+                raise DataError(
+                    f"{self._offsets}: offsets of another log than {self._folder} (shard {name}); "
+                    "remove them to start from the first record"
+                )
+            size = self._shards[name].stat().st_size
+            if said["offset"] > size:
+                raise DataError(
+                    f"{self._shards[name]}: {size} bytes, but {said['offset']} were read before: "
+                    "it has been cut; remove the offsets to start from the first record"
+                )
+            self._positions[name] = Position(said["offset"], said["record"])
+
+    def commit(self) -> None:
+        """Write the position to the offsets file."""
+        if self._offsets is None:
+            raise ValueError("a consumer without an offsets file commits nothing")
+        write_json(self._offsets, {"version": 1, "shards": self.state()})
+
+    def _open(self, folder: Path) -> pa.Schema:
+        self._folder = folder
+        schemas: dict[Path, pa.Schema] = {}
+        num_shards = 0
+        for path in shard_files(folder):
+            try:
+                reader = ShardReader(path, self._report)
+            except DataError as error:
+                # The others may be whole.
+                self._report(Damage(path, 0, _without_path(error, path), None, None))
+                continue
+            with reader:
+                num_shards = reader.header.num_shards
+                schemas[path] = reader.header.schema
+                self._shards[path.name] = path
+                self._identities[path.name] = reader.header.sync.hex()
+                self._positions[path.name] = reader.start
+        if not schemas:
+            raise DataError(f"{folder}: no shard has a header that is whole")
+        first = next(iter(schemas))
+        for path, schema in schemas.items():
+            if not schema.equals(schemas[first], check_metadata=True):
+                raise DataError(f"{path}: other columns than in {first}: not shards of one log")
+        if folder.is_dir():
+            self._report_missing(folder, num_shards)
+        return schemas[first]
+
+    def _report_missing(self, folder: Path, num_shards: int) -> None:
+        for number in range(num_shards):
+            path = folder / shard_name(number, num_shards)
+            if not path.exists():
+                self._report(Damage(path, 0, "the shard is missing", None, None))
+
+
+def _read_offsets(path: Path) -> dict[str, Any]:
+    try:
+        said = json.loads(path.read_text())
+        shards = dict(said["shards"])
+        for shard in shards.values():
+            str(shard["log"]), int(shard["offset"]), int(shard["record"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path}: no offsets of a log: {error!r}; remove it to start from the first record"
+        ) from error
+    return shards
+
+
+def _without_path(error: DataError, path: Path) -> str:
+    return str(error).removeprefix(f"{path}: ")

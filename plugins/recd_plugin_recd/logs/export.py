@@ -1,0 +1,57 @@
+"""``recd logs read``: the records of a log as a Parquet file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from recd_plugin_recd.logs.consumer import Consumer
+from recd_plugin_recd.logs.damage import Report
+from recd_plugin_recd.logs.parquet_file import ParquetFile, provenance
+from recd_plugins.errors import DataError
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote: 0 rows and no file where there was nothing new."""
+
+    num_rows: int
+    was_there: bool = False
+
+
+def export_log(
+    source: Path,
+    destination: Path,
+    *,
+    offsets: Path | None,
+    force: bool,
+    report: Report,
+    progress: Callable[[int], None],
+) -> Exported:
+    """Write what is in the log, or what is new in it since ``offsets``, to a Parquet file.
+
+    The file appears when it is complete, and only then the offsets move. Its footer says which
+    records it has: a run that was killed between the two is made good by running it again.
+
+    Raises:
+        DataError: ``destination`` exists and ``force`` is not given; no log, no place to write.
+    """
+    consumer = Consumer(source, offsets, report)
+    start = consumer.state()
+    if destination.exists() and not force:
+        written = provenance(destination) if offsets is not None else None
+        if written is None or written.get("from") != start:
+            raise DataError(f"{destination} exists already; --force replaces it")
+        consumer.load(written["to"])
+        consumer.commit()
+        return Exported(written["rows"], was_there=True)
+    with ParquetFile(destination, consumer.schema) as file:
+        for found in consumer:
+            file.write(found.rows)
+            progress(found.rows.num_rows)
+        if file.num_rows or offsets is None:
+            file.close({"from": start, "to": consumer.state(), "rows": file.num_rows})
+    if offsets is not None:
+        consumer.commit()
+    return Exported(file.num_rows)

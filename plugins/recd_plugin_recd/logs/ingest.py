@@ -1,0 +1,102 @@
+"""``recd logs write``: rows of a table or a dataset into a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+
+from recd_plugin_recd.logs.damage import Report
+from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
+from recd_plugin_recd.scratch_folder import scratch_folder
+from recd_plugins.data.list_dict import is_list_dict, to_lists
+from recd_plugins.data.source import Source, open_source
+from recd_plugins.errors import DataError
+
+
+def open_rows(path: Path, session: str | None, plugins_dir: Path | None) -> Source:
+    """A table with a column of the session, or a registry's dataset."""
+    if path.suffix in (".yaml", ".yml"):
+        return open_source(path, session=session, plugins_dir=plugins_dir)
+    # A log needs no time: its rows stay in the order in which they come.
+    session = session or "session_id"
+    return open_source(path, session=session, timestamp=session, plugins_dir=plugins_dir)
+
+
+def log_schema(source: Source) -> pa.Schema:
+    """The columns of a source as a log has them: features as lists, no metadata of the table."""
+    return pa.schema(
+        [
+            pa.field(field.name, pa.list_(pa.int64()), field.nullable)
+            if is_list_dict(field)
+            else field
+            for field in source.schema
+        ]
+    )
+
+
+def batches(source: Source, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """All rows of a source with the columns of ``log_schema``."""
+    for partition in source.partitions:
+        for rows in source.read(partition):
+            columns = [
+                to_lists(column) if is_list_dict(field) else column
+                for field, column in zip(rows.data.schema, rows.data.columns, strict=True)
+            ]
+            yield pa.record_batch(columns, schema=schema)
+
+
+def write_log(
+    source: Source,
+    folder: Path,
+    settings: LogSettings,
+    *,
+    append: bool,
+    report: Report,
+    progress: Callable[[int], None],
+) -> LogWriter:
+    """Write every row of ``source`` to the log in ``folder``.
+
+    A new log appears when it is complete. Rows appended to a log appear block by block.
+
+    Returns:
+        The writer, closed, for what it counted.
+
+    Raises:
+        DataError: the folder exists and ``append`` is not given, or the rows do not fit the log.
+    """
+    if folder.exists() and not append and not (folder.is_dir() and not any(folder.iterdir())):
+        raise DataError(f"{folder} exists already; --append adds to it")
+    schema = log_schema(source)
+    written = 0
+    with _place(folder, append) as place:
+        try:
+            with LogWriter(place, schema, settings, report) as log:
+                for batch in batches(source, schema):
+                    log.write(batch)
+                    written += batch.num_rows
+                    progress(batch.num_rows)
+        except DataError as error:
+            if append and written:
+                raise DataError(
+                    f"{error}\n{folder}: up to {written} rows were appended before that"
+                ) from error
+            raise
+    return log
+
+
+@contextmanager
+def _place(folder: Path, append: bool) -> Iterator[Path]:
+    """Where to write: in ``folder``, or in a hidden one that becomes it at the end."""
+    if append:
+        yield folder
+        return
+    with scratch_folder(folder) as scratch:
+        new = scratch / folder.name
+        yield new
+        try:
+            new.rename(folder)
+        except OSError as error:
+            raise DataError(f"{folder}: cannot be written ({error.strerror})") from error

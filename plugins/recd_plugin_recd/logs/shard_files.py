@@ -1,0 +1,28 @@
+"""Where the shards of a log are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recd_plugins.errors import DataError
+
+
+def shard_name(number: int, num_shards: int) -> str:
+    """The name of a shard's file."""
+    return f"shard-{number:05d}-of-{num_shards:05d}.recdlog"
+
+
+def shard_files(path: Path) -> list[Path]:
+    """The shards of a log in order, or the one that ``path`` is.
+
+    Raises:
+        DataError: there are none.
+    """
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"{path}: no such file or folder")
+    found = sorted(path.glob("shard-*.recdlog"))
+    if not found:
+        raise DataError(f"{path}: no log: there is no shard-*.recdlog in this folder")
+    return found
