@@ -12,6 +12,7 @@ import pyarrow.types as pt
 from pydantic import Field, NonNegativeInt
 
 from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of
+from recd_plugins.data.list_dict import is_list_dict
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece, ReadPlan
 from recd_plugins.data.reader import PlannedReader, digest
@@ -85,15 +86,15 @@ class SessionParquet(Dataset):
                     f"{', '.join(table.schema.names)}"
                 )
         free = [field for field in table.schema if field.name not in own.values()]
-        sparse = self._choose("sparse", free, _is_ids, _is_id_list)
-        dense = self._choose("dense", free, _is_number, pt.is_floating)
+        sparse = self._choose("sparse", free, _is_ids, _is_feature)
+        dense = self._choose("dense", free, _is_number, _is_float)
         both = set(sparse) & set(dense)
         if both:
             raise DataError(
                 f"columns {', '.join(sorted(both))} match both option sparse and option dense"
             )
         label = table.schema.field(self.options.label)
-        if not _is_number(label.type):
+        if not _is_number(label):
             raise DataError(f"{table.files[0]}: label {label.name} is {label.type}, no number")
         return FeatureSchema(sparse, dense, label.name)
 
@@ -150,12 +151,12 @@ class SessionParquet(Dataset):
         self,
         option: str,
         fields: Iterable[pa.Field],
-        allowed: Callable[[pa.DataType], bool],
-        by_default: Callable[[pa.DataType], bool],
+        allowed: Callable[[pa.Field], bool],
+        by_default: Callable[[pa.Field], bool],
     ) -> tuple[str, ...]:
         patterns: list[str] | None = getattr(self.options, option)
         if patterns is None:
-            return tuple(field.name for field in fields if by_default(field.type))
+            return tuple(field.name for field in fields if by_default(field))
         fields = list(fields)
         for pattern in patterns:
             if not any(fnmatchcase(field.name, pattern) for field in fields):
@@ -169,7 +170,7 @@ class SessionParquet(Dataset):
             if any(fnmatchcase(field.name, pattern) for pattern in patterns)
         ]
         for field in chosen:
-            if not allowed(field.type):
+            if not allowed(field):
                 raise DataError(
                     f"{self._table.files[0]}: column {field.name} is {field.type}, "
                     f"which option {option} cannot take"
@@ -184,10 +185,10 @@ class SessionParquet(Dataset):
                 raise DataError(
                     f"{table.files[0]}: no column {name}, which {self.options.path} has"
                 )
-            kind = table.schema.field(name).type
+            field = table.schema.field(name)
             if name in schema.sparse:
-                kind = pa.int64() if pt.is_integer(kind) else _LISTS
-            fields.append(pa.field(name, kind))
+                field = _as_int64(field)
+            fields.append(field)
         return pa.schema(fields)
 
     def _generate(self, wanted: TableOptions) -> None:
@@ -209,13 +210,27 @@ class SessionParquet(Dataset):
             )
 
 
-def _is_id_list(kind: pa.DataType) -> bool:
-    return (pt.is_list(kind) or pt.is_large_list(kind)) and pt.is_integer(kind.value_type)
+def _as_int64(field: pa.Field) -> pa.Field:
+    if pt.is_integer(field.type):
+        return field.with_type(pa.int64())
+    # Lists of int64, with or without room for nulls, and list_dict are taken as they are.
+    ids = is_list_dict(field) or (pt.is_list(field.type) and pt.is_int64(field.type.value_type))
+    return field if ids else field.with_type(_LISTS)
 
 
-def _is_ids(kind: pa.DataType) -> bool:
-    return pt.is_integer(kind) or _is_id_list(kind)
+def _is_feature(field: pa.Field) -> bool:
+    kind = field.type
+    is_list = pt.is_list(kind) or pt.is_large_list(kind)
+    return is_list_dict(field) or (is_list and pt.is_integer(kind.value_type))
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return pt.is_integer(kind) or pt.is_floating(kind) or pt.is_boolean(kind)
+def _is_ids(field: pa.Field) -> bool:
+    return pt.is_integer(field.type) or _is_feature(field)
+
+
+def _is_number(field: pa.Field) -> bool:
+    return pt.is_integer(field.type) or pt.is_floating(field.type) or pt.is_boolean(field.type)
+
+
+def _is_float(field: pa.Field) -> bool:
+    return bool(pt.is_floating(field.type))

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from recd_plugins.data.list_dict import ID_BYTES, is_list_dict, to_lists
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.dataset import Rows
 from recd_plugins.sparse.dedup import JaggedColumn
@@ -24,7 +26,7 @@ def sparse_column(rows: Rows, name: str) -> JaggedColumn:
     """Ids of a column and the offsets of its rows.
 
     Lists of int64 are not copied; smaller integers are widened. In a column of plain integers each
-    row is a list of one.
+    row is a list of one. A column in layout ``list_dict`` is decoded.
 
     Returns:
         ``values``, int64 and read-only, and ``offsets``, int32 or int64 ``[B + 1]``, which need
@@ -37,6 +39,8 @@ def sparse_column(rows: Rows, name: str) -> JaggedColumn:
     if _is_id(column.type):
         _refuse_nulls(rows, name, column)
         return _ids(column), np.arange(len(column) + 1, dtype=np.int32)
+    if is_list_dict(rows.data.schema.field(name)):
+        column = _decoded(rows, name, column)
     is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
     if not is_list or not _is_id(column.type.value_type):
         raise _wrong_type(rows, name, column, "list<int64> or int64")
@@ -104,6 +108,18 @@ def _column(rows: Rows, name: str) -> Any:
     advice = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(names)}"
     where = f"{rows.origins[0].path}: row {rows.origins[0].first_row}" if rows.origins else "data"
     raise DataError(f"{where}: no column {name!r}; {advice}")
+
+
+def _decoded(rows: Rows, name: str, column: Any) -> Any:
+    _refuse_nulls(rows, name, column)
+    try:
+        return to_lists(column)
+    except ValueError as error:
+        lengths = pc.binary_length(column.cast(pa.large_binary())).to_numpy()
+        row = int((lengths % ID_BYTES != 0).argmax())
+        raise DataError(
+            f"{place(rows, name, row)}: damaged, {error}; write the table anew"
+        ) from error
 
 
 def _numbers(rows: Rows, name: str) -> NDArray[Any]:

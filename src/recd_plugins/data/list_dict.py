@@ -9,7 +9,8 @@ from other binary data. Any reader of Parquet reads it, as bytes.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +21,18 @@ Layout = Literal["list", "list_dict"]
 
 ID_BYTES = 8
 _MARK = {b"recd.layout": b"list_dict"}
+_DECODED = pa.dictionary(pa.int32(), pa.binary())
 _MAX_BYTES = 2**31 - 1
 
 
 def list_dict_field(name: str) -> pa.Field:
-    """The field of a feature in layout ``list_dict``."""
+    """The field of a feature in layout ``list_dict``, as a file has it."""
     return pa.field(name, pa.binary(), nullable=False, metadata=_MARK)
+
+
+def decoded_field(field: pa.Field) -> pa.Field:
+    """A field of a file as readers hand it out: ``list_dict`` as dictionary<int32, binary>."""
+    return field.with_type(_DECODED) if is_list_dict(field) else field
 
 
 def is_list_dict(field: pa.Field) -> bool:
@@ -102,3 +109,39 @@ def packed_ids(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     # A buffer of no bytes may be None.
     ids = np.frombuffer(data, np.int64, count, first) if count else np.empty(0, np.int64)
     return ids, ((ends - first) // ID_BYTES).astype(np.int32)
+
+
+def concat_batches(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows of batches of one schema. Dictionaries are joined, without comparing their values.
+
+    So a value can stand in the result's dictionary twice. What no row uses is left out.
+    """
+    parts = zip(*(batch.columns for batch in batches), strict=True)
+    columns = [
+        _concat_dictionaries(arrays)
+        if pt.is_dictionary(arrays[0].type)
+        else pa.concat_arrays(arrays)
+        for arrays in parts
+    ]
+    return pa.record_batch(columns, schema=batches[0].schema)
+
+
+def _concat_dictionaries(arrays: Sequence[Any]) -> pa.Array:
+    if any(array.null_count for array in arrays):
+        return pa.concat_arrays(arrays)
+    dictionaries, codes, size = [], [], 0
+    for array in arrays:
+        if not len(array):
+            continue
+        indices = array.indices.to_numpy()
+        # A stretch of rows of one row group uses a stretch of its dictionary, or little more.
+        first = int(indices.min())
+        used = array.dictionary.slice(first, int(indices.max()) + 1 - first)
+        dictionaries.append(used)
+        codes.append(indices + np.int32(size - first))
+        size += len(used)
+    if not codes:
+        return arrays[0]
+    return pa.DictionaryArray.from_arrays(
+        pa.array(np.concatenate(codes)), pa.concat_arrays(dictionaries), safe=False
+    )

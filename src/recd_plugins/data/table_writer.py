@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +15,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from recd_plugins.data.list_dict import Layout, is_id_list, list_dict_field, to_list_dict
+from recd_plugins.data.list_dict import (
+    Layout,
+    is_id_list,
+    is_list_dict,
+    list_dict_field,
+    to_list_dict,
+    to_lists,
+)
+from recd_plugins.data.statistics import FOOTER_KEY, StatisticsAccumulator
 from recd_plugins.errors import DataError
-
-if TYPE_CHECKING:
-    from recd_plugins.interfaces.dataset import SessionKeys
+from recd_plugins.interfaces.dataset import Origin, Rows, SessionKeys
 
 Nulls = Literal["error", "empty"]
 
@@ -33,13 +40,14 @@ class TableWriter:
     Row groups end where a session ends and hold at most ``row_group_rows`` rows. A session that is
     longer than that is cut into row groups of ``row_group_rows`` rows.
 
-    Features are the columns of lists of integers. They are stored without room for nulls, which
-    makes the file smaller and faster to read.
+    Features are the columns of lists of integers, which may come in either layout. They are stored
+    without room for nulls, which makes them faster to read. The footer gets their statistics.
 
     Args:
         path: the file to make or to replace.
         schema: of the rows; its metadata goes into the file.
-        keys: columns of session and time; None writes row groups of ``row_group_rows`` rows.
+        keys: columns of session and time; None writes row groups of ``row_group_rows`` rows and no
+            statistics.
         layout: of all features or of each by name. ``list_dict`` for all leaves as lists the
             features that repeat too little for it in the first row group: see ``layouts``.
         row_group_rows: most rows of a row group, and of what is held in memory.
@@ -65,7 +73,9 @@ class TableWriter:
         nulls: Nulls = "error",
     ) -> None:
         self.path = path
-        self._features = [field.name for field in schema if is_id_list(field.type)]
+        self._features = [
+            field.name for field in schema if is_list_dict(field) or is_id_list(field.type)
+        ]
         self._columns = _ordered(schema, self._features, popularity)
         self._metadata = {**(schema.metadata or {}), **(metadata or {})}
         self._schema, self._keys, self._nulls = schema, keys, nulls
@@ -75,6 +85,7 @@ class TableWriter:
             self._layouts = dict.fromkeys(self._features, layout)
         elif layout != "list_dict":
             self._layouts = {name: layout.get(name, "list") for name in self._features}
+        self._statistics: StatisticsAccumulator | None = None
         if keys is not None:
             for name in (keys.session, keys.timestamp):
                 if name not in schema.names:
@@ -82,6 +93,8 @@ class TableWriter:
                         f"{path}: no column {name!r} among those to write: "
                         f"{', '.join(schema.names)}"
                     )
+            self._statistics = StatisticsAccumulator(schema, keys, self._features)
+            self._metadata.pop(FOOTER_KEY, None)
         self._scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._waiting: list[pa.RecordBatch] = []
         self._writer: pq.ParquetWriter | None = None
@@ -112,6 +125,9 @@ class TableWriter:
             if rest or self._writer is None:
                 self._flush(rest)
             assert self._writer is not None
+            if self._statistics is not None:
+                statistics = json.dumps(self._statistics.result().to_json())
+                self._writer.add_key_value_metadata({FOOTER_KEY.decode(): statistics})
             self._writer.close()
             os.replace(self._scratch, self.path)
         except OSError as error:
@@ -157,6 +173,11 @@ class TableWriter:
         self._waiting = table.slice(num_rows).to_batches()
         group = table.slice(0, num_rows).combine_chunks()
         lists = {name: self._lists(name, group[name]) for name in self._features}
+        if self._statistics is not None and self._keys is not None and num_rows:
+            origin = Origin(str(self.path), self.num_rows, num_rows)
+            sessions = group[self._keys.session].chunk(0)
+            rows = pa.RecordBatch.from_pydict({**lists, self._keys.session: sessions})
+            self._statistics.add(Rows(rows, (origin,)))
         if self._layouts is None:
             self._layouts = choose_layouts(lists)
         columns = [
@@ -176,6 +197,8 @@ class TableWriter:
     def _lists(self, name: str, column: pa.ChunkedArray) -> pa.Array:
         """A feature of one row group without nulls."""
         lists = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        if is_list_dict(self._schema.field(name)):
+            lists = self._decoded(name, lists)
         if pt.is_large_list(lists.type):
             lists = lists.cast(pa.list_(lists.type.value_type))
         if lists.null_count:
@@ -196,6 +219,16 @@ class TableWriter:
                 "write lists without nulls"
             )
         return lists
+
+    def _decoded(self, name: str, column: pa.Array) -> pa.Array:
+        try:
+            return to_lists(column)
+        except ValueError as error:
+            last = self.num_rows + len(column) - 1
+            raise DataError(
+                f"{self.path}: rows {self.num_rows} to {last}, column {name!r} of the source is "
+                f"damaged: {error}"
+            ) from error
 
     def _open(self, layouts: Mapping[str, Layout]) -> pq.ParquetWriter:
         fields = [_stored_field(self._schema.field(name), layouts) for name in self._columns]
@@ -247,15 +280,19 @@ def _stored_field(field: pa.Field, layouts: Mapping[str, Layout]) -> pa.Field:
         return field
     if layout == "list_dict":
         return list_dict_field(field.name)
-    return pa.field(field.name, _list_type(field.type), nullable=False, metadata=field.metadata)
+    metadata = field.metadata if is_id_list(field.type) else None
+    return pa.field(field.name, _list_type(field), nullable=False, metadata=metadata)
 
 
-def _list_type(kind: pa.DataType) -> pa.DataType:
-    return pa.list_(pa.field("element", kind.value_type, nullable=False))
+def _list_type(field: pa.Field) -> pa.DataType:
+    ids = field.type.value_type if is_id_list(field.type) else pa.int64()
+    return pa.list_(pa.field("element", ids, nullable=False))
 
 
 def _in_layout(lists: pa.Array, layout: Layout) -> pa.Array:
     if layout == "list_dict":
         return to_list_dict(lists)
     lists = lists if lists.offset == 0 and not lists.null_count else pa.concat_arrays([lists])
-    return pa.ListArray.from_arrays(lists.offsets, lists.values, type=_list_type(lists.type))
+    return pa.ListArray.from_arrays(
+        lists.offsets, lists.values, type=_list_type(pa.field("", lists.type))
+    )
