@@ -9,26 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from typing import TypeVar
 
+from recd_benchmarks.batches import BATCH_SIZE, SCHEMA, papercal_batches
 from recd_benchmarks.frame import Figure, Size, in_turn, keep_freed_memory
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugin_recd.kjt import KjtConverter
-from recd_plugin_recd.papercal import FEATURES, NUM_DENSE, chunks, make_rows, row_keys
 from recd_plugins.data.arrow import sparse_column
-from recd_plugins.interfaces import FeatureSchema, Origin, Rows
+from recd_plugins.interfaces import Rows
 from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
 from recd_plugins.sparse.from_columns import ikjts_from_columns, kjt_from_columns
 
 SUMMARY = "time of making IKJTs of a PAPERCAL batch, over that of a plain KJT"
-
-_BATCH = 4096
-_SCHEMA = FeatureSchema(
-    sparse=tuple(feature.name for feature in FEATURES),
-    dense=tuple(f"dense_{index}" for index in range(NUM_DENSE)),
-    label="label",
-)
 
 Input = TypeVar("Input")
 Groups = list[tuple[str, ...]]
@@ -41,37 +33,37 @@ def _num_batches(size: Size) -> int:
 def workload(size: Size) -> str:
     """The input in words."""
     return (
-        f"PAPERCAL clustered by session, {_num_batches(size)} batches of {_BATCH} rows, Arrow "
+        f"PAPERCAL clustered by session, {_num_batches(size)} batches of {BATCH_SIZE} rows, Arrow "
         "columns in memory, processor time of one thread, both sides in turn on each batch"
     )
 
 
 def run(size: Size) -> list[Figure]:
     """Measure: tensors from decoded columns, and whole converters from Arrow to a Batch."""
-    batches = _batches(_num_batches(size))
+    batches = papercal_batches(_num_batches(size))
     kjt = KjtConverter(KjtConverter.Options())
     ikjt, groups = _fitted(batches[0], min_dedupe_factor=1.5)
     # Ids of items repeat by chance, 1.7 times in a batch; this leaves them plain.
     _, user_groups = _fitted(batches[0], min_dedupe_factor=2)
-    columns = [{name: sparse_column(rows, name) for name in _SCHEMA.sparse} for rows in batches]
+    columns = [{name: sparse_column(rows, name) for name in SCHEMA.sparse} for rows in batches]
     deduplicate = Deduplicator()
 
     def assemble(batch: dict[str, JaggedColumn]) -> object:
-        return kjt_from_columns(batch, _BATCH)
+        return kjt_from_columns(batch, BATCH_SIZE)
 
     def assemble_unique(groups: Groups, batch: dict[str, JaggedColumn]) -> object:
         plain = dict(batch)
         grouped = [{name: plain.pop(name) for name in group} for group in groups]
         return (
-            ikjts_from_columns(grouped, _BATCH, deduplicate),
-            kjt_from_columns(plain, _BATCH) if plain else None,
+            ikjts_from_columns(grouped, BATCH_SIZE, deduplicate),
+            kjt_from_columns(plain, BATCH_SIZE) if plain else None,
         )
 
     def convert(rows: Rows) -> object:
-        return kjt.convert(rows, _SCHEMA)
+        return kjt.convert(rows, SCHEMA)
 
     def convert_unique(rows: Rows) -> object:
-        return ikjt.convert(rows, _SCHEMA)
+        return ikjt.convert(rows, SCHEMA)
 
     def figures(suffix: str, goal: float | None) -> list[Figure]:
         return [
@@ -91,16 +83,8 @@ def _fitted(sample: Rows, min_dedupe_factor: float) -> tuple[IkjtConverter, Grou
     """A converter that has chosen its groups, and these."""
     options = {"min_dedupe_factor": min_dedupe_factor}
     ikjt = IkjtConverter(IkjtConverter.Options.model_validate(options))
-    ikjt.fit(sample, _SCHEMA)
+    ikjt.fit(sample, SCHEMA)
     return ikjt, [group.features for group in ikjt.report() if group.deduplicated]
-
-
-def _batches(count: int) -> list[Rows]:
-    keys = chunks(row_keys(count * _BATCH, seed=1, layout="clustered"), _BATCH)
-    return [
-        Rows(make_rows(block), (Origin("PAPERCAL", number * _BATCH, _BATCH),))
-        for number, block in enumerate(islice(keys, count))
-    ]
 
 
 def _ratio(

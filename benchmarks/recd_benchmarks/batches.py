@@ -1,0 +1,24 @@
+"""PAPERCAL in memory, as a reader hands it out: what benchmarks of later stages start from."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from recd_plugin_recd.papercal import FEATURES, NUM_DENSE, chunks, make_rows, row_keys
+from recd_plugins.interfaces import FeatureSchema, Origin, Rows
+
+BATCH_SIZE = 4096
+SCHEMA = FeatureSchema(
+    sparse=tuple(feature.name for feature in FEATURES),
+    dense=tuple(f"dense_{index}" for index in range(NUM_DENSE)),
+    label="label",
+)
+
+
+def papercal_batches(count: int) -> list[Rows]:
+    """The first batches of PAPERCAL clustered by session."""
+    keys = chunks(row_keys(count * BATCH_SIZE, seed=1, layout="clustered"), BATCH_SIZE)
+    return [
+        Rows(make_rows(block), (Origin("PAPERCAL", number * BATCH_SIZE, BATCH_SIZE),))
+        for number, block in enumerate(islice(keys, count))
+    ]
