@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
@@ -83,7 +84,7 @@ class IkjtConverter(Converter):
         if self.options.groups == "auto":
             groups = self._coinciding(columns, len(sample))
         else:
-            _check_names(self.options.groups, schema)
+            check_features("recd.ikjt: groups", chain(*self.options.groups), schema)
             groups = self.options.groups
         factors = self._dedupe_factors(groups, columns, len(sample))
         self._groups = tuple(
@@ -154,9 +155,14 @@ def _columns(rows: Rows, schema: FeatureSchema) -> dict[str, JaggedColumn]:
     return {name: sparse_column(rows, name) for name in schema.sparse}
 
 
-def _check_names(groups: list[list[str]], schema: FeatureSchema) -> None:
-    for name in (name for group in groups for name in group):
+def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> None:
+    """Refuse names, given by an option, of what is no sparse feature.
+
+    Raises:
+        DataError: says the option, the name, and which name may be meant.
+    """
+    for name in names:
         if name not in schema.sparse:
             near = get_close_matches(name, schema.sparse, n=1)
             advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(schema.sparse)}"
-            raise DataError(f"recd.ikjt: groups names {name}, which is no sparse feature; {advice}")
+            raise DataError(f"{option} names {name}, which is no sparse feature; {advice}")

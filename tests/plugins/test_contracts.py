@@ -35,6 +35,15 @@ class TestConverters(ConverterContract):
         return make("converter", request.param)
 
 
+class TestPartialIkjts(ConverterContract):
+    deduplicated = ("history", "tags")
+
+    @pytest.fixture
+    def plugin(self):
+        cls = BUILT_IN["converter"]["recd.partial_ikjt"].cls
+        return cls(cls.Options(features=self.deduplicated))
+
+
 class TestPreprocessing(PreprocessingContract):
     @pytest.fixture(params=BUILT_IN["preprocessing"])
     def plugin(self, request):

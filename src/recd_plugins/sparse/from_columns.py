@@ -10,6 +10,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
+from recd_plugins.sparse.partial import RowPacker
+from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
 
 
 def kjt_from_columns(columns: Mapping[str, JaggedColumn], num_rows: int) -> KeyedJaggedTensor:
@@ -40,4 +42,18 @@ def ikjts_from_columns(
             lengths=torch.from_numpy(unique.lengths),
         )
         for group, unique in zip(groups, unique_rows, strict=True)
+    )
+
+
+def partial_from_columns(
+    columns: Mapping[str, JaggedColumn], num_rows: int, pack: RowPacker
+) -> PartialInverseKeyedJaggedTensor:
+    """A partial IKJT of one or more columns of one dtype by name."""
+    packed = pack(list(columns.values()), num_rows)
+    return PartialInverseKeyedJaggedTensor(
+        keys=list(columns),
+        values=torch.from_numpy(packed.values),
+        offsets=torch.from_numpy(packed.offsets).flatten(),
+        lengths=torch.from_numpy(packed.lengths).flatten(),
+        length_per_key=packed.sizes,
     )

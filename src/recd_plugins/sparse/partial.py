@@ -55,16 +55,18 @@ class RowPacker:
         """Pack columns of ``num_rows`` rows and one dtype.
 
         Raises:
-            ValueError: a column's dtype or offsets do not fit, or has 2^31 values or more.
+            ValueError: no columns, or one whose dtype or offsets do not fit, or with 2^31 values.
         """
+        if not columns:
+            raise ValueError("no columns to pack")
         described = np.array([describe(column, num_rows) for column in columns], np.int64)
-        dtype = columns[0][0].dtype if columns else np.dtype(np.int64)
+        dtype = columns[0][0].dtype
         sizes = np.empty(len(columns), np.int64)
         shape = (len(columns), num_rows)
         offsets, lengths = np.empty(shape, np.int32), np.empty(shape, np.int32)
         self._make_room(columns, dtype)
         partial_kernels.pack_rows(
-            described.reshape(-1, 4),
+            described,
             self._max_shift,
             address_of(self._packed),
             offsets,

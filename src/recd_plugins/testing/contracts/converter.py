@@ -91,17 +91,22 @@ class ConverterContract(PluginContract):
         _check_equal(plugin.convert(rows, schema), rows, schema)
 
     def test_stores_equal_rows_once(self, plugin: Converter, rows: Rows) -> None:
-        """Of ``deduplicated``; the planner is told of every feature in ``ikjts``."""
+        """Of ``deduplicated``; the planner is told of all features in ikjts and partials."""
         plugin.fit(rows, _SCHEMA)
         batch = plugin.convert(rows, _SCHEMA)
         unique: dict[str, int] = {}
         for ikjt in batch.ikjts:
             unique |= dict.fromkeys(ikjt.keys(), ikjt.num_unique())
+        for partial in batch.partials:
+            for ikjt in partial.to_ikjt():
+                unique |= dict.fromkeys(ikjt.keys(), ikjt.num_unique())
         for feature in self.deduplicated:
-            assert feature in unique, f"{feature} is not in ikjts"
+            assert feature in unique, f"{feature} is neither in ikjts nor in partials"
             assert unique[feature] < len(rows), f"{feature} stores equal rows more than once"
         factors = plugin.dedupe_factors()
-        assert set(factors) == set(unique), "dedupe_factors() names the features in ikjts"
+        assert set(factors) == set(unique), (
+            "dedupe_factors() names the features in ikjts and partials"
+        )
         assert all(factor >= 1 for factor in factors.values()), f"{factors}: a factor below 1"
 
     def test_leaves_rows_as_they_are(self, plugin: Converter, rows: Rows) -> None:
@@ -161,6 +166,7 @@ class ConverterContract(PluginContract):
 def _expanded(batch: Batch) -> dict[str, list[list[int]]]:
     """Ids by feature and row, duplicates put back."""
     kjts = [ikjt.to_kjt() for ikjt in batch.ikjts]
+    kjts += [partial.to_kjt() for partial in batch.partials]
     if batch.kjt is not None:
         kjts.append(batch.kjt)
     features: dict[str, list[list[int]]] = {}

@@ -1,0 +1,158 @@
+"""Ids that a row shares with the row before stored once (RecD, section 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
+
+from recd_plugin_recd.ikjt import IkjtConverter, check_features
+from recd_plugins.interfaces import Converter, FeatureSchema, PluginOptions, Rows
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.sparse.dedup import JaggedColumn
+    from recd_plugins.sparse.partial import RowPacker
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is known of a feature from the first batch, and what follows.
+
+    Attributes:
+        exact: ids over ids in unique rows, 1.0 where there are no ids.
+        partial: ids over ids that are not shared with the row before.
+        stored_partially: whether it becomes a partial IKJT; if not, recd.ikjt's rules hold.
+    """
+
+    exact: float
+    partial: float
+    stored_partially: bool
+
+
+class PartialIkjtConverter(Converter):
+    """PartialInverseKeyedJaggedTensor: ids shared with the row before stored once, in sessions."""
+
+    name = "recd.partial_ikjt"
+
+    class Options(PluginOptions):
+        """Which features are stored partially, and how the others."""
+
+        features: Literal["auto"] | list[str] = Field(
+            default="auto",
+            description="auto: features that the first batch shows to gain by it; or their names",
+        )
+        max_shift: int = Field(
+            default=8, ge=0, le=64, description="ids by which a row may have moved on from the last"
+        )
+        min_gain: float = Field(
+            default=1.2,
+            ge=1.0,
+            description="with auto, the least partial dedupe factor in multiples of the exact one",
+        )
+        min_dedupe_factor: float = Field(
+            default=1.5, ge=1.0, description="with auto, features and groups under it stay plain"
+        )
+        groups: Literal["auto"] | list[list[str]] = Field(
+            default="auto",
+            description="of features that are not stored partially: as recd.ikjt's; [] for none",
+        )
+
+        @model_validator(mode="after")
+        def _no_feature_in_both(self) -> Self:
+            # Groups themselves are looked at by the converter that makes them.
+            IkjtConverter.Options(groups=self.groups)
+            if not isinstance(self.features, str):
+                both = sorted(set(self.features) & _named(self.groups))
+                if both:
+                    raise ValueError(f"in features and in groups: {', '.join(both)}")
+                if len(set(self.features)) < len(self.features):
+                    raise ValueError("features names one twice")
+            return self
+
+    options: Options
+
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        exact = {"groups": options.groups, "min_dedupe_factor": options.min_dedupe_factor}
+        self._exact = IkjtConverter(IkjtConverter.Options.model_validate(exact))
+        self._choices: dict[str, Choice] | None = None
+
+    @cached_property
+    def _pack(self) -> RowPacker:
+        from recd_plugins.sparse.partial import RowPacker
+
+        return RowPacker(self.options.max_shift)
+
+    def fit(self, sample: Rows, schema: FeatureSchema) -> None:
+        """Decide on each feature.
+
+        Raises:
+            DataError: ``sample`` cannot be read, or an option names what is no sparse feature.
+        """
+        from recd_plugins.data.arrow import sparse_column
+
+        if self.options.features != "auto":
+            check_features(f"{self.name}: features", self.options.features, schema)
+        check_features(f"{self.name}: groups", sorted(_named(self.options.groups)), schema)
+        columns = {name: sparse_column(sample, name) for name in schema.sparse}
+        self._choices = self._choose(columns, len(sample))
+        self._exact.fit(sample, self._rest(schema))
+
+    def report(self) -> Mapping[str, Choice]:
+        """What ``fit`` found and decided, by feature."""
+        return self._choices or {}
+
+    def dedupe_factors(self) -> Mapping[str, float]:
+        choices = self.report()
+        partial = {name: choices[name].partial for name in choices if self._is_partial(name)}
+        return partial | dict(self._exact.dedupe_factors())
+
+    def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
+        """A batch; the first one is also the sample if ``fit`` was not called."""
+        from recd_plugins.data.arrow import sparse_column
+        from recd_plugins.sparse.from_columns import partial_from_columns
+
+        if self._choices is None:
+            self.fit(rows, schema)
+        batch = self._exact.convert(rows, self._rest(schema))
+        columns = {
+            name: sparse_column(rows, name) for name in schema.sparse if self._is_partial(name)
+        }
+        if not columns:
+            return batch
+        return replace(batch, partials=(partial_from_columns(columns, len(rows), self._pack),))
+
+    def _choose(self, columns: dict[str, JaggedColumn], num_rows: int) -> dict[str, Choice]:
+        from recd_plugins.sparse.dedup import Deduplicator
+
+        stored = self._pack(list(columns.values()), num_rows).sizes
+        unique = Deduplicator()([[column] for column in columns.values()], num_rows)
+        choices = {}
+        for (name, (_, offsets)), size, exact in zip(columns.items(), stored, unique, strict=True):
+            ids = int(offsets[-1] - offsets[0])
+            factors = (ids / exact.values[0].size, ids / size) if ids else (1.0, 1.0)
+            choices[name] = Choice(*factors, self._gains(name, *factors))
+        return choices
+
+    def _gains(self, name: str, exact: float, partial: float) -> bool:
+        if self.options.features != "auto":
+            return name in self.options.features
+        if name in _named(self.options.groups):
+            return False
+        return partial >= max(self.options.min_dedupe_factor, self.options.min_gain * exact)
+
+    def _is_partial(self, name: str) -> bool:
+        return self.report()[name].stored_partially
+
+    def _rest(self, schema: FeatureSchema) -> FeatureSchema:
+        return replace(
+            schema, sparse=tuple(name for name in schema.sparse if not self._is_partial(name))
+        )
+
+
+def _named(groups: Literal["auto"] | Sequence[Sequence[str]]) -> set[str]:
+    return set() if groups == "auto" else {name for group in groups for name in group}

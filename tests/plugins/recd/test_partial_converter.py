@@ -1,0 +1,146 @@
+"""What the contract of converters leaves open: what ``recd.partial_ikjt`` stores partially."""
+
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import FeatureSchema, Origin, Rows
+
+NUM_ROWS = 8
+COLUMNS = {
+    # One id is appended in each row, and from four on one falls out.
+    "viewed": [list(range(max(0, row - 3), row + 1)) for row in range(NUM_ROWS)],
+    "cart": [[1, 2]] * 4 + [[3]] * 4,
+    "cart_seller": [[10, 20]] * 4 + [[30]] * 4,
+    "item": [[7 * row] for row in range(NUM_ROWS)],
+    "empty": [[]] * NUM_ROWS,
+}
+SCHEMA = FeatureSchema(sparse=tuple(COLUMNS), dense=(), label="label")
+
+
+def rows_of(columns) -> Rows:
+    data = {name: pa.array(lists, pa.list_(pa.int64())) for name, lists in columns.items()}
+    data["label"] = pa.array([0] * NUM_ROWS)
+    return Rows(pa.RecordBatch.from_pydict(data), (Origin("part-0.parquet", 0, NUM_ROWS),))
+
+
+def make(**options) -> PartialIkjtConverter:
+    return PartialIkjtConverter(PartialIkjtConverter.Options(**options))
+
+
+def forms_of(converter) -> tuple[list[str], list[list[str]], list[list[str]]]:
+    """Features that stay plain, groups of exact ones, groups of partial ones."""
+    batch = converter.convert(rows_of(COLUMNS), SCHEMA)
+    return (
+        [] if batch.kjt is None else batch.kjt.keys(),
+        [ikjt.keys() for ikjt in batch.ikjts],
+        [partial.keys() for partial in batch.partials],
+    )
+
+
+def test_auto_stores_partially_what_moves_on_and_leaves_the_rest_to_recd_ikjt():
+    converter = make()
+    assert forms_of(converter) == (["item", "empty"], [["cart", "cart_seller"]], [["viewed"]])
+    assert converter.dedupe_factors() == {
+        "viewed": 26 / 8,
+        "cart": 12 / 3,
+        "cart_seller": 12 / 3,
+    }
+
+
+def test_the_report_has_both_factors():
+    converter = make()
+    assert converter.report() == {}
+    converter.fit(rows_of(COLUMNS), SCHEMA)
+    report = converter.report()
+    assert (report["viewed"].exact, report["viewed"].partial) == (1.0, 26 / 8)
+    assert report["viewed"].stored_partially
+    assert (report["cart"].exact, report["cart"].partial) == (4.0, 4.0)
+    assert not report["cart"].stored_partially
+    assert (report["empty"].exact, report["empty"].partial) == (1.0, 1.0)
+
+
+def test_a_gain_that_is_too_small_is_left_to_recd_ikjt():
+    assert forms_of(make(min_gain=3.5)) == (
+        ["viewed", "item", "empty"],
+        [["cart", "cart_seller"]],
+        [],
+    )
+    assert forms_of(make(min_dedupe_factor=3.5))[2] == []
+
+
+def test_named_features_are_stored_partially_whatever_they_gain():
+    names = list(COLUMNS)
+    assert forms_of(make(features=["item", "viewed"])) == (
+        ["empty"],
+        [["cart", "cart_seller"]],
+        [["viewed", "item"]],  # in the order of the schema
+    )
+    assert forms_of(make(features=names)) == ([], [], [names])
+    assert forms_of(make(features=[], groups=[])) == (names, [], [])
+
+
+def test_groups_given_by_hand_are_exact_whatever_moving_would_gain():
+    assert forms_of(make(groups=[["viewed"]])) == (
+        ["cart", "cart_seller", "item", "empty"],
+        [["viewed"]],
+        [],
+    )
+
+
+def test_rows_shift_only_as_far_as_told():
+    jumps = COLUMNS | {"viewed": [list(range(2 * row, 2 * row + 8)) for row in range(NUM_ROWS)]}
+    for max_shift, stored in ((1, 64), (2, 22)):
+        converter = make(features=["viewed"], max_shift=max_shift)
+        (partial,) = converter.convert(rows_of(jumps), SCHEMA).partials
+        assert partial.values().numel() == stored
+
+
+def test_rows_in_another_order_gain_nothing():
+    """Only the row before is looked at: sessions have to be clustered."""
+    interleaved = {
+        name: [lists[row // 2 + NUM_ROWS // 2 * (row % 2)] for row in range(NUM_ROWS)]
+        for name, lists in {**COLUMNS, "viewed": [[row // 4] for row in range(NUM_ROWS)]}.items()
+    }
+    converter = make()
+    converter.fit(rows_of(interleaved), SCHEMA)
+    assert converter.report()["viewed"].partial == 1.0
+    assert converter.report()["viewed"].exact == 4.0
+    assert not converter.report()["viewed"].stored_partially
+
+
+def test_batches_do_not_share_memory():
+    """The packer keeps its working memory; what it returned stays."""
+    converter = make(features=["viewed"])
+    first = converter.convert(rows_of(COLUMNS), SCHEMA).partials[0]
+    kept = first.values().clone()
+    other = COLUMNS | {"viewed": [[-row] * 4 for row in range(NUM_ROWS)]}
+    converter.convert(rows_of(other), SCHEMA)
+    assert first.values().equal(kept)
+
+
+@pytest.mark.parametrize("options", [{"features": ["viewd"]}, {"groups": [["viewd"]]}])
+def test_unknown_features_are_refused(options):
+    (name,) = options
+    with pytest.raises(
+        DataError, match=rf"recd.partial_ikjt: {name} names viewd, .*did you mean viewed"
+    ):
+        make(**options).fit(rows_of(COLUMNS), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": ["a"], "groups": [["a", "b"]]}, "in features and in groups: a"),
+        ({"features": ["a", "a"]}, "names one twice"),
+        ({"groups": [["a"], ["a"]]}, "one group only: a"),
+        ({"max_shift": -1}, "max_shift"),
+        ({"min_gain": 0.5}, "min_gain"),
+        ({"features": "all"}, "features"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValidationError, match=message):
+        PartialIkjtConverter.Options(**options)
