@@ -10,6 +10,25 @@ from torch import Tensor
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces.preprocessing import Preprocessing
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.sparse.jagged import offsets_of
+
+
+def apply_steps(
+    steps: Sequence[Preprocessing], features: Sequence[str], values: Tensor, lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """New values and lengths of the rows of ``features``, one feature after the other."""
+    for step in steps:
+        if step.scope == "id":
+            values = apply_to_ids(step, features, values)
+        else:
+            values, offsets = apply_step(step, features, values, offsets_of(lengths))
+            lengths = torch.diff(offsets).to(lengths.dtype)
+    return values, lengths
+
+
+def apply_to_ids(step: Preprocessing, features: Sequence[str], values: Tensor) -> Tensor:
+    """A step whose scope is one id: rows do not matter, so all values go as one row."""
+    return apply_step(step, features, values, torch.tensor([0, values.numel()]))[0]
 
 
 def apply_step(

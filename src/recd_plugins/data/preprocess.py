@@ -11,15 +11,19 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.apply_step import apply_step
+from recd_plugins.data.apply_step import apply_step, apply_steps
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.feature_steps import feature_steps
+from recd_plugins.data.preprocess_partial import transform_partial
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
+
+Steps = tuple[Preprocessing, ...]
+_Rows = tuple[Tensor, Tensor]
 
 
 def build_preprocess(registry: Registry, schema: FeatureSchema) -> Preprocess:
@@ -55,64 +59,86 @@ class Preprocess:
             PluginError: a step failed, or returned something other than its interface allows.
             DataError: a feature with weights: no step knows which weights its values would have.
         """
+        partials, exact = self._transform_partials(batch.partials)
         return replace(
             batch,
             dense_features=self._transform_dense(batch.dense_features),
             kjt=None if batch.kjt is None else self._transform_kjt(batch.kjt),
-            ikjts=tuple(map(self._transform_ikjt, batch.ikjts)),
+            ikjts=(*map(self._transform_ikjt, batch.ikjts), *exact),
+            partials=partials,
         )
 
     def _transform_ikjt(self, ikjt: InverseKeyedJaggedTensor) -> InverseKeyedJaggedTensor:
-        unique = ikjt.to_unique_kjt()
-        transformed = self._transform_kjt(unique)
-        if transformed is unique:
+        if self._steps.keys().isdisjoint(ikjt.keys()):
             return ikjt
+        self._refuse_weights(ikjt)
+        values, lengths = self._transform_rows(ikjt)
         return InverseKeyedJaggedTensor(
-            keys=ikjt.keys(),
-            values=transformed.values(),
-            inverse_lookup=ikjt.inverse_lookup(),
-            lengths=transformed.lengths(),
+            keys=ikjt.keys(), values=values, inverse_lookup=ikjt.inverse_lookup(), lengths=lengths
         )
 
     def _transform_kjt(self, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        changed = [key for key in kjt.keys() if key in self._steps]  # noqa: SIM118
-        if not changed:
+        if self._steps.keys().isdisjoint(kjt.keys()):
             return kjt
-        if kjt.weights_or_none() is not None:
-            raise DataError(
-                f"features with weights cannot be transformed: {', '.join(changed)}; take them out "
-                "of preprocessing, or give them no weights (no step tells the weights of its ids)"
-            )
-        values, lengths = zip(*self._transform_runs(kjt), strict=True)
+        self._refuse_weights(kjt)
+        values, lengths = self._transform_rows(kjt)
         return KeyedJaggedTensor(
-            keys=kjt.keys(),
-            values=values[0] if len(values) == 1 else torch.cat(values),
-            lengths=torch.cat(lengths),
-            stride=kjt.stride(),
+            keys=kjt.keys(), values=values, lengths=lengths, stride=kjt.stride()
         )
 
-    def _transform_runs(self, kjt: KeyedJaggedTensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Values and lengths of each run of features with the same steps."""
-        starts, stride, first = kjt.offset_per_key(), kjt.stride(), 0
-        for steps, run in groupby(kjt.keys(), lambda key: self._steps.get(key, ())):
-            features = list(run)
-            last = first + len(features)
-            values = kjt.values()[starts[first] : starts[last]]
-            lengths = kjt.lengths()[first * stride : last * stride]
-            if steps:
-                offsets = kjt.offsets()[first * stride : last * stride + 1] - starts[first]
-                for step in steps:
-                    values, offsets = apply_step(step, features, values, offsets)
-                lengths = torch.diff(offsets).to(lengths.dtype)
-            yield values, lengths
-            first = last
+    def _transform_partials(
+        self, partials: Sequence[PartialInverseKeyedJaggedTensor]
+    ) -> tuple[tuple[PartialInverseKeyedJaggedTensor, ...], tuple[InverseKeyedJaggedTensor, ...]]:
+        """Partials, and the features that are exact now: a step looked beyond one id."""
+        shared: list[PartialInverseKeyedJaggedTensor] = []
+        exact: list[InverseKeyedJaggedTensor] = []
+        for partial in partials:
+            if self._steps.keys().isdisjoint(partial.keys()):
+                shared.append(partial)
+                continue
+            still_shared, unique = transform_partial(partial, self._runs(partial.keys()))
+            shared += [] if still_shared is None else [still_shared]
+            exact += unique
+        return tuple(shared), tuple(exact)
+
+    def _transform_rows(self, rows: KeyedJaggedTensor | InverseKeyedJaggedTensor) -> _Rows:
+        """Values and lengths of the rows that are stored, feature by feature."""
+        keys, values, lengths = rows.keys(), rows.values(), rows.lengths()
+        runs = list(self._runs(keys))
+        if len(runs) == 1:
+            return apply_steps(runs[0][1], keys, values, lengths)
+        by_feature = lengths.view(len(keys), -1)
+        ids_per_feature = by_feature.sum(1).tolist()
+        parts: list[_Rows] = []
+        feature, value = 0, 0
+        for features, steps in runs:
+            last = feature + len(features)
+            end = value + sum(ids_per_feature[feature:last])
+            parts.append(
+                apply_steps(steps, features, values[value:end], by_feature[feature:last].flatten())
+            )
+            feature, value = last, end
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+
+    def _runs(self, names: Sequence[str]) -> Iterator[tuple[list[str], Steps]]:
+        """Neighbouring features with the same steps."""
+        for steps, run in groupby(names, lambda name: self._steps.get(name, ())):
+            yield list(run), steps
+
+    def _refuse_weights(self, rows: KeyedJaggedTensor | InverseKeyedJaggedTensor) -> None:
+        if rows.weights_or_none() is None:
+            return
+        changed = [key for key in rows.keys() if key in self._steps]  # noqa: SIM118
+        raise DataError(
+            f"features with weights cannot be transformed: {', '.join(changed)}; take them out "
+            "of preprocessing, or give them no weights (no step tells the weights of its ids)"
+        )
 
     def _transform_dense(self, dense: Tensor) -> Tensor:
         if self._steps.keys().isdisjoint(self._dense):
             return dense
         parts, first = [], 0
-        for steps, run in groupby(self._dense, lambda name: self._steps.get(name, ())):
-            features = list(run)
+        for features, steps in self._runs(self._dense):
             part = dense[:, first : first + len(features)]
             parts.append(_transform_columns(steps, features, part) if steps else part)
             first += len(features)
