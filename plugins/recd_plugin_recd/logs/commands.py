@@ -20,6 +20,15 @@ _path = click.Path(path_type=Path)
 _folder = click.Path(path_type=Path, file_okay=False)
 _file = click.Path(path_type=Path, dir_okay=False)
 
+_servers = click.option("--servers", required=True, help="Kafka's bootstrap servers: HOST:PORT,...")
+_topic = click.option("--topic", required=True)
+_config = click.option(
+    "--config",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="More configuration of librdkafka, such as credentials.",
+)
+
 
 @click.group()
 def logs() -> None:
@@ -193,6 +202,97 @@ def stat(path: Path, json_path: Path | None) -> None:
     damages.show()
     if damages:
         raise DataError(f"{path} is damaged in {len(damages)} places, shown above")
+
+
+@logs.command()
+@click.argument("source", type=_path)
+@_servers
+@_topic
+@click.option(
+    "--session", help="The column of the session.  [default: session_id; a dataset knows its own]"
+)
+@_config
+@click.pass_obj
+def produce(
+    plugins_dir: Path | None,
+    source: Path,
+    servers: str,
+    topic: str,
+    session: str | None,
+    config: tuple[str, ...],
+) -> None:
+    """Send the rows of SOURCE to a Kafka topic, sessions as partition keys.
+
+    SOURCE is what it is for recd logs write. A run that is killed has sent some of the rows; to
+    run it again sends them again.
+    """
+    from recd_plugin_recd.logs.ingest import batches, log_schema, open_rows
+    from recd_plugin_recd.logs.kafka_producer import KafkaProducer
+
+    rows = open_rows(source, session, plugins_dir)
+    schema = log_schema(rows)
+    producer = KafkaProducer(servers, topic, schema, rows.keys.session, _settings(config))
+    with _progress(f"sending to {topic}", rows.num_rows) as advance:
+        for batch in batches(rows, schema):
+            producer.write(batch)
+            advance(batch.num_rows)
+        producer.flush()
+    click.echo(f"{topic}: {producer.delivered:,} rows delivered")
+
+
+@logs.command()
+@click.argument("folder", type=_folder)
+@_servers
+@_topic
+@click.option("--group", required=True, help="Whose offsets are read and committed.")
+@click.option(
+    "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="[default: all]"
+)
+@click.option("--rows-per-file", type=click.IntRange(min=1), default=65_536, show_default=True)
+@_config
+def consume(
+    folder: Path,
+    servers: str,
+    topic: str,
+    group: str,
+    partitions: tuple[int, ...],
+    rows_per_file: int,
+    config: tuple[str, ...],
+) -> None:
+    """Write what is new in a Kafka topic to Parquet files in FOLDER, and end.
+
+    Offsets are committed when a file is in its place. However often this is killed and run again,
+    every row is in one file once.
+    """
+    from recd_plugin_recd.logs.kafka_consumer import KafkaConsumer
+
+    consumer = KafkaConsumer(
+        servers,
+        topic,
+        group,
+        folder,
+        partitions=partitions,
+        rows_per_file=rows_per_file,
+        config=_settings(config),
+    )
+    written = 0
+    with _progress(f"reading {topic}", None) as advance:
+
+        def count(num_rows: int) -> None:
+            nonlocal written
+            written += num_rows
+            advance(num_rows)
+
+        files = consumer.run(count)
+    click.echo(f"{folder}: {written:,} rows in {len(files)} new files")
+
+
+def _settings(config: tuple[str, ...]) -> dict[str, str]:
+    pairs = [setting.partition("=") for setting in config]
+    for setting, (_, equals, _) in zip(config, pairs, strict=True):
+        if not equals:
+            raise click.BadParameter(f"{setting!r} is not KEY=VALUE", param_hint="--config")
+    return {name: value for name, _, value in pairs}
 
 
 class _Damages(list["Damage"]):

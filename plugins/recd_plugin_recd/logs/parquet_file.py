@@ -24,6 +24,9 @@ class ParquetFile:
 
     Without ``close`` nothing is left behind.
 
+    Attributes:
+        path: where the file will be, in the folder where it was begun.
+
     Raises:
         DataError: the place cannot be written.
     """
@@ -36,7 +39,9 @@ class ParquetFile:
         self.num_rows = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            handle, name = tempfile.mkstemp(
+                dir=path.parent, prefix=f".{path.name}.", suffix=".partial"
+            )
         except OSError as error:
             raise self._failed(error) from error
         self._scratch = Path(name)

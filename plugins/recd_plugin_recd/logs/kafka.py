@@ -1,0 +1,65 @@
+"""What producer and consumer of Kafka topics share.
+
+A message is one row: its key is the session id (a whole number in decimal digits, a string as
+UTF-8), so that Kafka keeps a session in one partition; its value is the row as ``SampleCodec``
+writes it; its header ``recd.schema`` is the columns, an Arrow schema compressed with zstd.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+
+from recd_plugins.errors import DataError, SetupError
+
+#: Header of every message.
+SCHEMA_HEADER = "recd.schema"
+
+
+def confluent_kafka() -> ModuleType:
+    """The client library.
+
+    Raises:
+        SetupError: it is not installed.
+    """
+    try:
+        import confluent_kafka
+    except ImportError as error:
+        raise SetupError(
+            "Kafka needs confluent-kafka: pip install 'recd-plugins[kafka]'"
+        ) from error
+    return confluent_kafka
+
+
+def client_options(servers: str, more: dict[str, str]) -> dict[str, Any]:
+    """Configuration that any client has; ``more`` is the user's and wins."""
+    return {"bootstrap.servers": servers, "client.id": "recd", **more}
+
+
+def failed(servers: str, topic: str, error: object) -> DataError:
+    """What Kafka said, as an error for the user."""
+    return DataError(f"Kafka {servers}, topic {topic}: {error}")
+
+
+def pack_schema(schema: pa.Schema) -> bytes:
+    """The value of ``SCHEMA_HEADER``."""
+    import zstandard
+
+    return zstandard.compress(schema.remove_metadata().serialize().to_pybytes())
+
+
+def unpack_schema(data: bytes) -> pa.Schema:
+    """The columns that ``pack_schema`` packed.
+
+    Raises:
+        ValueError: these are other bytes.
+    """
+    import zstandard
+
+    try:
+        packed = zstandard.decompress(data, max_output_size=1 << 24)
+        return pa.ipc.read_schema(pa.py_buffer(packed))
+    except (zstandard.ZstdError, pa.ArrowException, OSError) as error:
+        raise ValueError(f"no schema: {error}") from error

@@ -1,0 +1,120 @@
+"""Rows into a Kafka topic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from recd_plugin_recd.logs import kafka
+from recd_plugin_recd.logs.samples import SampleCodec
+from recd_plugins.errors import DataError
+
+_SECONDS = 30.0
+
+
+class KafkaProducer:
+    """Sends rows of ``schema`` to ``topic``, keyed by the column ``session``.
+
+    Batches are compressed with zstd, retries add no duplicates (an idempotent producer), and a
+    session goes to the partition to which Java clients would send it.
+
+    Args:
+        config: more configuration of librdkafka, such as credentials or ``batch.size``.
+
+    Raises:
+        SetupError: confluent-kafka is not installed.
+        DataError: no such column, or a column that has no row-wise form.
+    """
+
+    def __init__(
+        self, servers: str, topic: str, schema: pa.Schema, session: str, config: dict[str, str]
+    ) -> None:
+        client = kafka.confluent_kafka()
+        if session not in schema.names:
+            raise DataError(f"no column {session!r} for the session")
+        self._place = (servers, topic)
+        self._session = session
+        self._schema = schema.remove_metadata()
+        self._codec = SampleCodec(self._schema)
+        self._headers = {kafka.SCHEMA_HEADER: kafka.pack_schema(schema)}
+        self._failure: object = None
+        self.delivered = 0
+        defaults = {
+            "enable.idempotence": "true",
+            "compression.type": "zstd",
+            "partitioner": "murmur2_random",
+            # More rows in a batch are more rows of a session to compress together.
+            "linger.ms": "200",
+        }
+        options = kafka.client_options(servers, {**defaults, **config})
+        try:
+            self._producer = client.Producer({**options, "error_cb": self._on_error})
+        except client.KafkaException as error:
+            raise kafka.failed(*self._place, error) from error
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Send rows. They are delivered when ``flush`` has returned.
+
+        Raises:
+            DataError: a null session, a value that has no row-wise form, or rows sent earlier were
+                not delivered.
+        """
+        client = kafka.confluent_kafka()
+        sessions = batch.column(self._session)
+        if sessions.null_count:
+            raise DataError(f"column {self._session!r}: a session is null; every row needs one")
+        rows, offsets = self._codec.encode(batch)
+        data = rows.tobytes()
+        for number, session in enumerate(sessions.to_pylist()):
+            while True:
+                try:
+                    self._producer.produce(
+                        self._place[1],
+                        value=data[offsets[number] : offsets[number + 1]],
+                        key=session if isinstance(session, bytes) else str(session).encode(),
+                        headers=self._headers,
+                        on_delivery=self._on_delivery,
+                    )
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)
+                    self._check()
+                except client.KafkaException as error:
+                    raise kafka.failed(*self._place, error) from error
+        self._producer.poll(0)
+        self._check()
+
+    def flush(self) -> None:
+        """Wait until every row is delivered.
+
+        Raises:
+            DataError: a row was refused, or the servers do not answer.
+        """
+        while True:
+            before = self.delivered
+            left = self._producer.flush(_SECONDS)
+            self._check()
+            if not left:
+                return
+            if self.delivered == before:
+                raise kafka.failed(
+                    *self._place, f"no answer for {_SECONDS:.0f} s, {left} rows are not delivered"
+                )
+
+    def _on_delivery(self, error: Any, _message: object) -> None:
+        if error is None:
+            self.delivered += 1
+        else:
+            self._failure = self._failure or error
+
+    def _on_error(self, error: Any) -> None:
+        # Others are retried by the client until message.timeout.ms.
+        if error.fatal():
+            self._failure = error
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise kafka.failed(
+                *self._place, f"{self._failure}; {self.delivered} rows were delivered before"
+            )
