@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from recd_plugins.data.check_batch import check_batch, check_rows
-from recd_plugins.data.check_ids import check_ids
-from recd_plugins.data.model_input import ModelInput, lower
-from recd_plugins.data.preprocess import build_preprocess
-from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Converter, FeatureSchema, Reader, Rows, Split
-from recd_plugins.plugin_call import plugin_call
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.data.row_pipeline import RowPipeline
+from recd_plugins.interfaces import Reader, Split
 
 if TYPE_CHECKING:
+    from recd_plugins.data.workers import Workers
     from recd_plugins.registry import Registry
 
 
@@ -24,46 +21,32 @@ class DataLoader:
 
     Iterating goes on from the current position to the end of the epoch. ``state_dict`` is the
     position after the last batch that was handed out.
+
+    Args:
+        reader: at the position to start from.
+        pipeline: what becomes of the reader's rows here.
+        workers: processes that do both in place of this one, or None.
+        pin_memory: pin batches.
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        reader: Reader,
-        schema: FeatureSchema,
-        converter: Converter,
-        pin_memory: bool,
+        self, reader: Reader, pipeline: RowPipeline, workers: Workers | None, pin_memory: bool
     ) -> None:
-        # Imported here: the demo model's placement needs torchrec's modules, readers do not.
-        from recd_plugins.training.placement import plan_placement
-
-        self._dataset = registry.dataset
-        self._batch_size = registry.training.batch_size
         self._reader = reader
-        self._schema = schema
-        self._converter = converter
+        self._pipeline = pipeline
+        self._workers = workers
         self._pin_memory = pin_memory
-        prepared = registry.prepared
-        self._placement = prepared.placement if prepared else plan_placement(registry, schema)
-        self._num_embeddings = prepared.num_embeddings if prepared else {}
-        self._preprocess = build_preprocess(registry, schema)
 
     def __len__(self) -> int:
         return len(self._reader)
 
     def __iter__(self) -> Iterator[ModelInput]:
-        for rows in self._read():
-            with plugin_call(self._converter, "convert"):
-                batch = self._converter.convert(rows, self._schema)
-            check_batch(self._converter, batch, len(rows), self._schema)
-            batch = self._preprocess(batch)
-            check_ids(batch, self._num_embeddings, rows)
-            model_input = lower(batch, self._placement)
+        for model_input in self._read():
             # Only from pinned memory does a copy to the device overlap with compute.
             yield model_input.pin_memory() if self._pin_memory else model_input
 
     def state_dict(self) -> dict[str, Any]:
-        """The position after the last batch that was handed out.
+        """The position after the last batch that was handed out, whoever read it.
 
         A train pipeline takes batches ahead of training: feed it from
         ``recd_plugins.training.source.Source``, which knows the position that training has reached.
@@ -73,15 +56,10 @@ class DataLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._reader.load_state_dict(state)
 
-    def _read(self) -> Iterator[Rows]:
-        batches = iter(self._reader)
-        while True:
-            with plugin_call(self._dataset, "reading"):
-                rows = next(batches, None)
-            if rows is None:
-                return
-            check_rows(self._dataset, rows, self._batch_size)
-            yield rows
+    def _read(self) -> Iterator[ModelInput]:
+        if self._workers is None:
+            return self._pipeline.read(self._reader)
+        return self._workers.read(self._reader)
 
 
 def build_dataloader(
@@ -94,37 +72,25 @@ def build_dataloader(
     """A loader of this rank's share of a split, ``training.batch_size`` rows a batch.
 
     Batches are in host memory, pinned where ``device`` is a CUDA device. They suit the model that
-    ``Registry.prepare`` saw last; without one, the demo model.
+    ``Registry.prepare`` saw last; without one, the demo model. ``training.workers`` processes make
+    them, the same ones in the same order as this process alone.
 
     Raises:
         DataError: the data is missing or wrong.
         PluginError: a plugin failed, or returned what its kind does not allow.
         RegistryError: a pattern matches no feature.
     """
-    schema = registry.dataset.schema()
-    fit_converter(registry)
+    pipeline = RowPipeline(registry)
     reader = registry.dataset.reader(
         rank=rank, world_size=world_size, batch_size=registry.training.batch_size, split=split
     )
     pin_memory = device is not None and device.type == "cuda"
-    return DataLoader(registry, reader, schema, registry.converter, pin_memory)
+    return DataLoader(reader, pipeline, _workers(registry, rank, world_size, split), pin_memory)
 
 
-def fit_converter(registry: Registry) -> None:
-    """Show the converter the first rows of the training split, the same on every rank, once."""
-    if registry.converter_fitted:
-        return
-    reader = registry.dataset.reader(
-        rank=0, world_size=1, batch_size=registry.training.batch_size, split="train"
-    )
-    with plugin_call(registry.dataset, "reading"):
-        rows = next(iter(reader), None)
-    if rows is None:
-        raise PluginError(
-            f"{registry.dataset.name}: its reader has no batch; where a split has too few rows for "
-            "one, `reader` raises a DataError that says so"
-        )
-    check_rows(registry.dataset, rows, registry.training.batch_size)
-    with plugin_call(registry.converter, "fit"):
-        registry.converter.fit(rows, registry.dataset.schema())
-    registry.converter_fitted = True
+def _workers(registry: Registry, rank: int, world_size: int, split: Split) -> Workers | None:
+    if registry.training.workers == 0:
+        return None
+    from recd_plugins.data.workers import Workers
+
+    return Workers(registry, rank, world_size, split)

@@ -26,7 +26,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 
-from recd_plugins.data.loader import fit_converter
+from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.feasible import feasible

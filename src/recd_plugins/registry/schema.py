@@ -96,6 +96,12 @@ class TrainingSpec(_Spec):
         description="Learning rate of the dense parameters; null takes learning_rate.",
     )
     ranks: Count = Field(default=1, description="Processes to train on.")
+    workers: StrictInt = Field(
+        default=0,
+        ge=0,
+        description="Processes of each rank that read and convert its batches; with 0 it does so "
+        "itself.",
+    )
     epochs: Count = Field(default=1, description="Passes over the training split.")
     steps: Count | None = Field(
         default=None, description="Stop after so many steps; null trains all epochs."

@@ -1,0 +1,88 @@
+"""From a reader's rows to the input of a model, in the trainer or in a reader worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from recd_plugins.data.check_batch import check_batch, check_rows
+from recd_plugins.data.check_ids import check_ids
+from recd_plugins.data.model_input import ModelInput, lower
+from recd_plugins.data.preprocess import build_preprocess
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces import Rows
+from recd_plugins.plugin_call import plugin_call
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+T = TypeVar("T")
+
+_END = object()
+
+
+class RowPipeline:
+    """Converts, preprocesses and lowers batches of rows, and looks at what plugins return.
+
+    Model inputs suit the model that ``Registry.prepare`` saw last; without one, the demo model.
+
+    Raises:
+        DataError: the data is missing or wrong.
+        PluginError: a plugin failed, or returned what its kind does not allow.
+        RegistryError: a pattern matches no feature.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        # Imported here: the demo model's placement needs torchrec's modules, readers do not.
+        from recd_plugins.training.placement import plan_placement
+
+        self._dataset = registry.dataset
+        self._batch_size = registry.training.batch_size
+        self._schema = registry.dataset.schema()
+        fit_converter(registry)
+        self._converter = registry.converter
+        prepared = registry.prepared
+        self._placement = prepared.placement if prepared else plan_placement(registry, self._schema)
+        self._num_embeddings = prepared.num_embeddings if prepared else {}
+        self._preprocess = build_preprocess(registry, self._schema)
+
+    def read(self, batches: Iterable[Rows]) -> Iterator[ModelInput]:
+        """What batches of a reader become, read when it is asked for."""
+        for rows in self.reading(batches):
+            check_rows(self._dataset, rows, self._batch_size)
+            with plugin_call(self._converter, "convert"):
+                batch = self._converter.convert(rows, self._schema)
+            check_batch(self._converter, batch, len(rows), self._schema)
+            batch = self._preprocess(batch)
+            check_ids(batch, self._num_embeddings, rows)
+            yield lower(batch, self._placement)
+
+    def reading(self, items: Iterable[T]) -> Iterator[T]:
+        """The same items, which code of the dataset yields: what it raises names the dataset."""
+        iterator = iter(items)
+        while True:
+            with plugin_call(self._dataset, "reading"):
+                item = next(iterator, _END)
+            if item is _END:
+                return
+            yield item  # type: ignore[misc]
+
+
+def fit_converter(registry: Registry) -> None:
+    """Show the converter the first rows of the training split, the same on every rank, once."""
+    if registry.converter_fitted:
+        return
+    reader = registry.dataset.reader(
+        rank=0, world_size=1, batch_size=registry.training.batch_size, split="train"
+    )
+    with plugin_call(registry.dataset, "reading"):
+        rows = next(iter(reader), None)
+    if rows is None:
+        raise PluginError(
+            f"{registry.dataset.name}: its reader has no batch; where a split has too few rows for "
+            "one, `reader` raises a DataError that says so"
+        )
+    check_rows(registry.dataset, rows, registry.training.batch_size)
+    with plugin_call(registry.converter, "fit"):
+        registry.converter.fit(rows, registry.dataset.schema())
+    registry.converter_fitted = True
