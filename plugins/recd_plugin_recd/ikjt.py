@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property
@@ -16,7 +16,8 @@ from recd_plugins.interfaces import Converter, FeatureSchema, PluginOptions, Row
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
-    from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
+    from recd_plugins.sparse import InverseKeyedJaggedTensor
+    from recd_plugins.sparse.dedup import Deduplicator
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,12 @@ class IkjtConverter(Converter):
         Raises:
             DataError: ``sample`` cannot be read, or a group names what is no sparse feature.
         """
-        columns = _columns(sample, schema)
         if self.options.groups == "auto":
-            groups = self._coinciding(columns, len(sample))
+            groups = self._coinciding(sample, schema)
         else:
-            check_features("recd.ikjt: groups", chain(*self.options.groups), schema)
+            check_features(f"{self.name}: groups", chain(*self.options.groups), schema)
             groups = self.options.groups
-        factors = self._dedupe_factors(groups, columns, len(sample))
+        factors = [ikjt.dedupe_factor() for ikjt in self._deduplicated(sample, groups)]
         self._groups = tuple(
             Group(
                 tuple(group),
@@ -110,49 +110,38 @@ class IkjtConverter(Converter):
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
         """A batch; the first one is also the sample if ``fit`` was not called."""
-        from recd_plugins.data.arrow import dense_features, labels
+        from recd_plugins.data.arrow import dense_features, labels, sparse_column
         from recd_plugins.data.batch import Batch
-        from recd_plugins.sparse.from_columns import ikjts_from_columns, kjt_from_columns
+        from recd_plugins.sparse.from_columns import kjt_from_columns
 
         if self._groups is None:
             self.fit(rows, schema)
-        columns = _columns(rows, schema)
-        groups = [
-            {name: columns.pop(name) for name in group.features}
-            for group in self.report()
-            if group.deduplicated
-        ]
+        groups = [group.features for group in self.report() if group.deduplicated]
+        grouped = set(chain(*groups))
+        plain = {name: sparse_column(rows, name) for name in schema.sparse if name not in grouped}
         return Batch(
             dense_features=dense_features(rows, schema.dense),
             labels=labels(rows, schema.label),
-            kjt=kjt_from_columns(columns, len(rows)) if columns else None,
-            ikjts=ikjts_from_columns(groups, len(rows), self._deduplicate),
+            kjt=kjt_from_columns(plain, len(rows)) if plain else None,
+            ikjts=self._deduplicated(rows, groups),
         )
 
-    def _coinciding(self, columns: dict[str, JaggedColumn], num_rows: int) -> list[list[str]]:
+    def _deduplicated(
+        self, rows: Rows, groups: Sequence[Sequence[str]]
+    ) -> tuple[InverseKeyedJaggedTensor, ...]:
+        """The unique rows of each group of features."""
+        from recd_plugins.data.arrow import sparse_column
+        from recd_plugins.sparse.from_columns import ikjts_from_columns
+
+        columns = [{name: sparse_column(rows, name) for name in group} for group in groups]
+        return ikjts_from_columns(columns, len(rows), self._deduplicate)
+
+    def _coinciding(self, sample: Rows, schema: FeatureSchema) -> list[list[str]]:
         """Features grouped by their inverse lookup."""
-        unique_rows = self._deduplicate([[column] for column in columns.values()], num_rows)
         groups: dict[bytes, list[str]] = {}
-        for name, unique in zip(columns, unique_rows, strict=True):
-            groups.setdefault(unique.inverse_lookup.tobytes(), []).append(name)
+        for ikjt in self._deduplicated(sample, [[name] for name in schema.sparse]):
+            groups.setdefault(ikjt.inverse_lookup().numpy().tobytes(), []).extend(ikjt.keys())
         return list(groups.values())
-
-    def _dedupe_factors(
-        self, groups: list[list[str]], columns: dict[str, JaggedColumn], num_rows: int
-    ) -> list[float]:
-        grouped = [[columns[name] for name in group] for group in groups]
-        factors = []
-        for group, unique in zip(grouped, self._deduplicate(grouped, num_rows), strict=True):
-            ids = sum(int(offsets[-1] - offsets[0]) for _, offsets in group)
-            stored = unique.values[0].size
-            factors.append(ids / stored if stored else 1.0)
-        return factors
-
-
-def _columns(rows: Rows, schema: FeatureSchema) -> dict[str, JaggedColumn]:
-    from recd_plugins.data.arrow import sparse_column
-
-    return {name: sparse_column(rows, name) for name in schema.sparse}
 
 
 def check_features(option: str, names: Iterable[str], schema: FeatureSchema) -> None:

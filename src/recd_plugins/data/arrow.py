@@ -14,12 +14,14 @@ from recd_plugins.data.list_dict import ID_BYTES, is_list_dict, to_lists
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.dataset import Rows
 from recd_plugins.sparse.dedup import JaggedColumn
+from recd_plugins.sparse.dictionaries import DictionaryColumn
 
 # Commands that only look at columns go without torch.
 if TYPE_CHECKING:
     from torch import Tensor
 
 _MAX_SHOWN = 60
+_NO_BYTES = np.empty(0, np.uint8)
 
 
 def sparse_column(rows: Rows, name: str) -> JaggedColumn:
@@ -40,7 +42,11 @@ def sparse_column(rows: Rows, name: str) -> JaggedColumn:
         _refuse_nulls(rows, name, column)
         return _ids(column), np.arange(len(column) + 1, dtype=np.int32)
     if is_list_dict(rows.data.schema.field(name)):
-        column = _decoded(rows, name, column)
+        _refuse_nulls(rows, name, column)
+        try:
+            column = to_lists(column)
+        except ValueError as error:
+            raise broken_list(rows, name) from error
     is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
     if not is_list or not _is_id(column.type.value_type):
         raise _wrong_type(rows, name, column, "list<int64> or int64")
@@ -58,6 +64,39 @@ def sparse_column(rows: Rows, name: str) -> JaggedColumn:
             "write lists without nulls, an empty one if there is nothing"
         )
     return _ids(used), offsets - first
+
+
+def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
+    """A column in layout ``list_dict`` as storage has it, not copied; None for any other column.
+
+    Raises:
+        DataError: the column is missing or has a null.
+    """
+    column = _column(rows, name)
+    if not pa.types.is_dictionary(column.type) or not is_list_dict(rows.data.schema.field(name)):
+        return None
+    _refuse_nulls(rows, name, column)
+    dictionary = column.dictionary
+    _, bounds, data = dictionary.buffers()
+    if not len(dictionary):
+        return DictionaryColumn(np.empty(0, np.int32), np.zeros(1, np.int32), _NO_BYTES)
+    start = dictionary.offset
+    return DictionaryColumn(
+        column.indices.to_numpy(),
+        np.frombuffer(bounds, np.int32)[start : start + len(dictionary) + 1],
+        # A buffer of no bytes may be None.
+        np.frombuffer(data, np.uint8) if data else _NO_BYTES,
+    )
+
+
+def broken_list(rows: Rows, name: str) -> DataError:
+    """The error for a ``list_dict`` column with a value that is no whole number of ids."""
+    lengths = pc.binary_length(_column(rows, name).cast(pa.large_binary())).to_numpy()
+    row = int((lengths % ID_BYTES != 0).argmax())
+    return DataError(
+        f"{place(rows, name, row)}: the value has {lengths[row]} bytes, which is no whole number "
+        f"of ids of {ID_BYTES} bytes; the table is damaged, write it anew"
+    )
 
 
 def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
@@ -108,18 +147,6 @@ def _column(rows: Rows, name: str) -> Any:
     advice = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(names)}"
     where = f"{rows.origins[0].path}: row {rows.origins[0].first_row}" if rows.origins else "data"
     raise DataError(f"{where}: no column {name!r}; {advice}")
-
-
-def _decoded(rows: Rows, name: str, column: Any) -> Any:
-    _refuse_nulls(rows, name, column)
-    try:
-        return to_lists(column)
-    except ValueError as error:
-        lengths = pc.binary_length(column.cast(pa.large_binary())).to_numpy()
-        row = int((lengths % ID_BYTES != 0).argmax())
-        raise DataError(
-            f"{place(rows, name, row)}: damaged, {error}; write the table anew"
-        ) from error
 
 
 def _numbers(rows: Rows, name: str) -> NDArray[Any]:

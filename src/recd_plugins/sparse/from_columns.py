@@ -9,9 +9,11 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
+from recd_plugins.sparse.dictionaries import DictionaryColumn, unique_lists
 from recd_plugins.sparse.ikjt import InverseKeyedJaggedTensor
 from recd_plugins.sparse.partial import RowPacker
 from recd_plugins.sparse.partial_ikjt import PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.slices import tensors_of
 
 
 def kjt_from_columns(columns: Mapping[str, JaggedColumn], num_rows: int) -> KeyedJaggedTensor:
@@ -34,14 +36,37 @@ def ikjts_from_columns(
     The columns of one group have one dtype.
     """
     unique_rows = deduplicate([list(group.values()) for group in groups], num_rows)
+    # Slices that know of each other: preprocessing then runs on all of them at once.
+    values = tensors_of([unique.values[0] for unique in unique_rows])
+    lengths = tensors_of([unique.lengths for unique in unique_rows])
     return tuple(
         InverseKeyedJaggedTensor(
             keys=list(group),
-            values=torch.from_numpy(unique.values[0]),
-            inverse_lookup=torch.from_numpy(unique.inverse_lookup),
-            lengths=torch.from_numpy(unique.lengths),
+            values=values[index],
+            inverse_lookup=torch.from_numpy(unique_rows[index].inverse_lookup),
+            lengths=lengths[index],
         )
-        for group, unique in zip(groups, unique_rows, strict=True)
+        for index, group in enumerate(groups)
+    )
+
+
+def ikjts_from_dictionaries(
+    groups: Sequence[Mapping[str, DictionaryColumn]], num_rows: int
+) -> tuple[InverseKeyedJaggedTensor, ...]:
+    """An IKJT for each group of columns by name, from their codes; lengths are int32.
+
+    Raises:
+        BrokenListError: a list whose bytes are no whole number of ids.
+    """
+    unique = unique_lists([list(group.values()) for group in groups], num_rows)
+    return tuple(
+        InverseKeyedJaggedTensor(
+            keys=list(group),
+            values=torch.from_numpy(lists.values),
+            inverse_lookup=torch.from_numpy(lists.inverse_lookup),
+            lengths=torch.from_numpy(lists.lengths),
+        )
+        for group, lists in zip(groups, unique, strict=True)
     )
 
 
