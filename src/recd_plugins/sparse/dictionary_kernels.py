@@ -1,0 +1,126 @@
+"""Compiled loops over codes and dictionaries of lists; ``dictionaries.py`` is how to call them.
+
+A column is five numbers: address of its codes (int32), address of the byte bounds of the lists of
+its dictionary (int32), how many lists there are, and address of their bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from recd_plugins.sparse.memory import copy_bytes, int32_at
+
+_ID_BYTES = 8
+
+
+@numba.njit(inline="always")
+def _same_codes(columns: Any, begin: Any, end: Any, left: Any, right: Any) -> Any:
+    for column in range(begin, end):
+        codes = int32_at(columns[column, 0])
+        if codes[left] != codes[right]:
+            return False
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def find_unique_rows(
+    columns: Any,
+    group_ends: Any,
+    heads: Any,
+    nexts: Any,
+    first_rows: Any,
+    inverse: Any,
+    num_unique: Any,
+    sizes: Any,
+) -> Any:
+    """Number the distinct rows of each group of columns in the order in which they occur.
+
+    Args:
+        columns: int64 ``[num_columns, 4]``.
+        group_ends: int64 ``[num_groups]``: where each group's columns end.
+        heads: int32, as many as the largest dictionary has lists, scratch.
+        nexts: int32 ``[B]``, scratch.
+        first_rows: int32 ``[num_groups, B]``, out: row of the first occurrence.
+        inverse: int64 ``[num_groups, B]``, out.
+        num_unique: int64 ``[num_groups]``, out.
+        sizes: int64 ``[num_columns]``, out: ids in the unique rows of each column.
+
+    Returns:
+        A column with a list whose bytes are no whole number of ids, or -1.
+    """
+    begin = 0
+    for group in range(len(group_ends)):
+        end = group_ends[group]
+        # Unique rows are looked up by their code in the column that tells most of them apart.
+        key = begin
+        for column in range(begin, end):
+            if columns[column, 2] > columns[key, 2]:
+                key = column
+        codes = int32_at(columns[key, 0])
+        heads[: columns[key, 2]] = -1
+        count, last = 0, 0
+        for row in range(inverse.shape[1]):
+            if row == 0 or not _same_codes(columns, begin, end, row, row - 1):
+                code = codes[row]
+                last = heads[code]
+                while last >= 0 and not _same_codes(
+                    columns, begin, end, row, first_rows[group, last]
+                ):
+                    last = nexts[last]
+                if last < 0:
+                    last = count
+                    nexts[last] = heads[code]
+                    heads[code] = last
+                    first_rows[group, last] = row
+                    count += 1
+            inverse[group, row] = last
+        num_unique[group] = count
+        for column in range(begin, end):
+            codes, bounds = int32_at(columns[column, 0]), int32_at(columns[column, 1])
+            total = np.int64(0)
+            for unique in range(count):
+                code = codes[first_rows[group, unique]]
+                size = bounds[code + 1] - bounds[code]
+                if size % _ID_BYTES:
+                    return column
+                total += size // _ID_BYTES
+            sizes[column] = total
+        begin = end
+    return -1
+
+
+@numba.njit(cache=True, nogil=True)
+def copy_rows(
+    columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, values: Any, lengths: Any
+) -> None:
+    """Copy the unique rows of each column, those that are neighbours in the dictionary at once.
+
+    Args:
+        columns: as ``find_unique_rows`` takes them.
+        group_ends: the same.
+        first_rows: what it found.
+        num_unique: what it found.
+        values: address for the ids of all columns, one after the other.
+        lengths: int32, out, as many as there are unique rows of all columns.
+    """
+    begin, out = 0, 0
+    for group in range(len(group_ends)):
+        count = num_unique[group]
+        for column in range(begin, group_ends[group]):
+            codes, bounds = int32_at(columns[column, 0]), int32_at(columns[column, 1])
+            data = columns[column, 3]
+            unique = 0
+            while unique < count:
+                first = last = np.int64(codes[first_rows[group, unique]])
+                while unique < count and codes[first_rows[group, unique]] == last:
+                    lengths[out] = (bounds[last + 1] - bounds[last]) // _ID_BYTES
+                    last += 1
+                    unique += 1
+                    out += 1
+                size = np.int64(bounds[last] - bounds[first])
+                copy_bytes(values, data + bounds[first], size)
+                values += size
+        begin = group_ends[group]
