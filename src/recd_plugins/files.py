@@ -12,15 +12,22 @@ from typing import Any
 from recd_plugins.errors import RecdError
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON to ``path`` whole or not at all; missing folders are made.
+def json_text(value: Any) -> str:
+    """JSON in lines. A number that JSON has no word for, NaN or infinite, becomes null."""
+    return json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
 
-    A number that JSON has no word for, NaN or infinite, becomes null.
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``json_text`` of a value as ``write_text`` does."""
+    write_text(path, json_text(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all; missing folders are made.
 
     Raises:
         RecdError: the place cannot be written.
     """
-    text = json.dumps(_finite(value), indent=2, allow_nan=False) + "\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

@@ -1,0 +1,104 @@
+"""``recd analyze``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from recd_plugins.errors import DataError
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    default=4096,
+    show_default=True,
+    help="Rows of a training batch.",
+)
+@click.option("--session", help="Column of the session of a Parquet table.  [default: session_id]")
+@click.option("--timestamp", help="Column of the time of a Parquet table.  [default: ts]")
+@click.option(
+    "--sample-mb",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Memory for a sample of whole sessions.",
+)
+@click.option(
+    "--expect-clustered", is_flag=True, help="Fail where the rows of a session lie apart."
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True, allow_dash=True),
+    help="Write the report as JSON; - writes it to the terminal, and nothing else.",
+)
+@click.option(
+    "--html",
+    "html_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write the report as a page with plots.",
+)
+@click.pass_obj
+def analyze(
+    plugins_dir: Path | None,
+    path: Path,
+    batch_size: int,
+    session: str | None,
+    timestamp: str | None,
+    sample_mb: int,
+    expect_clustered: bool,
+    json_path: Path | None,
+    html_path: Path | None,
+) -> None:
+    """Tell how much of a table is repetition, and what to deduplicate.
+
+    PATH is a Parquet file, a folder of them, or a registry file, whose dataset is read.
+    """
+    # Imported here: `recd --help` reads this module and has no use for Arrow.
+    from rich.console import Console
+
+    from recd_plugin_recd.analyze.study import study
+    from recd_plugin_recd.analyze.terminal import show
+    from recd_plugins.data.source import open_source
+    from recd_plugins.files import json_text, write_text
+
+    source = open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)
+    with _progress(path.name, source.num_rows) as progress:
+        report = study(
+            source,
+            batch_size=batch_size,
+            sample_bytes=sample_mb * 1_000_000,
+            progress=progress,
+        )
+    if html_path is not None:
+        from recd_plugin_recd.analyze.page import page
+
+        write_text(html_path, page(report))
+    if json_path == Path("-"):
+        click.echo(json_text(report.to_json()), nl=False)
+    else:
+        if json_path is not None:
+            write_text(json_path, json_text(report.to_json()))
+        show(Console(), report)
+    if expect_clustered and not report.clustered:
+        raise DataError(
+            f"{report.first_break}: a session goes on here after rows of other sessions; "
+            "`recd cluster` puts the rows of each session together"
+        )
+
+
+@contextmanager
+def _progress(name: str, num_rows: int | None) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"reading {name}", total=num_rows)
+        yield lambda rows: bar.advance(task, rows)

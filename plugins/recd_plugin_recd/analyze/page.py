@@ -1,0 +1,181 @@
+"""A report as one page of HTML that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from recd_plugin_recd.analyze.plots import (
+    MAX_FEATURES,
+    duplication_plot,
+    factor_plot,
+    session_plot,
+    storage_plot,
+)
+from recd_plugin_recd.analyze.report import Report
+from recd_plugin_recd.analyze.words import (
+    bytes_in_words,
+    factor,
+    findings,
+    session_rows,
+    share,
+    storage_rows,
+)
+
+_STYLE = """
+body { max-width: 56rem; margin: 2.5rem auto; padding: 0 1rem; color: #1d2530; background: #fff;
+  font: 16px/1.55 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
+p.note { color: #566070; } figure { margin: 1rem 0; overflow-x: auto; }
+svg { max-width: 100%; height: auto; font-family: system-ui, sans-serif; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem; }
+th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid #e6e8ec; }
+th { vertical-align: bottom; color: #566070; font-weight: 600; }
+th:first-child, td:first-child { text-align: left; } td.exact { color: #2563a8; font-weight: 600; }
+td.partial { color: #b3621a; font-weight: 600; } td.plain { color: #8a93a1; }
+pre { background: #f5f6f8; padding: 1rem; overflow-x: auto; font-size: .86rem; }
+"""
+
+_GLOSSARY = (
+    ("exact", "ids in rows that equal the row before in their session, as a share of all ids"),
+    ("partial", "ids that the row before in the session has too, wherever they stand"),
+    ("d", "how often the next row of a session has the same list"),
+    (
+        "DedupeFactor",
+        "ids over ids that are left when equal rows of a batch are stored once; worth it from "
+        "about 1.5",
+    ),
+    (
+        "predicted",
+        "1 / (1 - (S - 1) / S * d), with S the samples of a session: in a batch as the table is, "
+        "in a partition by session. It knows of no rows that repeat in other sessions",
+    ),
+    ("partial factor", "the same where a row that moved on by a few ids stores only the new ones"),
+)
+
+
+def page(report: Report) -> str:
+    """The page, with plots as SVG and tables."""
+    title = f"recd analyze {report.path}"
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        "<ul>",
+        *(f"<li>{escape(finding)}</li>" for finding in findings(report)),
+        "</ul>",
+        *_section(
+            "Samples of a session",
+            "Rows of a session repeat one another. Those that fall into one batch can be "
+            "deduplicated there; those that lie together in a partition can be brought into one.",
+            session_plot(report),
+        ),
+        _sessions(report),
+        *_section(
+            "Duplication",
+            "What each feature repeats of the row before in its session." + _shown(report),
+            duplication_plot(report),
+        ),
+        *_section(
+            "DedupeFactors",
+            "How many times fewer ids a batch holds when each list is stored once.",
+            factor_plot(report),
+        ),
+        _features(report),
+        _glossary(),
+        *_section(
+            "Storage",
+            "What the features take in Parquet. Of the files it is known, the rest was written to "
+            "a scratch file to learn it, with the settings of recd cluster.",
+            storage_plot(report),
+        ),
+        _storage(report),
+        *_advice(report),
+    ]
+    body = "\n".join(parts)
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
+        f"<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def _section(heading: str, text: str, plot: str) -> Iterable[str]:
+    return f"<h2>{heading}</h2>", f"<p>{escape(text)}</p>", f"<figure>{plot}</figure>"
+
+
+def _shown(report: Report) -> str:
+    more = len(report.features) > MAX_FEATURES
+    return f" The plots show the {MAX_FEATURES} features with the most ids." if more else ""
+
+
+def _sessions(report: Report) -> str:
+    rows = [
+        (label, share(partition), share(batch)) for label, partition, batch in session_rows(report)
+    ]
+    return _table(("samples", "sessions, in a partition", "sessions, in a batch"), rows)
+
+
+def _features(report: Report) -> str:
+    headings = (
+        "feature", "ids a row", "d", "exact", "partial", "predicted as is", "measured as is",
+        "predicted by session", "measured by session", "partial factor", "pays",
+    )  # fmt: skip
+    rows = [
+        (
+            each.name,
+            f"{each.length:.1f}",
+            f"{each.stays:.3f}",
+            share(each.exact),
+            share(each.partial),
+            factor(each.predicted_as_is),
+            factor(each.measured_as_is),
+            factor(each.predicted_by_session),
+            factor(each.measured_by_session),
+            factor(each.partial_factor),
+            each.form,
+        )
+        for each in report.features
+    ]
+    return _table(headings, rows)
+
+
+def _storage(report: Report) -> str:
+    rows = [
+        (what, f"{size:,.0f}", bytes_in_words(size * report.rows))
+        for what, size in storage_rows(report.storage)
+    ]
+    return _table(("", "bytes a row", "table"), rows)
+
+
+def _glossary() -> str:
+    terms = "; ".join(f"<b>{term}</b>: {escape(meaning)}" for term, meaning in _GLOSSARY)
+    return f'<p class="note">{terms}.</p>'
+
+
+def _advice(report: Report) -> Iterable[str]:
+    later = "" if report.clustered else ", once the table is clustered by session"
+    rows = [
+        (", ".join(group.features), str(len(group.features)), factor(group.dedupe_factor))
+        for group in report.groups
+    ]
+    yield f"<h2>For registry.yaml{later}</h2>"
+    yield f"<pre>{escape(report.converter)}</pre>"
+    if rows:
+        yield "<p>Features that change together, and their DedupeFactor as one group:</p>"
+        yield _table(("features", "number", "DedupeFactor"), rows)
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "\n".join(
+        "<tr>" + "".join(f"<td{_class(cell)}>{escape(cell)}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _class(cell: str) -> str:
+    return f' class="{cell}"' if cell in ("exact", "partial", "plain") else ""

@@ -1,0 +1,239 @@
+"""Reads a table once and measures it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from recd_plugin_recd.analyze.advice import choose_form, converter_section
+from recd_plugin_recd.analyze.batch_meter import BatchMeter, BatchSummary
+from recd_plugin_recd.analyze.by_session import BySession
+from recd_plugin_recd.analyze.report import FeatureReport, Report, SampleReport
+from recd_plugin_recd.analyze.session_counts import SessionCounts
+from recd_plugin_recd.analyze.session_sample import SessionSample
+from recd_plugin_recd.analyze.storage import StorageEstimate, stored_bytes, written_bytes
+from recd_plugin_recd.cluster.downsample import hash_sessions
+from recd_plugins.data.arrow import sparse_column
+from recd_plugins.data.list_dict import Layout
+from recd_plugins.data.source import Source
+from recd_plugins.data.statistics import (
+    FeatureStatistics,
+    StatisticsAccumulator,
+    TableStatistics,
+    dedupe_factor,
+    session_column,
+)
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Rows
+
+#: Rows of a table that are written anew in their order, to see what they take.
+_ROWS_TO_WRITE = 8192
+
+
+def study(
+    source: Source,
+    *,
+    batch_size: int,
+    sample_bytes: int,
+    progress: Callable[[int], None] = lambda _rows: None,
+) -> Report:
+    """Characterise a table.
+
+    Memory does not grow with the table: two batches, ``sample_bytes`` about twice, and some
+    10 MB for counts of sessions.
+
+    Args:
+        source: the table.
+        batch_size: rows of a batch.
+        sample_bytes: Arrow data of whole sessions to hold.
+        progress: gets rows as they are read.
+
+    Raises:
+        DataError: the table is empty, has no features, or cannot be read.
+    """
+    if not source.features:
+        raise DataError(
+            f"{source.path}: no column of lists of integers to analyze; the columns are "
+            f"{', '.join(f'{field.name} ({field.type})' for field in source.schema)}"
+        )
+    reading = _Reading(source, batch_size, sample_bytes)
+    reading.run(progress)
+    return reading.report()
+
+
+class _Reading:
+    """One pass over a table."""
+
+    def __init__(self, source: Source, batch_size: int, sample_bytes: int) -> None:
+        self._source = source
+        self._features = source.features
+        self._batch_size = batch_size
+        self._counts = SessionCounts()
+        self._sample = SessionSample(source.keys, sample_bytes)
+        self._meter = BatchMeter([(name,) for name in self._features], batch_size)
+        self._window = _Window(
+            max(0, (source.num_rows or 0) - _ROWS_TO_WRITE) // 2, sample_bytes // 4
+        )
+        self._parts: list[TableStatistics] = []
+        self._schema = pa.schema([])
+        self._num_rows = 0
+
+    def run(self, progress: Callable[[int], None]) -> None:
+        source = self._source
+        columns = [*self._features, source.keys.session, source.keys.timestamp]
+        for number, partition in enumerate(source.partitions):
+            statistics: StatisticsAccumulator | None = None
+            for rows in source.read(partition, columns):
+                lists = self._as_lists(rows)
+                hashes = hash_sessions(session_column(rows, source.keys.session), number)
+                if statistics is None:
+                    self._schema = lists.schema
+                    statistics = StatisticsAccumulator(lists.schema, source.keys, self._features)
+                statistics.add(Rows(lists, rows.origins))
+                self._counts.add(hashes)
+                self._meter.add(lists, hashes)
+                self._sample.add(lists, hashes)
+                self._window.add(lists)
+                self._num_rows += len(rows)
+                progress(len(rows))
+            if statistics is not None:
+                self._parts.append(statistics.result())
+        if not self._num_rows:
+            raise DataError(f"{source.path}: the table has no rows")
+
+    def report(self) -> Report:
+        sessions, as_is = self._counts.result(), self._meter.result()
+        as_stored = TableStatistics.merge(self._parts)
+        by_session = BySession(self._sample, self._source.keys, self._features, self._batch_size)
+        # A table that is clustered is known in full; the rest is learnt from the sample.
+        known = as_stored if sessions.clustered else by_session.statistics
+        batches = as_is if sessions.clustered else by_session.batches
+        features = tuple(
+            _feature(name, known.features[name], sessions.samples_per_session, as_is, batches)
+            for name in self._features
+        )
+        chosen = [each.name for each in features if each.form != "plain"]
+        groups = by_session.groups(chosen)
+        total = known.total
+        return Report(
+            path=str(self._source.path),
+            rows=self._num_rows,
+            partitions=len(self._source.partitions),
+            batch_size=self._batch_size,
+            ids=as_stored.total.ids,
+            sessions=sessions,
+            first_break=None if sessions.first_break is None else self._place(sessions.first_break),
+            batches=as_is,
+            batches_by_session=batches,
+            exact=total.exact_duplication,
+            partial=total.partial_duplication,
+            exact_rows=total.exact_rows,
+            factor_as_is=_overall(as_is, as_stored),
+            factor_by_session=_overall(batches, known),
+            partial_factor=total.partial_dedupe_factor,
+            features=features,
+            groups=groups,
+            sample=SampleReport(
+                whole=self._sample.num_rows == self._num_rows,
+                rows=self._sample.num_rows,
+                sessions=by_session.statistics.sessions,
+                errors={} if sessions.clustered else by_session.errors(),
+            ),
+            storage=self._storage(),
+            converter=converter_section(features, groups),
+        )
+
+    def _as_lists(self, rows: Rows) -> pa.RecordBatch:
+        """Features as list<int64>, whatever their layout, and the columns of session and time."""
+        columns = {name: sparse_column(rows, name) for name in self._features}
+        lists = {name: _lists(ids, offsets) for name, (ids, offsets) in columns.items()}
+        keys = self._source.keys
+        return pa.record_batch(
+            {**lists, **{name: rows.data[name] for name in (keys.session, keys.timestamp)}}
+        )
+
+    def _place(self, row: int) -> str:
+        """File and row in it of a row of the table, which is read again up to there."""
+        source, before = self._source, 0
+        for partition in source.partitions:
+            for rows in source.read(partition, [source.keys.session]):
+                if row < before + len(rows):
+                    path, row_in_file = rows.origin_of(row - before)
+                    return f"{path}: row {row_in_file} (from 0)"
+                before += len(rows)
+        raise DataError(f"{source.path} was replaced while it was read; start anew")
+
+    def _storage(self) -> StorageEstimate:
+        keys, schema = self._source.keys, self._schema
+
+        def by_session(layout: Layout) -> float:
+            batches = (batch for _, batch in self._sample.by_session())
+            return written_bytes(batches, schema, self._features, keys, layout)
+
+        return StorageEstimate(
+            stored=stored_bytes(self._source),
+            as_read=written_bytes(self._window.batches, schema, self._features, None, "list"),
+            by_session=by_session("list"),
+            by_session_dict=by_session("list_dict"),
+            rows_as_read=sum(batch.num_rows for batch in self._window.batches),
+            rows_by_session=self._sample.num_rows,
+        )
+
+
+class _Window:
+    """Neighbouring rows of a table: ``_ROWS_TO_WRITE`` from one on, or fewer if they are large."""
+
+    def __init__(self, first_row: int, max_bytes: int) -> None:
+        self._skip = first_row
+        self._missing = _ROWS_TO_WRITE
+        self._bytes_left = max_bytes
+        self.batches: list[pa.RecordBatch] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        skipped = min(self._skip, batch.num_rows)
+        self._skip -= skipped
+        taken = batch.slice(skipped, self._missing)
+        if taken.num_rows and self._bytes_left > 0:
+            self.batches.append(taken)
+            self._missing -= taken.num_rows
+            self._bytes_left -= taken.nbytes
+
+
+def _feature(
+    name: str,
+    statistics: FeatureStatistics,
+    samples_per_session: float,
+    as_is: BatchSummary,
+    by_session: BatchSummary,
+) -> FeatureReport:
+    exact, partial = by_session.dedupe_factors[(name,)], statistics.partial_dedupe_factor
+    return FeatureReport(
+        name=name,
+        length=statistics.length,
+        stays=statistics.stays,
+        exact_rows=statistics.exact_rows,
+        exact=statistics.exact_duplication,
+        partial=statistics.partial_duplication,
+        predicted_as_is=dedupe_factor(as_is.samples_per_session, statistics.stays),
+        measured_as_is=as_is.dedupe_factors[(name,)],
+        predicted_by_session=dedupe_factor(samples_per_session, statistics.stays),
+        measured_by_session=exact,
+        partial_factor=partial,
+        form=choose_form(exact, partial),
+    )
+
+
+def _overall(batches: BatchSummary, statistics: TableStatistics) -> float:
+    """Ids over ids in unique rows, of all features together."""
+    lengths = {name: feature.length for name, feature in statistics.features.items()}
+    unique = sum(
+        lengths[name] / factor for group, factor in batches.dedupe_factors.items() for name in group
+    )
+    return sum(lengths.values()) / unique if unique else 1.0
+
+
+def _lists(ids: np.ndarray, offsets: np.ndarray) -> pa.ListArray:
+    first, last = int(offsets[0]), int(offsets[-1])
+    return pa.ListArray.from_arrays((offsets - first).astype(np.int32), ids[first:last])
