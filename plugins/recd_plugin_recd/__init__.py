@@ -25,9 +25,10 @@ def register_datasets() -> Sequence[type[Dataset]]:
 def register_converters() -> Sequence[type[Converter]]:
     from recd_plugin_recd.ikjt import IkjtConverter
     from recd_plugin_recd.kjt import KjtConverter
+    from recd_plugin_recd.list_dict import ListDictConverter
     from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
 
-    return [IkjtConverter, KjtConverter, PartialIkjtConverter]
+    return [IkjtConverter, KjtConverter, ListDictConverter, PartialIkjtConverter]
 
 
 @hookimpl
