@@ -97,13 +97,14 @@ def in_turn(
     times = []
     for turn in range(turns + 1):
         for item in inputs:
-            pair = _processor_seconds(first, item), _processor_seconds(second, item)
+            pair = processor_seconds(first, item), processor_seconds(second, item)
             if turn:
                 times.append(pair)
     return times
 
 
-def _processor_seconds(function: Callable[[Input], object], item: Input) -> float:
+def processor_seconds(function: Callable[[Input], object], item: Input) -> float:
+    """Time of one call without that of other work on the machine."""
     start = time.thread_time()
     function(item)
     return time.thread_time() - start

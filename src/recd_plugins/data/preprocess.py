@@ -15,6 +15,7 @@ from recd_plugins.data.apply_step import apply_step, apply_steps
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.feature_steps import feature_steps
 from recd_plugins.data.preprocess_partial import transform_partial
+from recd_plugins.data.preprocess_unique import transform_together, with_rows
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
@@ -64,18 +65,33 @@ class Preprocess:
             batch,
             dense_features=self._transform_dense(batch.dense_features),
             kjt=None if batch.kjt is None else self._transform_kjt(batch.kjt),
-            ikjts=(*map(self._transform_ikjt, batch.ikjts), *exact),
+            ikjts=(*self._transform_ikjts(batch.ikjts), *exact),
             partials=partials,
         )
+
+    def _transform_ikjts(
+        self, ikjts: Sequence[InverseKeyedJaggedTensor]
+    ) -> Iterator[InverseKeyedJaggedTensor]:
+        """Those with the same steps in one call, if they lie one after the other in memory."""
+        for steps, run in groupby(ikjts, self._common_steps):
+            group = list(run)
+            if steps:
+                for ikjt in group:
+                    self._refuse_weights(ikjt)
+                yield from transform_together(steps, group)
+            else:
+                yield from map(self._transform_ikjt, group)
+
+    def _common_steps(self, ikjt: InverseKeyedJaggedTensor) -> Steps | None:
+        """The steps of its features, or None if they differ."""
+        chains = {self._steps.get(key, ()) for key in ikjt.keys()}  # noqa: SIM118
+        return chains.pop() if len(chains) == 1 else None
 
     def _transform_ikjt(self, ikjt: InverseKeyedJaggedTensor) -> InverseKeyedJaggedTensor:
         if self._steps.keys().isdisjoint(ikjt.keys()):
             return ikjt
         self._refuse_weights(ikjt)
-        values, lengths = self._transform_rows(ikjt)
-        return InverseKeyedJaggedTensor(
-            keys=ikjt.keys(), values=values, inverse_lookup=ikjt.inverse_lookup(), lengths=lengths
-        )
+        return with_rows(ikjt, *self._transform_rows(ikjt))
 
     def _transform_kjt(self, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
         if self._steps.keys().isdisjoint(kjt.keys()):

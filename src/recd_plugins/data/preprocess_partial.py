@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from recd_plugins.data.apply_step import apply_steps, apply_to_ids
+from recd_plugins.data.apply_step import apply_to_ids
+from recd_plugins.data.preprocess_unique import transform_together
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Preprocessing
 from recd_plugins.plugin_call import plugin_call
@@ -37,7 +38,7 @@ def transform_partial(
         for at, step in enumerate(steps):
             changed = _apply(step, part)
             if changed is None:
-                exact += (_transform_ikjt(ikjt, steps[at:]) for ikjt in part.to_ikjt())
+                exact += transform_together(steps[at:], part.to_ikjt())
                 break
             part = changed
         else:
@@ -89,13 +90,6 @@ def _used(num_ids: int, starts: Tensor, lengths: Tensor) -> Tensor:
     change.index_add_(0, starts, torch.ones_like(starts))
     change.index_add_(0, starts + lengths, torch.full_like(starts, -1))
     return (torch.cumsum(change, 0) > 0).long()
-
-
-def _transform_ikjt(ikjt: InverseKeyedJaggedTensor, steps: Steps) -> InverseKeyedJaggedTensor:
-    values, lengths = apply_steps(steps, ikjt.keys(), ikjt.values(), ikjt.lengths())
-    return InverseKeyedJaggedTensor(
-        ikjt.keys(), values=values, inverse_lookup=ikjt.inverse_lookup(), lengths=lengths
-    )
 
 
 def _features(
