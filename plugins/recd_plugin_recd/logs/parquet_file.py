@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +36,15 @@ class ParquetFile:
         self._waiting: list[pa.RecordBatch] = []
         self._bytes = 0
         self.num_rows = 0
+        self._scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(
-                dir=path.parent, prefix=f".{path.name}.", suffix=".partial"
-            )
+            self._handle = os.open(self._scratch, os.O_CREAT | os.O_TRUNC | os.O_RDWR, 0o666)
         except OSError as error:
             raise self._failed(error) from error
-        self._scratch = Path(name)
         # A dictionary over ids makes lists larger; zstd finds the repeats by itself.
         self._writer = pq.ParquetWriter(
-            os.fdopen(handle, "wb"),
+            self._scratch,
             schema,
             compression="zstd",
             compression_level=3,
@@ -58,6 +55,9 @@ class ParquetFile:
         return self
 
     def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+        if self._writer.is_open:
+            self._writer.close()
         self._scratch.unlink(missing_ok=True)
 
     def write(self, rows: pa.RecordBatch) -> None:
@@ -74,9 +74,7 @@ class ParquetFile:
             self._flush()
             self._writer.add_key_value_metadata({PROVENANCE: json.dumps(provenance).encode()})
             self._writer.close()
-            with self._scratch.open("rb") as file:
-                os.fsync(file.fileno())
-            self._scratch.chmod(0o644)
+            os.fsync(self._handle)
             os.replace(self._scratch, self.path)
             folder = os.open(self.path.parent, os.O_RDONLY)
             try:

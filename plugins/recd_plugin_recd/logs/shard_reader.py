@@ -108,10 +108,9 @@ class ShardReader:
         """Compressed blocks, checked but not decompressed, each where it starts."""
         start = start or self.start
         offset, record = start.offset, start.record
-        if self._found.damaged_at is not None and offset == self._found.end:
-            cause = "a copy of the header is damaged, the other one is whole"
-            self._report(Damage(self.path, self._found.damaged_at, cause, 0, offset))
         size = os.fstat(self._file.fileno()).st_size
+        if self._found.damaged_at is not None and offset == self._found.end:
+            self._report_header(size)
         while offset < size:
             header = self._header_at(offset)
             if header is not None and header.end_record <= record:
@@ -179,6 +178,14 @@ class ShardReader:
                 return start + at, header
             start += at + 1
         return None
+
+    def _report_header(self, size: int) -> None:
+        at, end = self._found.damaged_at or 0, self._found.end
+        if end < size:
+            cause = "a copy of the header is damaged, the other one is whole"
+            self._report(Damage(self.path, at, cause, 0, end))
+        else:
+            self._report(Damage(self.path, at, "the header is cut off", None, None))
 
     def _report_damage(
         self,

@@ -1,0 +1,52 @@
+"""Small tables of sessions for the tests of logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from recd_plugin_recd.logs.damage import Damage
+from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
+
+SCHEMA = pa.schema(
+    [
+        ("session_id", pa.int64()),
+        ("row", pa.int32()),
+        ("score", pa.float32()),
+        ("items", pa.list_(pa.int64())),
+    ]
+)
+
+
+def rows(count: int, seed: int = 0, sessions: int = 40) -> pa.RecordBatch:
+    """``count`` rows, each with a number of its own, sessions interleaved."""
+    random = np.random.default_rng(seed)
+    ids = random.integers(0, sessions, count)
+    # A session's list has its id throughout: a row put together from two would show.
+    lists = [[int(id)] * int(random.integers(0, 9)) for id in ids]
+    return pa.record_batch(
+        [ids, np.arange(count, dtype=np.int32), random.random(count, np.float32), lists],
+        schema=SCHEMA,
+    )
+
+
+def by_row(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """The rows in the order of their numbers."""
+    return pa.Table.from_batches(list(batches), SCHEMA).sort_by("row").combine_chunks()
+
+
+def write(folder: Path, *batches: pa.RecordBatch, **settings) -> list[Damage]:
+    """Append to a log; returns what was found damaged."""
+    found: list[Damage] = []
+    with LogWriter(folder, batches[0].schema, LogSettings(**settings), found.append) as log:
+        for batch in batches:
+            log.write(batch)
+    return found
+
+
+def unexpected(damage: Damage) -> None:
+    """For what must find nothing damaged."""
+    raise AssertionError(damage)

@@ -1,0 +1,243 @@
+"""Kafka, in the shape of librdkafka's own mock cluster."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from tests.plugins.recd.logs.tables import SCHEMA, by_row, rows
+
+from recd_plugin_recd.logs.kafka_consumer import KafkaConsumer, written_until
+from recd_plugin_recd.logs.kafka_producer import KafkaProducer
+from recd_plugins.cli import main
+from recd_plugins.errors import DataError, SetupError
+
+kafka = pytest.importorskip("confluent_kafka", reason="needs the extra kafka")
+
+# The mock cluster makes topics with 4 partitions when they are written to.
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[str]:
+    """The cluster lives as long as the client that has it."""
+    owner = kafka.Producer({"test.mock.num.brokers": 1, "log_level": 0})
+    (broker,) = owner.list_topics(timeout=10).brokers.values()
+    yield f"{broker.host}:{broker.port}"
+    del owner
+
+
+@pytest.fixture
+def topic(request) -> str:
+    """A topic of the test's own."""
+    return "".join(letter if letter.isalnum() else "." for letter in request.node.name)
+
+
+def produce(servers: str, topic: str, *batches: pa.RecordBatch) -> None:
+    producer = KafkaProducer(servers, topic, batches[0].schema, "session_id", {})
+    for batch in batches:
+        producer.write(batch)
+    producer.flush()
+    assert producer.delivered == sum(batch.num_rows for batch in batches)
+
+
+def consume(servers: str, topic: str, folder, **options) -> list:
+    return KafkaConsumer(servers, topic, "group", folder, **options).run(lambda _rows: None)
+
+
+def committed(servers: str, topic: str) -> list[int]:
+    client = kafka.Consumer({"bootstrap.servers": servers, "group.id": "group", "log_level": 0})
+    asked = [kafka.TopicPartition(topic, number) for number in range(PARTITIONS)]
+    offsets = [each.offset for each in client.committed(asked, timeout=10)]
+    client.close()
+    return offsets
+
+
+def read(folder) -> pa.Table:
+    return by_row(pq.read_table(folder).to_batches())
+
+
+def test_rows_come_back_once_sessions_in_one_partition(servers, topic, tmp_path):
+    produce(servers, topic, rows(300).slice(0, 120), rows(300).slice(120))
+    files = consume(servers, topic, tmp_path / "t", rows_per_file=50)
+    assert len(files) > PARTITIONS
+    assert read(tmp_path / "t").equals(by_row([rows(300)]))
+    partition_of = {}
+    for file in files:
+        table = pq.read_table(file)
+        assert table.num_rows <= 50
+        for session in table["session_id"].to_pylist():
+            partition = file.name.split(".")[-3]
+            assert partition_of.setdefault(session, partition) == partition
+    assert len(set(partition_of.values())) > 1
+    ends = written_until(tmp_path / "t", topic)
+    assert committed(servers, topic) == [ends.get(number, -1001) for number in range(PARTITIONS)]
+
+
+def test_the_next_run_reads_what_is_new(servers, topic, tmp_path):
+    for seed in range(2):
+        produce(servers, topic, rows(100, seed))
+        files = consume(servers, topic, tmp_path / "t")
+        assert by_row(pq.read_table(files).to_batches()).equals(by_row([rows(100, seed)]))
+    assert consume(servers, topic, tmp_path / "t") == []
+
+
+@pytest.mark.parametrize("moment", ["before the file", "before the commit"])
+def test_a_run_that_is_killed_loses_and_repeats_nothing(
+    servers, topic, tmp_path, monkeypatch, moment
+):
+    produce(servers, topic, rows(200))
+    with monkeypatch.context() as patch:
+        if moment == "before the commit":
+
+            class Killed(kafka.Consumer):  # type: ignore[name-defined]
+                def commit(self, *args, **kwargs):
+                    sys.exit(9)
+
+            patch.setattr(kafka, "Consumer", Killed)
+        else:
+            patch.setattr("os.replace", lambda *_: sys.exit(9))
+        with pytest.raises(SystemExit):
+            consume(servers, topic, tmp_path / "t", rows_per_file=20)
+    assert len(list((tmp_path / "t").glob("*.parquet"))) == (moment == "before the commit")
+    assert committed(servers, topic) == [-1001] * PARTITIONS
+    # Other files than the first run's would show a row twice.
+    consume(servers, topic, tmp_path / "t", rows_per_file=33)
+    assert read(tmp_path / "t").equals(by_row([rows(200)]))
+
+
+def test_files_that_were_moved_away_are_not_read_again(servers, topic, tmp_path):
+    produce(servers, topic, rows(100))
+    consume(servers, topic, tmp_path / "t")
+    produce(servers, topic, rows(50, 1))
+    consume(servers, topic, tmp_path / "other")
+    assert read(tmp_path / "other").equals(by_row([rows(50, 1)]))
+
+
+def test_partitions_are_shared_by_name(servers, topic, tmp_path):
+    produce(servers, topic, rows(200))
+    consume(servers, topic, tmp_path / "a", partitions=[0, 2])
+    consume(servers, topic, tmp_path / "b", partitions=[1, 3])
+    together = [pq.read_table(tmp_path / name) for name in ("a", "b")]
+    assert by_row(pa.concat_tables(together).to_batches()).equals(by_row([rows(200)]))
+    with pytest.raises(DataError, match=f"topic {topic}: no partition 4; there are 4"):
+        consume(servers, topic, tmp_path / "c", partitions=[4])
+
+
+def test_columns_that_change_begin_another_file(servers, topic, tmp_path):
+    produce(servers, topic, rows(40))
+    produce(servers, topic, rows(40).drop_columns("score"))
+    files = consume(servers, topic, tmp_path / "t")
+    columns = {tuple(pq.read_schema(file).names): 0 for file in files}
+    for file in files:
+        columns[tuple(pq.read_schema(file).names)] += pq.read_metadata(file).num_rows
+    assert columns == {("session_id", "row", "score", "items"): 40,
+                       ("session_id", "row", "items"): 40}  # fmt: skip
+
+
+def test_a_foreign_message_is_named(servers, topic, tmp_path):
+    produce(servers, topic, rows(20))
+    producer = kafka.Producer({"bootstrap.servers": servers, "log_level": 0})
+    producer.produce(topic, value=b"{}", partition=1)
+    producer.flush(10)
+    with pytest.raises(DataError, match=r"partition 1, offset \d+: no row of recd: no header"):
+        consume(servers, topic, tmp_path / "t")
+    assert all(pq.read_metadata(file) for file in (tmp_path / "t").glob("*.parquet"))
+
+
+def test_a_value_that_is_no_row_is_named(servers, topic, tmp_path):
+    from recd_plugin_recd.logs.kafka import pack_schema
+
+    producer = kafka.Producer({"bootstrap.servers": servers, "log_level": 0})
+    headers = {"recd.schema": pack_schema(SCHEMA)}
+    producer.produce(topic, value=b"12345", partition=0, headers=headers)
+    producer.flush(10)
+    with pytest.raises(DataError, match="partition 0, from offset 0 on: row 0 is no row"):
+        consume(servers, topic, tmp_path / "t")
+    assert list((tmp_path / "t").glob("*.parquet")) == []
+
+
+def test_two_files_with_the_same_rows_are_refused(servers, topic, tmp_path):
+    produce(servers, topic, rows(20))
+    (first, *_) = consume(servers, topic, tmp_path / "t")
+    head, _, last = first.stem.rpartition("-")
+    first.with_name(f"{head}-{int(last) + 5:019d}.parquet").write_bytes(first.read_bytes())
+    with pytest.raises(DataError, match="another file has rows of it too"):
+        consume(servers, topic, tmp_path / "t")
+
+
+def test_one_consumer_a_folder(servers, topic, tmp_path):
+    produce(servers, topic, rows(5))
+    inside = []
+
+    def again(_rows: int) -> None:
+        with pytest.raises(DataError, match="another consumer is writing to this folder"):
+            consume(servers, topic, tmp_path / "t")
+        inside.append(True)
+
+    KafkaConsumer(servers, topic, "group", tmp_path / "t").run(again)
+    assert inside
+
+
+def test_rows_that_were_deleted_before_they_were_read(servers, topic, tmp_path):
+    """The mock cluster keeps 5 MB of a partition."""
+    large = pa.record_batch(
+        [pa.array([7] * 20), pa.array([b"x" * 400_000] * 20)], names=["session_id", "data"]
+    )
+    produce(servers, topic, large.slice(0, 1))
+    consume(servers, topic, tmp_path / "t")
+    config = {"compression.type": "none", "linger.ms": "0", "batch.num.messages": "1"}
+    producer = KafkaProducer(servers, topic, large.schema, "session_id", config)
+    producer.write(large)
+    producer.flush()
+    with pytest.raises(DataError, match=r"begins at offset .* and was read up to 1"):
+        consume(servers, topic, tmp_path / "t")
+
+
+def test_the_commands(servers, topic, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table(rows(60)), "rows.parquet")
+    place = ["--servers", servers, "--topic", topic]
+    sent = CliRunner().invoke(
+        main, ["logs", "produce", "rows.parquet", *place, "--config", "linger.ms=5"]
+    )
+    assert sent.exit_code == 0, sent.output
+    assert f"{topic}: 60 rows delivered" in sent.stdout
+    taken = CliRunner().invoke(main, ["logs", "consume", "t", *place, "--group", "g"])
+    assert taken.exit_code == 0, taken.output
+    assert "t: 60 rows in " in taken.stdout
+    assert read("t").num_rows == 60
+    wrong = CliRunner().invoke(main, ["logs", "consume", "t", *place, "--group", "g",
+                                      "--config", "linger"])  # fmt: skip
+    assert wrong.exit_code == 2
+    assert "'linger' is not KEY=VALUE" in wrong.output
+    for setting in ("no.such=1", "queued.min.messages=many"):
+        wrong = CliRunner().invoke(main, ["logs", "consume", "t", *place, "--group", "g",
+                                          "--config", setting])  # fmt: skip
+        assert wrong.exit_code == 1
+        assert setting.partition("=")[0] in wrong.output
+
+
+def test_a_topic_that_is_not_there(servers, tmp_path):
+    with pytest.raises(DataError, match=r"topic nowhere: .*UNKNOWN_TOPIC"):
+        consume(servers, "nowhere", tmp_path / "t")
+
+
+def test_without_the_extra_it_is_named(monkeypatch, tmp_path):
+    load = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "confluent_kafka":
+            raise ImportError(name)
+        return load(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SetupError, match=r"pip install 'recd-plugins\[kafka\]'"):
+        KafkaConsumer("localhost:9092", "topic", "group", tmp_path)
+    with pytest.raises(SetupError, match=r"recd-plugins\[kafka\]"):
+        KafkaProducer("localhost:9092", "topic", SCHEMA, "session_id", {})
