@@ -6,19 +6,13 @@ knows no position: that is the reader's alone, which each batch brings along.
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
 import sys
-import time
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from multiprocessing.context import ForkServerContext, ForkServerProcess
-from multiprocessing.sharedctypes import RawValue
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -26,25 +20,16 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from recd_plugins.data.handover import Packed, pack, unpack
 from recd_plugins.data.model_input import ModelInput
+from recd_plugins.data.worker_processes import WorkerContext, WorkerDied
 from recd_plugins.errors import PluginError, RecdError, SetupError
 from recd_plugins.interfaces import Plugin, Reader, Split
 from recd_plugins.manager import load_file, modules_of_files
-from recd_plugins.processes import end_with_parent, portable
+from recd_plugins.processes import portable
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
 
 State = dict[str, Any]
-
-# A worker's connections break a moment before the operating system reports its death.
-_GRACE_SECONDS = 2.0
-
-_CAUSES = {
-    "SIGKILL": "; where nobody killed it, the machine ran out of memory: use fewer workers, or "
-    "smaller batches or row groups",
-    "SIGBUS": "; it ran out of shared memory: enlarge /dev/shm (docker run --shm-size), or use "
-    "fewer workers or smaller batches",
-}
 
 
 class Workers:
@@ -83,25 +68,23 @@ class Workers:
                         if block.end is not None:
                             reader.load_state_dict(block.end)
                             return
-            except _Died as died:
+            except WorkerDied as died:
                 deaths += 1
+                what = f"reader worker {died.worker} of rank {self._rank} {died.how}"
                 if deaths == 3:
                     raise SetupError(
-                        f"{died} on rank {self._rank}, the third death without a batch in between; "
-                        "with training.workers: 0 the rank reads by itself"
+                        f"{what}, the third death without a batch in between{died.remedy}, or "
+                        "training.workers: 0"
                     ) from None
-                print(
-                    f"{died} on rank {self._rank}; reading goes on with new workers",
-                    file=sys.stderr,
-                )
+                print(f"{what}; new workers read on{died.remedy}", file=sys.stderr)
 
     def _blocks(self, position: State) -> Generator[_Block, None, None]:
         """What the workers make of the batches from ``position`` on, in the order of the batches.
 
         Raises:
-            _Died: a worker did.
+            WorkerDied: a worker did.
         """
-        context = _Context()
+        context = WorkerContext()
         loader = packed = None
         try:
             with _quiet():
@@ -119,8 +102,7 @@ class Workers:
             for block in packed:
                 yield unpack(block)
         except (RuntimeError, OSError, EOFError) as error:
-            if (death := context.death()) is not None:
-                raise _Died(death) from error
+            context.raise_death(error)
             raise
         finally:
             # The last references: torchdata ends the workers.
@@ -221,85 +203,6 @@ class _Share(IterableDataset[Packed]):
             yield _Block(batches, portable(error))
 
 
-class _Context(ForkServerContext):
-    """Makes what torchdata needs to run workers, and keeps the processes.
-
-    Workers are forked from a server that has imported what they need, not from the trainer: its
-    threads may hold locks, its sockets would stay open in them, and each page of a table that it
-    writes would be copied first.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.set_forkserver_preload(["recd_plugins.data.worker_imports"])
-        self._processes: list[ForkServerProcess] = []
-
-    def Process(self, *args: Any, **kwargs: Any) -> ForkServerProcess:  # type: ignore[override]
-        self._processes.append(_Process(*args, **kwargs))
-        return self._processes[-1]
-
-    def Event(self) -> Any:
-        return _Flag()
-
-    def death(self) -> str | None:
-        """How a worker died, where one did."""
-        deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline:
-            for number, process in enumerate(self._processes):
-                if process.exitcode:
-                    return f"reader worker {number} (process {process.pid}) {_end(process)}"
-            time.sleep(0.01)
-        return None
-
-    def end(self) -> None:
-        """End what is still there."""
-        started = [process for process in self._processes if process.pid is not None]
-        for process in started:
-            process.kill()
-        for process in started:
-            process.join()
-
-
-class _Process(ForkServerProcess):
-    """A worker that leaves Ctrl-C to the trainer and ends with it."""
-
-    def start(self) -> None:
-        self._environ, self._folder = dict(os.environ), Path.cwd()
-        # Else multiprocessing would run the trainer's script in the worker, to its first line under
-        # `if __name__ == "__main__"`, which many have not.
-        main = sys.modules["__main__"]
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
-            super().start()
-        finally:
-            sys.modules["__main__"] = main
-
-    def run(self) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        end_with_parent()
-        # The server has those of its own start.
-        os.environ.update(self._environ)
-        os.chdir(self._folder)
-        super().run()
-
-
-class _Flag:
-    """An event without a lock, which a worker that is killed could take along."""
-
-    def __init__(self) -> None:
-        self._value = RawValue("b", 0)
-
-    def set(self) -> None:
-        self._value.value = 1
-
-    def is_set(self) -> bool:
-        return bool(self._value.value)
-
-
-class _Died(Exception):
-    """A worker did; says which and how."""
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what torch says of torchdata's own code, and of more workers than cores."""
@@ -315,11 +218,3 @@ def _plugins(registry: Registry) -> Iterator[Plugin]:
     for entries in (registry.preprocessing, registry.pooling, registry.sharding, registry.cache):
         for entry in entries:
             yield entry.plugin
-
-
-def _end(process: ForkServerProcess) -> str:
-    code = process.exitcode or 0
-    if code < 0:
-        name = signal.Signals(-code).name
-        return f"was killed by {name}{_CAUSES.get(name, '')}"
-    return f"ended with exit code {code}"
