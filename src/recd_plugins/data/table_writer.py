@@ -55,6 +55,7 @@ class TableWriter:
             the other columns and before the other features. Without, the order is the schema's.
         metadata: more for the file's key-value metadata.
         nulls: ``empty`` makes an empty list of a null. A null in a list is always an error.
+        source: the file whose rows these are, in its order, for errors to name.
 
     Raises:
         DataError: a column is missing, a null, the file cannot be written.
@@ -71,8 +72,10 @@ class TableWriter:
         popularity: Sequence[str] = (),
         metadata: Mapping[bytes, bytes] | None = None,
         nulls: Nulls = "error",
+        source: Path | None = None,
     ) -> None:
         self.path = path
+        self._source = source or path
         self._features = [
             field.name for field in schema if is_list_dict(field) or is_id_list(field.type)
         ]
@@ -174,7 +177,7 @@ class TableWriter:
         group = table.slice(0, num_rows).combine_chunks()
         lists = {name: self._lists(name, group[name]) for name in self._features}
         if self._statistics is not None and self._keys is not None and num_rows:
-            origin = Origin(str(self.path), self.num_rows, num_rows)
+            origin = Origin(str(self._source), self.num_rows, num_rows)
             sessions = group[self._keys.session].chunk(0)
             rows = pa.RecordBatch.from_pydict({**lists, self._keys.session: sessions})
             self._statistics.add(Rows(rows, (origin,)))
@@ -205,8 +208,8 @@ class TableWriter:
             if self._nulls == "error":
                 row = int(lists.is_null().to_numpy(zero_copy_only=False).argmax())
                 raise DataError(
-                    f"{self.path}: row {self.num_rows + row} (from 0), column {name!r}: the value "
-                    "is null; write an empty list if there is none, or let nulls become empty lists"
+                    f"{self._source}: row {self.num_rows + row} (from 0), column {name!r}: the "
+                    "value is null; write an empty list if there is none, or let nulls become empty"
                 )
             lists = lists.fill_null(pa.scalar([], lists.type))
         used = lists.flatten()
@@ -215,7 +218,7 @@ class TableWriter:
             ends = np.cumsum(lists.value_lengths().to_numpy())
             row = self.num_rows + int(np.searchsorted(ends, bad, "right"))
             raise DataError(
-                f"{self.path}: row {row} (from 0), column {name!r}: a null in the list; "
+                f"{self._source}: row {row} (from 0), column {name!r}: a null in the list; "
                 "write lists without nulls"
             )
         return lists
@@ -226,8 +229,8 @@ class TableWriter:
         except ValueError as error:
             last = self.num_rows + len(column) - 1
             raise DataError(
-                f"{self.path}: rows {self.num_rows} to {last}, column {name!r} of the source is "
-                f"damaged: {error}"
+                f"{self._source}: rows {self.num_rows} to {last}, column {name!r}: "
+                f"the table is damaged, {error}"
             ) from error
 
     def _open(self, layouts: Mapping[str, Layout]) -> pq.ParquetWriter:

@@ -1,0 +1,1 @@
+"""``recd convert-layout``: the layouts of a table, one into the other."""

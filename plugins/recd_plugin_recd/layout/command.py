@@ -1,0 +1,100 @@
+"""``recd convert-layout``: store the lists of a table in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+
+@click.command("convert-layout")
+@click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
+@click.argument("target", type=click.Path(path_type=Path), metavar="DST")
+@click.option(
+    "--layout",
+    type=click.Choice(["list", "list_dict"]),
+    required=True,
+    help="How lists of ids are stored: each row's, or each distinct one once in a row group.",
+)
+@click.option("--session", default="session_id", show_default=True, help="Column of the session.")
+@click.option("--timestamp", default="ts", show_default=True, help="Column of the time.")
+@click.option(
+    "--row-group-rows",
+    type=click.IntRange(min=1),
+    default=8192,
+    show_default=True,
+    help="Most rows of a row group, which ends where a session ends.",
+)
+@click.option(
+    "--popularity",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="How often each feature is read, as JSON or lines FEATURE,COUNT: the order of columns.",
+)
+@click.option(
+    "--nulls",
+    type=click.Choice(["error", "empty"]),
+    default="error",
+    show_default=True,
+    help="What a null in place of a list of ids is.",
+)
+@click.option("--force", is_flag=True, help="Replace DST where it is a table.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write figures here.",
+)
+def convert_layout(
+    source: Path,
+    target: Path,
+    layout: str,
+    session: str,
+    timestamp: str,
+    row_group_rows: int,
+    popularity: Path | None,
+    nulls: str,
+    force: bool,
+    json_path: Path | None,
+) -> None:
+    """Write the table SRC with its lists in another layout as DST.
+
+    SRC is a Parquet file or a folder of them; DST becomes the same. Rows keep their order, files
+    their names and metadata. With list_dict, features that hardly repeat stay lists.
+    """
+    # Imported here: `recd --help` reads this module and has no use for Arrow.
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    from recd_plugin_recd.layout.convert import Conversion
+    from recd_plugin_recd.layout.convert import convert_layout as convert
+    from recd_plugins.files import write_json
+
+    conversion = Conversion(
+        source,
+        target,
+        layout,  # type: ignore[arg-type]
+        session,
+        timestamp,
+        row_group_rows,
+        nulls,  # type: ignore[arg-type]
+        popularity,
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+
+        def start(num_rows: int) -> Callable[[int], None]:
+            task = bar.add_task(f"writing {target.name}", total=num_rows)
+            return lambda rows: bar.advance(task, rows)
+
+        done = convert(conversion, force=force, start=start)
+    click.echo(
+        f"{target}: {done.rows:,} rows, {layout}, {done.target_bytes / 1e6:.1f} MB "
+        f"(from {done.source_bytes / 1e6:.1f} MB)"
+    )
+    lists = [name for name, chosen in done.layouts.items() if chosen != layout]
+    if lists:
+        click.echo(f"lists as before, because they repeat too little: {', '.join(lists)}")
+    if json_path is not None:
+        write_json(json_path, asdict(done))

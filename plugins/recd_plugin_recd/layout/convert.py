@@ -1,0 +1,146 @@
+"""A table anew in another layout: the same rows in the same order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from recd_plugin_recd.scratch_folder import scratch_folder
+from recd_plugins.data.list_dict import Layout
+from recd_plugins.data.parquet import ParquetTable
+from recd_plugins.data.popularity import read_popularity
+from recd_plugins.data.read_plan import Piece
+from recd_plugins.data.source import ParquetSource
+from recd_plugins.data.table_writer import Nulls, TableWriter
+from recd_plugins.errors import DataError
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What to make of which table.
+
+    Attributes:
+        source: a Parquet file or a folder of them.
+        target: of the same kind; a folder keeps the names of files and of folders below it.
+        layout: of the features.
+        session, timestamp: columns of the source.
+        row_group_rows: most rows of a row group.
+        nulls: what becomes of a null in place of a list.
+        popularity: a file with how often each feature is read, for the order of columns.
+    """
+
+    source: Path
+    target: Path
+    layout: Layout
+    session: str = "session_id"
+    timestamp: str = "ts"
+    row_group_rows: int = 8192
+    nulls: Nulls = "error"
+    popularity: Path | None = None
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was written: rows, the layout of each feature, and bytes before and after."""
+
+    rows: int
+    layouts: dict[str, Layout]
+    source_bytes: int
+    target_bytes: int
+
+
+def convert_layout(
+    conversion: Conversion, *, force: bool, start: Callable[[int], Callable[[int], None]]
+) -> Converted:
+    """Write ``target``, which appears when it is complete.
+
+    Args:
+        conversion: from where to where.
+        force: replace a target that is a table.
+        start: gets the number of rows, and returns what gets how many more are written.
+
+    Raises:
+        DataError: the source is damaged or has a null, or there is something at the target.
+    """
+    source, target = conversion.source, conversion.target
+    _check_target(source, target, force)
+    table = ParquetSource(source, conversion.session, conversion.timestamp)
+    popularity: tuple[str, ...] = ()
+    if conversion.popularity is not None:
+        popularity = read_popularity(conversion.popularity, table.features)
+    progress = start(table.num_rows or 0)
+    with scratch_folder(target) as scratch:
+        new = scratch / "table" / target.name
+        layouts: Layout | dict[str, Layout] = conversion.layout
+        for number in _in_order(table.table):
+            file = table.table.files[number]
+            path = new if source.is_file() else new / file.relative_to(source)
+            with TableWriter(
+                path,
+                table.schema,
+                keys=table.keys,
+                layout=layouts,
+                row_group_rows=conversion.row_group_rows,
+                popularity=popularity,
+                metadata=_metadata(file),
+                nulls=conversion.nulls,
+                source=file,
+            ) as writer:
+                _copy(table.table, number, writer, progress)
+            layouts = writer.layouts
+        written = _size([new] if source.is_file() else new.rglob("*.parquet"))
+        _put(new, target, scratch / "old")
+    assert not isinstance(layouts, str), "there is at least one file"
+    return Converted(table.num_rows or 0, layouts, _size(table.table.files), written)
+
+
+def _in_order(table: ParquetTable) -> list[int]:
+    """All files; one with rows is first, because it decides on the layouts of all."""
+    with_rows = {unit.file for unit in table.units}
+    return sorted(range(len(table.files)), key=lambda number: number not in with_rows)
+
+
+def _copy(
+    table: ParquetTable, number: int, writer: TableWriter, progress: Callable[[int], None]
+) -> None:
+    pieces = (Piece(unit, 0, unit.num_rows) for unit in table.units if unit.file == number)
+    for rows in table.read(pieces, table.schema):
+        writer.write(rows.data)
+        progress(len(rows))
+
+
+def _metadata(file: Path) -> dict[bytes, bytes]:
+    """What a file says of itself, but for pyarrow's own description of its columns."""
+    found = pq.read_metadata(file).metadata or {}
+    return {key: value for key, value in found.items() if key != b"ARROW:schema"}
+
+
+def _size(files: Iterable[Path]) -> int:
+    return sum(file.stat().st_size for file in files)
+
+
+def _check_target(source: Path, target: Path, force: bool) -> None:
+    inside, outside = target.resolve(), source.resolve()
+    if inside == outside or outside in inside.parents or inside in outside.parents:
+        raise DataError(f"{target} and {source} lie in each other; write to another place")
+    if not target.exists():
+        return
+    if not force:
+        raise DataError(f"{target} exists already; remove it, write elsewhere, or give --force")
+    if target.is_dir() != source.is_dir():
+        raise DataError(f"{target} is not of the kind of {source}, file or folder; remove it")
+    # What is replaced must be a table: a mistyped name costs no other data.
+    ParquetTable(target)
+
+
+def _put(new: Path, target: Path, old: Path) -> None:
+    try:
+        if target.is_dir():
+            target.rename(old)
+        os.replace(new, target)
+    except OSError as error:
+        raise DataError(f"{target}: cannot be replaced ({error.strerror})") from error
