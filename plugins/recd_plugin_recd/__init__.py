@@ -49,6 +49,7 @@ def register_poolings() -> Sequence[type[Pooling]]:
 @hookimpl
 def register_commands(cli: click.Group) -> None:
     from recd_plugin_recd.generate import generate
+    from recd_plugin_recd.layout.command import convert_layout
     from recd_plugin_recd.logs.commands import logs
 
     cli.add_command(generate)
