@@ -52,5 +52,6 @@ def register_commands(cli: click.Group) -> None:
     from recd_plugin_recd.layout.command import convert_layout
     from recd_plugin_recd.logs.commands import logs
 
+    cli.add_command(convert_layout)
     cli.add_command(generate)
     cli.add_command(logs)
