@@ -63,6 +63,8 @@ class KafkaConsumer:
         self._rows_per_file = rows_per_file
         self._codecs: dict[bytes, SampleCodec] = {}
         self._options = {
+            # A fetch that waits for more would hold up the next partition.
+            "fetch.wait.max.ms": 10,
             **kafka.client_options(servers, config or {}),
             "group.id": group,
             "enable.auto.commit": False,
