@@ -1,0 +1,192 @@
+"""``recd cluster``: sort a table by session and time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from recd_plugins.files import write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from recd_plugin_recd.cluster.options import Progress
+
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+class _Memory(click.ParamType[int]):
+    """A number of bytes, as 2GB, 512MB or 1.5GiB."""
+
+    name = "size"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?)?B?", str(value).strip().upper())
+        if found is None:
+            self.fail(f"{value!r} is no size; write 2GB, 512MB or 1.5GiB", param, ctx)
+        return int(float(found[1]) * _UNITS[found[2] or ""])
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
+@click.argument(
+    "target", type=click.Path(path_type=Path, file_okay=False), metavar="DST", required=False
+)
+@click.option(
+    "--session", help="The column of the session.  [default: session_id; a dataset knows its own]"
+)
+@click.option("--timestamp", help="The column of the time.  [default: ts; a dataset knows its own]")
+@click.option(
+    "--memory",
+    type=_Memory(),
+    default="2GB",
+    show_default=True,
+    help="What the process may take, Python and libraries included.",
+)
+@click.option(
+    "--layout",
+    type=click.Choice(["list", "list_dict"]),
+    default="list",
+    show_default=True,
+    help="How lists of ids are stored.",
+)
+@click.option(
+    "--row-group-rows",
+    type=click.IntRange(min=1),
+    default=8192,
+    show_default=True,
+    help="Most rows of a row group, which ends where a session ends.",
+)
+@click.option(
+    "--nulls",
+    type=click.Choice(["error", "empty"]),
+    default="error",
+    show_default=True,
+    help="What a null in place of a list of ids is.",
+)
+@click.option(
+    "--downsample-sessions",
+    "share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Share of the sessions that stay, whole ones, chosen by a hash.",
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    help="Of the choice of the sessions that stay.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["embedded", "spark"]),
+    default="embedded",
+    show_default=True,
+    help="What sorts; spark needs the extra of that name and Java.",
+)
+@click.option("--force", is_flag=True, help="Replace DST where it is a table.")
+@click.option("--check", is_flag=True, help="Write nothing: tell whether SRC is clustered.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write figures here.",
+)
+@click.pass_obj
+def cluster(
+    plugins_dir: Path | None,
+    source: Path,
+    target: Path | None,
+    session: str | None,
+    timestamp: str | None,
+    memory: int,
+    layout: str,
+    row_group_rows: int,
+    nulls: str,
+    share: float,
+    seed: int,
+    engine: str,
+    force: bool,
+    check: bool,
+    json_path: Path | None,
+) -> None:
+    """Sort the rows of SRC by session and time into the Parquet table DST.
+
+    SRC is a Parquet file, a folder of them, or a registry file, whose dataset is read. Partitions
+    (dt=.../hour=...) stay folders, and each is sorted by itself. Started again after it was killed,
+    the same command goes on where it was.
+    """
+    if check:
+        if target is not None:
+            raise click.UsageError("--check reads SRC and writes nothing: leave out DST")
+        from recd_plugin_recd.cluster.check import check_clustered
+
+        result = check_clustered(source, session, timestamp, plugins_dir)
+        click.echo(f"{source}: {result.rows:,} rows in order, {result.sessions:,} sessions")
+        if json_path is not None:
+            write_json(json_path, result.as_json())
+        return
+    if target is None:
+        raise click.UsageError("Missing argument 'DST'.")
+    # Imported here: `recd --help` reads this module and has no use for Arrow.
+    from recd_plugin_recd.cluster.job import cluster as run
+    from recd_plugin_recd.cluster.options import ClusterOptions
+
+    options = ClusterOptions(
+        source=source,
+        target=target,
+        session=session,
+        timestamp=timestamp,
+        memory=memory,
+        layout=layout,  # type: ignore[arg-type]
+        row_group_rows=row_group_rows,
+        nulls=nulls,  # type: ignore[arg-type]
+        keep_share=share,
+        seed=seed,
+        engine=engine,  # type: ignore[arg-type]
+    )
+    with _progress() as start:
+        report = run(
+            options,
+            force=force,
+            plugins_dir=plugins_dir,
+            start=start,
+            say=lambda line: click.echo(line, err=True),
+        )
+    click.echo("\n".join(report.lines()))
+    if json_path is not None:
+        write_json(json_path, report.as_json())
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int | None], Progress]]:
+    """Two bars on stderr: rows read and rows written."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+
+        def start(num_rows: int | None) -> Progress:
+            tasks = [bars.add_task(verb, total=num_rows) for verb in ("reading", "writing")]
+
+            def advance(read: int, written: int) -> None:
+                for task, rows in zip(tasks, (read, written), strict=True):
+                    if rows:
+                        bars.advance(task, rows)
+
+            return advance
+
+        yield start

@@ -1,0 +1,116 @@
+"""The hidden folder of a run beside its target, which outlives a killed run."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.errors import DataError
+from recd_plugins.files import write_json
+
+_LOCK, _IDENTITY = "lock", "run.json"
+
+
+class WorkFolder:
+    """Where a run builds its table.
+
+    Attributes:
+        path: the folder.
+        table: what becomes the target.
+        resumed: whether another run's work is in it.
+    """
+
+    def __init__(self, path: Path, resumed: bool) -> None:
+        self.path = path
+        self.table = path / "table"
+        self.resumed = resumed
+
+    def publish(self, target: Path) -> None:
+        """Put the table in its place; what stood there is removed after that.
+
+        Raises:
+            DataError: the place cannot be written.
+        """
+        old = self.path / "old"
+        try:
+            if target.exists():
+                target.rename(old)
+            self.table.rename(target)
+        except OSError as error:
+            raise DataError(f"{target}: cannot be replaced ({error.strerror})") from error
+
+
+@contextmanager
+def work_folder(
+    target: Path, identity: dict[str, Any], say: Callable[[str], None]
+) -> Iterator[WorkFolder]:
+    """The folder ``.NAME.recd-cluster`` beside ``target``, for this process alone.
+
+    What an earlier run with the same identity left in it stays. It is removed at the end and when
+    the input is wrong, but not when the process is killed or interrupted.
+
+    Raises:
+        DataError: the place cannot be written, or another process is at work in it.
+    """
+    path = target.with_name(f".{target.name}.recd-cluster")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with (path / _LOCK).open("ab") as lock:
+            _lock(lock.fileno(), path)
+            if (path / "old").exists() and not target.exists():
+                # An earlier run was killed while it replaced the target.
+                (path / "old").rename(target)
+            resumed = _take_over(path, identity, say)
+            try:
+                yield WorkFolder(path, resumed)
+            except DataError:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
+            shutil.rmtree(path, ignore_errors=True)
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written ({error.strerror or error})") from error
+
+
+def machine_start() -> str:
+    """Tells one start of this machine from the next: what was not synced may be lost between."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _take_over(path: Path, identity: dict[str, Any], say: Callable[[str], None]) -> bool:
+    """Whether there is work to go on from; work of another run is removed."""
+    try:
+        found = json.loads((path / _IDENTITY).read_text())
+    except (OSError, ValueError):
+        found = None
+    if found == json.loads(json.dumps(identity)):
+        say("going on from a run that broke off")
+        return True
+    if found is not None:
+        differing = sorted(key for key in identity if found.get(key) != identity[key])
+        say(f"starting anew: {', '.join(differing)} changed since a run broke off")
+    for left in path.iterdir():
+        if left.name != _LOCK:
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+    write_json(path / _IDENTITY, identity)
+    return False
+
+
+def _lock(handle: int, path: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            raise DataError(f"{path}: another process is at work for this target") from error
+        # A file system without locks.
+    if os.fstat(handle).st_nlink == 0:
+        raise DataError(f"{path}: another process just ended here; start again")
