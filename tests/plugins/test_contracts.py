@@ -13,7 +13,15 @@ from recd_plugins.testing.contracts import (
 )
 
 #: Options by name of the plugins that need some.
-OPTIONS = {"recd.sigrid_hash": {"buckets": 1000}}
+OPTIONS = {
+    "recd.sigrid_hash": {"buckets": 1000},
+    "recd.first_x": {"x": 3},
+    "recd.bucketize": {"borders": [-1, 0.5, 2, 2**62]},
+    "recd.map_id": {"mapping": [[2**63 - 1, 7], [0, 5]]},
+    "recd.clamp": {"lower": 1, "upper": 2**62 + 1},
+    "recd.box_cox": {"lambda1": 0.5, "lambda2": 4.0},
+    "recd.onehot": {"classes": 3},
+}
 
 BUILT_IN = PluginManager().plugins
 

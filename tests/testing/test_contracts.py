@@ -14,6 +14,11 @@ FAULTS = {
         "looks_at_other_rows": "test_a_row_depends_on_itself_alone",
         "works_in_place": "test_leaves_its_input_as_it_is",
         "gives_floats": "test_keeps_the_number_of_rows",
+        "adds_up_under_scope_id": "test_scope_id_looks_at_nothing_but_an_id",
+        "cuts_under_scope_id": "test_scope_id_looks_at_nothing_but_an_id",
+        "keeps_the_last": "test_kept_lengths_are_those_of_rows_cut_at_their_end",
+        "doubles_numbers": "test_a_number_becomes_as_many_as_width_says",
+        "takes_nothing": "test_takes_ids_or_numbers",
     },
     "pooling": {
         "gives_ones_for_empty": "test_an_empty_row_gives_zeros",
@@ -68,7 +73,27 @@ class Change(Preprocessing):
     """Change ids."""
     name = "test.change"
     fault = ""
+    @property
+    def scope(self):
+        return "id" if self.fault.endswith("under_scope_id") else "row"
+    @property
+    def takes(self):
+        return {"takes_nothing": (), "doubles_numbers": ("numbers",)}.get(self.fault, ("ids",))
+    def kept_lengths(self, lengths):
+        return lengths.clamp(max=1) if self.fault == "keeps_the_last" else None
     def transform(self, values, offsets):
+        if self.fault == "adds_up_under_scope_id":
+            sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
+            starts = torch.repeat_interleave(sums[offsets[:-1]], offsets.diff())
+            return sums[1:] - starts, offsets.clone()
+        if self.fault in ("cuts_under_scope_id", "keeps_the_last"):
+            full = offsets.diff() > 0
+            places = offsets[1:] - 1 if self.fault == "keeps_the_last" else offsets[:-1]
+            return values[places[full]], torch.cat([offsets.new_zeros(1), full.cumsum(0)])
+        if self.fault == "doubles_numbers":
+            return values.repeat_interleave(2), offsets * 2
+        if self.fault == "takes_nothing":
+            return values, offsets
         if self.fault == "drops_empty_rows":
             keep = torch.ones_like(offsets, dtype=torch.bool)
             keep[1:] = offsets.diff() > 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,27 +12,38 @@ from torch import Tensor
 from recd_plugins.interfaces import Preprocessing
 from recd_plugins.testing.contracts.plugin import PluginContract
 
-Rows = list[list[int]]
+Rows = list[list[Any]]  # of int or of float
 
 
 class PreprocessingContract(PluginContract):
-    """Tests of a preprocessing plugin: override the fixture ``plugin``."""
+    """Tests of a preprocessing plugin: override the fixture ``plugin``.
+
+    They run on ids, on numbers or on both, as the plugin's ``takes`` says.
+    """
 
     #: The largest id that the plugin takes.
     max_id: ClassVar[int] = 2**63 - 1
 
-    @pytest.fixture
-    def rows(self) -> Rows:
-        """Ids by row, with equal rows, empty rows, a long row, and repeats inside a row."""
+    @pytest.fixture(params=["ids", "numbers"])
+    def rows(self, plugin: Preprocessing, request: pytest.FixtureRequest) -> Rows:
+        """Rows with equal ones among them; of ids empty and long ones too, with repeats."""
+        if request.param not in plugin.takes:
+            pytest.skip(f"{plugin.name} takes no {request.param}")
+        if request.param == "numbers":
+            return [[n] for n in (0.25, 1.0, 0.0, 0.25, -3.5, 2.0, 1e9, 1.0, 0.75)]
         generator = torch.Generator().manual_seed(0)
         ids = [int(i) for i in torch.randint(0, self.max_id, (30,), generator=generator)]
         first, second, third = ids[:5], ids[5:6], ids[6:26]
         edges = [0, self.max_id, 0]
         return [first, [], second, first, first, edges, third, [], second, first[::-1]]
 
+    def test_takes_ids_or_numbers(self, plugin: Preprocessing) -> None:
+        assert plugin.takes, "takes is empty: no feature is left for the plugin"
+        assert set(plugin.takes) <= {"ids", "numbers"}
+        assert plugin.scope in ("id", "row")
+
     def test_keeps_the_number_of_rows(self, plugin: Preprocessing, rows: Rows) -> None:
-        values, offsets = plugin.transform(*_jagged(rows))
-        _check_form(values, offsets, len(rows))
+        _check_form(plugin.transform(*_jagged(rows)), rows)
 
     def test_equal_rows_give_equal_rows(self, plugin: Preprocessing, rows: Rows) -> None:
         results = _apply(plugin, rows)
@@ -44,6 +55,31 @@ class PreprocessingContract(PluginContract):
         for row, result in zip(rows, _apply(plugin, rows), strict=True):
             assert _apply(plugin, [row]) == [result]
 
+    def test_scope_id_looks_at_nothing_but_an_id(self, plugin: Preprocessing, rows: Rows) -> None:
+        """Rows then share ids, and each is transformed once, whatever rows it is in."""
+        if plugin.scope != "id":
+            return
+        for row, result in zip(rows, _apply(plugin, rows), strict=True):
+            alone = [_apply(plugin, [[value]]) for value in row]
+            assert [[[value]] for value in result] == alone, (
+                f"values of {row} do not become what each becomes alone; the scope is row"
+            )
+
+    def test_kept_lengths_are_those_of_rows_cut_at_their_end(
+        self, plugin: Preprocessing, rows: Rows
+    ) -> None:
+        kept = plugin.kept_lengths(torch.tensor([len(row) for row in rows]))
+        if kept is None:
+            return
+        cut = [row[:length] for row, length in zip(rows, kept.tolist(), strict=True)]
+        assert _apply(plugin, rows) == cut, "kept_lengths is for transforms that only cut rows"
+
+    def test_a_number_becomes_as_many_as_width_says(self, plugin: Preprocessing) -> None:
+        if "numbers" not in plugin.takes:
+            return
+        results = _apply(plugin, [[0.5], [1.0], [2.0]])
+        assert [len(result) for result in results] == [plugin.width] * 3
+
     def test_gives_the_same_twice(self, plugin: Preprocessing, rows: Rows) -> None:
         assert _apply(plugin, rows) == _apply(plugin, rows)
 
@@ -54,22 +90,30 @@ class PreprocessingContract(PluginContract):
         torch.testing.assert_close(values, values_before, rtol=0, atol=0)
         torch.testing.assert_close(offsets, offsets_before, rtol=0, atol=0)
 
-    @pytest.mark.parametrize("rows", [[], [[]], [[], [], []]], ids=["no rows", "one", "three"])
-    def test_takes_empty_input(self, plugin: Preprocessing, rows: Rows) -> None:
-        values, offsets = plugin.transform(*_jagged(rows))
-        _check_form(values, offsets, len(rows))
+    @pytest.mark.parametrize("num_rows", [0, 1, 3])
+    def test_takes_empty_input(self, plugin: Preprocessing, num_rows: int) -> None:
+        dtypes = {"ids": torch.int64, "numbers": torch.float32}
+        for kind in plugin.takes:
+            values = torch.zeros(0, dtype=dtypes[kind])
+            offsets = torch.zeros(num_rows + 1, dtype=torch.int64)
+            new_values, new_offsets = plugin.transform(values, offsets)
+            assert new_values.shape == (0,)
+            assert new_values.dtype == values.dtype
+            assert new_offsets.tolist() == offsets.tolist()
 
     def test_takes_int32_offsets(self, plugin: Preprocessing, rows: Rows) -> None:
         values, offsets = _jagged(rows)
-        new_values, new_offsets = plugin.transform(values, offsets.int())
-        _check_form(new_values, new_offsets, len(rows))
-        assert _rows(new_values, new_offsets) == _apply(plugin, rows)
+        result = plugin.transform(values, offsets.int())
+        _check_form(result, rows)
+        assert _rows(*result) == _apply(plugin, rows)
 
 
 def _jagged(rows: Rows) -> tuple[Tensor, Tensor]:
     lengths = torch.tensor([len(row) for row in rows], dtype=torch.int64)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    return torch.tensor([i for row in rows for i in row], dtype=torch.int64), offsets
+    values = [value for row in rows for value in row]
+    is_number = any(isinstance(value, float) for value in values)
+    return torch.tensor(values, dtype=torch.float32 if is_number else torch.int64), offsets
 
 
 def _rows(values: Tensor, offsets: Tensor) -> Rows:
@@ -81,11 +125,12 @@ def _apply(plugin: Preprocessing, rows: Rows) -> Rows:
     return _rows(*plugin.transform(*_jagged(rows)))
 
 
-def _check_form(values: Tensor, offsets: Tensor, num_rows: int) -> None:
-    assert values.dtype == torch.int64, "ids are int64"
+def _check_form(result: tuple[Tensor, Tensor], rows: Rows) -> None:
+    values, offsets = result
+    assert values.dtype == _jagged(rows)[0].dtype, "ids stay int64, numbers float32"
     assert values.dim() == 1
     assert offsets.dtype in (torch.int32, torch.int64)
-    assert offsets.shape == (num_rows + 1,), "the number of rows changed"
+    assert offsets.shape == (len(rows) + 1,), "the number of rows changed"
     assert offsets[0] == 0
     assert offsets[-1] == values.numel(), "offsets end where values end"
     assert bool((offsets.diff() >= 0).all()), "offsets never fall"
