@@ -1,0 +1,249 @@
+"""The modules: documented examples, the definitions in plain Python, and scripts."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recd_plugin_recd import preprocessing
+from recd_plugin_recd.preprocessing import modules
+from recd_plugins.errors import RecdError
+
+MASK = 2**64 - 1
+LOWEST, LARGEST = -(2**63), 2**63 - 1
+IDS = st.integers(LOWEST, LARGEST) | st.integers(-5, 5) | st.sampled_from([2**53, 2**53 + 1])
+NUMBERS = st.floats(width=32, allow_nan=False) | st.sampled_from([0.0, 0.5, 1.0, 2.0])
+
+
+def jagged(rows, dtype=torch.int64, offsets_dtype=torch.int64):
+    lengths = torch.tensor([len(row) for row in rows], dtype=offsets_dtype)
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0).to(offsets_dtype)])
+    return torch.tensor([value for row in rows for value in row], dtype=dtype), offsets
+
+
+def lists(values, offsets):
+    return [values[start:end].tolist() for start, end in pairwise(offsets.tolist())]
+
+
+def apply(module, rows, dtype=torch.int64):
+    return lists(*module(*jagged(rows, dtype)))
+
+
+def combined(upper: int, identifier: int) -> int:
+    """Thomas Wang's mix and CityHash's combination, in Python's integers."""
+    key = identifier & MASK
+    key = (~key + (key << 21)) & MASK
+    key ^= key >> 24
+    key = key * 265 & MASK
+    key ^= key >> 14
+    key = key * 21 & MASK
+    key ^= key >> 28
+    key = (key + (key << 31)) & MASK
+    city = 0x9DDFEA08EB382D69
+    first = ((key ^ upper) * city) & MASK
+    first ^= first >> 47
+    second = ((first ^ upper) * city) & MASK
+    second ^= second >> 47
+    return second * city & MASK
+
+
+#: A module, and the types of values it takes.
+MODULES = {
+    "sigrid_hash": (modules.SigridHash(1000, salt=-7), [torch.int64]),
+    "first_x": (modules.FirstX(3), [torch.int64]),
+    "first_0": (modules.FirstX(0), [torch.int64]),
+    "bucketize": (
+        modules.Bucketize([-(2**63), -2, 0.5, 0.7, 2, 2, 2**53 + 1]),
+        [torch.int64, torch.float32],
+    ),
+    "bigrams": (modules.NGram(2), [torch.int64]),
+    "trigrams": (modules.NGram(3, salt=LOWEST), [torch.int64]),
+    "map_id": (modules.MapId({2**53 + 1: 1, LOWEST: LARGEST, 0: -1}), [torch.int64]),
+    "map_id_default": (modules.MapId({3: 4}, default=LARGEST), [torch.int64]),
+    "clamp": (modules.Clamp(-2, 2**53 + 1), [torch.int64, torch.float32]),
+    "clamp_above": (modules.Clamp(upper=1), [torch.int64, torch.float32]),
+    "logit": (modules.Logit(), [torch.float32]),
+    "box_cox": (modules.BoxCox(0.5, 1.0), [torch.float32]),
+    "log": (modules.BoxCox(0.0), [torch.float32]),
+    "onehot": (modules.Onehot(3), [torch.int64, torch.float32]),
+}
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    return {name: torch.jit.script(module) for name, (module, _) in MODULES.items()}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_script_and_kernel_agree(scripts, name, data):
+    module, dtypes = MODULES[name]
+    dtype = data.draw(st.sampled_from(dtypes))
+    values = IDS if dtype == torch.int64 else NUMBERS
+    offsets_dtype = data.draw(st.sampled_from([torch.int32, torch.int64]))
+    rows = data.draw(st.lists(st.lists(values, max_size=6), max_size=5))
+    given = jagged(rows, dtype, offsets_dtype)
+    for eager, scripted in zip(module(*given), scripts[name](*given), strict=True):
+        assert eager.dtype == scripted.dtype
+        assert torch.equal(eager, scripted)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_script_is_saved_and_loaded(scripts, name, tmp_path):
+    torch.jit.save(scripts[name], tmp_path / "module.pt")
+    loaded = torch.jit.load(tmp_path / "module.pt")
+    given = jagged([[1, 2], [], [2**53 + 1, 0, 3, 4]], MODULES[name][1][0])
+    assert torch.equal(loaded(*given)[0], scripts[name](*given)[0])
+
+
+def test_many_values_fill_several_blocks():
+    """Kernels work block by block."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(LOWEST, LARGEST, (5000,), generator=generator)
+    borders = [index << 58 for index in range(-31, 32)]
+    values, _ = modules.Bucketize(borders)(ids, torch.tensor([0, 5000]))
+    assert torch.equal(values, torch.bucketize(ids, torch.tensor(borders)))
+
+
+def test_first_x_gives_what_torcharrow_documents():
+    """functional.firstx, and torcharrow/test/transformation/test_firstx.py."""
+    assert apply(modules.FirstX(3), [[1, 2, 3], [5, 8], [13]]) == [[1, 2, 3], [5, 8], [13]]
+    rows = [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert apply(modules.FirstX(1), rows) == [[0], [4], [7]]
+    assert apply(modules.FirstX(2), rows) == [[0, 1], [4, 5], [7, 8]]
+    assert apply(modules.FirstX(4), rows) == rows
+
+
+@pytest.mark.parametrize(
+    ("values", "borders", "expected"),
+    [
+        ([1, 2, 3, 5, 8, 10, 11], [2, 5, 10], [0, 0, 1, 1, 2, 2, 3]),
+        ([1, 2, 3, 4, 5, 6], [0.0, 2.0, 3.0, 5.0, 500.0, 1000.0], [1, 1, 2, 3, 3, 4]),
+        ([1.5, 2.5, 3.5, 4.5, 5.5, 6.5], [0, 2, 3, 5, 500, 1000], [1, 2, 3, 3, 4, 4]),
+        ([1.5], [1, 2, 2, 3, 3], [1]),
+        ([1.5, 2.5, 150.0, 10.0, 200.0], [1.0, 10.0, 100.0], [1, 1, 3, 1, 3]),
+        ([1, 2, 150, 10, 200], [1.0, 10.0, 100.0], [0, 1, 3, 1, 3]),
+        ([3.0, 4.0, 5.0, 6.0, 5.0, 8.0], [1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 5, 4, 7]),
+    ],
+)
+def test_bucketize_gives_what_torcharrow_tests(values, borders, expected):
+    """functional.bucketize; rec/tests/BucketizeTest.cpp and test_bucketize_dense_to_sparse.py."""
+    dtype = torch.float32 if isinstance(values[0], float) else torch.int64
+    (result,) = apply(modules.Bucketize(borders), [values], dtype)
+    assert result == expected
+
+
+def test_bucketize_compares_ids_as_integers_and_numbers_as_float32():
+    borders = modules.Bucketize([0.1, 2**53, 2**53 + 1])
+    assert apply(borders, [[0, 1, 2**53, 2**53 + 1, 2**53 + 2]]) == [[0, 1, 1, 2, 3]]
+    assert apply(borders, [[0.1, 0.11]], torch.float32) == [[0, 1]]
+
+
+def test_bucketize_counts_what_is_no_number_above_all_borders():
+    assert apply(modules.Bucketize([0, 1]), [[math.nan, math.inf]], torch.float32) == [[2, 2]]
+
+
+def test_clamp_gives_what_torcharrow_tests():
+    """torcharrow/test/transformation/test_clamp.py."""
+    rows = [[0, 1, 2, 3], [-100, 100, 10], [0, -1, -2, -3]]
+    assert apply(modules.Clamp(0, 20), rows) == [[0, 1, 2, 3], [0, 20, 10], [0, 0, 0, 0]]
+
+
+def test_clamp_bounds_wide_ids_exactly():
+    module = modules.Clamp(2**53 + 1, 2**62 + 1)
+    assert apply(module, [[2**53, 2**62 + 2]]) == [[2**53 + 1, 2**62 + 1]]
+    assert apply(modules.Clamp(0.25), [[0.0, 7.0]], torch.float32) == [[0.25, 7.0]]
+
+
+@given(row=st.lists(IDS, max_size=7), n=st.integers(2, 4), salt=IDS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_ngram_hashes_windows_in_order(row, n, salt):
+    expected = []
+    for window in zip(*(row[at:] for at in range(n)), strict=False):
+        key = salt & MASK
+        for identifier in window:
+            key = combined(key, identifier)
+        expected.append(key & LARGEST)
+    assert apply(modules.NGram(n, salt), [row, []]) == [expected, []]
+
+
+def test_ngram_knows_order_and_row():
+    one, other, short = apply(modules.NGram(2), [[1, 2], [2, 1], [5]])
+    assert one != other
+    assert short == []
+
+
+def test_map_id():
+    rows = [[7, 2**53 + 1, 2**53], [], [9]]
+    mapping = {2**53 + 1: LARGEST, 9: 7}
+    assert apply(modules.MapId(mapping), rows) == [[7, LARGEST, 2**53], [], [7]]
+    assert apply(modules.MapId(mapping, default=0), rows) == [[0, LARGEST, 0], [], [7]]
+
+
+def test_logit_is_that_of_caffe2():
+    """log(x / (1 - x)) of x moved into [eps, 1 - eps]."""
+    (result,) = apply(modules.Logit(eps=0.01), [[0.5, 0.25, 0.0, 2.0]], torch.float32)
+    bound = math.log(0.99 / 0.01)
+    assert result == pytest.approx([0.0, -math.log(3), -bound, bound], rel=1e-5)
+
+
+@given(
+    number=st.floats(-5, 50, width=32),
+    lambda1=st.sampled_from([-1.0, 0.0, 0.5, 2.0]),
+    lambda2=st.sampled_from([0.0, 1.5]),
+)
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_box_cox_is_that_of_caffe2(number, lambda1, lambda2):
+    """With y = max(x + lambda2, 1e-6): log(y), or (y^lambda1 - 1) / lambda1."""
+    shifted = max(number + lambda2, 1e-6)
+    expected = math.log(shifted) if lambda1 == 0 else (shifted**lambda1 - 1) / lambda1
+    ((result,),) = apply(modules.BoxCox(lambda1, lambda2), [[number]], torch.float32)
+    # y^lambda1 near 1 loses what float32 loses.
+    assert result == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_onehot():
+    assert apply(modules.Onehot(3), [[0, 2], [], [3]]) == [[1, 0, 0, 0, 0, 1], [], [0, 0, 0]]
+    assert apply(modules.Onehot(2), [[1.0], [0.5], [-1.0]], torch.float32) == [
+        [0.0, 1.0],
+        [0.0, 0.0],
+        [0.0, 0.0],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Bucketize", {"borders": []}, "at least 1 item"),
+        ("Bucketize", {"borders": [1, 3, 2]}, "2 comes after 3; borders ascend"),
+        ("Bucketize", {"borders": [1, 2, 2, 2]}, "2 stands 3 times, twice is the most"),
+        ("Bucketize", {"borders": [float("nan")]}, "borders"),
+        ("Bucketize", {"borders": [2**63]}, "borders"),
+        ("Clamp", {}, "neither lower nor upper is given; give one, or both"),
+        ("Clamp", {"lower": 2, "upper": 1}, "lower 2 is above upper 1"),
+        ("MapId", {"mapping": []}, "at least 1 item"),
+        ("MapId", {"mapping": [[1, 2], [1, 3]]}, "1 is mapped twice; keep one of the pairs"),
+        ("MapId", {"mapping": [[1, 2**63]]}, "mapping"),
+        ("FirstX", {"x": -1}, "x"),
+        ("NGram", {"n": 1}, "n"),
+        ("Logit", {"eps": 0.5}, "eps"),
+        ("BoxCox", {"lambda1": float("inf")}, "lambda1"),
+        ("Onehot", {"classes": 0}, "classes"),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(name, options, message):
+    with pytest.raises((ValueError, RecdError), match=message):
+        getattr(preprocessing, name).Options.model_validate(options)
+
+
+def test_clamp_with_fractions_is_for_numbers_only():
+    def takes(**bounds):
+        return preprocessing.Clamp(preprocessing.Clamp.Options(**bounds)).takes
+
+    assert takes(lower=0, upper=2.0) == ("ids", "numbers")
+    assert takes(lower=0.5) == ("numbers",)
+    assert takes(upper=1e30) == ("numbers",)
