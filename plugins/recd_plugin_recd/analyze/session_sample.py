@@ -14,6 +14,11 @@ from recd_plugins.interfaces import SessionKeys
 
 #: Random parts of the sample, from whose differences sampling errors follow.
 NUM_PARTS = 16
+#: So many batches with fewer rows than this become one: Arrow takes some kB for any.
+_JOINED, _SMALL = 32, 1024
+
+#: Hashes of sessions, and the rows.
+_Part = tuple[NDArray[np.uint64], pa.RecordBatch]
 
 
 class SessionSample:
@@ -30,9 +35,10 @@ class SessionSample:
         self._keys = keys
         self._max_bytes = max_bytes
         self._limit = HASHES
-        self._held: list[tuple[NDArray[np.uint64], pa.RecordBatch]] = []
+        self._held: list[_Part] = []
         self._bytes = 0
         self._full = False
+        self._parts: list[_Part] = []
 
     @property
     def rate(self) -> float:
@@ -42,7 +48,7 @@ class SessionSample:
     @property
     def num_rows(self) -> int:
         """Rows that are held."""
-        return sum(len(hashes) for hashes, _ in self._held)
+        return sum(len(hashes) for hashes, _ in (*self._held, *self._parts))
 
     def add(self, batch: pa.RecordBatch, hashes: NDArray[np.uint64]) -> None:
         """Offer rows and the hashes of their sessions, in stored order."""
@@ -60,17 +66,27 @@ class SessionSample:
                 hashes, batch = held.pop(0)
                 self._hold(batch, hashes)
 
-    def by_session(self) -> Iterator[tuple[NDArray[np.uint64], pa.RecordBatch]]:
+    def by_session(self) -> Iterator[_Part]:
         """The rows by session and time in ``NUM_PARTS`` random parts, whole sessions each."""
-        for part in range(NUM_PARTS):
-            hashes, batches = [], []
-            for held, batch in self._held:
-                mine = held % np.uint64(NUM_PARTS) == part
+        if self._held:
+            self._put_in_order()
+        yield from self._parts
+
+    def _put_in_order(self) -> None:
+        """Move the rows that are held to their parts; memory is that of one part more."""
+        parts: list[list[_Part]] = [[] for _ in range(NUM_PARTS)]
+        while self._held:
+            hashes, batch = self._held.pop()
+            for number, part in enumerate(parts):
+                mine = hashes % np.uint64(NUM_PARTS) == number
                 if mine.any():
-                    hashes.append(held[mine])
-                    batches.append(batch.filter(pa.array(mine)))
-            if hashes:
-                yield _sorted(np.concatenate(hashes), pa.Table.from_batches(batches), self._keys)
+                    part.append((hashes[mine], batch.filter(pa.array(mine))))
+        while parts:
+            if part := parts.pop():
+                part.reverse()  # in stored order again
+                joined = _joined(part)
+                part.clear()
+                self._parts.append(_sorted(joined, self._keys))
 
     def _hold(self, batch: pa.RecordBatch, hashes: NDArray[np.uint64]) -> None:
         if self._limit < HASHES:
@@ -81,12 +97,18 @@ class SessionSample:
                 hashes, batch = hashes[sampled], batch.filter(pa.array(sampled))
         self._held.append((hashes, batch))
         self._bytes += batch.nbytes
+        last = self._held[-_JOINED:]
+        if len(last) == _JOINED and all(len(each) < _SMALL for each, _ in last):
+            self._held[-_JOINED:] = [_joined(last)]
 
 
-def _sorted(
-    hashes: NDArray[np.uint64], table: pa.Table, keys: SessionKeys
-) -> tuple[NDArray[np.uint64], pa.RecordBatch]:
-    order = {"session": hashes, "time": table[keys.timestamp], "row": np.arange(len(hashes))}
+def _joined(parts: list[_Part]) -> _Part:
+    (batch,) = pa.Table.from_batches([each for _, each in parts]).combine_chunks().to_batches()
+    return np.concatenate([hashes for hashes, _ in parts]), batch
+
+
+def _sorted(part: _Part, keys: SessionKeys) -> _Part:
+    hashes, batch = part
+    order = {"session": hashes, "time": batch[keys.timestamp], "row": np.arange(len(hashes))}
     places = pc.sort_indices(pa.table(order), [(name, "ascending") for name in order])
-    (batch,) = table.take(places).combine_chunks().to_batches()
-    return hashes[places.to_numpy()], batch
+    return hashes[places.to_numpy()], batch.take(places)
