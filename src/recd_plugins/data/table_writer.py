@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -143,8 +144,11 @@ class TableWriter:
     def abort(self) -> None:
         """Leave nothing behind."""
         if self._writer is not None and self._writer.is_open:
-            self._writer.close()
-        self._scratch.unlink(missing_ok=True)
+            # Closing writes a footer, which fails again where the disk is full.
+            with suppress(OSError):
+                self._writer.close()
+        with suppress(OSError):
+            self._scratch.unlink()
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,114 @@
+"""Layout ``list_dict``: bytes there and back, and batches of several dictionaries as one."""
+
+from itertools import pairwise
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recd_plugins.data.arrow import dictionary_column, sparse_column
+from recd_plugins.data.list_dict import (
+    concat_batches,
+    decoded_field,
+    is_list_dict,
+    list_dict_field,
+    to_list_dict,
+    to_lists,
+)
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Origin, Rows
+
+IDS = pa.list_(pa.int64())
+LISTS = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4), max_size=8)
+FIELD = decoded_field(list_dict_field("history"))
+
+
+def batch(dictionary: list[bytes], codes: list[int | None]) -> pa.RecordBatch:
+    column = pa.DictionaryArray.from_arrays(
+        pa.array(codes, pa.int32()), pa.array(dictionary, pa.binary())
+    )
+    return pa.record_batch([column], schema=pa.schema([FIELD]))
+
+
+def rows(data: pa.RecordBatch) -> Rows:
+    return Rows(data, (Origin("part-0.parquet", 100, data.num_rows),))
+
+
+def packed(*ids: int) -> bytes:
+    return b"".join(i.to_bytes(8, "little", signed=True) for i in ids)
+
+
+def ids_of(column) -> list[list[int]]:
+    values, offsets = column
+    return [values[a:b].tolist() for a, b in pairwise(offsets)]
+
+
+def test_a_value_is_the_ids_in_little_endian():
+    values = to_list_dict(pa.array([[1, -2], [], [258]], IDS))
+    assert values.to_pylist() == [b"\1" + bytes(7) + b"\xfe" + b"\xff" * 7, b"", b"\2\1" + bytes(6)]
+
+
+@given(LISTS, st.integers(0, 3), st.booleans())
+def test_there_and_back(lists, start, encode):
+    part = pa.array(lists, IDS).slice(start)
+    values = to_list_dict(part)
+    assert to_lists(values.dictionary_encode() if encode else values).to_pylist() == lists[start:]
+
+
+def test_narrow_ids_are_widened():
+    assert to_lists(to_list_dict(pa.array([[1], [2, 3]], pa.list_(pa.int16())))).type == IDS
+
+
+@pytest.mark.parametrize("lists", [[[1], None], [[1, None]]])
+def test_nulls_are_refused(lists):
+    with pytest.raises(ValueError, match="null"):
+        to_list_dict(pa.array(lists, IDS))
+
+
+def test_only_marked_columns_are_ids():
+    assert is_list_dict(FIELD)
+    assert is_list_dict(list_dict_field("history"))
+    assert not is_list_dict(pa.field("picture", pa.binary()))
+    assert not is_list_dict(FIELD.with_type(IDS))
+
+
+def test_every_converter_can_read_it():
+    data = batch([packed(1, 2), b"", packed(7)], [2, 0, 0, 1, 2])
+    column = sparse_column(rows(data.slice(1)), "history")
+    assert ids_of(column) == [[1, 2], [1, 2], [], [7]]
+
+
+@pytest.mark.parametrize("read", [sparse_column, dictionary_column])
+def test_a_null_is_named(read):
+    data = batch([packed(1)], [0, None, 0])
+    with pytest.raises(DataError, match=r"part-0\.parquet: row 101 .*'history'.*null"):
+        read(rows(data), "history")
+
+
+def test_bytes_that_are_no_ids_are_named():
+    data = batch([packed(1), b"12345678901"], [0, 0, 1])
+    with pytest.raises(DataError, match=r"part-0\.parquet: row 102 .*'history'.* 11 bytes"):
+        sparse_column(rows(data), "history")
+
+
+@given(st.lists(LISTS.filter(bool), min_size=1, max_size=4))
+def test_dictionaries_are_joined_without_being_compared(parts):
+    batches = [
+        batch(*_encoded(lists)).slice(len(lists) // 2 if number else 0)
+        for number, lists in enumerate(parts)
+    ]
+    expected = [ids for data in batches for ids in ids_of(sparse_column(rows(data), "history"))]
+    joined = concat_batches(batches)
+    assert joined.schema == batches[0].schema
+    assert ids_of(sparse_column(rows(joined), "history")) == expected
+
+
+def test_lists_that_no_row_uses_are_left_out():
+    half = batch([packed(i) for i in range(100)], list(range(100))).slice(40, 10)
+    assert len(concat_batches([half, half]).column(0).dictionary) == 20
+
+
+def _encoded(lists: list[list[int]]) -> tuple[list[bytes], list[int]]:
+    distinct = list(dict.fromkeys(map(tuple, lists)))
+    return [packed(*ids) for ids in distinct], [distinct.index(tuple(ids)) for ids in lists]

@@ -1,0 +1,56 @@
+"""Unique rows by their codes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recd_plugins.sparse.dictionaries import BrokenListError, DictionaryColumn, unique_lists
+
+
+def column(lists: list[list[int]], codes: list[int], skip: int = 0) -> DictionaryColumn:
+    """``skip``: lists in front of the dictionary that belong to another slice of it."""
+    bounds = np.cumsum([0, *([8] * skip), *(8 * len(ids) for ids in lists)])[skip:]
+    data = np.array([9] * skip + [i for ids in lists for i in ids], np.int64)
+    return DictionaryColumn(np.array(codes, np.int32), bounds.astype(np.int32), data.view(np.uint8))
+
+
+@st.composite
+def groups(draw):
+    num_rows = draw(st.integers(0, 12))
+    made = []
+    for _ in range(draw(st.integers(0, 3))):
+        group = []
+        for _ in range(draw(st.integers(1, 3))):
+            lists = draw(st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=4))
+            codes = draw(
+                st.lists(st.integers(0, len(lists) - 1), min_size=num_rows, max_size=num_rows)
+            )
+            group.append((lists, codes))
+        made.append(group)
+    return made, num_rows, draw(st.integers(0, 2))
+
+
+@given(groups())
+def test_rows_with_the_same_codes_become_one(drawn):
+    made, num_rows, skip = drawn
+    columns = [[column(lists, codes, skip) for lists, codes in group] for group in made]
+    for group, unique in zip(made, unique_lists(columns, num_rows), strict=True):
+        rows = list(zip(*(codes for _, codes in group), strict=True))
+        distinct = list(dict.fromkeys(rows))
+        assert unique.inverse_lookup.tolist() == [distinct.index(row) for row in rows]
+        stored = [group[at][0][code] for at in range(len(group)) for (code,) in _of(distinct, at)]
+        assert unique.lengths.tolist() == [len(ids) for ids in stored]
+        assert unique.values.tolist() == [i for ids in stored for i in ids]
+
+
+def test_a_broken_list_is_an_error_that_names_the_column():
+    whole, broken = column([[1], [2]], [0, 1]), column([[1], [2]], [0, 1])
+    broken.bounds[1] = 5
+    with pytest.raises(BrokenListError) as caught:
+        unique_lists([[whole], [whole, broken]], 2)
+    assert caught.value.column == 2
+
+
+def _of(distinct: list[tuple[int, ...]], at: int) -> list[tuple[int]]:
+    return [(row[at],) for row in distinct]
