@@ -12,6 +12,8 @@ import click
 from recd_plugins.errors import DataError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from recd_plugin_recd.logs.damage import Damage
 
 _MB = 1 << 20
@@ -226,16 +228,19 @@ def produce(
     SOURCE is what it is for recd logs write. A run that is killed has sent some of the rows; to
     run it again sends them again.
     """
-    from recd_plugin_recd.logs.ingest import batches, log_schema, open_rows
+    from recd_plugin_recd.logs.ingest import each_batch, log_schema, open_rows
     from recd_plugin_recd.logs.kafka_producer import KafkaProducer
 
     rows = open_rows(source, session, plugins_dir)
     schema = log_schema(rows)
     producer = KafkaProducer(servers, topic, schema, rows.keys.session, _settings(config))
     with _progress(f"sending to {topic}", rows.num_rows) as advance:
-        for batch in batches(rows, schema):
+
+        def send(batch: pa.RecordBatch) -> None:
             producer.write(batch)
             advance(batch.num_rows)
+
+        each_batch(rows, schema, send)
         producer.flush()
     click.echo(f"{topic}: {producer.delivered:,} rows delivered")
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from recd_plugin_recd.logs.damage import Report
 from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
+from recd_plugin_recd.logs.row_error import naming_files
 from recd_plugin_recd.scratch_folder import scratch_folder
 from recd_plugins.data.list_dict import is_list_dict, to_lists
 from recd_plugins.data.source import Source, open_source
@@ -37,15 +38,20 @@ def log_schema(source: Source) -> pa.Schema:
     )
 
 
-def batches(source: Source, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """All rows of a source with the columns of ``log_schema``."""
+def each_batch(source: Source, schema: pa.Schema, write: Callable[[pa.RecordBatch], None]) -> None:
+    """Hand all rows of a source to ``write``, with the columns of ``log_schema``.
+
+    Raises:
+        DataError: a row cannot be written; names its file.
+    """
     for partition in source.partitions:
         for rows in source.read(partition):
             columns = [
                 to_lists(column) if is_list_dict(field) else column
                 for field, column in zip(rows.data.schema, rows.data.columns, strict=True)
             ]
-            yield pa.record_batch(columns, schema=schema)
+            with naming_files(rows):
+                write(pa.record_batch(columns, schema=schema))
 
 
 def write_log(
@@ -71,13 +77,17 @@ def write_log(
         raise DataError(f"{folder} exists already; --append adds to it")
     schema = log_schema(source)
     written = 0
+
+    def write(batch: pa.RecordBatch) -> None:
+        nonlocal written
+        log.write(batch)
+        written += batch.num_rows
+        progress(batch.num_rows)
+
     with _place(folder, append) as place:
         try:
             with LogWriter(place, schema, settings, report) as log:
-                for batch in batches(source, schema):
-                    log.write(batch)
-                    written += batch.num_rows
-                    progress(batch.num_rows)
+                each_batch(source, schema, write)
         except DataError as error:
             if append and written:
                 raise DataError(

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_recd.logs import kafka
+from recd_plugin_recd.logs.row_error import RowError
 from recd_plugin_recd.logs.samples import SampleCodec
 from recd_plugins.errors import DataError
 
@@ -63,7 +64,8 @@ class KafkaProducer:
         client = kafka.confluent_kafka()
         sessions = batch.column(self._session)
         if sessions.null_count:
-            raise DataError(f"column {self._session!r}: a session is null; every row needs one")
+            row = int(sessions.is_null().to_numpy(zero_copy_only=False).argmax())
+            raise RowError(row, "the session is null; every row needs one")
         rows, offsets = self._codec.encode(batch)
         data = rows.tobytes()
         for number, session in enumerate(sessions.to_pylist()):

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recd_plugin_recd.logs.row_error import RowError
 from recd_plugin_recd.logs.sample_kernels import copy_segments
 from recd_plugins.errors import DataError
 
@@ -161,7 +162,7 @@ def _column(field: pa.Field) -> _Column:
     if not is_number or types.is_interval(item):
         raise DataError(
             f"column {field.name!r} of type {kind} has no row-wise form; "
-            "write record batches instead of samples"
+            "write record batches (--record batch) instead"
         )
     return _Column(field.name, kind, item.bit_width // 8, is_list=is_list, is_string=False)
 
@@ -209,9 +210,11 @@ def _segments(array: Any, column: _Column) -> tuple[Int64s, Int64s, Bytes]:
     items = array.values
     used = items.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
     if used.null_count:
-        raise DataError(
+        null = int(used.is_null().to_numpy(zero_copy_only=False).argmax())
+        raise RowError(
+            int(np.searchsorted(offsets, offsets[0] + null, "right")) - 1,
             f"column {column.name!r}: a null inside a list has no row-wise form; "
-            "write record batches instead of samples"
+            "write record batches (--record batch) instead",
         )
     return (offsets[:-1] + items.offset) * width, lengths, _buffer(items.buffers()[1])
 

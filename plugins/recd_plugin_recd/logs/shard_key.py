@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recd_plugin_recd.logs.row_error import RowError
 from recd_plugins.errors import DataError
 
 Shards = NDArray[np.int64]
@@ -25,7 +26,7 @@ def session_shards(sessions: Any, num_shards: int) -> Shards:
     """
     if sessions.null_count:
         row = int(sessions.is_null().to_numpy(zero_copy_only=False).argmax())
-        raise DataError(f"the session of row {row} (from 0) is null; every row needs one")
+        raise RowError(row, "the session is null; every row needs one")
     kind = sessions.type
     if pa.types.is_integer(kind):
         numbers = sessions.to_numpy(zero_copy_only=False)

@@ -98,11 +98,11 @@ def test_a_log_is_not_overwritten_but_appended_to(folder):
 
 
 def test_a_source_that_fails_leaves_no_log(folder):
-    bad = rows(10).set_column(0, SCHEMA.field(0), pa.array([*range(9), None]))
+    bad = rows(5000).set_column(0, SCHEMA.field(0), pa.array([*range(4990), None, *range(9)]))
     pq.write_table(pa.table(bad), "bad.parquet")
     result = run("write", "bad.parquet", "log")
     assert result.exit_code == 1
-    assert "the session of row 9 (from 0) is null" in result.output
+    assert "bad.parquet: row 4990 (from 0): the session is null" in result.output
     for damaged in (b"PAR1", b""):
         (folder / "bad.parquet").write_bytes(damaged)
         result = run("write", "bad.parquet", "log")

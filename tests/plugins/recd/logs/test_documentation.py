@@ -45,11 +45,12 @@ def test_the_program_runs(tmp_path, monkeypatch):
 
 
 def test_the_page_names_every_option():
-    usage = re.search(r"^    recd logs write(.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)[0]
+    usage = re.search(r"^    recd logs write(.*?)\n\n", PAGE, re.MULTILINE | re.DOTALL)
+    assert usage
     for name, command in logs.commands.items():
-        assert f"recd logs {name} " in usage
+        assert f"recd logs {name} " in usage[0]
         for parameter in command.params:
-            assert all(option in usage for option in parameter.opts if option.startswith("--"))
+            assert all(option in usage[0] for option in parameter.opts if option.startswith("--"))
 
 
 def parse(data: bytes):

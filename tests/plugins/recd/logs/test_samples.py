@@ -94,9 +94,9 @@ def test_other_types_are_named(kind):
 
 
 def test_a_null_in_a_list_is_refused():
-    batch = pa.record_batch([pa.array([[1], [2, None]])], names=["list"])
-    with pytest.raises(DataError, match="column 'list': a null inside a list"):
-        SampleCodec(batch.schema).encode(batch)
+    batch = pa.record_batch([pa.array([[None], [1], [], [2, None], [None]])], names=["list"])
+    with pytest.raises(DataError, match=r"row 2 \(from 0\): column 'list': a null inside a list"):
+        SampleCodec(batch.schema).encode(batch.slice(1))
 
 
 @settings(max_examples=200, deadline=None)

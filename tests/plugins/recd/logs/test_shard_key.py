@@ -34,7 +34,7 @@ def test_shards_get_even_shares(ids):
 
 
 def test_ids_that_are_none():
-    with pytest.raises(DataError, match=r"the session of row 1 .* is null"):
+    with pytest.raises(DataError, match=r"row 1 \(from 0\): the session is null"):
         session_shards(pa.array([1, None]), 4)
     with pytest.raises(DataError, match="session ids are of type double"):
         session_shards(pa.array([1.0]), 4)
