@@ -6,7 +6,7 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.preprocess import Preprocess
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import PluginOptions, Preprocessing
-from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 
 class AddOne(Preprocessing):
@@ -182,3 +182,141 @@ def test_weights_are_refused():
     kjt = make_kjt(weights=torch.ones(13))
     with pytest.raises(DataError, match=r"weights cannot be transformed.*: a; take them out"):
         Preprocess({"a": [AddOne()]})(Batch(torch.zeros(4, 1), torch.zeros(4), kjt=kjt))
+
+
+class Halves(Preprocessing):
+    """Numbers as two halves, or as many as ``lies`` makes of them."""
+
+    name = "test.halves"
+    takes = ("numbers",)
+    width = 2
+
+    def __init__(self, lies=0):
+        super().__init__(PluginOptions())
+        self.times = 2 + lies
+
+    def transform(self, values, offsets):
+        return (values / 2).repeat_interleave(self.times), offsets * self.times
+
+
+class Negative(Preprocessing):
+    """Numbers with the other sign."""
+
+    name = "test.negative"
+    takes = ("numbers",)
+    scope = "id"
+
+    def transform(self, values, offsets):
+        return -values, offsets
+
+
+def dense_batch() -> Batch:
+    dense = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    return Batch(dense, torch.zeros(2))
+
+
+def test_dense_features_are_transformed_and_widened_in_place():
+    steps = {"x": [Negative(PluginOptions())], "z": [Halves(), Negative(PluginOptions())]}
+    batch = dense_batch()
+    after = Preprocess(steps, ("x", "y", "z"))(batch)
+    assert after.dense_features.tolist() == [[-1, 2, -1.5, -1.5], [-4, 5, -3, -3]]
+    assert after.dense_features.dtype == torch.float32
+    assert batch.dense_features.tolist() == dense_batch().dense_features.tolist()
+
+
+def test_neighbouring_dense_features_go_together():
+    halves = Halves()
+    after = Preprocess({name: [halves] for name in "xyz"}, ("x", "y", "z"))(dense_batch())
+    assert after.dense_features.tolist() == [
+        [0.5, 0.5, 1, 1, 1.5, 1.5],
+        [2, 2, 2.5, 2.5, 3, 3],
+    ]
+
+
+def test_a_step_that_lies_about_its_width_is_named():
+    with pytest.raises(PluginError) as caught:
+        Preprocess({"y": [Halves(lies=1)]}, ("x", "y", "z"))(dense_batch())
+    assert str(caught.value) == (
+        "test.halves: transform of dense features y returned rows of other lengths than 2; its "
+        "width is 2: a number becomes so many"
+    )
+
+
+def test_a_step_that_changes_the_kind_of_values_is_named():
+    step = Returns(lambda values, offsets: (values.long(), offsets))
+    with pytest.raises(PluginError, match=r"expected numbers, torch\.float32 \[num_values\]"):
+        Preprocess({"y": [step]}, ("x", "y", "z"))(dense_batch())
+
+
+class ClaimsIds(FirstId):
+    """Keeps the first id of each row, and says that it looks at ids alone."""
+
+    name = "test.claims_ids"
+    scope = "id"
+
+
+def test_a_step_that_changes_lengths_under_scope_id_is_named():
+    with pytest.raises(PluginError, match=r"test\.claims_ids: transform of a changed the lengths"):
+        Preprocess({"a": [ClaimsIds(PluginOptions())]})(make_batch(deduplicated=True))
+
+
+class Keeps(FirstId):
+    """Keeps the first ids, as many as it is told to."""
+
+    name = "test.keeps"
+
+    def __init__(self, kept):
+        super().__init__(PluginOptions())
+        self.kept_lengths = kept
+
+
+def partial_batch() -> Batch:
+    partial = PartialInverseKeyedJaggedTensor(
+        ["a", "b"],
+        torch.tensor([1, 2, 3, 4, 5, 9]),
+        torch.tensor([0, 1, 2, 0, 0, 1], dtype=torch.int32),
+        torch.tensor([3, 3, 3, 1, 1, 0], dtype=torch.int32),
+        [5, 1],
+    )
+    return Batch(torch.zeros(3, 0), torch.zeros(3), partials=(partial,))
+
+
+def test_shared_ids_are_transformed_once():
+    step = AddOne()
+    step.scope = "id"
+    after = Preprocess({"a": [step], "b": [step]})(partial_batch())
+    (partial,) = after.partials
+    assert step.ids_seen == 6
+    assert partial.values().tolist() == [2, 3, 4, 5, 6, 10]
+    assert partial.offsets().tolist() == [0, 1, 2, 0, 0, 1]
+
+
+def test_cut_rows_go_on_sharing_ids_and_lose_those_of_none():
+    (partial,) = Preprocess({"a": [Keeps(lambda lengths: lengths.clamp(max=1))]})(
+        partial_batch()
+    ).partials
+    assert partial.length_per_key() == [3, 1]
+    assert partial.values().tolist() == [1, 2, 3, 9]
+    assert partial.lengths().tolist() == [1, 1, 1, 1, 1, 0]
+    assert partial.offsets().dtype == torch.int32
+
+
+def test_what_looks_beyond_an_id_gets_unique_rows():
+    step = AddOne()
+    after = Preprocess({"b": [step]})(partial_batch())
+    assert step.ids_seen == 1
+    assert [partial.keys() for partial in after.partials] == [["a"]]
+    assert [(ikjt.keys(), ikjt.num_unique()) for ikjt in after.ikjts] == [(["b"], 2)]
+
+
+def test_partials_without_steps_are_passed_along():
+    batch = partial_batch()
+    assert Preprocess({"c": [AddOne()]})(batch).partials[0] is batch.partials[0]
+
+
+@pytest.mark.parametrize(
+    "kept", [lambda lengths: lengths + 1, lambda lengths: lengths - 9, lambda lengths: lengths[1:]]
+)
+def test_kept_lengths_that_cannot_be_are_refused(kept):
+    with pytest.raises(PluginError, match=r"test\.keeps: kept_lengths of a returned other than"):
+        Preprocess({"a": [Keeps(kept)]})(partial_batch())

@@ -26,9 +26,12 @@ def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
     Args:
         parts: one or more tensors of one dimension and one dtype.
     """
-    storage = parts[0].untyped_storage().data_ptr()
-    start = end = parts[0].storage_offset()
-    for part in parts:
+    filled = [part for part in parts if part.numel()]
+    if not filled:
+        return parts[0]
+    storage = filled[0].untyped_storage().data_ptr()
+    start = end = filled[0].storage_offset()
+    for part in filled:
         if (
             part.untyped_storage().data_ptr() != storage
             or part.storage_offset() != end
@@ -36,7 +39,7 @@ def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
         ):
             return None
         end += part.numel()
-    return parts[0].as_strided((end - start,), (1,))
+    return filled[0].as_strided((end - start,), (1,), start)
 
 
 def _address(array: NDArray[Any]) -> int:

@@ -1,0 +1,79 @@
+"""Which entry of a registry transforms which feature."""
+
+import pytest
+
+from recd_plugins import load_registry
+from recd_plugins.data.feature_steps import feature_steps, num_dense_inputs
+from recd_plugins.errors import RegistryError
+from recd_plugins.interfaces import FeatureSchema
+
+SCHEMA = FeatureSchema(sparse=("user_id", "item_id"), dense=("user_age", "price"), label="label")
+HEAD = """version: 1
+dataset: {use: recd.session_parquet, options: {path: data}}
+converter: {use: recd.kjt}
+preprocessing:
+"""
+
+
+@pytest.fixture
+def registry(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def load(*entries: str):
+        (tmp_path / "r.yaml").write_text(HEAD + "".join(f"  - {entry}\n" for entry in entries))
+        return load_registry("r.yaml")
+
+    return load
+
+
+HASH = "{use: recd.sigrid_hash, features: [%s], options: {buckets: 9}}"
+LOGIT = "{use: recd.logit, features: [%s]}"
+CLAMP = "{use: recd.clamp, features: [%s], options: {lower: %s}}"
+ONEHOT = "{use: recd.onehot, features: [%s], options: {classes: %d}}"
+
+
+def names(registry) -> dict[str, list[str]]:
+    steps = feature_steps(registry, SCHEMA)
+    return {feature: [step.name for step in chain] for feature, chain in steps.items()}
+
+
+def test_a_pattern_chooses_among_the_features_that_a_step_takes(registry):
+    assert names(registry(HASH % '"*"', LOGIT % '"*"', CLAMP % ('"user_*"', 0))) == {
+        "user_id": ["recd.sigrid_hash", "recd.clamp"],
+        "item_id": ["recd.sigrid_hash"],
+        "user_age": ["recd.logit", "recd.clamp"],
+        "price": ["recd.logit"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (
+            HASH % "user_id, price",
+            "r.yaml:5 preprocessing[0].features: recd.sigrid_hash takes sparse features, and price "
+            "is dense (numbers)",
+        ),
+        (
+            LOGIT % '"*_id"',
+            "r.yaml:5 preprocessing[0].features: recd.logit takes dense features, and *_id matches "
+            "user_id, item_id, which are sparse (ids)",
+        ),
+        (
+            CLAMP % ("item_id", 0.5),
+            "recd.clamp takes dense features, and item_id is sparse (ids)",
+        ),
+        (HASH % "user_ids", "user_ids matches no feature; did you mean user_id?"),
+        (LOGIT % "prise", "prise matches no feature; did you mean price?"),
+    ],
+)
+def test_a_pattern_without_a_feature_to_take_is_an_error(registry, entry, message):
+    with pytest.raises(RegistryError) as caught:
+        feature_steps(registry(entry), SCHEMA)
+    assert message in str(caught.value)
+
+
+def test_dense_inputs_grow_with_what_widens_features(registry):
+    assert num_dense_inputs(registry(LOGIT % "price"), SCHEMA) == 2
+    assert num_dense_inputs(registry(ONEHOT % ("price", 5)), SCHEMA) == 6
+    assert num_dense_inputs(registry(ONEHOT % ('"*"', 2), ONEHOT % ("price", 3)), SCHEMA) == 8
