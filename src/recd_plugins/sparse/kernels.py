@@ -182,7 +182,7 @@ def copy_rows(
                 row = u64(first_rows[group, index])
                 ahead = u64(first_rows[group, min(index + _AHEAD, count - 1)])
                 coming = values + (np.int64(offset_at(offsets, wide, ahead)) << (shift + 2))
-                for line in range(4):
+                for line in range(8):
                     prefetch(coming + 64 * line)
                 start = offset_at(offsets, wide, row)
                 length = offset_at(offsets, wide, row + u64(1)) - start

@@ -48,10 +48,50 @@ def _prefetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
     return types.void(types.int64), codegen
 
 
+def _differing_words(typing_context: Any, left: Any, right: Any) -> Any:  # noqa: ARG001
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+        lanes, words = 16, ir.IntType(32)
+        vector = ir.VectorType(words, lanes)
+        mask = ir.Constant(ir.IntType(64), 0)
+        left, right = (builder.inttoptr(address, vector.as_pointer()) for address in args)
+        for part in range(64 // lanes):
+            index = [ir.Constant(words, part)]
+            differ = builder.icmp_unsigned(
+                "!=",
+                builder.load(builder.gep(left, index), align=4),
+                builder.load(builder.gep(right, index), align=4),
+            )
+            bits = builder.zext(builder.bitcast(differ, ir.IntType(lanes)), mask.type)
+            mask = builder.or_(mask, builder.shl(bits, ir.Constant(mask.type, part * lanes)))
+        return mask
+
+    return types.uint64(types.int64, types.int64), codegen
+
+
+def _count_trailing_zeros(typing_context: Any, number: Any) -> Any:  # noqa: ARG001
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.uint64(types.uint64), codegen
+
+
+def _address_of(typing_context: Any, pointer: Any) -> Any:  # noqa: ARG001
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+        return builder.ptrtoint(args[0], ir.IntType(64))
+
+    return types.int64(pointer), codegen
+
+
 #: int32_at(address)[i] is the i-th 32-bit integer from an address on.
 int32_at: Any = _pointer_to(types.int32)
 #: The same with 64-bit integers.
 int64_at: Any = _pointer_to(types.int64)
+#: The address that a pointer was made of.
+address_of: Any = intrinsic(_address_of)
+#: differing_words(left, right): bit i is set where the i-th of 64 words from two addresses differ.
+differing_words: Any = intrinsic(_differing_words)
+#: count_trailing_zeros(n) of a number that is not 0.
+count_trailing_zeros: Any = intrinsic(_count_trailing_zeros)
 #: copy_bytes(target, source, size) between two addresses.
 copy_bytes: Any = intrinsic(_copy_bytes)
 #: prefetch(address) starts to fetch a cache line; the address need not be a valid one.

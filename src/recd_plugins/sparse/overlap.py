@@ -12,11 +12,21 @@ from typing import Any
 import numba
 import numpy as np
 
-from recd_plugins.sparse.memory import int32_at, int64_at
+from recd_plugins.sparse.memory import (
+    address_of,
+    count_trailing_zeros,
+    differing_words,
+    int32_at,
+    int64_at,
+    prefetch,
+)
 
 u64 = np.uint64
-#: Words compared before looking at the outcome: long enough for SIMD, short enough to stop early.
-_BLOCK, _SMALL_BLOCK = 64, 8
+#: Words compared at once, and bytes of a cache line.
+_BLOCK, _LINE = 64, 64
+#: Bytes between what is compared and what is fetched from memory meanwhile. A row that differs ends
+#: a sweep, and with it what the processor fetches ahead by itself.
+_AHEAD = 8192
 
 
 @numba.njit(inline="always")
@@ -30,21 +40,23 @@ def offset_at(address: Any, wide: Any, row: Any) -> Any:
 @numba.njit(inline="always")
 def first_difference(words: Any, start: Any, back: Any, end: Any) -> Any:
     """The first position from ``start`` on at which words[i] != words[i - back], else ``end``."""
+    address = address_of(words)
     at = start
     while at + u64(_BLOCK) <= end:
-        difference = np.int32(0)
-        for step in range(_BLOCK):
-            difference |= words[at + u64(step)] ^ words[at + u64(step) - back]
-        if difference != 0:
-            break
+        left = address + np.int64(at << u64(2))
+        for line in range(0, _BLOCK * 4, _LINE):
+            prefetch(left + np.int64(_AHEAD + line))
+        difference = differing_words(left, left - np.int64(back << u64(2)))
+        if difference != u64(0):
+            return at + count_trailing_zeros(difference)
         at += u64(_BLOCK)
-    while at + u64(_SMALL_BLOCK) <= end:
-        difference = np.int32(0)
-        for step in range(_SMALL_BLOCK):
-            difference |= words[at + u64(step)] ^ words[at + u64(step) - back]
-        if difference != 0:
-            break
-        at += u64(_SMALL_BLOCK)
+    if at < end and end >= u64(_BLOCK) and end - back >= u64(_BLOCK):
+        # A block that ends where the comparison does, less what it has of the words before.
+        first = end - u64(_BLOCK)
+        left = address + np.int64(first << u64(2))
+        difference = differing_words(left, left - np.int64(back << u64(2)))
+        difference = (difference >> (at - first)) << (at - first)
+        return end if difference == u64(0) else first + count_trailing_zeros(difference)
     while at < end and words[at] == words[at - back]:
         at += u64(1)
     return at
