@@ -92,8 +92,8 @@ def open_source(
         return ParquetSource(path, **{name: given[name] or _DEFAULTS[name] for name in given})
     if named := [f"--{name}" for name, column in given.items() if column is not None]:
         raise DataError(
-            f"{path}: {' and '.join(named)} are for Parquet; the dataset of a registry file knows "
-            "its columns: set its options"
+            f"{path}: the dataset of a registry file knows its columns; leave out "
+            f"{' and '.join(named)}, and set the options of the dataset"
         )
     from recd_plugins.registry import load_registry
 

@@ -31,6 +31,14 @@ FOOTER_KEY = b"recd.statistics"
 MAX_SHIFT = 8
 
 _VERSION = 1
+_SESSION_TYPES = (
+    pa.types.is_integer,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+)
 
 
 def dedupe_len(batch_size: int, samples_per_session: float, length: float, stays: float) -> float:
@@ -287,14 +295,14 @@ def id_features(schema: pa.Schema) -> list[str]:
 
 
 def session_column(rows: Rows, name: str) -> pa.Array:
-    """The column of the session, as it is or decoded if it is a dictionary.
+    """The column of the session: integers, strings or binary values; a dictionary is decoded.
 
     Raises:
-        DataError: it is missing or has a null.
+        DataError: it is missing, of another type, or has a null.
     """
     index = rows.data.schema.get_field_index(name)
+    where = rows.origins[0].path if rows.origins else "the table"
     if index < 0:
-        where = rows.origins[0].path if rows.origins else "the table"
         raise DataError(
             f"{where}: no column {name!r} for the session; the columns are "
             f"{', '.join(rows.data.schema.names)}"
@@ -303,7 +311,14 @@ def session_column(rows: Rows, name: str) -> pa.Array:
     if column.null_count:
         row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
         raise DataError(f"{place(rows, name, row)}: the session is null; give every row one")
-    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not any(is_kind(column.type) for is_kind in _SESSION_TYPES):
+        raise DataError(
+            f"{where}: column {name} is {column.type}; sessions are told apart by integers, "
+            "strings or binary values"
+        )
+    return column
 
 
 def read_footer(path: Path) -> TableStatistics | None:
