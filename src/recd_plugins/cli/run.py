@@ -22,6 +22,7 @@ from recd_plugins.versions import installed_set, mismatch
 )
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Overrides training.ranks.")
+@click.option("--workers", type=click.IntRange(min=0), help="Overrides training.workers.")
 @click.option("--steps", type=click.IntRange(min=1), help="Overrides training.steps.")
 @click.option(
     "--json",
@@ -36,6 +37,7 @@ def run(
     compare: bool,
     resume: bool,
     ranks: int | None,
+    workers: int | None,
     steps: int | None,
     json_path: Path | None,
 ) -> None:
@@ -53,9 +55,8 @@ def run(
 
     if compare and resume:
         raise click.UsageError("--compare starts both sides at the first step; leave out --resume")
-    overrides = {
-        name: value for name, value in (("ranks", ranks), ("steps", steps)) if value is not None
-    }
+    options = {"ranks": ranks, "workers": workers, "steps": steps}
+    overrides = {name: value for name, value in options.items() if value is not None}
     with session(registry, plugins_dir=plugins_dir, overrides=overrides, resume=resume) as trainer:
         if compare:
             comparison = Comparison(trainer.train("baseline"), trainer.train("plugins"))

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.queues import Queue
 from multiprocessing.sharedctypes import RawValue
@@ -74,6 +75,15 @@ class WorkerContext(ForkServerContext):
             process.kill()
         for process in started:
             process.join()
+
+
+def start_server() -> None:
+    """Start what workers are forked from, which imports while this process does something else.
+
+    The first worker starts it where this was not called.
+    """
+    WorkerContext()
+    forkserver.ensure_running()
 
 
 class _Process(ForkServerProcess):

@@ -89,6 +89,10 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
     registry = registry.with_training(job.overrides)
     training = registry.training
+    if training.workers:
+        from recd_plugins.data.worker_processes import start_server
+
+        start_server()
     device = _device(job.device)
     parts = assemble(registry, job.side, device)
     dmp, optimizer, registry = parts.dmp, parts.optimizer, parts.registry

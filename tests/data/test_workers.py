@@ -1,0 +1,372 @@
+"""Reader workers: the same batches whoever reads, every row once, and deaths that cost nothing."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins import load_registry
+from recd_plugins.data.loader import DataLoader
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.errors import DataError, PluginError, RecdError, SetupError
+from recd_plugins.interfaces import Preprocessing
+from recd_plugins.registry import Registry
+
+ROWS, ROW_GROUP, BATCH = 700, 64, 16
+
+PLUGINS = '''
+import os
+import signal
+import pyarrow as pa
+from recd_plugins.errors import DataError
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import *
+
+class Fault(Preprocessing):
+    """Something happens at one id."""
+    name = "acme.fault"
+    class Options(PluginOptions):
+        what: str
+        at: int
+    def transform(self, values, offsets):
+        if (values == self.options.at).any():
+            if self.options.what == "raise":
+                raise ValueError("this id brings bad luck")
+            if self.options.what == "refuse":
+                raise DataError(f"clicks.log:7: id {self.options.at} is not allowed")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return values, offsets
+
+class Numbers(Dataset):
+    """Rows that are their number, in turn over ranks; its reader knows nothing of workers."""
+    name = "acme.numbers"
+    def prepare(self): ...
+    def schema(self): return FeatureSchema(("row",), ("number",), "label")
+    def reader(self, *, rank, world_size, batch_size, split):
+        return NumbersReader(rank, world_size, batch_size)
+
+class NumbersReader(Reader):
+    def __init__(self, rank, world_size, batch_size):
+        self.rank, self.world_size, self.batch_size, self.row = rank, world_size, batch_size, 0
+    def __len__(self): return 700 // (self.world_size * self.batch_size)
+    def __iter__(self):
+        while self.row + self.world_size * self.batch_size <= 700:
+            first = self.row + self.rank * self.batch_size
+            self.row += self.world_size * self.batch_size
+            numbers = list(range(first, first + self.batch_size))
+            columns = {
+                "row": pa.array(numbers, pa.int64()),
+                "number": pa.array(numbers, pa.float32()),
+                "label": pa.array([0] * self.batch_size),
+            }
+            origin = Origin("numbers", first, self.batch_size)
+            yield Rows(pa.RecordBatch.from_pydict(columns), (origin,))
+        self.row = 0
+    def state_dict(self): return {"row": self.row}
+    def load_state_dict(self, state): self.row = state["row"]
+
+@hookimpl
+def register_preprocessing(): return [Fault]
+@hookimpl
+def register_datasets(): return [Numbers]
+'''
+
+REGISTRY = """
+version: 1
+dataset: {dataset}
+converter: {{use: {converter}}}
+preprocessing: {preprocessing}
+training: {{batch_size: {batch_size}, workers: {workers}}}
+"""
+
+
+def write_table(path: Path, broken_row: int | None = None) -> None:
+    """Each row has its number in ``number`` and ``row``; ``tags`` are those of its session."""
+    tags: list[Any] = [[row // 5, 7, row // 5 + 1][: row // 5 % 4] for row in range(ROWS)]
+    if broken_row is not None:
+        tags[broken_row] = [1, None]
+    table = {
+        "session_id": pa.array([row // 5 for row in range(ROWS)], pa.int64()),
+        "ts": pa.array(range(ROWS), pa.int64()),
+        "label": pa.array([row % 2 for row in range(ROWS)], pa.int8()),
+        "number": pa.array(range(ROWS), pa.float32()),
+        "row": pa.array([[row] for row in range(ROWS)], pa.list_(pa.int64())),
+        "tags": pa.array(tags, pa.list_(pa.int64())),
+    }
+    pq.write_table(pa.table(table), path, row_group_size=ROW_GROUP)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("workers")
+    write_table(folder / "table.parquet")
+    write_table(folder / "broken.parquet", broken_row=300)
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "acme.py").write_text(PLUGINS)
+    return folder
+
+
+def write_registry(
+    folder: Path,
+    workers: int,
+    *,
+    table: str = "table.parquet",
+    shuffle: bool = False,
+    fault: tuple[str, int] | None = None,
+    **parts: object,
+) -> Path:
+    options = {"path": str(folder / table), "shuffle": shuffle}
+    steps = []
+    if fault is not None:
+        what, at = fault
+        options_of_fault = {"what": what, "at": at}
+        steps = [{"use": "acme.fault", "features": ["row"], "options": options_of_fault}]
+    parts = {
+        "dataset": json.dumps({"use": "recd.session_parquet", "options": options}),
+        "converter": "recd.ikjt",
+        "preprocessing": json.dumps(steps),
+        "batch_size": BATCH,
+        **parts,
+    }
+    path = folder / f"{workers}.yaml"
+    path.write_text(REGISTRY.format(workers=workers, **parts))
+    return path
+
+
+def registry(folder: Path, workers: int, **options: Any) -> Registry:
+    path = write_registry(folder, workers, **options)
+    return load_registry(path, plugins_dir=folder / "plugins")
+
+
+def contents(batch: ModelInput) -> dict[str, Any]:
+    """All that is in a batch, as lists."""
+    kjt = batch.sparse_features
+    assert isinstance(kjt, KeyedJaggedTensor)
+    names, inverse = kjt.inverse_indices_or_none() or ([], torch.zeros(0))
+    return {
+        "dense": batch.dense_features.tolist(),
+        "labels": batch.labels.tolist(),
+        "keys": kjt.keys(),
+        "values": kjt.values().tolist(),
+        "lengths": kjt.lengths().tolist(),
+        "strides": kjt.stride_per_key(),
+        "inverse": (names, inverse.tolist()),
+    }
+
+
+def rows_of(batches: list[ModelInput]) -> list[int]:
+    return [int(row) for batch in batches for row in batch.dense_features.flatten()]
+
+
+def with_positions(loader: DataLoader) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return [(contents(batch), loader.state_dict()) for batch in loader]
+
+
+def workers_there() -> list[int]:
+    """Processes of the workers of this process."""
+    return [child.pid for child in multiprocessing.active_children() if child.pid]
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_worker() -> Iterator[None]:
+    yield
+    assert workers_there() == []
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_batches_and_positions_are_the_same(folder, workers):
+    """Two epochs of row groups in random order; batches reach over row groups."""
+    options = {"shuffle": True, "batch_size": 20}
+    alone = registry(folder, 0, **options).dataloader(1, 2)
+    shared = registry(folder, workers, **options).dataloader(1, 2)
+    assert len(shared) == len(alone)
+    for _epoch in range(2):
+        assert with_positions(shared) == with_positions(alone)
+        assert shared.state_dict() == alone.state_dict()
+
+
+def test_a_reader_that_knows_nothing_of_workers(folder):
+    dataset = {"dataset": "{use: acme.numbers}"}
+    alone = registry(folder, 0, **dataset).dataloader(0, 2)
+    shared = registry(folder, 2, **dataset).dataloader(0, 2)
+    expected = with_positions(alone)
+    assert len(expected) == len(alone)
+    assert with_positions(shared) == expected
+    next(iter(shared))
+    assert with_positions(shared) == expected[1:]
+
+
+PLACES = [(ranks, workers) for ranks in (1, 2, 4) for workers in (0, 2)]
+
+
+@pytest.mark.parametrize(("before", "after"), zip(PLACES, PLACES[3:] + PLACES[:3], strict=True))
+def test_every_row_is_read_once(folder, before, after):
+    """Some steps on one number of ranks and workers, the rest of the epoch on others."""
+    steps = 5
+    ranks, workers = before
+    first = registry(folder, workers)
+    read, positions = [], []
+    for rank in range(ranks):
+        loader = first.dataloader(rank, ranks)
+        read += rows_of(list(islice(loader, steps)))
+        positions.append(json.dumps(loader.state_dict()))
+    assert len(read) == ranks * steps * BATCH
+    assert len(set(positions)) == 1
+
+    ranks, workers = after
+    second = registry(folder, workers)
+    num_steps = set()
+    for rank in range(ranks):
+        loader = second.dataloader(rank, ranks)
+        loader.load_state_dict(json.loads(positions[0]))
+        rest = rows_of(list(loader))
+        num_steps.add(len(rest))
+        read += rest
+    assert len(num_steps) == 1
+    assert len(set(read)) == len(read), "a row was read twice"
+    assert set(read) <= set(range(ROWS))
+    left = ROWS - before[0] * steps * BATCH
+    assert ROWS - len(read) == left % (ranks * BATCH), "more than the remainder was left out"
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_is_replaced(folder, capfd, victim):
+    loader = registry(folder, 2).dataloader(0, 1)
+    read = []
+    for step, batch in enumerate(loader):
+        read.append(batch)
+        if step == 9:
+            os.kill(workers_there()[victim], signal.SIGKILL)
+    assert rows_of(read) == list(range(ROWS // BATCH * BATCH))
+    errors = capfd.readouterr().err
+    assert errors.count("was killed by SIGKILL; new workers read on") == 1, errors
+    assert "of rank 0 (process " in errors
+
+
+def fails(loader: DataLoader) -> tuple[RecdError, list[int]]:
+    """The error that ends an epoch, and the rows before it."""
+    read: list[ModelInput] = []
+    with pytest.raises(RecdError) as caught:
+        read.extend(loader)
+    return caught.value, rows_of(read)
+
+
+def test_workers_that_die_again_and_again_are_an_error(folder, capfd):
+    loader = registry(folder, 2, fault=("die", 300)).dataloader(0, 1)
+    error, read = fails(loader)
+    assert isinstance(error, SetupError)
+    assert read == list(range(256)), "the row groups before"
+    assert "was killed by SIGKILL, the third death" in str(error)
+    assert "training.workers: 0" in str(error)
+    assert capfd.readouterr().err.count("new workers read on") == 2
+    assert loader.state_dict()["history"] == [[1, 16]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (DataError, {"table": "broken.parquet"}),
+        (DataError, {"fault": ("refuse", 300)}),
+        (PluginError, {"fault": ("raise", 300)}),
+    ],
+)
+def test_errors_are_those_of_reading_alone(folder, capfd, kind, options):
+    """The same error at the same batch, whichever worker has it."""
+    error, read = fails(registry(folder, 2, **options).dataloader(0, 1))
+    expected, read_alone = fails(registry(folder, 0, **options).dataloader(0, 1))
+    assert type(error) is type(expected) is kind
+    assert str(error) == str(expected)
+    assert read == read_alone == list(range(288))
+    assert capfd.readouterr().err == ""
+
+
+def test_plugins_of_a_function_cannot_be_sent(folder):
+    class Local(Preprocessing):
+        """Not found by its name."""
+
+        name = "acme.local"
+
+        def transform(self, values, offsets):
+            return values, offsets
+
+    one = registry(folder, 1, fault=("raise", -1))
+    entry = replace(one.preprocessing[0], plugin=Local(Local.Options()))
+    with pytest.raises(PluginError, match="workers: 0"):
+        replace(one, preprocessing=(entry,)).dataloader(0, 1)
+
+
+# Without `if __name__ == "__main__"`: workers must not run it.
+TRAINER = """
+import json, multiprocessing, sys, threading, time
+from recd_plugins import load_registry
+from recd_plugins.training import upstream_noise
+
+upstream_noise.silence()
+loader = load_registry(sys.argv[1]).dataloader(0, 1)
+next(iter(loader))
+left = [len(multiprocessing.active_children()), threading.active_count()]
+try:
+    for batch in loader:
+        pids = [child.pid for child in multiprocessing.active_children()]
+        print(json.dumps([left, pids]), flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", loader.state_dict()["history"], flush=True)
+"""
+
+
+def gone(pids: list[int], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any(psutil.pid_exists(pid) for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_nothing_is_left_of_a_trainer(folder):
+    """One is interrupted as by Ctrl-C, one is killed; both have left an epoch early before."""
+    path = write_registry(folder, 2)
+    script = folder / "trainer.py"
+    script.write_text(TRAINER)
+    trainers = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(path)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        for _ in range(2)
+    ]
+    lines = [trainer.stdout.readline() for trainer in trainers]
+    assert all(lines), [trainer.communicate()[1] for trainer in trainers]
+    (left, pids), (_, pids_of_killed) = map(json.loads, lines)
+    assert left == [0, 1], "workers or threads are there after an epoch that was left early"
+    assert len(pids) == len(pids_of_killed) == 2
+
+    os.killpg(trainers[0].pid, signal.SIGINT)
+    trainers[1].kill()
+    output, errors = trainers[0].communicate(timeout=60)
+    assert output == "interrupted [[1, 2]]\n"
+    assert errors == ""
+    assert trainers[0].returncode == 0
+    assert gone([*pids, *pids_of_killed])
+    trainers[1].communicate()
