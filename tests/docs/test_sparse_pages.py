@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from recd_plugins.manager import PluginManager
 
 DOCS = Path(__file__).parents[2] / "docs"
+OF_RECD = sorted(PluginManager().plugins["preprocessing"])
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -34,7 +35,7 @@ def test_python_of_sparse_md_runs_as_one_program():
     [
         ("converter", "recd.kjt"),
         ("converter", "recd.ikjt"),
-        ("preprocessing", "recd.sigrid_hash"),
+        *(("preprocessing", name) for name in OF_RECD if name.startswith("recd.")),
         ("pooling", "recd.mean"),
         ("pooling", "recd.attention"),
     ],
