@@ -18,6 +18,8 @@ from recd_plugins.sparse import partial_kernels
 from recd_plugins.sparse.dedup import JaggedColumn, address_of, describe
 
 MAX_SHIFT = 8
+#: Room that is left for a batch in which rows share less than in the last one.
+_SPARE = 1.2
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class PackedRows:
 
 
 class RowPacker:
-    """Packs rows, and keeps its working memory from batch to batch.
+    """Packs rows, and takes as much memory for them as the batch before lets it expect.
 
     Not to be shared by threads. What it returns is new memory.
 
@@ -49,7 +51,7 @@ class RowPacker:
 
     def __init__(self, max_shift: int = MAX_SHIFT) -> None:
         self._max_shift = max_shift
-        self._packed = np.empty(0, np.uint8)
+        self._share = 1.0
 
     def __call__(self, columns: Sequence[JaggedColumn], num_rows: int) -> PackedRows:
         """Pack columns of ``num_rows`` rows and one dtype.
@@ -59,33 +61,38 @@ class RowPacker:
         """
         if not columns:
             raise ValueError("no columns to pack")
+        total = _count(columns)
         described = np.array([describe(column, num_rows) for column in columns], np.int64)
-        dtype = columns[0][0].dtype
         sizes = np.empty(len(columns), np.int64)
         shape = (len(columns), num_rows)
         offsets, lengths = np.empty(shape, np.int32), np.empty(shape, np.int32)
-        self._make_room(columns, dtype)
-        partial_kernels.pack_rows(
-            described,
-            self._max_shift,
-            address_of(self._packed),
-            offsets,
-            lengths,
-            sizes,
-        )
-        num_bytes = int(sizes.sum()) * dtype.itemsize
-        values = self._packed[:num_bytes].view(dtype).copy()
+
+        def packed(room: int) -> NDArray[Any] | None:
+            values = np.empty(room, columns[0][0].dtype)
+            fits = partial_kernels.pack_rows(
+                described, self._max_shift, address_of(values), room, offsets, lengths, sizes
+            )
+            return values[: int(sizes.sum())] if fits else None
+
+        values = packed(int(total * self._share))
+        if values is None:
+            values = packed(total)
+            assert values is not None
+        if total:
+            self._share = min(1.0, _SPARE * values.size / total)
         return PackedRows(values, offsets, lengths, tuple(sizes.tolist()))
 
-    def _make_room(self, columns: Sequence[JaggedColumn], dtype: np.dtype[Any]) -> None:
-        """Room for all values, which the system provides where something is written only."""
-        total = 0
-        for values, offsets in columns:
-            if values.dtype != dtype:
-                raise ValueError(f"columns of {dtype} and of {values.dtype}: pack one dtype a call")
-            size = int(offsets[-1]) - int(offsets[0])
-            if size > np.iinfo(np.int32).max:
-                raise ValueError(f"{size} values in a column of one batch; 2^31 - 1 is the most")
-            total += size
-        if self._packed.size < total * dtype.itemsize:
-            self._packed = np.empty(total * dtype.itemsize, np.uint8)
+
+def _count(columns: Sequence[JaggedColumn]) -> int:
+    """Values of all columns, after a look at what the kernel cannot check."""
+    total = 0
+    for values, offsets in columns:
+        if values.dtype != columns[0][0].dtype:
+            raise ValueError(
+                f"columns of {columns[0][0].dtype} and of {values.dtype}: pack one dtype a call"
+            )
+        size = int(offsets[-1]) - int(offsets[0])
+        if size > np.iinfo(np.int32).max:
+            raise ValueError(f"{size} values in a column of one batch; 2^31 - 1 is the most")
+        total += size
+    return total

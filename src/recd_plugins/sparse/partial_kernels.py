@@ -15,19 +15,30 @@ u64 = np.uint64
 
 @numba.njit(cache=True, nogil=True)
 def pack_rows(
-    columns: Any, max_shift: Any, packed: Any, offsets_out: Any, lengths_out: Any, sizes: Any
-) -> None:
+    columns: Any,
+    max_shift: Any,
+    packed: Any,
+    room: Any,
+    offsets_out: Any,
+    lengths_out: Any,
+    sizes: Any,
+) -> Any:
     """Store of each row only what the row before does not have.
 
     Args:
         columns: int64 ``[num_columns, 4]``: address of the values, 1 if these have 64 bits and 0 if
             32, address of the offsets, 1 if these have 64 bits and 0 if 32.
         max_shift: values by which a row may have moved on.
-        packed: address with room for all values, out: what is stored, column by column.
+        packed: address, out: what is stored, column by column.
+        room: values that may be stored there.
         offsets_out: int32 ``[num_columns, B]``, out: where each row begins in its column's part.
         lengths_out: int32 ``[num_columns, B]``, out.
         sizes: int64 ``[num_columns]``, out: values stored of each column.
+
+    Returns:
+        Whether there was room; if not, what is in the outputs means nothing.
     """
+    left = u64(room)
     num_rows = u64(offsets_out.shape[1])
     for column in range(len(columns)):
         values, value_wide, offsets, wide = columns[column]
@@ -44,6 +55,8 @@ def pack_rows(
                 moved = overlap(words, shift, start - length, length, start, next_length, max_shift)
             shared = u64(0) if moved < 0 else length - u64(moved)
             added = next_length - shared
+            if end + added > left:
+                return False
             copy_bytes(
                 packed + np.int64(end << item),
                 values + np.int64((start + shared) << item),
@@ -56,3 +69,5 @@ def pack_rows(
             lengths_out[column, first:row] = np.int32(length)
         sizes[column] = end
         packed += np.int64(end << item)
+        left -= end
+    return True

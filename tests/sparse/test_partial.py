@@ -1,0 +1,49 @@
+"""RowPacker: what columns it takes, and the room that it leaves."""
+
+import numpy as np
+import pytest
+
+from recd_plugins.sparse.partial import RowPacker
+
+
+def column(rows, dtype=np.int64):
+    return (
+        np.array([number for row in rows for number in row], dtype),
+        np.cumsum([0, *map(len, rows)], dtype=np.int32),
+    )
+
+
+def unpack(packed, index):
+    start = sum(packed.sizes[:index])
+    values = packed.values[start : start + packed.sizes[index]]
+    return [
+        values[offset : offset + length].tolist()
+        for offset, length in zip(packed.offsets[index], packed.lengths[index], strict=True)
+    ]
+
+
+def test_rows_that_share_less_than_those_of_the_last_batch_find_room():
+    same = [[1, 2, 3]] * 100
+    other = [[row, row + 1, row + 2, row] for row in range(100)]
+    pack = RowPacker()
+    for batch in ([same, same], [same, other], [other, other], [same, same], [[[]] * 100] * 2):
+        packed = pack([column(rows) for rows in batch], 100)
+        assert [unpack(packed, 0), unpack(packed, 1)] == batch
+
+
+def test_a_batch_takes_little_more_memory_than_it_stores():
+    pack = RowPacker()
+    columns = [column([[1, 2, 3]] * 1000)]
+    pack(columns, 1000)
+    packed = pack(columns, 1000)
+    assert packed.values.size == 3
+    assert packed.values.base.size <= 4
+
+
+def test_what_it_cannot_pack_is_refused():
+    with pytest.raises(ValueError, match="no columns"):
+        RowPacker()([], 1)
+    with pytest.raises(ValueError, match="int64 and of int32"):
+        RowPacker()([column([[1]]), column([[1]], np.int32)], 1)
+    with pytest.raises(ValueError, match="expected 3"):
+        RowPacker()([column([[1]])], 2)
