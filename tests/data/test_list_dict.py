@@ -109,6 +109,6 @@ def test_lists_that_no_row_uses_are_left_out():
     assert len(concat_batches([half, half]).column(0).dictionary) == 20
 
 
-def _encoded(lists: list[list[int]]) -> tuple[list[bytes], list[int]]:
+def _encoded(lists):
     distinct = list(dict.fromkeys(map(tuple, lists)))
     return [packed(*ids) for ids in distinct], [distinct.index(tuple(ids)) for ids in lists]

@@ -143,7 +143,9 @@ def _metadata(path: Path) -> pq.FileMetaData:
 
 def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path, read_dictionary=_dictionaries(schema))
+        return pq.ParquetFile(
+            path, read_dictionary=_dictionaries(schema), page_checksum_verification=True
+        )
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: no readable Parquet file: {error}") from error
 

@@ -43,6 +43,7 @@ class TableWriter:
 
     Features are the columns of lists of integers, which may come in either layout. They are stored
     without room for nulls, which makes them faster to read. The footer gets their statistics.
+    Pages have checksums.
 
     Args:
         path: the file to make or to replace.
@@ -251,6 +252,8 @@ class TableWriter:
                 use_dictionary=packed,
                 dictionary_pagesize_limit=1 << 30,
                 data_page_size=_MB,
+                # What a reader makes of a flipped bit that no checksum guards is other ids.
+                write_page_checksum=True,
                 write_statistics=[name for name in self._columns if name not in layouts],
             )
         except OSError as error:

@@ -1,0 +1,189 @@
+"""``recd convert-layout``: the same table in another layout, whole or not at all."""
+
+import json
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from recd_plugin_recd.papercal_table import TableOptions, provenance, write_table
+from recd_plugins.cli import main
+from recd_plugins.data.list_dict import is_list_dict
+from recd_plugins.data.statistics import read_footer
+from recd_plugins.data.table_writer import TableWriter
+from recd_plugins.interfaces.dataset import SessionKeys
+
+IDS = pa.list_(pa.int64())
+
+
+@pytest.fixture(scope="module")
+def papercal(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("tables") / "papercal"
+    write_table(folder, TableOptions(rows=1000, row_group_rows=250, files=2))
+    return folder
+
+
+def convert(*arguments) -> str:
+    result = CliRunner().invoke(main, ["convert-layout", *map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments) -> str:
+    result = CliRunner().invoke(main, ["convert-layout", *map(str, arguments)])
+    assert result.exit_code == 1, result.output
+    return " ".join(result.output.split())
+
+
+def rows_of(path: Path) -> pa.Table:
+    """All rows, without what is said of nulls and without metadata."""
+    table = pq.read_table(path)
+    fields = [field.with_nullable(True).remove_metadata() for field in table.schema]
+    plain = [field.with_type(IDS) if pa.types.is_list(field.type) else field for field in fields]
+    return table.cast(pa.schema(plain)).combine_chunks()
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path.relative_to(folder) for path in folder.rglob("*"))
+
+
+def table(path: Path, rows: int = 12, **columns) -> Path:
+    """Sessions of four rows, each with one history."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ids = [[i // 4, 7, 8] for i in range(rows)]
+    data = {"session_id": [i // 4 for i in range(rows)], "ts": list(range(rows)), "history": ids}
+    schema = pa.schema({"session_id": pa.int64(), "ts": pa.int64(), "history": IDS})
+    arrays = {name: pa.array(data[name], schema.field(name).type) for name in data}
+    pq.write_table(pa.table({**arrays, **columns}), path)
+    return path
+
+
+def test_there_and_back_is_the_same_table(papercal, tmp_path):
+    there, back = tmp_path / "there", tmp_path / "back"
+    said = convert(papercal, there, "--layout", "list_dict", "--json", tmp_path / "report.json")
+    convert(there, back, "--layout", "list")
+    assert rows_of(back).equals(rows_of(papercal))
+    assert files(back) == files(there) == files(papercal)
+    assert provenance(back) == provenance(there) == provenance(papercal)
+
+    schema = pq.read_schema(there / "part-00001.parquet")
+    assert is_list_dict(schema.field("usr_0"))
+    assert schema.field("item_0").type.value_type == pa.int64(), "repeats too little"
+    assert "item_0" in said
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["rows"] == 1000
+    assert report["layouts"]["item_0"] == "list"
+    assert report["target_bytes"] == sum(file.stat().st_size for file in there.iterdir())
+
+
+def test_statistics_are_in_the_footer(papercal, tmp_path):
+    convert(papercal, tmp_path / "there", "--layout", "list_dict")
+    convert(tmp_path / "there", tmp_path / "back", "--layout", "list")
+    there, back = (
+        read_footer(tmp_path / name / "part-00000.parquet") for name in ("there", "back")
+    )
+    assert there == back
+    assert there.rows == 500
+
+
+def test_one_file_and_hive_folders(tmp_path):
+    for day in ("01", "02"):
+        table(tmp_path / "source" / f"day={day}" / "part.parquet")
+    convert(tmp_path / "source", tmp_path / "target", "--layout", "list_dict")
+    assert files(tmp_path / "target") == files(tmp_path / "source")
+    one = tmp_path / "source" / "day=01" / "part.parquet"
+    convert(one, tmp_path / "one.parquet", "--layout", "list_dict")
+    assert pq.read_table(tmp_path / "one.parquet").num_rows == 12
+
+
+def test_all_files_agree_even_where_the_first_is_empty(tmp_path):
+    table(tmp_path / "source" / "a.parquet", rows=0)
+    table(tmp_path / "source" / "b.parquet")
+    convert(tmp_path / "source", tmp_path / "target", "--layout", "list_dict")
+    for name in ("a", "b"):
+        schema = pq.read_schema(tmp_path / "target" / f"{name}.parquet")
+        assert is_list_dict(schema.field("history"))
+
+
+@pytest.mark.parametrize("layout", ["list", "list_dict"])
+def test_duckdb_reads_both(papercal, tmp_path, layout):
+    convert(papercal, tmp_path / "table", "--layout", layout)
+    found = duckdb.sql(
+        f"SELECT session_id, usr_4 FROM '{tmp_path}/table/*.parquet' ORDER BY session_id, ts"
+    ).fetchall()
+    expected = rows_of(papercal).sort_by([("session_id", "ascending"), ("ts", "ascending")])
+    ids = [
+        np.frombuffer(value, "<i8").tolist() if layout == "list_dict" else value
+        for _, value in found
+    ]
+    assert ids == expected["usr_4"].to_pylist()
+
+
+def test_popular_features_come_first(papercal, tmp_path):
+    (tmp_path / "jobs.csv").write_text("feature,jobs\nusr_9,3\nseq_2_0,20\n")
+    options = ("--layout", "list_dict", "--popularity", tmp_path / "jobs.csv")
+    convert(papercal, tmp_path / "table", *options)
+    names = pq.read_schema(tmp_path / "table" / "part-00000.parquet").names
+    at = names.index("dense_12") + 1
+    assert names[at : at + 3] == ["seq_2_0", "usr_9", "seq_0_0"]
+
+
+def test_nulls(tmp_path):
+    history = pa.array([[1], [1], None, [1]] * 3, IDS)
+    source = table(tmp_path / "source.parquet", history=history)
+    target = tmp_path / "target.parquet"
+    message = refused(source, target, "--layout", "list_dict")
+    assert "source.parquet: row 2 (from 0), column 'history'" in message
+    assert [path.name for path in tmp_path.iterdir()] == ["source.parquet"]
+    convert(source, target, "--layout", "list", "--nulls", "empty")
+    assert pq.read_table(target)["history"].to_pylist() == [[1], [1], [], [1]] * 3
+
+
+def test_what_is_there_is_kept_unless_forced(tmp_path):
+    source = table(tmp_path / "source" / "part.parquet").parent
+    target = table(tmp_path / "target" / "old.parquet").parent
+    assert "--force" in refused(source, target, "--layout", "list")
+    assert [path.name for path in target.iterdir()] == ["old.parquet"]
+    convert(source, target, "--layout", "list", "--force")
+    assert [path.name for path in target.iterdir()] == ["part.parquet"]
+    assert len(list(tmp_path.iterdir())) == 2, "nothing is left behind"
+
+    other = tmp_path / "letters"
+    other.mkdir()
+    (other / "dear.txt").write_text("Dear")
+    assert "letters" in refused(source, other, "--layout", "list", "--force")
+    assert (other / "dear.txt").exists()
+    assert "lie in each other" in refused(source, source / "new", "--layout", "list")
+
+
+def test_a_missing_column_and_a_missing_table(tmp_path):
+    source = table(tmp_path / "source.parquet")
+    message = refused(source, tmp_path / "t.parquet", "--layout", "list", "--session", "session")
+    assert "source.parquet: no column session; did you mean session_id" in message
+    assert "no such file" in refused(tmp_path / "none", tmp_path / "t", "--layout", "list")
+
+
+@pytest.mark.parametrize("layout", ["list", "list_dict"])
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path, layout, damage):
+    path = tmp_path / "table.parquet"
+    batch = pq.read_table(table(tmp_path / "rows.parquet", rows=4000)).combine_chunks()
+    keys = SessionKeys("session_id", "ts")
+    with TableWriter(path, batch.schema, keys=keys, layout=layout) as writer:
+        writer.write(batch.to_batches()[0])
+    content = bytearray(path.read_bytes())
+    if damage == "truncated":
+        content = content[: len(content) // 2]
+    else:
+        column = pq.read_metadata(path).row_group(0).column(2)
+        at = column.dictionary_page_offset or column.data_page_offset
+        # Behind the header of the first page, in its compressed bytes.
+        content[at + column.total_compressed_size // 2] ^= 0xFF
+    path.write_bytes(content)
+    message = refused(path, tmp_path / "target.parquet", "--layout", "list")
+    assert "table.parquet" in message
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.parquet", "table.parquet"]
