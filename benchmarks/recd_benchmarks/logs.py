@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,8 +48,9 @@ def workload(size: Size) -> str:
 def run(size: Size) -> list[Figure]:
     """Measure: each sampled shard is one run."""
     by_session, at_random = _sampled_shards(NUM_SHARDS * _ROWS_A_SHARD[size])
-    one = {way: _ratios(by_session, way) for way in _ways((1, 4, 16))}
-    other = {way: _ratios(at_random, way) for way in _ways((1, 4, 16))}
+    written = {way: _write(by_session, way) for way in _ways((1, 4, 16))}
+    one = {way: ratios for way, (ratios, _) in written.items()}
+    other = {way: _write(at_random, way)[0] for way in _ways((1, 4, 16))}
 
     def gain(
         name: str, ways: list[_Way], paper: float | None = None, goal: float | None = None
@@ -59,6 +61,9 @@ def run(size: Size) -> list[Figure]:
 
     def ratio(name: str, ratios: list[float]) -> Figure:
         return Figure.of(name, ratios, unit="ratio", better="higher")
+
+    def cost(name: str, way: _Way) -> Figure:
+        return Figure.of(name, written[way][1], unit="us", better="lower")
 
     # Without a word in its name a figure is each side's best of: as they come, sorted by session,
     # long-distance matching, both.
@@ -74,6 +79,9 @@ def run(size: Size) -> list[Figure]:
         ratio("random_ratio_4mb", _best(other, _ways((4,)))),
         ratio("session_sorted_ratio_4mb", one[_Way(4, sort=True)]),
         ratio("session_sorted_ratio_16mb", one[_Way(16, sort=True)]),
+        cost("unsorted_4mb_cpu_us_per_row", _Way(4)),
+        cost("sorted_4mb_cpu_us_per_row", _Way(4, sort=True)),
+        cost("long_distance_4mb_cpu_us_per_row", _Way(4, long_distance=True)),
     ]
 
 
@@ -106,21 +114,23 @@ def _rows(parts: list[RowKeys]) -> pa.RecordBatch:
     return papercal.make_rows(RowKeys.concat(parts))
 
 
-def _ratios(shards: list[pa.RecordBatch], way: _Way) -> list[float]:
-    """Bytes of the blocks before compression over those after, of each shard."""
+def _write(shards: list[pa.RecordBatch], way: _Way) -> tuple[list[float], list[float]]:
+    """Of each shard: bytes before compression over those after, and CPU microseconds a row."""
     settings = LogSettings(
         num_shards=1,
         block_size=way.block_mb * _MB,
         sort=way.sort,
         compression=Compression(long_distance=way.long_distance),
     )
-    found = []
+    ratios, costs = [], []
     for rows in shards:
         with tempfile.TemporaryDirectory() as folder:
+            start = time.process_time()
             with LogWriter(Path(folder), rows.schema, settings, _unexpected) as log:
                 log.write(rows)
-            found.append(log.raw_bytes / log.stored_bytes)
-    return found
+            costs.append((time.process_time() - start) / len(rows) * 1e6)
+            ratios.append(log.raw_bytes / log.stored_bytes)
+    return ratios, costs
 
 
 def _unexpected(damage: object) -> None:

@@ -72,7 +72,7 @@ class ShardHeader:
 
 @dataclass(frozen=True)
 class FoundHeader:
-    """A shard's header, where its blocks start, and the offset of a damaged copy if one is."""
+    """A shard's header, the end of what is whole of it, and the offset of a damaged copy."""
 
     header: ShardHeader
     end: int
@@ -94,8 +94,9 @@ def _find_header(data: bytes) -> FoundHeader | None:
     first = _copy(data, 0)
     if first is not None:
         header, size = first
-        damaged = _copy(data, size) is None
-        return FoundHeader(header, min(2 * size, len(data)), size if damaged else None)
+        if _copy(data, size) is None:
+            return FoundHeader(header, size, size)
+        return FoundHeader(header, 2 * size, None)
     at = data.find(MAGIC, 1)
     second = _copy(data, at) if at > 0 else None
     return FoundHeader(second[0], at + second[1], 0) if second else None

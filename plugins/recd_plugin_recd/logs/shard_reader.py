@@ -110,7 +110,14 @@ class ShardReader:
         offset, record = start.offset, start.record
         size = os.fstat(self._file.fileno()).st_size
         if self._found.damaged_at is not None and offset == self._found.end:
-            self._report_header(size)
+            following = self._scan(offset, size)
+            cause = "a copy of the header is damaged"
+            lost = max(0, following[1].first_record - record) if following else None
+            resumes_at = following[0] if following else None
+            self._report(Damage(self.path, self._found.damaged_at, cause, lost, resumes_at))
+            if following is None:
+                return
+            offset, record = following[0], record + (lost or 0)
         while offset < size:
             header = self._header_at(offset)
             if header is not None and header.end_record <= record:
@@ -178,14 +185,6 @@ class ShardReader:
                 return start + at, header
             start += at + 1
         return None
-
-    def _report_header(self, size: int) -> None:
-        at, end = self._found.damaged_at or 0, self._found.end
-        if end < size:
-            cause = "a copy of the header is damaged, the other one is whole"
-            self._report(Damage(self.path, at, cause, 0, end))
-        else:
-            self._report(Damage(self.path, at, "the header is cut off", None, None))
 
     def _report_damage(
         self,

@@ -62,6 +62,19 @@ def test_a_consumer_starts_at_any_record(tmp_path):
         assert not found or found[0].first_record == record
 
 
+def test_a_record_is_found_behind_a_damaged_header(tmp_path):
+    write(tmp_path / "log", rows(200), num_shards=1, block_size=500, sort=False)
+    (path,) = (tmp_path / "log").iterdir()
+    data = bytearray(path.read_bytes())
+    data[9] ^= 1
+    path.write_bytes(data)
+    damage = []
+    consumer = Consumer(tmp_path / "log", None, damage.append)
+    consumer.seek(path.name, 150)
+    assert by_row(found.rows for found in consumer).column("row").to_pylist() == [*range(150, 200)]
+    assert [(each.offset, each.records_lost) for each in damage] == [(0, 0)]
+
+
 def test_a_tail_that_is_being_written_is_read_when_it_is_whole(tmp_path):
     write(tmp_path / "log", rows(50), num_shards=1)
     (path,) = (tmp_path / "log").iterdir()

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plugins.recd.logs.tables import by_row, rows, unexpected, write
 
+from recd_plugin_recd.logs import shard_reader
 from recd_plugin_recd.logs.damage import Damage
 from recd_plugin_recd.logs.shard_reader import Block, ShardReader
 from recd_plugins.errors import DataError
@@ -117,18 +118,43 @@ def test_cut_at_every_length(shard, broken):
             assert damage[0].resumes_at is None
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_any_part_overwritten_removed_or_inserted(shard, broken, data):
+def test_blocks_that_are_not_touched_come_out(shard, broken, data):
+    """Any part overwritten, removed or inserted, be it with a copy of a block."""
     good = shard.read_bytes()
+    start, ends, _ = sizes(shard)
     first = data.draw(st.integers(0, len(good) - 1))
     length = data.draw(st.integers(0, 400))
-    noise = data.draw(st.binary(max_size=200) | st.just(good[100:700]))
+    noise = data.draw(st.binary(max_size=200) | st.just(good[start : ends[0]]))
     broken.write_bytes(good[:first] + noise + good[first + length :])
     with suppress(DataError):
-        found = [row for block in read(broken)[0] for row in block.rows.to_pylist()]
-        assert all(row == EXPECTED[row["row"]] for row in found)
-        assert len({row["row"] for row in found}) == len(found)
+        found = {row["row"]: row for block in read(broken)[0] for row in block.rows.to_pylist()}
+        assert all(row == EXPECTED[number] for number, row in found.items())
+        for begin, block in zip([start, *ends], read(shard)[0], strict=False):
+            if block.end.offset <= first or begin >= first + length:
+                assert set(block.rows.column("row").to_pylist()) <= set(found)
+
+
+def test_headers_of_two_blocks_damaged(shard, broken):
+    start, ends, records = sizes(shard)
+    data = bytearray(shard.read_bytes())
+    data[start + 20] ^= 1
+    data[ends[0] + 20] ^= 1
+    broken.write_bytes(data)
+    (damage,) = check(broken, records[0] + records[1])[1]
+    assert (damage.records_lost, damage.resumes_at) == (records[0] + records[1], ends[1])
+
+
+def test_the_next_block_is_found_wherever_the_scan_is_cut(shard, broken, monkeypatch):
+    start, ends, records = sizes(shard)
+    data = bytearray(shard.read_bytes())
+    data[start] ^= 1
+    broken.write_bytes(data)
+    for size in range(17, 60):
+        monkeypatch.setattr(shard_reader, "_SCAN_BYTES", size)
+        (damage,) = check(broken, records[0])[1]
+        assert damage.resumes_at == ends[0]
 
 
 def test_a_block_that_was_taken_out_is_missed(shard, broken):
