@@ -68,6 +68,8 @@ def _feature_bytes(path: Path, features: Sequence[str]) -> int:
         row_group = metadata.row_group(group)
         for index in range(row_group.num_columns):
             column = row_group.column(index)
-            if column.path_in_schema.split(".", 1)[0] in wanted:
+            path_in_schema = column.path_in_schema
+            # A list's values are two levels below it; names may have dots of their own.
+            if path_in_schema in wanted or path_in_schema.rsplit(".", 2)[0] in wanted:
                 total += column.total_compressed_size
     return total

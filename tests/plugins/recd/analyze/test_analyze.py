@@ -136,6 +136,14 @@ def test_storage_was_measured(interleaved, tables):
     assert 4096 <= storage.rows_as_read <= 8192 + 2048
 
 
+def test_storage_of_names_with_dots(tmp_path):
+    lists: dict[str, Any] = {"user.seen.list": [[1, 2]] * 50, "user": [[3]] * 50}
+    path = write(tmp_path / "t.parquet", [1] * 50, **lists)
+    row_group = pq.read_metadata(path).row_group(0)
+    sizes = [row_group.column(index).total_compressed_size for index in range(4)]
+    assert analyze(path).storage.stored == sum(sizes[2:]) / 50
+
+
 def test_the_converter_section_is_what_the_plugins_take(clustered, tmp_path):
     report = analyze(
         write(tmp_path / "t.parquet", [i // 10 for i in range(200)],
