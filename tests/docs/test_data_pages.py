@@ -23,7 +23,7 @@ def blocks(page: str, language: str) -> list[str]:
 def test_python_of_data_md_runs_as_one_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = blocks("data.md", "python")
-    assert len(code) == 2
+    assert len(code) == 3
     exec(compile("\n".join(code), "docs/data.md", "exec"), {})
 
 
@@ -36,6 +36,17 @@ def test_console_of_generate_md_prints_what_it_says(tmp_path, monkeypatch):
     # zstd's versions differ by some bytes.
     without_size = re.compile(r", [\d.]+ MB")
     assert without_size.sub("", expected) in without_size.sub("", result.output)
+
+
+def test_console_of_convert_layout_md_prints_what_it_says(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (console,) = blocks("commands/convert-layout.md", "console")
+    size = re.compile(r"[\d.]+ MB")
+    for example in console.split("$ ")[1:]:
+        command, _, expected = example.partition("\n")
+        result = CliRunner().invoke(main, command.removeprefix("recd ").split())
+        assert result.exit_code == 0, result.output
+        assert size.sub("", result.stdout) == size.sub("", expected)
 
 
 def test_generate_md_names_every_option():
