@@ -26,7 +26,7 @@ def section(heading: str) -> str:
 
 def test_python_of_sparse_md_runs_as_one_program():
     code = blocks((DOCS / "sparse.md").read_text(), "python")
-    assert len(code) == 3
+    assert len(code) == 4
     exec(compile("\n".join(code), "docs/sparse.md", "exec"), {})
 
 
@@ -35,6 +35,7 @@ def test_python_of_sparse_md_runs_as_one_program():
     [
         ("converter", "recd.kjt"),
         ("converter", "recd.ikjt"),
+        ("converter", "recd.partial_ikjt"),
         *(("preprocessing", name) for name in OF_RECD if name.startswith("recd.")),
         ("pooling", "recd.mean"),
         ("pooling", "recd.attention"),
