@@ -6,7 +6,6 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data import handover
 from recd_plugins.data.handover import pack, unpack
 from recd_plugins.errors import SetupError
 
@@ -54,6 +53,11 @@ def test_a_kjt_with_variable_batch_comes_across():
     assert torch.equal(result.inverse_indices()[1], kjt.inverse_indices()[1])
 
 
-def test_too_little_shared_memory_says_what_to_do():
+def test_too_little_shared_memory_says_what_to_do(monkeypatch):
+    def full(size):
+        raise RuntimeError(f"unable to allocate {size} bytes")
+
+    # A real failure leaves torch's file behind.
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared", full)
     with pytest.raises(SetupError, match="/dev/shm"):
-        handover._shared(1 << 50)
+        pack(torch.arange(3))

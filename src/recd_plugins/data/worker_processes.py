@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from multiprocessing import forkserver
+from multiprocessing import Pipe, forkserver
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.queues import Queue
 from multiprocessing.sharedctypes import RawValue
@@ -55,6 +55,12 @@ class WorkerContext(ForkServerContext):
 
     def Event(self) -> Any:
         return _Flag()
+
+    def Lock(self) -> Any:
+        return _Lock()
+
+    def BoundedSemaphore(self, value: int = 1) -> Any:  # noqa: ARG002
+        return _NoSemaphore()
 
     def dead(self) -> tuple[int, ForkServerProcess] | None:
         """Number and process of a worker that died."""
@@ -120,6 +126,42 @@ class _Flag:
 
     def is_set(self) -> bool:
         return bool(self._value.value)
+
+
+class _Lock:
+    """A lock that ends with the processes that know it: a byte in a pipe, which one of them takes.
+
+    Semaphores have names, which a process that is killed leaves behind.
+    """
+
+    def __init__(self) -> None:
+        self._reader, self._writer = Pipe(duplex=False)
+        self.release()
+
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
+        if not self._reader.poll(timeout if block else 0):
+            return False
+        os.read(self._reader.fileno(), 1)
+        return True
+
+    def release(self) -> None:
+        os.write(self._writer.fileno(), b".")
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class _NoSemaphore:
+    """Bounds the length of queues that have no bound."""
+
+    def acquire(self, block: bool = True, timeout: float | None = None) -> bool:  # noqa: ARG002
+        return True
+
+    def release(self) -> None:
+        pass
 
 
 class _Queue(Queue):  # type: ignore[type-arg]
