@@ -117,8 +117,8 @@ def _sessions(report: Report) -> str:
 
 def _features(report: Report) -> str:
     headings = (
-        "feature", "ids a row", "d", "exact", "partial", "predicted as is", "measured as is",
-        "predicted by session", "measured by session", "partial factor", "pays",
+        "feature", "ids a row", "d", "exact", "partial", "predicted as is", "found as is",
+        "predicted by session", "found by session", "partial factor", "pays",
     )  # fmt: skip
     rows = [
         (

@@ -68,8 +68,9 @@ def _order(report: Report) -> str:
     sessions = report.sessions
     looked = "" if sessions.rate == 1 else f" (of {sessions.counted:,} sessions looked at)"
     if report.clustered:
-        limit = f"; above {share(3 / sessions.counted)} torn would have shown" if looked else ""
-        return f"The table is clustered: the rows of each session lie together{looked}{limit}."
+        # The rule of three: what 95 of 100 samples would have shown.
+        rare = f"; more than 1 torn one in {sessions.counted // 3:,} would show" if looked else ""
+        return f"The table is clustered: the rows of each session lie together{looked}{rare}."
     sample = report.sample
     basis = (
         "all rows were put by session in memory"
