@@ -16,6 +16,7 @@ import recd_plugins
 from recd_plugins.errors import DataError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "movielens"
+README = (EXAMPLE / "README.md").read_text()
 
 
 @pytest.fixture
@@ -24,19 +25,21 @@ def registry(tmp_path, monkeypatch):
     return recd_plugins.load_registry(EXAMPLE / "registry.yaml")
 
 
-def write_ratings(path: Path) -> None:
+def write_ratings(path: Path, seconds: int = 10**6) -> None:
     """4,000 ratings by users and of films of MovieLens-100K's ids, the last of both among them.
+
+    Within few seconds each user has one long session, within many they have short ones.
 
     Every other user likes nine films of ten, the others one.
     """
-    head = re.search(r"printf '(.*?)'", (EXAMPLE / "README.md").read_text())
+    head = re.search(r"printf '(.*?)'", README)
     assert head
     random = np.random.default_rng(0)
     users, items = random.integers(900, 944, 4000), random.integers(1, 1683, 4000)
     users[0], items[0] = 943, 1682
     likes = random.random(4000) < np.where(users % 2, 0.9, 0.1)
     ratings = np.where(likes, 5, 2)
-    times = np.sort(random.integers(0, 10**6, 4000))
+    times = np.sort(random.integers(0, seconds, 4000))
     lines = ["\t".join(map(str, line)) for line in zip(users, items, ratings, times, strict=True)]
     path.parent.mkdir()
     path.write_text(head[1].encode().decode("unicode_escape") + "\n".join(lines) + "\n")
@@ -62,6 +65,25 @@ def test_every_batch_fits_the_tables(registry, tmp_path):
     assert [len(batch.labels) for batch in batches] == [128] * 14
     sequences = batches[0].sequence_features.keys()
     assert sorted(sequences) == ["history_disliked", "history_liked", "history_seen"]
+
+
+def test_histories_that_change_at_every_rating_are_stored_partially(tmp_path, monkeypatch, capsys):
+    """And the program of the README counts what they share."""
+    monkeypatch.chdir(tmp_path)
+    write_ratings(tmp_path / "data" / "ml-100k.inter", seconds=10**4)
+    (tmp_path / "registry_partial.yaml").symlink_to(EXAMPLE / "registry_partial.yaml")
+    registry = recd_plugins.load_registry("registry_partial.yaml")
+    registry.dataset.prepare()
+    batch = next(iter(registry.dataloader(rank=0, world_size=1, split="train")))
+    histories = {"history_seen", "history_liked", "history_disliked"}
+    assert set(batch.stretches) == histories
+    assert not histories & set(batch.sparse_features.keys())
+    (program,) = re.findall(r"^```python\n(.*?)^```$", README, flags=re.DOTALL | re.MULTILINE)
+    exec(compile(program, "README.md", "exec"), {})
+    seen = re.search(r"history_seen: exact (\S+), partial (\S+)", capsys.readouterr().out)
+    assert seen
+    assert float(seen[1]) < 1.1
+    assert float(seen[2]) > 5
 
 
 def test_the_test_split_is_measured(tmp_path):
