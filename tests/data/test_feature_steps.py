@@ -1,11 +1,15 @@
 """Which entry of a registry transforms which feature."""
 
 import pytest
+import torch
 
 from recd_plugins import load_registry
+from recd_plugins.data.batch import Batch
 from recd_plugins.data.feature_steps import feature_steps, num_dense_inputs
+from recd_plugins.data.preprocess import build_preprocess
 from recd_plugins.errors import RegistryError
 from recd_plugins.interfaces import FeatureSchema
+from recd_plugins.training.prepare import build_model
 
 SCHEMA = FeatureSchema(sparse=("user_id", "item_id"), dense=("user_age", "price"), label="label")
 HEAD = """version: 1
@@ -77,3 +81,13 @@ def test_dense_inputs_grow_with_what_widens_features(registry):
     assert num_dense_inputs(registry(LOGIT % "price"), SCHEMA) == 2
     assert num_dense_inputs(registry(ONEHOT % ("price", 5)), SCHEMA) == 6
     assert num_dense_inputs(registry(ONEHOT % ('"*"', 2), ONEHOT % ("price", 3)), SCHEMA) == 8
+
+
+def test_the_model_is_built_for_the_dense_features_that_preprocessing_gives(registry):
+    made = registry(ONEHOT % ("price", 5) + "\nmodel: {embedding_dim: 4}")
+    model = build_model(made, SCHEMA)
+    batch = Batch(torch.tensor([[30.0, 2.0], [40.0, 4.0]]), torch.zeros(2))
+    dense = build_preprocess(made, SCHEMA)(batch).dense_features
+    assert dense.tolist() == [[30, 0, 0, 1, 0, 0], [40, 0, 0, 0, 0, 1]]
+    assert model.top.dense_arch is not None
+    assert model.top.dense_arch(dense).shape == (2, 4)

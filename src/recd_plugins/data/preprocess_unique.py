@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
-from recd_plugins.data.apply_step import apply_steps
+from recd_plugins.data.apply_step import apply_steps, apply_to_ids
 from recd_plugins.interfaces import Preprocessing
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import offsets_of
@@ -27,25 +27,38 @@ def transform_together(
         PluginError: a step failed, or returned something other than its interface allows.
     """
     all_values = adjacent([ikjt.values() for ikjt in ikjts])
-    all_lengths = adjacent([ikjt.lengths() for ikjt in ikjts])
-    if all_values is None or all_lengths is None:
-        return [
-            with_rows(ikjt, *apply_steps(steps, ikjt.keys(), ikjt.values(), ikjt.lengths()))
-            for ikjt in ikjts
-        ]
+    if all_values is None:
+        return _transform_each(steps, ikjts)
     keys = [key for ikjt in ikjts for key in ikjt.keys()]  # noqa: SIM118
+    if all(step.scope == "id" for step in steps):
+        values = all_values
+        for step in steps:
+            values = apply_to_ids(step, keys, values)
+        parts = torch.split(values, [ikjt.values().numel() for ikjt in ikjts])
+        return [
+            with_rows(ikjt, part, ikjt.lengths()) for ikjt, part in zip(ikjts, parts, strict=True)
+        ]
+    all_lengths = adjacent([ikjt.lengths() for ikjt in ikjts])
+    if all_lengths is None:
+        return _transform_each(steps, ikjts)
     values, lengths = apply_steps(steps, keys, all_values, all_lengths)
-    rows = [ikjt.lengths().numel() for ikjt in ikjts]
-    if lengths is all_lengths:
-        ids = [ikjt.values().numel() for ikjt in ikjts]
-    else:
-        ends = offsets_of(lengths)[list(accumulate(rows))].tolist()
-        ids = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+    num_rows = [ikjt.lengths().numel() for ikjt in ikjts]
+    ends = offsets_of(lengths)[list(accumulate(num_rows))].tolist()
+    num_ids = [end - start for start, end in pairwise([0, *ends])]
     return [
-        with_rows(ikjt, *changed)
-        for ikjt, *changed in zip(
-            ikjts, torch.split(values, ids), torch.split(lengths, rows), strict=True
+        with_rows(ikjt, *rows)
+        for ikjt, *rows in zip(
+            ikjts, torch.split(values, num_ids), torch.split(lengths, num_rows), strict=True
         )
+    ]
+
+
+def _transform_each(
+    steps: Sequence[Preprocessing], ikjts: Sequence[InverseKeyedJaggedTensor]
+) -> list[InverseKeyedJaggedTensor]:
+    return [
+        with_rows(ikjt, *apply_steps(steps, ikjt.keys(), ikjt.values(), ikjt.lengths()))
+        for ikjt in ikjts
     ]
 
 
