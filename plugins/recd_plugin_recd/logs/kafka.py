@@ -33,14 +33,45 @@ def confluent_kafka() -> ModuleType:
     return confluent_kafka
 
 
-def client_options(servers: str, more: dict[str, str]) -> dict[str, Any]:
-    """Configuration that any client has; ``more`` is the user's and wins."""
-    return {"bootstrap.servers": servers, "client.id": "recd", **more}
+class Place:
+    """Servers and topic, and what they last complained of.
+
+    Attributes:
+        fatal: an error after which the client cannot go on.
+    """
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.servers, self.topic = servers, topic
+        self.fatal: object = None
+        self._last: object = None
+
+    def options(self, more: dict[str, str]) -> dict[str, Any]:
+        """Configuration that any client has; ``more`` is the user's and wins."""
+        return {
+            "bootstrap.servers": self.servers,
+            "client.id": "recd",
+            # Errors are raised; in the log they would come many times a second.
+            "log_level": 2,
+            "error_cb": self._on_error,
+            **more,
+        }
+
+    def failed(self, error: object, note: str = "") -> DataError:
+        """What Kafka said, as an error for the user."""
+        last = f" (last: {_text(self._last)})" if self._last and self._last is not error else ""
+        return DataError(f"Kafka {self.servers}, topic {self.topic}: {_text(error)}{last}{note}")
+
+    def _on_error(self, error: Any) -> None:
+        self._last = error
+        if error.fatal():
+            self.fatal = error
 
 
-def failed(servers: str, topic: str, error: object) -> DataError:
-    """What Kafka said, as an error for the user."""
-    return DataError(f"Kafka {servers}, topic {topic}: {error}")
+def _text(error: Any) -> str:
+    """An error of the client library in words."""
+    if isinstance(error, Exception) and error.args:
+        error = error.args[0]
+    return str(error.str()) if hasattr(error, "str") else str(error)
 
 
 def pack_schema(schema: pa.Schema) -> bytes:

@@ -56,7 +56,7 @@ class KafkaConsumer:
         config: dict[str, str] | None = None,
     ) -> None:
         self._client = kafka.confluent_kafka()
-        self._place = (servers, topic)
+        self._place = kafka.Place(servers, topic)
         self._topic = topic
         self._folder = folder
         self._partitions = tuple(partitions)
@@ -65,7 +65,7 @@ class KafkaConsumer:
         self._options = {
             # A fetch that waits for more would hold up the next partition.
             "fetch.wait.max.ms": 10,
-            **kafka.client_options(servers, config or {}),
+            **self._place.options(config or {}),
             "group.id": group,
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
@@ -83,7 +83,7 @@ class KafkaConsumer:
             try:
                 consumer = self._client.Consumer(self._options)
             except self._client.KafkaException as error:
-                raise kafka.failed(*self._place, error) from error
+                raise self._place.failed(error) from error
             try:
                 in_folder = written_until(self._folder, self._topic)
                 return [
@@ -92,7 +92,7 @@ class KafkaConsumer:
                     for path in self._copy(consumer, number, in_folder.get(number, 0), progress)
                 ]
             except self._client.KafkaException as error:
-                raise kafka.failed(*self._place, error) from error
+                raise self._place.failed(error) from error
             finally:
                 consumer.close()
 
@@ -100,11 +100,11 @@ class KafkaConsumer:
         """Which partitions to read."""
         known = consumer.list_topics(self._topic, timeout=_SECONDS).topics[self._topic]
         if known.error is not None:
-            raise kafka.failed(*self._place, known.error)
+            raise self._place.failed(known.error)
         for number in self._partitions:
             if number not in known.partitions:
-                raise kafka.failed(
-                    *self._place, f"no partition {number}; there are {len(known.partitions)}"
+                raise self._place.failed(
+                    f"no partition {number}; there are {len(known.partitions)}"
                 )
         return self._partitions or tuple(sorted(known.partitions))
 
@@ -129,15 +129,13 @@ class KafkaConsumer:
         low, high = consumer.get_watermark_offsets(asked, timeout=_SECONDS)
         start = max(committed.offset, in_folder)
         if start > high:
-            raise kafka.failed(
-                *self._place,
+            raise self._place.failed(
                 f"partition {number} ends at offset {high}, but {start} offsets were read before: "
                 "the topic was made anew; use another group and another folder",
             )
         was_read = in_folder > 0 or committed.offset >= 0
         if was_read and start < low:
-            raise kafka.failed(
-                *self._place,
+            raise self._place.failed(
                 f"partition {number} begins at offset {low} and was read up to {start}: what was "
                 "between has been deleted; to go on, use another group and another folder",
             )
@@ -150,12 +148,12 @@ class KafkaConsumer:
         while True:
             message = consumer.poll(_SECONDS)
             if message is None:
-                raise kafka.failed(*self._place, f"no answer for {_SECONDS:.0f} s")
+                raise self._place.failed(f"no answer for {_SECONDS:.0f} s")
             error = message.error()
             if error is not None and error.code() == self._client.KafkaError._PARTITION_EOF:
                 return
             if error is not None:
-                raise kafka.failed(*self._place, error)
+                raise self._place.failed(error)
             yield message
             if message.offset() + 1 >= end:
                 return
@@ -198,7 +196,7 @@ class KafkaConsumer:
                 self._codecs[packed] = SampleCodec(kafka.unpack_schema(packed))
         except (ValueError, DataError) as error:
             where = f"partition {message.partition()}, offset {message.offset()}"
-            raise kafka.failed(*self._place, f"{where}: no row of recd: {error}") from error
+            raise self._place.failed(f"{where}: no row of recd: {error}") from error
         return packed
 
     def _decode(self, packed: bytes, messages: Sequence[Any]) -> pa.RecordBatch:
@@ -209,7 +207,7 @@ class KafkaConsumer:
             return self._codecs[packed].decode(np.frombuffer(b"".join(values), np.uint8), offsets)
         except DataError as error:
             where = f"partition {messages[0].partition()}, from offset {messages[0].offset()} on"
-            raise kafka.failed(*self._place, f"{where}: {error}") from error
+            raise self._place.failed(f"{where}: {error}") from error
 
 
 def written_until(folder: Path, topic: str) -> dict[int, int]:

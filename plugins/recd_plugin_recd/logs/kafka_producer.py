@@ -34,7 +34,8 @@ class KafkaProducer:
         client = kafka.confluent_kafka()
         if session not in schema.names:
             raise DataError(f"no column {session!r} for the session")
-        self._place = (servers, topic)
+        self._topic = topic
+        self._place = kafka.Place(servers, topic)
         self._session = session
         self._schema = schema.remove_metadata()
         self._codec = SampleCodec(self._schema)
@@ -48,11 +49,10 @@ class KafkaProducer:
             # More rows in a batch are more rows of a session to compress together.
             "linger.ms": "200",
         }
-        options = kafka.client_options(servers, {**defaults, **config})
         try:
-            self._producer = client.Producer({**options, "error_cb": self._on_error})
+            self._producer = client.Producer(self._place.options({**defaults, **config}))
         except client.KafkaException as error:
-            raise kafka.failed(*self._place, error) from error
+            raise self._place.failed(error) from error
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send rows. They are delivered when ``flush`` has returned.
@@ -72,7 +72,7 @@ class KafkaProducer:
             while True:
                 try:
                     self._producer.produce(
-                        self._place[1],
+                        self._topic,
                         value=data[offsets[number] : offsets[number + 1]],
                         key=session if isinstance(session, bytes) else str(session).encode(),
                         headers=self._headers,
@@ -83,7 +83,7 @@ class KafkaProducer:
                     self._producer.poll(0.1)
                     self._check()
                 except client.KafkaException as error:
-                    raise kafka.failed(*self._place, error) from error
+                    raise self._place.failed(error) from error
         self._producer.poll(0)
         self._check()
 
@@ -100,8 +100,8 @@ class KafkaProducer:
             if not left:
                 return
             if self.delivered == before:
-                raise kafka.failed(
-                    *self._place, f"no answer for {_SECONDS:.0f} s, {left} rows are not delivered"
+                raise self._place.failed(
+                    f"no answer for {_SECONDS:.0f} s, {left} rows are not delivered"
                 )
 
     def _on_delivery(self, error: Any, _message: object) -> None:
@@ -110,13 +110,7 @@ class KafkaProducer:
         else:
             self._failure = self._failure or error
 
-    def _on_error(self, error: Any) -> None:
-        # Others are retried by the client until message.timeout.ms.
-        if error.fatal():
-            self._failure = error
-
     def _check(self) -> None:
-        if self._failure is not None:
-            raise kafka.failed(
-                *self._place, f"{self._failure}; {self.delivered} rows were delivered before"
-            )
+        failure = self._failure or self._place.fatal
+        if failure is not None:
+            raise self._place.failed(failure, f"; {self.delivered} rows were delivered")

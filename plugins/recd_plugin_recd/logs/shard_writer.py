@@ -49,6 +49,9 @@ class ShardWriter:
         try:
             self._lock()
             self._sync_bytes = self._begin(header, report)
+        except OSError as error:
+            os.close(self._file)
+            raise DataError(f"{path}: cannot be written ({error.strerror})") from error
         except BaseException:
             os.close(self._file)
             raise

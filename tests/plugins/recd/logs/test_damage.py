@@ -84,7 +84,7 @@ def test_every_byte_flipped(shard, broken):
     data = shard.read_bytes()
     start, ends, records = sizes(shard)
     # Every byte of the first headers, and some of all others.
-    places = [*range(0, start, 7), *range(start, start + 60), *range(start + 60, len(data), 13)]
+    places = [*range(0, start, 17), *range(start, start + 60), *range(start + 60, len(data), 29)]
     for place in places:
         flipped = bytearray(data)
         flipped[place] ^= 1 << (place % 8)
@@ -103,7 +103,8 @@ def test_every_byte_flipped(shard, broken):
 def test_cut_at_every_length(shard, broken):
     data = shard.read_bytes()
     start, ends, _ = sizes(shard)
-    for length in [*range(0, start, 7), *range(start - 3, start + 60), *range(start, len(data), 7)]:
+    lengths = [*range(0, start, 17), *range(start - 3, start + 60), *range(start, len(data), 19)]
+    for length in lengths:
         broken.write_bytes(data[:length])
         if length < start // 2:
             with pytest.raises(DataError, match=r"recdlog: no header of a log shard"):

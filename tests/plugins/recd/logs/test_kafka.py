@@ -223,9 +223,25 @@ def test_the_commands(servers, topic, tmp_path, monkeypatch):
         assert setting.partition("=")[0] in wrong.output
 
 
+def test_a_row_that_is_too_large_is_told(servers, topic):
+    large = pa.record_batch([pa.array([1, 2]), pa.array([b"x", b"x" * 2_000_000])],
+                            names=["session_id", "data"])  # fmt: skip
+    with pytest.raises(DataError, match=f"topic {topic}: .*Message size too large"):
+        produce(servers, topic, large)
+
+
 def test_a_topic_that_is_not_there(servers, tmp_path):
-    with pytest.raises(DataError, match=r"topic nowhere: .*UNKNOWN_TOPIC"):
+    with pytest.raises(DataError, match="topic nowhere: Broker: Unknown topic or partition"):
         consume(servers, "nowhere", tmp_path / "t")
+
+
+def test_servers_that_do_not_answer(monkeypatch, tmp_path):
+    monkeypatch.setattr("recd_plugin_recd.logs.kafka_consumer._SECONDS", 0.5)
+    monkeypatch.setattr("recd_plugin_recd.logs.kafka_producer._SECONDS", 0.5)
+    with pytest.raises(DataError, match=r"Kafka 127\.0\.0\.1:1, topic t: .*etadata"):
+        consume("127.0.0.1:1", "t", tmp_path / "t")
+    with pytest.raises(DataError, match=r"no answer .* 5 rows are not delivered \(last: .*refused"):
+        produce("127.0.0.1:1", "t", rows(5))
 
 
 def test_without_the_extra_it_is_named(monkeypatch, tmp_path):

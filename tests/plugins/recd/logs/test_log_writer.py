@@ -198,6 +198,18 @@ def test_a_null_session_is_refused(tmp_path):
         write(tmp_path / "log", batch)
 
 
+def test_too_many_files_are_said(tmp_path, monkeypatch):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    for more in (20, 21):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + more, limits[1]))
+        try:
+            with pytest.raises(DataError, match=r"cannot be written \(Too many open files\)"):
+                write(tmp_path / f"log{more}", rows(1), num_shards=100)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_a_full_disk_leaves_no_half_block(tmp_path):
     """A limit on the size of files stands for the disk."""
     program = (
@@ -213,8 +225,6 @@ def test_a_full_disk_leaves_no_half_block(tmp_path):
         "    print(type(error).__name__, error, path.stat().st_size == size)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
-    # The signal of the limit is ignored by Python.
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
