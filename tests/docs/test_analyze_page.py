@@ -1,5 +1,6 @@
 """The example of docs/commands/analyze.md runs."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -18,4 +19,7 @@ def test_the_example_runs(tmp_path, monkeypatch):
         result = CliRunner().invoke(main, shlex.split(line.removeprefix("$ recd ")))
         assert result.exit_code == 0, result.output
     assert (tmp_path / "impressions.html").is_file()
-    assert (tmp_path / "impressions.json").is_file()
+    report = json.loads((tmp_path / "impressions.json").read_text())
+    (described,) = re.findall(r"^With `--json`: (.*?)\n\n", PAGE.read_text(), re.DOTALL | re.M)
+    inside = report.keys() | report["sessions"].keys() | report["sample"].keys()
+    assert set(re.findall(r"`(\w+)`", described)) <= inside
