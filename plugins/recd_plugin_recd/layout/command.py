@@ -28,6 +28,13 @@ import click
     help="Most rows of a row group, which ends where a session ends.",
 )
 @click.option(
+    "--compression-level",
+    type=click.IntRange(1, 19),
+    default=3,
+    show_default=True,
+    help="Of zstd; 9 saves some percent and takes several times longer.",
+)
+@click.option(
     "--popularity",
     type=click.Path(path_type=Path, dir_okay=False),
     help="How often each feature is read, as JSON or lines FEATURE,COUNT: the order of columns.",
@@ -53,6 +60,7 @@ def convert_layout(
     session: str,
     timestamp: str,
     row_group_rows: int,
+    compression_level: int,
     popularity: Path | None,
     nulls: str,
     force: bool,
@@ -78,6 +86,7 @@ def convert_layout(
         session,
         timestamp,
         row_group_rows,
+        compression_level,
         nulls,  # type: ignore[arg-type]
         popularity,
     )

@@ -29,6 +29,7 @@ class Conversion:
         layout: of the features.
         session, timestamp: columns of the source.
         row_group_rows: most rows of a row group.
+        compression_level: of zstd.
         nulls: what becomes of a null in place of a list.
         popularity: a file with how often each feature is read, for the order of columns.
     """
@@ -39,6 +40,7 @@ class Conversion:
     session: str = "session_id"
     timestamp: str = "ts"
     row_group_rows: int = 8192
+    compression_level: int = 3
     nulls: Nulls = "error"
     popularity: Path | None = None
 
@@ -88,6 +90,7 @@ def convert_layout(
                 popularity=popularity,
                 metadata=_metadata(file),
                 nulls=conversion.nulls,
+                compression_level=conversion.compression_level,
                 source=file,
             ) as writer:
                 _copy(table.table, number, writer, progress)

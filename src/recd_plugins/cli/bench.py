@@ -53,7 +53,7 @@ def names() -> list[str]:
     import recd_benchmarks
 
     found = (module.name for module in pkgutil.iter_modules(recd_benchmarks.__path__))
-    return sorted(name for name in found if name not in ("batches", "frame"))
+    return sorted(name for name in found if name not in ("batches", "frame", "tables"))
 
 
 def _list(console: Console) -> None:

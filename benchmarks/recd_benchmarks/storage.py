@@ -1,0 +1,85 @@
+"""What clustering by session saves on disk, at the same settings and at the best of each side."""
+
+from __future__ import annotations
+
+import tempfile
+from itertools import product
+from pathlib import Path
+
+from recd_benchmarks.frame import Figure, Size
+from recd_benchmarks.tables import Order, Settings, write_tables
+from recd_plugins.data.list_dict import Layout
+
+SUMMARY = "bytes of PAPERCAL on disk, by time over clustered by session"
+
+_SAME = Settings("list_dict", row_group_rows=4096)
+_SAME_LIST = Settings("list", row_group_rows=4096)
+_LAYOUTS: tuple[Layout, ...] = ("list", "list_dict")
+# Up to what a reader decodes at once; levels that take more than ten times as long are left out.
+_SEARCHED = [
+    Settings(layout, rows, level)
+    for layout, rows, level in product(_LAYOUTS, (8192, 16_384), (3, 9))
+]
+
+
+def _rows(size: Size) -> int:
+    return 16_384 if size == "small" else 131_072
+
+
+def workload(size: Size) -> str:
+    """The input in words."""
+    return (
+        f"PAPERCAL, {_rows(size)} rows, zstd; by time as cut from a stream of a million rows in "
+        f"flight. Same settings: list_dict, row groups of {_SAME.row_group_rows} rows, level 3. "
+        f"Searched for the best: {' and '.join(_LAYOUTS)}, row groups of 8,192 and 16,384 rows, "
+        "levels 3 and 9"
+    )
+
+
+def run(size: Size) -> list[Figure]:
+    """Measure: bytes do not vary, so every figure is of one run."""
+    settings = [_SAME, _SAME_LIST, *_SEARCHED]
+    num_bytes: dict[tuple[Order, Settings], int] = {}
+    orders: tuple[Order, Order] = ("stream", "clustered")
+    with tempfile.TemporaryDirectory() as folder:
+        tables = {
+            f"{order}-{number}": (order, each)
+            for order, (number, each) in product(orders, enumerate(settings))
+        }
+        paths = write_tables(Path(folder), _rows(size), tables)
+        for name, key in tables.items():
+            num_bytes[key] = paths[name].stat().st_size
+    best = {order: min(num_bytes[order, each] for each in _SEARCHED) for order in orders}
+    return [
+        _ratio(
+            "interleaved_over_clustered_same",
+            num_bytes["stream", _SAME] / num_bytes["clustered", _SAME],
+            paper=3.71,
+            goal=7.2,
+        ),
+        _ratio(
+            "interleaved_over_clustered_same_list",
+            num_bytes["stream", _SAME_LIST] / num_bytes["clustered", _SAME_LIST],
+        ),
+        _ratio(
+            "interleaved_over_clustered_best",
+            best["stream"] / best["clustered"],
+            goal=5,
+        ),
+        *(
+            Figure.of(
+                f"{'interleaved' if order == 'stream' else order}_{each.layout}"
+                f"_{each.row_group_rows}_level_{each.compression_level}_bytes_per_row",
+                [num_bytes[order, each] / _rows(size)],
+                unit="bytes",
+                better="lower",
+            )
+            for order, each in product(orders, _SEARCHED)
+        ),
+    ]
+
+
+def _ratio(
+    figure: str, value: float, *, paper: float | None = None, goal: float | None = None
+) -> Figure:
+    return Figure.of(figure, [value], unit="ratio", better="higher", paper=paper, goal=goal)
