@@ -213,6 +213,22 @@ def test_a_reader_that_knows_nothing_of_workers(folder):
     assert with_positions(shared) == expected[1:]
 
 
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_row_groups_larger_than_a_block(folder, monkeypatch, num_workers):
+    """They are cut, and what one worker has of one is decoded in one pass."""
+    monkeypatch.setattr("recd_plugins.data.reader._MOST_ROWS", ROW_GROUP // 2)
+    dataset = registry(folder, 0).dataset
+    blocks: dict[int, list[int]] = {}
+    for worker in range(num_workers):
+        reader = dataset.reader(rank=0, world_size=1, batch_size=BATCH, split="train")
+        for number, block in enumerate(reader.blocks(worker, num_workers)):
+            rows = [row for batch in block for row in batch.data["number"].to_pylist()]
+            blocks[number * num_workers + worker] = rows
+    assert {len(rows) for rows in blocks.values()} == {ROW_GROUP // 2, BATCH}
+    in_order = [row for _, rows in sorted(blocks.items()) for row in rows]
+    assert in_order == list(range(ROWS // BATCH * BATCH))
+
+
 PLACES = [(ranks, workers) for ranks in (1, 2, 4) for workers in (0, 2)]
 
 

@@ -98,10 +98,10 @@ def _at(data: Tensor, place: Place) -> Tensor:
 def _shared(size: int) -> Tensor:
     try:
         # What torch's own default_collate calls in a worker; public ways write the memory twice.
-        storage = torch.UntypedStorage._new_shared(size)
+        storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
     except RuntimeError as error:
         raise SetupError(
             f"no {size / 1e6:.0f} MB of shared memory for batches: {error}; enlarge /dev/shm "
             "(docker run --shm-size), or lower training.workers or training.batch_size"
         ) from error
-    return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    return torch.empty(0, dtype=torch.uint8).set_(storage)

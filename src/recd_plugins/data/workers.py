@@ -73,8 +73,8 @@ class Workers:
                 what = f"reader worker {died.worker} of rank {self._rank} {died.how}"
                 if deaths == 3:
                     raise SetupError(
-                        f"{what}, the third death without a batch in between{died.remedy}, or "
-                        "training.workers: 0"
+                        f"{what}, the third death without a batch in between{died.remedy}. With "
+                        "training.workers: 0 the rank reads by itself"
                     ) from None
                 print(f"{what}; new workers read on{died.remedy}", file=sys.stderr)
 
