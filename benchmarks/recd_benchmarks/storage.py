@@ -12,8 +12,9 @@ from recd_plugins.data.list_dict import Layout
 
 SUMMARY = "bytes of PAPERCAL on disk, by time over clustered by session"
 
-_SAME = Settings("list_dict", row_group_rows=4096)
-_SAME_LIST = Settings("list", row_group_rows=4096)
+# As many rows as generated tables have in a row group.
+_SAME = Settings("list_dict", row_group_rows=2048)
+_SAME_LIST = Settings("list", row_group_rows=2048)
 _LAYOUTS: tuple[Layout, ...] = ("list", "list_dict")
 # Up to what a reader decodes at once; levels that take more than ten times as long are left out.
 _SEARCHED = [
