@@ -58,9 +58,11 @@ def batches(draw):
 def test_unique_rows_are_exact_whatever_the_hash(batch, dtype, offsets_dtype, first, hash_mask):
     columns = [make_column(rows, dtype, offsets_dtype, first) for rows in batch]
     a, b, c = columns
-    unique = Deduplicator()([[a, b], [c], [a, b, c]], len(batch[0]), hash_mask)
-    for found, group in zip(unique, (batch[:2], batch[2:], batch), strict=True):
-        check(found, group)
+    deduplicate = Deduplicator()
+    for _ in range(2):  # the second time it knows how much to expect
+        unique = deduplicate([[a, b], [c], [a, b, c]], len(batch[0]), hash_mask)
+        for found, group in zip(unique, (batch[:2], batch[2:], batch), strict=True):
+            check(found, group)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -119,6 +121,28 @@ def test_results_stay_when_the_next_batch_comes():
     (second,) = deduplicate([[make_column(second_batch)]], 3)
     check(first, [first_batch])
     check(second, [second_batch])
+
+
+MOVING = [[1, 2], [1, 2], [3], [], [4, 5, 6], [4, 5, 6]]
+MOVING_TOO = [[10], [10], [30, 31], [40], [50], [50]]
+GROUPS = {
+    "change together": [MOVING, MOVING_TOO],
+    "change apart": [MOVING, [[7], [8], [8], [8], [9], [9]]],
+    "as many changes in other rows": [MOVING, [[1], [2], [3], [4], [4], [4]]],
+    "back to what they were": [[[1], [2], [1], [2], [3], [1]]],
+    "alone": [MOVING_TOO],
+}
+
+
+@pytest.mark.parametrize("before", [[[1]] * 6, [[row] for row in range(6)]])
+def test_groups_that_are_copied_at_once_stand_next_to_others(before):
+    """Whether the batch before lets it expect few values, so that room runs out, or many."""
+    deduplicate = Deduplicator()
+    groups = list(GROUPS.values())
+    for batch in ([[before]] * len(groups), groups, groups[::-1], groups):
+        columns = [[make_column(rows) for rows in group] for group in batch]
+        for found, group in zip(deduplicate(columns, 6), batch, strict=True):
+            check(found, group)
 
 
 def test_results_own_their_memory():

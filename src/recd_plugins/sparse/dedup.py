@@ -23,6 +23,8 @@ JaggedColumn = tuple[NDArray[Any], NDArray[Any]]
 
 _SIZES = (4, 8)
 ALL_BITS = 0xFFFFFFFFFFFFFFFF
+#: Room for a batch in which rows share less than in the last one.
+SPARE = 1.2
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,13 @@ class Deduplicator:
     """Stores equal rows once, and keeps its working memory from batch to batch.
 
     Not to be shared by threads. What it returns is new memory; the arrays of one call are slices
-    of a few large ones, which the allocator serves faster than many small ones.
+    of a few large ones, which the allocator serves faster than many small ones. From the second
+    batch on it knows how much to expect, and copies a row when it first sees it.
     """
 
     def __init__(self) -> None:
         self._shape = (-1, -1, -1)
+        self._share = 0.0
 
     def __call__(
         self, groups: Sequence[Sequence[JaggedColumn]], num_rows: int, hash_mask: int = ALL_BITS
@@ -71,6 +75,9 @@ class Deduplicator:
         inverse = np.empty((len(groups), num_rows), np.int64)
         num_unique = np.empty(len(groups), np.int64)
         sizes = np.empty(len(columns), np.int64)
+        copied = np.empty(len(groups), np.bool_)
+        total = _count(groups)
+        copies = np.empty(int(total * self._share), np.int64)
         kernels.find_unique_rows(
             columns,
             ends,
@@ -82,9 +89,15 @@ class Deduplicator:
             inverse,
             num_unique,
             sizes,
+            address_of(copies),
+            copies.nbytes,
+            copied,
         )
-        unique, targets = _allocate(groups, inverse, num_unique.tolist(), sizes.tolist())
-        kernels.copy_rows(columns, ends, self._first_rows, num_unique, targets)
+        self._share = min(1.0, SPARE * int(sizes.sum()) / total) if total else 0.0
+        unique, targets = _allocate(
+            groups, inverse, num_unique.tolist(), sizes.tolist(), copied.tolist(), copies
+        )
+        kernels.copy_rows(columns, ends, self._first_rows, num_unique, copied, targets)
         return unique
 
     def _make_room(self, num_groups: int, group_size: int, num_rows: int) -> None:
@@ -102,22 +115,30 @@ def _allocate(
     inverse: NDArray[np.int64],
     num_unique: Sequence[int],
     sizes: Sequence[int],
+    copied: Sequence[bool],
+    copies: NDArray[np.int64],
 ) -> tuple[list[UniqueRows], NDArray[np.int64]]:
-    """Room for the unique rows, and the addresses for each column's values and lengths."""
-    all_values = np.empty(sum(sizes), np.int64)
+    """The unique rows, or room for them, and addresses for each column's values and lengths."""
+    is_copied = [flag for group, flag in zip(groups, copied, strict=True) for _ in group]
+    to_copy = sum(size for size, done in zip(sizes, is_copied, strict=True) if not done)
+    all_values = np.empty(to_copy, np.int64)
     counts = [len(group) * count for group, count in zip(groups, num_unique, strict=True)]
     all_lengths = np.empty(sum(counts), np.int32)
     length_at = address_of(all_lengths)
     unique, targets = [], []
     size_of = iter(sizes)
-    word = length = 0
-    for group, count, group_count, lookup in zip(groups, num_unique, counts, inverse, strict=True):
-        values = []
+    # Words that are taken of both, and lengths.
+    ends = {False: 0, True: 0}
+    length = 0
+    for group, count, group_count, lookup, done in zip(
+        groups, num_unique, counts, inverse, copied, strict=True
+    ):
+        values, word = [], ends[done]
         for dtype, run in groupby(column[0].dtype for column in group):
             run_sizes = [next(size_of) for _ in run]
             total = sum(run_sizes)
             last_word = word + -(-total * dtype.itemsize // 8)
-            array = all_values[word:last_word]
+            array = (copies if done else all_values)[word:last_word]
             values.append(array if dtype == np.int64 else array.view(dtype)[:total])
             value_at = address_of(array)
             for size in run_sizes:
@@ -125,8 +146,17 @@ def _allocate(
                 value_at += size * dtype.itemsize
                 length += count
             word = last_word
+        ends[done] = word
         unique.append(UniqueRows(tuple(values), all_lengths[length - group_count : length], lookup))
     return unique, np.array(targets, np.int64).reshape(-1, 2)
+
+
+def _count(groups: Sequence[Sequence[JaggedColumn]]) -> int:
+    """Values that the groups may have room for together; none unless all are of 8 bytes."""
+    columns = [column for group in groups for column in group]
+    if any(values.itemsize != 8 for values, _ in columns):
+        return 0
+    return sum(offsets.item(-1) - offsets.item(0) for _, offsets in columns)
 
 
 def address_of(array: NDArray[Any]) -> int:

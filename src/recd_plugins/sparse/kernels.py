@@ -44,16 +44,30 @@ def _hash_row(values: Any, shift: Any, start: Any, length: Any) -> Any:
 
 
 @numba.njit(inline="always")
-def _hash_changes(values: Any, shift: Any, offsets: Any, wide: Any, hashes: Any) -> None:
-    """Hash each row that is not the row before it; the others are left 0."""
+def _hash_changes(
+    values: Any, shift: Any, offsets: Any, wide: Any, hashes: Any, target: Any, end: Any
+) -> Any:
+    """Hash each row that is not the row before it; the others are left 0.
+
+    While such a row is in the cache it is copied, too, from address ``target`` on up to ``end``.
+    Returns how many rows that were, and where the copies end, which is behind ``end`` where not all
+    found room.
+    """
     words = int32_at(values)
     num_rows = u64(len(hashes))
+    changes = 0
     row, stop = u64(0), u64(0)
     while row < num_rows:
         start = offset_at(offsets, wide, row)
         length = offset_at(offsets, wide, row + u64(1)) - start
         hashes[row] = _hash_row(values, shift, start, length)
+        size = np.int64(length << u64(shift + 2))
+        if target + size <= end:
+            copy_bytes(target, values + np.int64(start << u64(shift + 2)), size)
+        target += size
+        changes += 1
         row, stop = next_change(words, shift, offsets, wide, row + u64(1), stop, num_rows)
+    return changes, target
 
 
 @numba.njit(inline="always")
@@ -79,8 +93,14 @@ def find_unique_rows(
     inverse: Any,
     num_unique: Any,
     sizes: Any,
+    copies: Any,
+    room: Any,
+    copied: Any,
 ) -> None:
     """Number the distinct rows of each group of columns in the order in which they occur.
+
+    In clustered data the columns of a group mostly change in the same rows, and never back to what
+    they were: then the rows that change are the distinct ones, and are copied already.
 
     Args:
         columns: int64 ``[num_columns, 4]``: address of the values, 1 if these have 64 bits and 0 if
@@ -94,7 +114,12 @@ def find_unique_rows(
         inverse: int64 ``[num_groups, B]``, out.
         num_unique: int64 ``[num_groups]``, out.
         sizes: int64 ``[num_columns]``, out: values in the unique rows of each column.
+        copies: address, out: the unique rows of each column of each group in ``copied``, one after
+            the other.
+        room: bytes there.
+        copied: bool ``[num_groups]``, out: the groups whose unique rows are there.
     """
+    end_of_copies = copies + room
     num_rows = column_hashes.shape[1]
     mask = u64(len(table) - 1)
     current = np.empty(len(column_hashes), np.uint64)
@@ -102,11 +127,15 @@ def find_unique_rows(
     for group in range(len(group_ends)):
         end = group_ends[group]
         table[:] = -1
+        target, fewest_changes = copies, num_rows
         for column in range(begin, end):
             values, shift, offsets, wide = columns[column]
             column_hashes[column - begin] = 0
-            _hash_changes(values, shift, offsets, wide, column_hashes[column - begin])
-        count, last = 0, 0
+            changes, target = _hash_changes(
+                values, shift, offsets, wide, column_hashes[column - begin], target, end_of_copies
+            )
+            fewest_changes = min(fewest_changes, changes)
+        count, last, rows_that_change = 0, 0, 0
         for index in range(num_rows):
             row = u64(index)
             changed = False
@@ -117,6 +146,7 @@ def find_unique_rows(
             if not changed:
                 inverse[group, row] = last
                 continue
+            rows_that_change += 1
             key = u64(0)
             for column in range(end - begin):
                 key = (key ^ current[column]) * _MIX
@@ -147,6 +177,10 @@ def find_unique_rows(
                 slot = (slot + u64(1)) & mask
             inverse[group, row] = last
         num_unique[group] = count
+        # Every column changes in each of these rows, and no two of them are equal.
+        copied[group] = count == rows_that_change == fewest_changes and target <= end_of_copies
+        if copied[group]:
+            copies = target
         for column in range(begin, end):
             offsets, wide = columns[column, 2], columns[column, 3]
             values_of_column = u64(0)
@@ -160,15 +194,16 @@ def find_unique_rows(
 
 @numba.njit(cache=True, nogil=True)
 def copy_rows(
-    columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, targets: Any
+    columns: Any, group_ends: Any, first_rows: Any, num_unique: Any, copied: Any, targets: Any
 ) -> None:
-    """Copy the unique rows of each column.
+    """Copy the unique rows of each column, or only their lengths where the rows are copied already.
 
     Args:
         columns: as ``find_unique_rows`` takes them.
         group_ends: the same.
         first_rows: what it found.
         num_unique: what it found.
+        copied: what it copied.
         targets: int64 ``[num_columns, 2]``: addresses for a column's values, of the width of the
             column's, and for its lengths, int32.
     """
@@ -178,7 +213,11 @@ def copy_rows(
         for column in range(begin, group_ends[group]):
             values, shift, offsets, wide = columns[column]
             target, lengths = targets[column, 0], int32_at(targets[column, 1])
-            for index in range(count):
+            for index in range(count if copied[group] else 0):
+                row = u64(first_rows[group, index])
+                end = offset_at(offsets, wide, row + u64(1))
+                lengths[index] = np.int32(end - offset_at(offsets, wide, row))
+            for index in range(0 if copied[group] else count):
                 row = u64(first_rows[group, index])
                 ahead = u64(first_rows[group, min(index + _AHEAD, count - 1)])
                 coming = values + (np.int64(offset_at(offsets, wide, ahead)) << (shift + 2))

@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.sparse import partial_kernels
-from recd_plugins.sparse.dedup import JaggedColumn, address_of, describe
+from recd_plugins.sparse.dedup import SPARE, JaggedColumn, address_of, describe
 
 MAX_SHIFT = 8
-#: Room that is left for a batch in which rows share less than in the last one.
-_SPARE = 1.2
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,10 @@ class RowPacker:
         if values is None:
             values = packed(total)
             assert values is not None
+        if values.size * 2 < total * self._share:
+            values = values.copy()  # rather than keep memory that nobody uses
         if total:
-            self._share = min(1.0, _SPARE * values.size / total)
+            self._share = min(1.0, SPARE * values.size / total)
         return PackedRows(values, offsets, lengths, tuple(sizes.tolist()))
 
 
