@@ -216,7 +216,8 @@ def dense_batch() -> Batch:
 
 
 def test_dense_features_are_transformed_and_widened_in_place():
-    steps = {"x": [Negative(PluginOptions())], "z": [Halves(), Negative(PluginOptions())]}
+    negative = Negative(PluginOptions())
+    steps: dict[str, list[Preprocessing]] = {"x": [negative], "z": [Halves(), negative]}
     batch = dense_batch()
     after = Preprocess(steps, ("x", "y", "z"))(batch)
     assert after.dense_features.tolist() == [[-1, 2, -1.5, -1.5], [-4, 5, -3, -3]]
@@ -267,7 +268,10 @@ class Keeps(FirstId):
 
     def __init__(self, kept):
         super().__init__(PluginOptions())
-        self.kept_lengths = kept
+        self.kept = kept
+
+    def kept_lengths(self, lengths):
+        return self.kept(lengths)
 
 
 def partial_batch() -> Batch:
@@ -281,9 +285,14 @@ def partial_batch() -> Batch:
     return Batch(torch.zeros(3, 0), torch.zeros(3), partials=(partial,))
 
 
+class AddOneById(AddOne):
+    """The same, and says that it looks at ids alone."""
+
+    scope = "id"
+
+
 def test_shared_ids_are_transformed_once():
-    step = AddOne()
-    step.scope = "id"
+    step = AddOneById()
     after = Preprocess({"a": [step], "b": [step]})(partial_batch())
     (partial,) = after.partials
     assert step.ids_seen == 6

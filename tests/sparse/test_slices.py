@@ -1,7 +1,7 @@
 import numpy as np
 import torch
 
-from recd_plugins.sparse.slices import adjacent, tensors_of
+from recd_plugins.sparse.slices import adjacent, adjacent_runs, tensors_of
 
 
 def test_slices_of_one_array_are_one_tensor_again():
@@ -29,3 +29,16 @@ def test_a_gap_another_order_or_a_stride_is_not_adjacent():
     assert adjacent([whole[2:4], whole[:2]]) is None
     assert adjacent([whole[::2]]) is None
     assert adjacent([whole[2:4]]).tolist() == [2, 3]
+
+
+def test_runs_end_where_memory_does():
+    one, other = np.arange(10), np.arange(10)
+    assert [part.tolist() for part in tensors_of([one[::3], one[1:3]])] == [[0, 3, 6, 9], [1, 2]]
+    arrays = [one[:2], one[2:5], one[5:5], other[:3], one[5:6], other[6:9], other[9:], other[8:]]
+    parts = tensors_of(arrays)
+    assert [part.tolist() for part in parts] == [array.tolist() for array in arrays]
+    assert adjacent_runs(parts) == [3, 1, 1, 2, 1]
+    assert adjacent_runs([]) == []
+    whole = torch.arange(10)
+    assert adjacent_runs([whole[0:4:2], whole[4:6]]) == [1, 1]
+    assert adjacent_runs([whole[:0], whole[:2], whole[2:3]]) == [3]

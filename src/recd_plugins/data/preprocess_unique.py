@@ -12,7 +12,7 @@ from recd_plugins.data.apply_step import apply_steps, apply_to_ids
 from recd_plugins.interfaces import Preprocessing
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.sparse.jagged import offsets_of
-from recd_plugins.sparse.slices import adjacent
+from recd_plugins.sparse.slices import adjacent, adjacent_runs
 
 
 def transform_together(
@@ -26,8 +26,17 @@ def transform_together(
     Raises:
         PluginError: a step failed, or returned something other than its interface allows.
     """
+    transformed: list[InverseKeyedJaggedTensor] = []
+    for count in adjacent_runs([ikjt.values() for ikjt in ikjts]):
+        transformed += _transform_run(steps, ikjts[len(transformed) :][:count])
+    return transformed
+
+
+def _transform_run(
+    steps: Sequence[Preprocessing], ikjts: Sequence[InverseKeyedJaggedTensor]
+) -> list[InverseKeyedJaggedTensor]:
     all_values = adjacent([ikjt.values() for ikjt in ikjts])
-    if all_values is None:
+    if all_values is None:  # one that is not contiguous
         return _transform_each(steps, ikjts)
     keys = [key for ikjt in ikjts for key in ikjt.keys()]  # noqa: SIM118
     if all(step.scope == "id" for step in steps):

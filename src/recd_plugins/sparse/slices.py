@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -12,12 +13,45 @@ from torch import Tensor
 
 def tensors_of(arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
     """Tensors of one-dimensional arrays, without a copy; slices of one array share one storage."""
-    base = arrays[0].base if arrays else None
-    if base is None or any(a.base is not base or a.dtype != base.dtype for a in arrays):
-        return [torch.from_numpy(array) for array in arrays]
-    whole, start = torch.from_numpy(base).flatten(), _address(base)
-    places = ((_address(array) - start) // array.itemsize for array in arrays)
-    return [whole[at : at + len(array)] for at, array in zip(places, arrays, strict=True)]
+    bases: dict[int, tuple[Tensor, int]] = {}
+    tensors = []
+    for array in arrays:
+        base = array.base
+        if (
+            not isinstance(base, np.ndarray)
+            or base.ndim != 1
+            or base.dtype != array.dtype
+            or not (base.flags.c_contiguous and array.flags.c_contiguous)
+        ):
+            tensors.append(torch.from_numpy(array))
+            continue
+        if id(base) not in bases:
+            bases[id(base)] = torch.from_numpy(base), _address(base)
+        whole, start = bases[id(base)]
+        at = (_address(array) - start) // array.itemsize if array.size else 0
+        tensors.append(whole[at : at + array.size])
+    return tensors
+
+
+def adjacent_runs(parts: Sequence[Tensor]) -> list[int]:
+    """How many of ``parts``, in their order, lie one after the other: the longest such runs.
+
+    Args:
+        parts: tensors of one dimension and one dtype.
+    """
+    runs: list[int] = []
+    storage, end = 0, -1
+    for part in parts:
+        if not part.numel() and runs:
+            runs[-1] += 1
+            continue
+        its_storage, start = part.untyped_storage().data_ptr(), int(part.storage_offset())
+        if its_storage == storage and start == end and part.is_contiguous():
+            runs[-1] += 1
+        else:
+            runs.append(1)
+        storage, end = its_storage, start + part.numel() if part.is_contiguous() else -1
+    return runs
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
