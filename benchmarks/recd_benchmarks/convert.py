@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from recd_benchmarks.batches import BATCH_SIZE, SCHEMA, papercal_batches
+from recd_benchmarks.batches import BATCH_SIZE, SCHEMA, list_dict_batch, papercal_batches
 from recd_benchmarks.frame import Figure, Size, in_turn, keep_freed_memory
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugin_recd.kjt import KjtConverter
+from recd_plugin_recd.list_dict import ListDictConverter
 from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
-from recd_plugins.data.arrow import sparse_column
+from recd_plugins.data.arrow import dictionary_column, sparse_column
 from recd_plugins.interfaces import Rows
 from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
+from recd_plugins.sparse.dictionaries import DictionaryColumn
 from recd_plugins.sparse.from_columns import (
     ikjts_from_columns,
+    ikjts_from_dictionaries,
     kjt_from_columns,
     partial_from_columns,
 )
@@ -33,6 +36,7 @@ _PAPER = "1.11 - 1.37"
 
 Input = TypeVar("Input")
 Columns = dict[str, JaggedColumn]
+Dictionaries = dict[str, DictionaryColumn]
 
 
 def _num_batches(size: Size) -> int:
@@ -51,6 +55,7 @@ def run(size: Size) -> list[Figure]:
     """Measure: tensors from decoded columns, and whole converters from Arrow to a Batch."""
     batches = papercal_batches(_num_batches(size))
     columns = [{name: sparse_column(rows, name) for name in SCHEMA.sparse} for rows in batches]
+    stored = list(map(list_dict_batch, batches))
     kjt = KjtConverter(KjtConverter.Options())
     ikjt = IkjtConverter(IkjtConverter.Options(min_dedupe_factor=_MIN_DEDUPE_FACTOR))
     every = IkjtConverter(IkjtConverter.Options())
@@ -62,10 +67,22 @@ def run(size: Size) -> list[Figure]:
     exact, exact_items = _exact(ikjt), _exact(every)
     packed = _partial(partial)
 
-    def figures(suffix: str, goals: tuple[float | None, float | None]) -> list[Figure]:
+    passed_on = _passthrough(stored[0])
+    both = list(zip(columns, map(_dictionaries, stored), strict=True))
+
+    def figures(
+        suffix: str, goals: tuple[float | None, float | None, float | None]
+    ) -> list[Figure]:
         return [
             _ratio(f"ikjt_exact_over_kjt{suffix}", exact, _plain, columns, goals[0], _PAPER),
             _ratio(f"ikjt_partial_over_kjt{suffix}", packed, _plain, columns, goals[1]),
+            _ratio(
+                f"ikjt_passthrough_over_kjt{suffix}",
+                lambda pair: passed_on(*pair),
+                lambda pair: _plain(pair[0]),
+                both,
+                goals[2],
+            ),
             _ratio(f"ikjt_exact_items_too_over_kjt{suffix}", exact_items, _plain, columns),
             _ratio(f"exact_converter_over_plain{suffix}", _convert(ikjt), _convert(kjt), batches),
             _ratio(
@@ -73,8 +90,8 @@ def run(size: Size) -> list[Figure]:
             ),
         ]
 
-    fresh = figures("_fresh", (None, None))
-    return figures("", (0.8, 0.5)) + fresh if keep_freed_memory() else fresh
+    fresh = figures("_fresh", (None, None, None))
+    return figures("", (0.8, 0.5, 0.35)) + fresh if keep_freed_memory() else fresh
 
 
 def _plain(columns: Columns) -> object:
@@ -105,6 +122,26 @@ def _partial(partial: PartialIkjtConverter) -> Callable[[Columns], object]:
         return partial_from_columns(packed, BATCH_SIZE, pack), plain and _plain(plain)
 
     return make
+
+
+def _passthrough(sample: Rows) -> Callable[[Columns, Dictionaries], object]:
+    """The groups that a converter chose straight from dictionaries and codes, the rest plain."""
+    converter = ListDictConverter(ListDictConverter.Options(min_dedupe_factor=_MIN_DEDUPE_FACTOR))
+    converter.fit(sample, SCHEMA)
+    groups = [group.features for group in converter.report() if group.deduplicated]
+    grouped = {name for group in groups for name in group}
+
+    def make(columns: Columns, dictionaries: Dictionaries) -> object:
+        plain = {name: column for name, column in columns.items() if name not in grouped}
+        stored = [{name: dictionaries[name] for name in group} for group in groups]
+        return ikjts_from_dictionaries(stored, BATCH_SIZE), plain and _plain(plain)
+
+    return make
+
+
+def _dictionaries(rows: Rows) -> Dictionaries:
+    columns = {name: dictionary_column(rows, name) for name in SCHEMA.sparse}
+    return {name: column for name, column in columns.items() if column is not None}
 
 
 def _convert(
