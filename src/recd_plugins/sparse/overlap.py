@@ -3,6 +3,9 @@
 Rows are given by the address of their values, read as 32-bit words so that one loop serves all item
 sizes, and positions in them. ``shift`` is 1 where a value has 64 bits and 0 where it has 32. Numba
 counts a mix of signed and unsigned integers as floats: positions and lengths are ``np.uint64``.
+
+Numba's cache does not see a change here or in ``memory.py``, only one in the file of the compiled
+function: after one, delete ``__pycache__/*.nb?`` next to the kernels.
 """
 
 from __future__ import annotations
