@@ -70,7 +70,7 @@ def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) ->
     described = np.array([_describe(column) for column in columns], np.int64).reshape(-1, 4)
     ends = np.cumsum([len(group) for group in groups], dtype=np.int64)
     heads = np.empty(max((column.bounds.size for column in columns), default=0), np.int32)
-    first_rows = np.empty((len(groups), num_rows), np.int32)
+    first_rows = np.empty((len(groups), num_rows + 1), np.int32)
     inverse = np.empty((len(groups), num_rows), np.int64)
     num_unique = np.empty(len(groups), np.int64)
     sizes = np.empty(len(columns), np.int64)
@@ -78,7 +78,7 @@ def unique_lists(groups: Sequence[Sequence[DictionaryColumn]], num_rows: int) ->
         described,
         ends,
         heads,
-        np.empty(num_rows, np.int32),
+        np.empty(num_rows + 1, np.int32),
         first_rows,
         inverse,
         num_unique,
