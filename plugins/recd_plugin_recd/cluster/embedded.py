@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from recd_plugin_recd.cluster.gather import copied_share
-from recd_plugin_recd.cluster.memory import Budget
+from recd_plugin_recd.cluster.memory import Budget, resident
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.ranges import Range, deal, together
 from recd_plugin_recd.cluster.reading import Input
@@ -67,9 +67,12 @@ class EmbeddedEngine:
         Raises:
             DataError: the input is wrong, memory too small or the disk full.
         """
+        base = resident()
         first = self._input.peek()
         copied = 0.0 if first is None else copied_share(first.data)
-        budget = Budget(self._options.memory, self._options.row_group_rows, copied)
+        columns = len(self._input.schema)
+        rows = self._options.row_group_rows
+        budget = Budget(self._options.memory, base, rows, columns, copied)
         ranges = self._spilled()
         if ranges is None:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -174,6 +177,8 @@ class EmbeddedEngine:
             entries = json.loads((self._scratch / _RANGES).read_text())
         except (OSError, ValueError):
             return None
+        for unfinished in self._parts.glob(".*"):
+            unfinished.unlink()
         ranges: list[Range] = []
         file = -1
         for name, size, goes_on, num_rows, num_bytes in entries:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numba
@@ -11,22 +11,13 @@ import pyarrow as pa
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+from recd_plugin_recd.cluster.arena import Arena, buffers_of
 from recd_plugins.sparse.memory import copy_bytes, int32_at, prefetch
 
 u64 = np.uint64
 #: Rows between the one that is copied and the one that is fetched from memory meanwhile.
 _AHEAD = 4
-
-Take = Callable[["Places"], pa.Array]
-
-
-class Places:
-    """Rows by batch and row in it, int32 ``[rows]`` each, and by number in all, int64."""
-
-    def __init__(self, rows: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
-        self.rows = rows
-        self.batches = (np.searchsorted(starts, rows, "right") - 1).astype(np.int32)
-        self.in_batch = (rows - starts[self.batches]).astype(np.int32)
+_MOST_ITEMS = 2**31 - 1
 
 
 class Gather:
@@ -34,20 +25,38 @@ class Gather:
 
     Lists and strings without nulls, which are most of a table's bytes, are copied row by row
     straight from where they are; other columns are joined once, and held twice for that.
+
+    Args:
+        arena: where to put what is copied.
     """
 
-    def __init__(self, batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> None:
-        self._schema = schema
+    def __init__(self, batches: Sequence[pa.RecordBatch], schema: pa.Schema, arena: Arena) -> None:
+        self._schema, self._arena = schema, arena
         self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)])[:-1]
-        self._columns: list[Take] = [
-            _taker([batch.column(index) for batch in batches], field.type)
+        self._columns = [
+            _column([batch.column(index) for batch in batches], field.type)
             for index, field in enumerate(schema)
         ]
 
     def take(self, rows: NDArray[np.int64]) -> pa.RecordBatch:
         """These rows, in this order."""
-        places = Places(rows, self._starts)
-        return pa.record_batch([take(places) for take in self._columns], schema=self._schema)
+        places = _Places(rows, self._starts)
+        columns: list[Any] = [
+            column.offsets(places)
+            if isinstance(column, _JaggedColumn)
+            else column.take(pa.array(rows))
+            for column in self._columns
+        ]
+        jagged = {
+            index: column
+            for index, column in enumerate(self._columns)
+            if isinstance(column, _JaggedColumn)
+        }
+        sizes = {index: column.size(columns[index]) for index, column in jagged.items()}
+        buffers = buffers_of(self._arena, sizes.values())
+        for (index, column), buffer in zip(jagged.items(), buffers, strict=True):
+            columns[index] = column.take(places, columns[index], buffer)
+        return pa.record_batch(columns, schema=self._schema)
 
 
 def copied_share(batch: pa.RecordBatch) -> float:
@@ -58,12 +67,59 @@ def copied_share(batch: pa.RecordBatch) -> float:
     return joined / max(1, batch.nbytes)
 
 
-def _taker(chunks: list[pa.Array], kind: pa.DataType) -> Take:
+class _Places:
+    """Rows by batch and by row in it, int32 ``[rows]`` each."""
+
+    def __init__(self, rows: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
+        self.batches = (np.searchsorted(starts, rows, "right") - 1).astype(np.int32)
+        self.rows = (rows - starts[self.batches]).astype(np.int32)
+
+
+class _JaggedColumn:
+    """A column of lists or strings in several chunks; ``item`` is the bytes of an item."""
+
+    def __init__(self, chunks: list[pa.Array], kind: pa.DataType, item: int) -> None:
+        self._chunks, self._kind, self._item = chunks, kind, item
+        self._offsets = np.array([_offsets(chunk) for chunk in chunks], np.int64)
+        self._items = np.array([_items(chunk, item) for chunk in chunks], np.int64)
+
+    def offsets(self, places: _Places) -> NDArray[np.int32]:
+        """Of the column that ``take`` will make."""
+        offsets = np.empty(len(places.rows) + 1, np.int32)
+        size = int(_new_offsets(self._offsets, places.batches, places.rows, offsets))
+        if size > _MOST_ITEMS:
+            raise OverflowError(f"{len(places.rows)} rows with {size} items in one column")
+        return offsets
+
+    def size(self, offsets: NDArray[np.int32]) -> int:
+        """Bytes of the items."""
+        return int(offsets[-1]) * self._item
+
+    def take(self, places: _Places, offsets: NDArray[np.int32], target: pa.Buffer) -> pa.Array:
+        """The rows of ``places``, their items in ``target``."""
+        _copy_items(
+            self._offsets,
+            self._items,
+            places.batches,
+            places.rows,
+            self._item,
+            offsets,
+            target.address,
+        )
+        num_rows, bounds = len(places.rows), pa.py_buffer(offsets)
+        if not pt.is_list(self._kind):
+            return pa.Array.from_buffers(self._kind, num_rows, [None, bounds, target], 0)
+        item = self._kind.value_type
+        items = pa.Array.from_buffers(item, int(offsets[-1]), [None, target], 0)
+        return pa.Array.from_buffers(self._kind, num_rows, [None, bounds], 0, children=[items])
+
+
+def _column(chunks: list[pa.Array], kind: pa.DataType) -> Any:
+    """Something with a method ``take``."""
     item = _item_bytes(chunks, kind)
     if item is not None:
         return _JaggedColumn(chunks, kind, item)
-    joined = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
-    return lambda places: joined.take(pa.array(places.rows))
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
 
 
 def _item_bytes(chunks: list[pa.Array], kind: pa.DataType) -> int | None:
@@ -79,39 +135,6 @@ def _item_bytes(chunks: list[pa.Array], kind: pa.DataType) -> int | None:
     if not fixed or any(chunk.values.null_count for chunk in chunks):
         return None
     return int(item.bit_width // 8)
-
-
-class _JaggedColumn:
-    """A column of lists or strings in several chunks."""
-
-    def __init__(self, chunks: list[pa.Array], kind: pa.DataType, item: int) -> None:
-        self._chunks, self._kind, self._item = chunks, kind, item
-        self._offsets = np.array([_offsets(chunk) for chunk in chunks], np.int64)
-        self._items = np.array([_items(chunk, item) for chunk in chunks], np.int64)
-
-    def __call__(self, places: Places) -> pa.Array:
-        offsets = np.empty(len(places.rows) + 1, np.int32)
-        size = int(_new_offsets(self._offsets, places.batches, places.in_batch, offsets))
-        if size > 2**31 - 1:
-            raise OverflowError(f"{len(places.rows)} rows with {size} items in one column")
-        target = pa.allocate_buffer(size * self._item)
-        _copy_items(
-            self._offsets,
-            self._items,
-            places.batches,
-            places.in_batch,
-            self._item,
-            offsets,
-            target.address,
-        )
-        bounds = pa.py_buffer(offsets)
-        if not pt.is_list(self._kind):
-            buffers = [None, bounds, target]
-            return pa.Array.from_buffers(self._kind, len(places.rows), buffers, 0)
-        items = pa.Array.from_buffers(self._kind.value_type, size, [None, target], 0)
-        return pa.Array.from_buffers(
-            self._kind, len(places.rows), [None, bounds], 0, children=[items]
-        )
 
 
 def _offsets(chunk: pa.Array) -> int:

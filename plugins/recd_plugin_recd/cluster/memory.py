@@ -7,6 +7,7 @@ import resource
 import sys
 from dataclasses import dataclass
 
+from recd_plugin_recd.cluster.arena import SPARE
 from recd_plugins.errors import DataError
 
 _MB = 1 << 20
@@ -14,12 +15,14 @@ _MB = 1 << 20
 BATCH_BYTES = 16 * _MB
 #: Most bytes of a range: the 32-bit offsets of strings and lists never overflow.
 _MAX_RANGE = 1 << 30
-#: What allocators keep of freed memory, and Arrow's buffers of files.
-_SLACK = 96 * _MB
-#: Row groups in memory while one is made and written: gathered, waiting, encoded.
-_GROUPS = 3
+#: What compiling takes, and what allocators keep of freed memory.
+_SLACK = 200 * _MB
+#: Of each column while rows are read: pages, as they are stored and decoded.
+_COLUMN = 4 * _MB
 #: Batches in memory while rows are dealt to ranges: read ahead, gathered, written.
 _BATCHES = 8
+#: Row groups in memory while one is made and written: gathered, waiting, encoded.
+_GROUPS = 3
 _MAX_WORKERS = 8
 
 
@@ -43,13 +46,21 @@ class Budget:
 
     Args:
         memory: bytes that the process may take.
+        base: bytes that it took before.
         copied_share: share of a row's bytes in columns that are held twice while they are sorted.
     """
 
-    def __init__(self, memory: int, row_group_rows: int, copied_share: float) -> None:
-        self._memory, self._base = memory, resident()
-        self._row_group_rows = row_group_rows
-        self._factor = 1 + copied_share
+    def __init__(
+        self,
+        memory: int,
+        base: int,
+        row_group_rows: int,
+        num_columns: int,
+        copied_share: float,
+    ) -> None:
+        self._memory, self._base = memory, base
+        self._row_group_rows, self._num_columns = row_group_rows, num_columns
+        self._factor = SPARE + copied_share
 
     def plan(self, row_bytes: float) -> Plan:
         """Divide the memory between the parts of the work, for rows of this mean size.
@@ -60,7 +71,7 @@ class Budget:
         free = self._memory - self._base - _SLACK
         groups = int(_GROUPS * self._row_group_rows * row_bytes)
         smallest = int(max(self._row_group_rows * row_bytes, BATCH_BYTES) * self._factor)
-        needed = max(smallest + groups, _BATCHES * BATCH_BYTES)
+        needed = max(smallest + groups, _BATCHES * BATCH_BYTES + self._num_columns * _COLUMN)
         if free < needed:
             minimum = -(-(self._memory - free + needed) // 1_000_000)
             raise DataError(

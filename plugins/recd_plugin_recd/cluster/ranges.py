@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recd_plugin_recd.cluster.arena import Arena
 from recd_plugin_recd.cluster.gather import Gather
 from recd_plugin_recd.cluster.keys import Cut, Keys
 from recd_plugin_recd.cluster.memory import BATCH_BYTES
@@ -35,8 +36,8 @@ class Range:
     num_bytes: int = 0
     batches: list[pa.RecordBatch] = field(default_factory=list)
 
-    def read(self) -> Iterator[pa.RecordBatch]:
-        """Its rows.
+    def read(self, arena: Arena | None = None) -> Iterator[pa.RecordBatch]:
+        """Its rows. Without ``arena`` one batch is in memory at a time, with it all are, there.
 
         Raises:
             DataError: the spill file is damaged.
@@ -46,8 +47,9 @@ class Range:
             return
         try:
             # Read, not mapped: pages of a mapped file count as memory of this process.
-            with pa.OSFile(str(self.path)) as file, pa.ipc.open_stream(file) as stream:
-                yield from stream
+            with pa.OSFile(str(self.path)) as file:
+                stored = file if arena is None else _loaded(file, arena)
+                yield from pa.ipc.open_stream(stored)
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{self.path}: a spill file cannot be read: {error}") from error
 
@@ -82,13 +84,15 @@ def deal(
     ranges = [Range(paths[number] if paths else None, start) for number, start in enumerate(starts)]
     writers: list[Any] = []
     row = size = 0
+    # Spilled rows are done with when they are written; others are kept where they are.
+    arena = Arena() if paths else None
     try:
         with ExitStack() as stack:
             for path in paths or ():
                 sink = stack.enter_context(pa.OSFile(str(path), "wb"))
                 writers.append(stack.enter_context(pa.ipc.new_stream(sink, schema)))
             for batch in batches:
-                parts = [batch] if not cuts else _split(batch, row, keys, cuts)
+                parts = [batch] if not cuts else _split(batch, row, keys, cuts, arena or Arena())
                 row += batch.num_rows
                 size += batch.nbytes
                 if most is not None and size > most:
@@ -104,6 +108,10 @@ def deal(
     except OSError as error:
         where = paths[0].parent if paths else "memory"
         raise DataError(f"{where}: rows cannot be spilled here ({error})") from error
+    filled = [each for each in ranges if each.num_rows]
+    if filled:
+        # Cuts may lie before the first row.
+        filled[0].goes_on = goes_on
     return ranges
 
 
@@ -126,8 +134,15 @@ def keys_of(batch: Any, keys: SessionKeys) -> Keys:
     return Keys.of(batch.column(keys.session), batch.column(keys.timestamp))
 
 
+def _loaded(file: Any, arena: Arena) -> Any:
+    size = file.size()
+    block = arena.block(size)[:size]
+    file.readinto(block)
+    return pa.py_buffer(block)
+
+
 def _split(
-    batch: pa.RecordBatch, first_row: int, keys: SessionKeys, cuts: list[Cut]
+    batch: pa.RecordBatch, first_row: int, keys: SessionKeys, cuts: list[Cut], arena: Arena
 ) -> list[pa.RecordBatch]:
     """The rows of each range, in the order of the output."""
     own = keys_of(batch, keys)
@@ -135,6 +150,6 @@ def _split(
     own = own.take(order)
     numbers: NDArray[np.int64] = order + first_row
     ends = [own.position(cut, numbers) for cut in cuts]
-    ordered = Gather([batch], batch.schema).take(order)
+    ordered = Gather([batch], batch.schema, arena).take(order)
     bounds = [0, *ends, batch.num_rows]
     return [ordered.slice(start, end - start) for start, end in pairwise(bounds)]

@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -109,13 +110,18 @@ class Input:
         return pa.record_batch(columns, schema=self.schema)
 
     def _check_nulls(self, rows: Rows, name: str, lists: Any) -> None:
+        row = None
         if lists.null_count and self._options.nulls == "error":
             row = int(lists.is_null().to_numpy(zero_copy_only=False).argmax())
+            what = "the list is null; write an empty one, or let --nulls empty make it one"
+        elif lists.values.null_count and (items := lists.flatten()).null_count:
+            item = int(items.is_null().to_numpy(zero_copy_only=False).argmax())
+            ends = np.cumsum(lists.value_lengths().fill_null(0).to_numpy())
+            row = int(np.searchsorted(ends, item, "right"))
+            what = "a null in the list; write lists without nulls"
+        if row is not None:
             path, number = rows.origin_of(row)
-            raise DataError(
-                f"{path}: row {number} (from 0), column {name!r}: the list is null; write an empty "
-                "one, or have --nulls empty make empty ones of nulls"
-            )
+            raise DataError(f"{path}: row {number} (from 0), column {name!r}: {what}")
 
     def _read(self, columns: Sequence[str] | None) -> Generator[Rows, None, None]:
         if isinstance(self._source, ParquetSource):

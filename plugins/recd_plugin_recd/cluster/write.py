@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from recd_plugin_recd.cluster.arena import Arena
 from recd_plugin_recd.cluster.gather import Gather
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.ranges import Range, keys_of
@@ -49,13 +51,21 @@ class RangeWriter:
                 files[-1].append(each)
             else:
                 files.append([each])
-        if self.layouts is None:
-            self.layouts = choose_layouts_of(next(self._sorted(ranges[0])), self._options.layout)
+        idle: SimpleQueue[_Sorter] = SimpleQueue()
+        for _ in range(workers):
+            idle.put(_Sorter(self._schema, self._keys, self._options.row_group_rows))
+        if self.layouts is None and not self._path(0).exists():
+            sorter = idle.get()
+            self.layouts = choose_layouts_of(next(sorter.sort(ranges[0])), self._options.layout)
+            idle.put(sorter)
+
+        def write_file(number: int, parts: list[Range]) -> None:
+            sorter = idle.get()
+            self._write_file(self._path(number), parts, sorter, progress)
+            idle.put(sorter)
+
         with ThreadPoolExecutor(workers, "recd-cluster") as pool:
-            written = [
-                pool.submit(self._write_file, self._folder / part_name(number), parts, progress)
-                for number, parts in enumerate(files)
-            ]
+            written = [pool.submit(write_file, *each) for each in enumerate(files)]
             try:
                 for one in written:
                     one.result()
@@ -63,28 +73,41 @@ class RangeWriter:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _write_file(self, path: Path, ranges: list[Range], progress: Progress) -> None:
+    def _path(self, number: int) -> Path:
+        return self._folder / part_name(number)
+
+    def _write_file(
+        self, path: Path, ranges: list[Range], sorter: _Sorter, progress: Progress
+    ) -> None:
         if path.exists():
             progress(0, sum(each.num_rows for each in ranges))
         else:
             with table_writer(path, self._schema, self._keys, self._options, self.layouts) as file:
                 for each in ranges:
-                    for batch in self._sorted(each):
+                    for batch in sorter.sort(each):
                         file.write(batch)
                         progress(0, batch.num_rows)
         for each in ranges:
             each.drop()
 
-    def _sorted(self, part: Range) -> Iterator[pa.RecordBatch]:
+
+class _Sorter:
+    """Sorts one range after the other in the same memory."""
+
+    def __init__(self, schema: pa.Schema, keys: SessionKeys, row_group_rows: int) -> None:
+        self._schema, self._keys, self._row_group_rows = schema, keys, row_group_rows
+        self._loaded, self._gathered = Arena(), Arena()
+
+    def sort(self, part: Range) -> Iterator[pa.RecordBatch]:
         """The rows of a range in order, in the pieces that become row groups."""
-        batches = list(part.read())
+        batches = list(part.read(self._loaded))
         names = [self._keys.session, self._keys.timestamp]
         keys = keys_of(
             pa.Table.from_batches([batch.select(names) for batch in batches]), self._keys
         )
         order = keys.order()
-        gather = Gather(batches, self._schema)
-        for start, end in pieces(keys.sessions[order], self._options.row_group_rows):
+        gather = Gather(batches, self._schema, self._gathered)
+        for start, end in pieces(keys.sessions[order], self._row_group_rows):
             yield gather.take(order[start:end])
 
 

@@ -1,0 +1,280 @@
+"""``recd cluster``: what it writes, whatever the memory, types, partitions and layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from recd_plugin_recd.cluster import embedded, memory, ranges
+from recd_plugin_recd.cluster.downsample import sessions_kept
+from recd_plugin_recd.cluster.memory import Plan
+from recd_plugins.cli import main
+from recd_plugins.data.list_dict import is_list_dict, to_lists
+from recd_plugins.data.statistics import read_footers
+
+
+def recd(*arguments: object):
+    return CliRunner().invoke(main, ["cluster", *map(str, arguments)])
+
+
+def make_table(num_rows: int, *, sessions: int = 40, seed: int = 0) -> pa.Table:
+    """Rows in no order, with ties in time; ``row`` numbers them as they come."""
+    random = np.random.default_rng(seed)
+    lists = [random.integers(0, 9, random.integers(0, 5)).tolist() for _ in range(num_rows)]
+    return pa.table(
+        {
+            "session_id": random.integers(-sessions, sessions, num_rows),
+            "ts": random.integers(0, 6, num_rows),
+            "label": random.integers(0, 2, num_rows).astype(np.int8),
+            "dense": random.random(num_rows).astype(np.float32),
+            "ids": pa.array(lists, pa.list_(pa.int64())),
+            "few": pa.array([row[:1] for row in lists], pa.list_(pa.int32())),
+            "name": [None if row % 7 == 0 else f"n{row}" for row in range(num_rows)],
+            "nested": [{"a": [str(row)], "b": None} for row in range(num_rows)],
+            "row": np.arange(num_rows),
+        }
+    )
+
+
+def write(table: pa.Table, path: Path, **options: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table, path, **options)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.parquet"))
+
+
+def read(folder: Path) -> pa.Table:
+    """The rows of the files in their order, without what Parquet says of nulls and names."""
+    return pa.concat_tables(
+        [plain(pq.ParquetFile(file).read()) for file in files(folder)]
+    ).combine_chunks()
+
+
+def plain(table: pa.Table) -> pa.Table:
+    columns = {}
+    for field in table.schema:
+        column = table[field.name].combine_chunks()
+        if is_list_dict(field):
+            column = to_lists(column)
+        columns[field.name] = column.to_pylist() if pa.types.is_nested(column.type) else column
+    return pa.table(columns)
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """What the command should make of a table, by Arrow's own stable sort."""
+    keys = [("session_id", "ascending"), ("ts", "ascending"), ("row", "ascending")]
+    return plain(table.sort_by(keys))
+
+
+@pytest.fixture
+def little(monkeypatch) -> None:
+    """Memory of 4 KB for a range and 3 ranges at once: rows are dealt again and again."""
+    plan = Plan(range_bytes=4096, workers=2, whole_bytes=0)
+    monkeypatch.setattr(memory.Budget, "plan", lambda *_: plan)
+    monkeypatch.setattr(embedded, "_MOST_RANGES", 3)
+    monkeypatch.setattr(ranges, "BATCH_BYTES", 8192)
+
+
+@pytest.mark.parametrize("where", ["in memory", "spilled"])
+def test_rows_by_session_and_time_and_ties_as_they_came(tmp_path, where, request):
+    if where == "spilled":
+        request.getfixturevalue("little")
+    table = make_table(3000)
+    write(table.slice(0, 1000), tmp_path / "src" / "a.parquet", row_group_size=300)
+    write(table.slice(1000), tmp_path / "src" / "b.parquet")
+    result = recd(tmp_path / "src", tmp_path / "dst", "--json", tmp_path / "report.json")
+    assert result.exit_code == 0, result.output
+    assert read(tmp_path / "dst").equals(in_order(table))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dst", "report.json", "src"]
+
+    sessions = [
+        set(pq.read_table(file)["session_id"].to_pylist()) for file in files(tmp_path / "dst")
+    ]
+    assert len(sessions) > (1 if where == "in memory" else 20) - 1
+    assert sum(map(len, sessions)) == len(set.union(*sessions)), "a session is in one file"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["rows"], report["sessions"]) == (3000, len(set.union(*sessions)))
+    assert report["peak_memory"] > 50e6
+    assert read_footers(files(tmp_path / "dst")).features["ids"].ids == sum(
+        map(len, table["ids"].to_pylist())
+    )
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_one_session_larger_than_the_memory(tmp_path, little, ties):
+    table = make_table(2000, sessions=1).set_column(0, "session_id", pa.array(np.full(2000, 7)))
+    if ties:
+        table = table.set_column(1, "ts", pa.array(np.zeros(2000, np.int64)))
+    write(table, tmp_path / "src.parquet")
+    result = recd(tmp_path / "src.parquet", tmp_path / "dst", "--row-group-rows", 100)
+    assert result.exit_code == 0, result.output
+    assert len(files(tmp_path / "dst")) == 1
+    assert read(tmp_path / "dst").equals(in_order(table))
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        pa.int32(),
+        pa.uint64(),
+        pa.string(),
+        pa.large_string(),
+        pa.binary(),
+        pa.dictionary(pa.int32(), pa.string()),
+    ],
+    ids=str,
+)
+def test_types_of_sessions(tmp_path, little, session):
+    table = make_table(600)
+    numbers = table["session_id"].to_numpy()
+    if session == pa.uint64():
+        numbers = numbers.astype(np.uint64)
+    elif not pa.types.is_integer(session):
+        numbers = np.array([f"sé{number}" for number in numbers])
+    values = pa.array(numbers)
+    table = table.set_column(0, "session_id", values)
+    write(table.set_column(0, "session_id", values.cast(session)), tmp_path / "src.parquet")
+    result = recd(tmp_path / "src.parquet", tmp_path / "dst")
+    assert result.exit_code == 0, result.output
+    found = pa.concat_tables([pq.read_table(file) for file in files(tmp_path / "dst")])
+    assert found["row"].to_pylist() == in_order(table)["row"].to_pylist()
+    assert len(files(tmp_path / "dst")) > 1
+
+
+@pytest.mark.parametrize(
+    "time", [pa.timestamp("us"), pa.timestamp("ns", "UTC"), pa.float64()], ids=str
+)
+def test_types_of_times(tmp_path, little, time):
+    table = make_table(600)
+    write(table.set_column(1, "ts", table["ts"].cast(time)), tmp_path / "src.parquet")
+    result = recd(tmp_path / "src.parquet", tmp_path / "dst")
+    assert result.exit_code == 0, result.output
+    assert read(tmp_path / "dst")["row"].equals(in_order(table)["row"])
+
+
+def test_partitions_stay_and_are_sorted_by_themselves(tmp_path):
+    table = make_table(900)
+    hours = ["dt=1/hour=00", "dt=1/hour=01", "dt=2/hour=00"]
+    for number, hour in enumerate(hours):
+        write(table.slice(300 * number, 300), tmp_path / "src" / hour / "x.parquet")
+    result = recd(tmp_path / "src", tmp_path / "dst")
+    assert result.exit_code == 0, result.output
+    for number, hour in enumerate(hours):
+        assert read(tmp_path / "dst" / hour).equals(in_order(table.slice(300 * number, 300)))
+
+
+def test_whole_sessions_stay_when_downsampled(tmp_path, little):
+    table = make_table(4000, sessions=300)
+    write(table, tmp_path / "src.parquet")
+    for name, options in {"a": [], "b": [], "c": ["--seed", 1]}.items():
+        result = recd(
+            tmp_path / "src.parquet", tmp_path / name, "--downsample-sessions", 0.25, *options
+        )
+        assert result.exit_code == 0, result.output
+    kept = sessions_kept(table["session_id"].combine_chunks(), 0.25, 0)
+    assert read(tmp_path / "a").equals(in_order(table.filter(pa.array(kept))))
+    sessions = [set(read(tmp_path / name)["session_id"].to_pylist()) for name in "abc"]
+    assert sessions[0] == sessions[1] != sessions[2]
+    assert 90 < len(sessions[0]) < 210
+
+
+def test_list_dict_out_and_in(tmp_path, little):
+    table = make_table(600, sessions=10)
+    same = pa.array([[session] * 20 for session in table["session_id"].to_pylist()])
+    table = table.set_column(4, "ids", same)
+    write(table, tmp_path / "src.parquet")
+    for source, target in (("src.parquet", "a"), ("a", "b")):
+        result = recd(tmp_path / source, tmp_path / target, "--layout", "list_dict")
+        assert result.exit_code == 0, result.output
+        stored = [pq.read_schema(file).field("ids") for file in files(tmp_path / target)]
+        assert all(map(is_list_dict, stored))
+        assert read(tmp_path / target)["ids"].equals(in_order(table)["ids"])
+
+
+def test_row_groups_end_with_sessions(tmp_path):
+    write(make_table(2000, sessions=50), tmp_path / "src.parquet")
+    assert recd(tmp_path / "src.parquet", tmp_path / "dst", "--row-group-rows", 256).exit_code == 0
+    seen: set[int] = set()
+    for group in row_groups(tmp_path / "dst"):
+        sessions = set(group["session_id"].to_pylist())
+        assert len(group) <= 256
+        assert not sessions & seen
+        seen |= sessions
+
+
+def row_groups(folder: Path) -> Iterator[pa.Table]:
+    for path in files(folder):
+        with pq.ParquetFile(path) as file:
+            yield from (file.read_row_group(group) for group in range(file.num_row_groups))
+
+
+def test_force_replaces_a_table_and_nothing_else(tmp_path):
+    write(make_table(100), tmp_path / "src.parquet")
+    write(make_table(50), tmp_path / "dst" / "dt=1" / "x.parquet")
+    result = recd(tmp_path / "src.parquet", tmp_path / "dst")
+    assert result.exit_code == 1
+    assert "exists already" in result.output
+    assert recd(tmp_path / "src.parquet", tmp_path / "dst", "--force").exit_code == 0
+    assert read(tmp_path / "dst").num_rows == 100
+
+    (tmp_path / "dst" / "thesis.tex").write_text("years of work")
+    result = recd(tmp_path / "src.parquet", tmp_path / "dst", "--force")
+    assert result.exit_code == 1
+    assert "it holds thesis.tex" in result.output
+    assert read(tmp_path / "dst").num_rows == 100
+
+
+def test_too_little_memory_says_the_least(tmp_path):
+    write(make_table(100), tmp_path / "src.parquet")
+    result = recd(tmp_path / "src.parquet", tmp_path / "dst", "--memory", "100MB")
+    assert result.exit_code == 1
+    assert "--memory 100MB is too small: " in result.output
+    assert [path.name for path in tmp_path.iterdir()] == ["src.parquet"]
+    assert recd("a", "b", "--memory", "much").exit_code == 2
+
+
+def test_check_tells_clustered_from_not(tmp_path):
+    table = make_table(500)
+    write(table, tmp_path / "src.parquet")
+    assert recd(tmp_path / "src.parquet", tmp_path / "dst").exit_code == 0
+    result = recd("--check", tmp_path / "dst")
+    assert result.exit_code == 0, result.output
+    assert "500 rows in order" in result.output
+
+    result = recd("--check", tmp_path / "src.parquet")
+    assert result.exit_code == 1
+    assert f"{tmp_path / 'src.parquet'}: row " in result.output
+    times = pa.table({"session_id": [5, 5, 4, 4, 4, 5], "ts": [1, 2, 1, 3, 2, 9]})
+    write(times, tmp_path / "times.parquet")
+    assert "row 4 (from 0): the time" in recd("--check", tmp_path / "times.parquet").output
+    write(times.set_column(1, "ts", pa.array(range(6))), tmp_path / "times.parquet")
+    assert "row 5 (from 0): its session" in recd("--check", tmp_path / "times.parquet").output
+
+
+def test_a_dataset_of_a_registry_file(tmp_path):
+    events = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
+    events += [f"{row % 3}\t{row}\t{row % 6}\t{1000 * (row // 30) + row}" for row in range(90)]
+    (tmp_path / "log.inter").write_text("\n".join(events) + "\n")
+    example = Path(__file__).parents[4] / "examples" / "movielens" / "registry.yaml"
+    text = example.read_text().replace("data/ml-100k.inter", str(tmp_path / "log.inter"))
+    (tmp_path / "registry.yaml").write_text(text)
+    result = recd(tmp_path / "registry.yaml", tmp_path / "dst")
+    assert result.exit_code == 0, result.output
+    assert recd("--check", tmp_path / "dst", *keys(tmp_path / "dst")).exit_code == 0
+    assert read(tmp_path / "dst").num_rows == 81
+
+
+def keys(folder: Path) -> list[str]:
+    names = pq.read_schema(files(folder)[0]).names
+    session = next(name for name in names if "session" in name)
+    timestamp = next(name for name in names if name in ("ts", "timestamp"))
+    return ["--session", session, "--timestamp", timestamp]

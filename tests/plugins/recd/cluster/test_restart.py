@@ -1,0 +1,190 @@
+"""A run that was killed, and what the next one makes of what it left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugin_recd.cluster import embedded, memory, write
+from recd_plugin_recd.cluster.job import cluster
+from recd_plugin_recd.cluster.memory import Plan
+from recd_plugin_recd.cluster.options import ClusterOptions
+from recd_plugin_recd.cluster.write import RangeWriter
+from recd_plugin_recd.papercal_table import TableOptions, write_table
+from recd_plugins.errors import DataError
+
+HIDDEN = ".dst.recd-cluster"
+#: Runs the command with ranges of 1 MB, and stops itself at the n-th of some events.
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from recd_plugin_recd.cluster import embedded, memory, ranges, write, work_folder
+from recd_plugin_recd.cluster.job import cluster
+from recd_plugin_recd.cluster.memory import Plan
+from recd_plugin_recd.cluster.options import ClusterOptions
+
+event, count = sys.argv[1], int(sys.argv[2])
+memory.Budget.plan = lambda *_: Plan(1 << 20, 2, 0)
+
+def kill_at(owner, name):
+    function = getattr(owner, name)
+    def counted(*arguments, **options):
+        global count
+        count -= 1
+        if count == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    setattr(owner, name, counted)
+
+if event != "none":
+    kill_at({
+        "_split": ranges, "_remember": embedded.EmbeddedEngine, "drop": ranges.Range,
+        "write_json": embedded, "_write_file": write.RangeWriter, "publish": work_folder.WorkFolder,
+    }[event], event)
+cluster(ClusterOptions(Path("src"), Path("dst")), force=True, say=lambda line: print(line))
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("restart") / "src"
+    for hour in range(2):
+        write_table(
+            folder / f"hour={hour}",
+            TableOptions(rows=400, seed=hour, layout="interleaved", row_group_rows=100),
+        )
+    return folder
+
+
+def run(folder: Path, event: str = "none", count: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SCRIPT, event, str(count)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def read(folder: Path) -> list[pa.Table]:
+    return [
+        pa.concat_tables(pq.ParquetFile(file).read() for file in sorted(hour.iterdir()))
+        for hour in sorted(folder.iterdir())
+    ]
+
+
+@pytest.fixture(scope="module")
+def whole(source) -> list[pa.Table]:
+    """What an uninterrupted run writes."""
+    cluster(ClusterOptions(source, source.parent / "whole"))
+    return read(source.parent / "whole")
+
+
+@pytest.mark.parametrize(
+    ("event", "count", "kept"),
+    [
+        ("_split", 2, 0),
+        ("write_json", 1, 0),
+        ("drop", 1, 1),
+        ("drop", 4, 3),
+        ("_write_file", 3, 1),
+        ("_split", 6, 0),
+        ("publish", 1, 2),
+    ],
+)
+def test_a_killed_run_is_gone_on_from(tmp_path, source, whole, event, count, kept):
+    (tmp_path / "src").symlink_to(source)
+    killed = run(tmp_path, event, count)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (tmp_path / "dst").exists()
+    before = {file: file.stat().st_ino for file in (tmp_path / HIDDEN).rglob("part-*.parquet")}
+    assert len(before) >= kept
+
+    again = run(tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "going on from a run that broke off" in again.stdout
+    assert read(tmp_path / "dst") == whole
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dst", "src"]
+    if kept:
+        inodes = {file.stat().st_ino for file in (tmp_path / "dst").rglob("*.parquet")}
+        assert inodes & set(before.values()), "finished files are not written again"
+
+
+def test_the_old_table_stays_until_the_new_one_is_whole(tmp_path, source, whole):
+    (tmp_path / "src").symlink_to(source)
+    (tmp_path / "dst").mkdir()
+    pq.write_table(pa.table({"old": [1]}), tmp_path / "dst" / "old.parquet")
+    assert run(tmp_path, "publish", 1).returncode == -signal.SIGKILL
+    assert [file.name for file in (tmp_path / "dst").iterdir()] == ["old.parquet"]
+    # Killed between the two renames.
+    (tmp_path / "dst").rename(tmp_path / HIDDEN / "old")
+    assert run(tmp_path, "publish", 1).returncode == -signal.SIGKILL
+    assert [file.name for file in (tmp_path / "dst").iterdir()] == ["old.parquet"]
+    assert run(tmp_path).returncode == 0
+    assert read(tmp_path / "dst") == whole
+
+
+def test_other_options_or_another_input_start_anew(tmp_path, source, whole, monkeypatch):
+    said: list[str] = []
+    target = tmp_path / "dst"
+
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RangeWriter, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cluster(ClusterOptions(source, target))
+        assert (tmp_path / HIDDEN).exists()
+        with pytest.raises(KeyboardInterrupt):
+            cluster(ClusterOptions(source, target, row_group_rows=50), say=said.append)
+        file = next(source.rglob("*.parquet"))
+        os.utime(file, ns=(0, time.time_ns()))
+        with pytest.raises(KeyboardInterrupt):
+            cluster(ClusterOptions(source, target, row_group_rows=50), say=said.append)
+    cluster(ClusterOptions(source, target, row_group_rows=50), say=said.append)
+    assert said == [
+        "starting anew: options changed since a run broke off",
+        "starting anew: input changed since a run broke off",
+        "going on from a run that broke off",
+    ]
+    assert read(target) == whole
+
+
+def test_two_runs_for_one_target_are_refused(tmp_path, source, monkeypatch):
+    options = ClusterOptions(source, tmp_path / "dst")
+
+    def another(*_arguments: object) -> None:
+        cluster(options)
+
+    monkeypatch.setattr(RangeWriter, "write", another)
+    with pytest.raises(DataError, match="another process is at work"):
+        cluster(options)
+
+
+def test_a_damaged_spill_file_is_not_gone_on_from(tmp_path, source, whole):
+    (tmp_path / "src").symlink_to(source)
+    assert run(tmp_path, "_write_file", 1).returncode == -signal.SIGKILL
+    spilled = sorted((tmp_path / HIDDEN).rglob("*.arrow"))
+    os.truncate(spilled[0], 100)
+    assert run(tmp_path).returncode == 0
+    assert read(tmp_path / "dst") == whole
+
+
+def test_ranges_of_this_test_are_spilled(tmp_path, source, monkeypatch):
+    """The other tests rest on it."""
+    monkeypatch.setattr(memory.Budget, "plan", lambda *_: Plan(1 << 20, 2, 0))
+    spilled = []
+    whole_write = write.RangeWriter.write
+
+    def spy(self, ranges, workers, progress):
+        spilled.append([each.path is not None for each in ranges])
+        whole_write(self, ranges, workers, progress)
+
+    monkeypatch.setattr(embedded.RangeWriter, "write", spy)
+    cluster(ClusterOptions(source, tmp_path / "dst"))
+    assert len(spilled) == 2
+    assert all(all(each) and len(each) > 3 for each in spilled)

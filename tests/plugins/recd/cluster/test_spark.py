@@ -1,0 +1,121 @@
+"""``--engine spark`` against the embedded engine, in a real Spark on this machine."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugin_recd.cluster import spark
+from recd_plugin_recd.cluster.downsample import hash_sessions
+from recd_plugin_recd.cluster.job import cluster
+from recd_plugin_recd.cluster.options import ClusterOptions
+from recd_plugins.data.statistics import read_footers
+from recd_plugins.errors import DataError, SetupError
+
+
+@pytest.fixture
+def java() -> None:
+    pytest.importorskip("pyspark", reason="the extra spark is not installed")
+    if shutil.which("java") is None:
+        pytest.skip("there is no Java")
+
+
+def write(folder: Path, session: pa.DataType) -> None:
+    """Two partitions, one with two files whose names have characters that URIs escape."""
+    random = np.random.default_rng(0)
+    for name in ("dt=1/b 1.parquet", "dt=1/a%20.parquet", "dt=2/c.parquet"):
+        sessions = pa.array(random.integers(-30, 30, 500))
+        if pa.types.is_string(session):
+            sessions = pa.array(
+                [f"sé-{number}-{'x' * (number + 30)}" for number in sessions.to_pylist()]
+            )
+        lists = [random.integers(0, 9, random.integers(0, 4)).tolist() for _ in range(500)]
+        table = pa.table(
+            {
+                "session_id": sessions.cast(session),
+                "a.time": pa.array(random.integers(0, 5, 500)).cast(pa.timestamp("ns")),
+                "ids": pa.array(lists, pa.list_(pa.int32())),
+                "text": [None if row % 5 == 0 else str(row) for row in range(500)],
+                "number": np.arange(500, dtype=np.uint32),
+            }
+        )
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table, path)
+
+
+def read(folder: Path) -> pa.Table:
+    return pa.concat_tables(pq.ParquetFile(file).read() for file in sorted(folder.iterdir()))
+
+
+@pytest.mark.parametrize("session", [pa.int32(), pa.string()], ids=str)
+def test_the_same_rows_out_of_both_engines(tmp_path, java, session, monkeypatch):
+    monkeypatch.setattr(spark, "_RANGE_BYTES", 8000)
+    write(tmp_path / "src", session)
+    for engine in ("embedded", "spark"):
+        report = cluster(
+            ClusterOptions(
+                tmp_path / "src",
+                tmp_path / engine,
+                timestamp="a.time",
+                engine=engine,  # type: ignore[arg-type]
+                keep_share=0.6,
+                seed=5,
+            )
+        )
+        assert 500 < report.rows < 1400
+    for hour in ("dt=1", "dt=2"):
+        assert read(tmp_path / "spark" / hour).equals(read(tmp_path / "embedded" / hour))
+    files = sorted((tmp_path / "spark").rglob("*.parquet"))
+    assert len(files) > 2
+    ours = read_footers(sorted((tmp_path / "embedded").rglob("*.parquet")))
+    assert read_footers(files).sessions == ours.sessions  # type: ignore[union-attr]
+
+
+def test_errors_name_the_file(tmp_path, java):
+    write(tmp_path / "src", pa.int64())
+    path = tmp_path / "src" / "dt=1" / "b 1.parquet"
+    table = pq.read_table(path, partitioning=None)
+    times = [None if row == 99 else 0 for row in range(500)]
+    pq.write_table(table.set_column(1, "a.time", pa.array(times, pa.timestamp("ns"))), path)
+    options = ClusterOptions(tmp_path / "src", tmp_path / "dst", timestamp="a.time", engine="spark")
+    with pytest.raises(DataError, match=r"b 1.parquet: row 99 \(from 0\)"):
+        cluster(options)
+    data = bytearray(path.read_bytes())
+    data[50:3000] = bytes(2950)
+    path.write_bytes(bytes(data))
+    with pytest.raises(DataError, match="Spark failed"):
+        cluster(options)
+    assert [each.name for each in tmp_path.iterdir()] == ["src"]
+
+
+def test_what_is_missing_is_named(tmp_path, monkeypatch):
+    write(tmp_path / "src", pa.int64())
+    options = ClusterOptions(tmp_path / "src", tmp_path / "dst", timestamp="a.time", engine="spark")
+    pytest.importorskip("pyspark", reason="the extra spark is not installed")
+    with monkeypatch.context() as patch:
+        patch.setenv("JAVA_HOME", str(tmp_path))
+        with pytest.raises(SetupError, match="needs Java 17"):
+            cluster(options)
+    monkeypatch.setitem(__import__("sys").modules, "pyspark.sql", None)
+    with pytest.raises(SetupError, match=r"recd-plugins\[spark\]"):
+        cluster(options)
+
+
+def test_the_hash_is_that_of_xxhash64():
+    """Values of the reference implementation: XXH64 with the seed that the seed's hash is."""
+    texts = pa.array(["", "a", "abcd", "0123456789", "x" * 31, "x" * 32, "x" * 100])
+    assert len(set(hash_sessions(texts, 0).tolist())) == len(texts)
+    narrow, wide = pa.array([1, -5], pa.int32()), pa.array([1, -5])
+    assert hash_sessions(narrow, 3).tolist() == hash_sessions(wide, 3).tolist()
+    assert hash_sessions(pa.array([1, 2, -5]), 0).tolist() == [
+        8281773146650252936, 6911444899947943240, 7751947111202975940,
+    ]  # fmt: skip
+    assert hash_sessions(pa.array(["skipped", "a", "x" * 37])[1:], 0).tolist() == [
+        1336350072079630103, 11033807217139639521,
+    ]  # fmt: skip
