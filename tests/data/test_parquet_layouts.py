@@ -1,0 +1,66 @@
+"""Tables of Parquet files in either layout, or in forms that readers take for the same."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugins.data.arrow import sparse_column
+from recd_plugins.data.parquet import ParquetTable
+from recd_plugins.data.read_plan import Piece
+from recd_plugins.data.table_writer import TableWriter
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces.dataset import SessionKeys
+
+IDS = pa.list_(pa.int64())
+LISTS = [[1, 2], [1, 2], [], [3], [3]] * 4
+ROWS = pa.record_batch({"session_id": list(range(20)), "ts": list(range(20)), "seen": LISTS})
+
+
+def write(path, layout):
+    keys = SessionKeys("session_id", "ts")
+    with TableWriter(
+        path, ROWS.schema, keys=keys, layout={"seen": layout}, row_group_rows=8
+    ) as writer:
+        writer.write(ROWS)
+
+
+def read(table: ParquetTable) -> list[list[int]]:
+    found = []
+    for rows in table.read((Piece(unit, 0, unit.num_rows) for unit in table.units), table.schema):
+        ids, offsets = sparse_column(rows, "seen")
+        found += [ids[offsets[i] : offsets[i + 1]].tolist() for i in range(len(rows))]
+    return found
+
+
+def test_list_dict_is_handed_out_as_a_dictionary(tmp_path):
+    write(tmp_path / "a.parquet", "list_dict")
+    table = ParquetTable(tmp_path)
+    assert table.schema.field("seen").type == pa.dictionary(pa.int32(), pa.binary())
+    assert read(table) == LISTS
+
+
+def test_lists_with_and_without_room_for_nulls_are_one_table(tmp_path):
+    pq.write_table(pa.Table.from_batches([ROWS]), tmp_path / "a.parquet")
+    write(tmp_path / "b.parquet", "list")
+    assert read(ParquetTable(tmp_path)) == LISTS * 2
+
+
+def test_layouts_do_not_mix(tmp_path):
+    write(tmp_path / "a.parquet", "list")
+    write(tmp_path / "b.parquet", "list_dict")
+    with pytest.raises(DataError, match=r"seen is list<int64> in .*a\.parquet and list_dict in"):
+        ParquetTable(tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["list", "list_dict"])
+def test_a_flipped_bit_is_found_by_its_checksum(tmp_path, layout):
+    path = tmp_path / "a.parquet"
+    write(path, layout)
+    column = pq.read_metadata(path).row_group(1).column(2)
+    start = column.dictionary_page_offset or column.data_page_offset
+    content = bytearray(path.read_bytes())
+    # The end of the first page: behind its header, in what is compressed.
+    content[start + (column.data_page_offset - start or column.total_compressed_size) - 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.parquet: row group 1 cannot be read"):
+        read(ParquetTable(path))
