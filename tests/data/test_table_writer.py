@@ -140,6 +140,13 @@ def test_nulls_are_named_or_become_empty(tmp_path):
         write(path, inside, nulls="empty")
 
 
+def test_more_ids_than_a_column_holds_are_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("recd_plugins.data.list_dict._MAX_BYTES", 100)
+    batch = table([1] * 2 + [2] * 4)
+    with pytest.raises(DataError, match=r"rows 2 to 5, column 'history': 40 ids .* fewer rows"):
+        write(tmp_path / "t.parquet", batch, layout={"history": "list_dict"}, row_group_rows=4)
+
+
 def test_a_file_appears_when_it_is_whole(tmp_path):
     path = tmp_path / "t.parquet"
     path.write_text("the former file")

@@ -31,7 +31,7 @@ from recd_plugins.interfaces.dataset import Origin, Rows, SessionKeys
 Nulls = Literal["error", "empty"]
 
 _MB = 1 << 20
-#: A feature is worth ``list_dict`` from so many rows on for each distinct list.
+#: A feature is worth ``list_dict`` where its lists take so many times what is stored then.
 _MIN_FACTOR = 1.5
 
 
@@ -192,7 +192,9 @@ class TableWriter:
         if self._layouts is None:
             self._layouts = choose_layouts(lists)
         columns = [
-            _in_layout(lists[name], self._layouts[name]) if name in lists else group[name]
+            self._in_layout(name, lists[name], self._layouts[name])
+            if name in lists
+            else group[name]
             for name in self._columns
         ]
         if self._writer is None:
@@ -208,6 +210,7 @@ class TableWriter:
     def _lists(self, name: str, column: pa.ChunkedArray) -> pa.Array:
         """A feature of one row group without nulls."""
         lists = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        assert len(lists) == len(column), "a row group has fewer than 2^31 ids of a feature"
         if is_list_dict(self._schema.field(name)):
             lists = self._decoded(name, lists)
         if pt.is_large_list(lists.type):
@@ -241,6 +244,20 @@ class TableWriter:
                 f"the table is damaged, {error}"
             ) from error
 
+    def _in_layout(self, name: str, lists: pa.Array, layout: Layout) -> pa.Array:
+        if layout == "list_dict":
+            try:
+                return to_list_dict(lists)
+            except ValueError as error:
+                last = self.num_rows + len(lists) - 1
+                raise DataError(
+                    f"{self._source}: rows {self.num_rows} to {last}, column {name!r}: {error}; "
+                    "write row groups of fewer rows"
+                ) from error
+        lists = lists if lists.offset == 0 and not lists.null_count else pa.concat_arrays([lists])
+        kind = _list_type(pa.field(name, lists.type))
+        return pa.ListArray.from_arrays(lists.offsets, lists.values, type=kind)
+
     def _open(self, layouts: Mapping[str, Layout]) -> pq.ParquetWriter:
         fields = [_stored_field(self._schema.field(name), layouts) for name in self._columns]
         packed = [name for name, layout in layouts.items() if layout == "list_dict"]
@@ -265,18 +282,18 @@ class TableWriter:
 
 def choose_layouts(lists: Mapping[str, pa.Array]) -> dict[str, Layout]:
     """The layout that pays for each feature, from some rows as they will be stored."""
-    return {
-        name: "list_dict" if _factor(to_list_dict(column)) >= _MIN_FACTOR else "list"
-        for name, column in lists.items()
-    }
+    return {name: "list_dict" if _pays(column) else "list" for name, column in lists.items()}
 
 
-def _factor(packed: pa.Array) -> float:
-    """Bytes of a column over those of its distinct values with a code of 4 bytes a row."""
-    distinct = pc.unique(packed)
-    stored = pc.sum(pc.binary_length(distinct)).as_py() or 0
-    used = pc.sum(pc.binary_length(packed)).as_py() or 0
-    return used / (stored + 4 * len(packed)) if len(packed) else 1.0
+def _pays(lists: pa.Array) -> bool:
+    """Whether distinct lists and a code of 4 bytes a row are that much smaller than all lists."""
+    try:
+        packed = to_list_dict(lists)
+    except ValueError:  # more ids than it can hold
+        return False
+    distinct = pc.sum(pc.binary_length(pc.unique(packed))).as_py() or 0
+    every = pc.sum(pc.binary_length(packed)).as_py() or 0
+    return bool(every and every >= _MIN_FACTOR * (distinct + 4 * len(packed)))
 
 
 def _ordered(schema: pa.Schema, features: Sequence[str], popularity: Sequence[str]) -> list[str]:
@@ -300,12 +317,3 @@ def _stored_field(field: pa.Field, layouts: Mapping[str, Layout]) -> pa.Field:
 def _list_type(field: pa.Field) -> pa.DataType:
     ids = field.type.value_type if is_id_list(field.type) else pa.int64()
     return pa.list_(pa.field("element", ids, nullable=False))
-
-
-def _in_layout(lists: pa.Array, layout: Layout) -> pa.Array:
-    if layout == "list_dict":
-        return to_list_dict(lists)
-    lists = lists if lists.offset == 0 and not lists.null_count else pa.concat_arrays([lists])
-    return pa.ListArray.from_arrays(
-        lists.offsets, lists.values, type=_list_type(pa.field("", lists.type))
-    )
