@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import pickle
@@ -14,7 +13,13 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self, TypeVar
 
-from recd_plugins.distributed.rank_process import LAUNCHED, Failure, RankSetup, serve
+from recd_plugins.distributed.rank_process import (
+    LAUNCHED,
+    Failure,
+    RankSetup,
+    leave_process_group,
+    serve,
+)
 from recd_plugins.errors import RecdError, SetupError
 
 T = TypeVar("T")
@@ -283,7 +288,4 @@ def join_torchrun(
     try:
         yield dist.get_rank(), dist.get_world_size()
     finally:
-        # Models and pipelines are cycles; one that lives on until the interpreter ends is torn down
-        # after its process group, at which gloo may abort.
-        gc.collect()
-        dist.destroy_process_group()
+        leave_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -67,8 +68,18 @@ def serve(rank: int, connection: Connection, setup: RankSetup) -> None:
     _answer(connection, None)
     while request := connection.recv_bytes():
         connection.send_bytes(_call(rank, setup.world_size, request))
+    leave_process_group()
+
+
+def leave_process_group() -> None:
+    """Destroy the process group and end its threads, so that the interpreter can end too.
+
+    Models and pipelines are cycles that keep their groups. A gloo thread that is still there when
+    the interpreter ends asks for its lock to free tensors, is ended instead, and aborts.
+    """
     import torch.distributed as dist
 
+    gc.collect()
     dist.destroy_process_group()
 
 
