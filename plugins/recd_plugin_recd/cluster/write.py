@@ -61,8 +61,10 @@ class RangeWriter:
 
         def write_file(number: int, parts: list[Range]) -> None:
             sorter = idle.get()
-            self._write_file(self._path(number), parts, sorter, progress)
-            idle.put(sorter)
+            try:
+                self._write_file(self._path(number), parts, sorter, progress)
+            finally:
+                idle.put(sorter)
 
         with ThreadPoolExecutor(workers, "recd-cluster") as pool:
             written = [pool.submit(write_file, *each) for each in enumerate(files)]

@@ -256,7 +256,8 @@ class StatisticsAccumulator:
             both = np.zeros((len(seam), 2), np.bool_)
             _compare(seam, np.array([False, continues[0]]), self._counts, both)
             changed[:, 0] = both[:, 1]
-        self._ids += [int(offsets[-1] - offsets[0]) for _, offsets in columns.values()]
+        ids = [int(offsets[-1] - offsets[0]) for _, offsets in columns.values()]
+        self._ids += np.array(ids, np.int64)
         self._last = {
             name: ids[offsets[-2] : offsets[-1]].copy() for name, (ids, offsets) in columns.items()
         }
