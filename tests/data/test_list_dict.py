@@ -112,3 +112,17 @@ def test_lists_that_no_row_uses_are_left_out():
 def _encoded(lists):
     distinct = list(dict.fromkeys(map(tuple, lists)))
     return [packed(*ids) for ids in distinct], [distinct.index(tuple(ids)) for ids in lists]
+
+
+@pytest.mark.parametrize("codes", [pa.int8(), pa.int64()])
+@pytest.mark.parametrize("values", [pa.binary(), pa.large_binary()])
+def test_other_dictionaries_than_a_reader_yields_are_decoded(codes, values):
+    """The kernels read codes and bounds as 32-bit integers, from their addresses."""
+    lists = [[1, -2], [3], [], [3]]
+    binary = to_list_dict(pa.array(lists, pa.list_(pa.int64()))).cast(values)
+    column = binary.dictionary_encode().cast(pa.dictionary(codes, values))
+    field = list_dict_field("a").with_type(column.type)
+    rows = Rows(pa.record_batch([column], pa.schema([field])), (Origin("t.parquet", 0, 4),))
+    assert dictionary_column(rows, "a") is None
+    ids, offsets = sparse_column(rows, "a")
+    assert [ids[first:last].tolist() for first, last in pairwise(offsets)] == lists

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from recd_plugins.data.list_dict import ID_BYTES, is_list_dict, to_lists
+from recd_plugins.data.list_dict import DECODED, ID_BYTES, is_list_dict, to_lists
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.dataset import Rows
 from recd_plugins.sparse.dedup import JaggedColumn
@@ -69,11 +69,13 @@ def sparse_column(rows: Rows, name: str) -> JaggedColumn:
 def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
     """A column in layout ``list_dict`` as storage has it, not copied; None for any other column.
 
+    That is one of ``DECODED``, as ``ParquetTable`` yields it.
+
     Raises:
         DataError: the column is missing or has a null.
     """
     column = _column(rows, name)
-    if not pa.types.is_dictionary(column.type) or not is_list_dict(rows.data.schema.field(name)):
+    if column.type != DECODED or not is_list_dict(rows.data.schema.field(name)):
         return None
     _refuse_nulls(rows, name, column)
     dictionary = column.dictionary

@@ -20,8 +20,9 @@ import pyarrow.types as pt
 Layout = Literal["list", "list_dict"]
 
 ID_BYTES = 8
+#: What a feature in this layout is in memory, as readers hand it out.
+DECODED = pa.dictionary(pa.int32(), pa.binary())
 _MARK = {b"recd.layout": b"list_dict"}
-_DECODED = pa.dictionary(pa.int32(), pa.binary())
 _MAX_BYTES = 2**31 - 1
 
 
@@ -32,7 +33,7 @@ def list_dict_field(name: str) -> pa.Field:
 
 def decoded_field(field: pa.Field) -> pa.Field:
     """A field of a file as readers hand it out: ``list_dict`` as dictionary<int32, binary>."""
-    return field.with_type(_DECODED) if is_list_dict(field) else field
+    return field.with_type(DECODED) if is_list_dict(field) else field
 
 
 def is_list_dict(field: pa.Field) -> bool:
