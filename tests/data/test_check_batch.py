@@ -36,6 +36,17 @@ def partial_of(*keys: str) -> PartialInverseKeyedJaggedTensor:
     return PartialInverseKeyedJaggedTensor.from_kjt(kjt(*keys))
 
 
+def variable_kjt() -> KeyedJaggedTensor:
+    """Over unique rows, which only TorchRec's modules expand."""
+    return KeyedJaggedTensor(
+        keys=["user", "item"],
+        values=torch.zeros(5, dtype=torch.int64),
+        lengths=torch.ones(5, dtype=torch.int32),
+        stride_per_key_per_rank=[[4], [1]],
+        inverse_indices=(["user", "item"], torch.tensor([[0, 1, 2, 3], [0, 0, 0, 0]])),
+    )
+
+
 GOOD = Batch(torch.zeros(4, 1), torch.zeros(4), kjt("user", "item"))
 
 
@@ -81,6 +92,7 @@ def test_stretches_outside_of_what_is_stored_are_refused(offset: int, length: in
         (replace(GOOD, kjt=kjt("user", "item", "ad")), "plain made up feature ad; each"),
         (replace(GOOD, kjt=kjt("user", "item", rows=3)), "returned 3 rows of user, item for 4"),
         (replace(GOOD, kjt=kjt("user", "item", dtype=torch.int32)), "item as torch.int32; ids are"),
+        (replace(GOOD, kjt=variable_kjt()), "a kjt with a variable batch per feature"),
         (replace(GOOD, labels=torch.zeros(4, 1)), r"labels as torch.float32 [4, 1]; expected"),
         (
             replace(GOOD, dense_features=torch.zeros(4, 1).double()),

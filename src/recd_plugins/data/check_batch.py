@@ -48,6 +48,11 @@ def check_batch(converter: Converter, batch: Any, num_rows: int, schema: Feature
     _check(converter, "labels", batch.labels, (num_rows,))
     features: list[str] = []
     plain = () if batch.kjt is None else (batch.kjt,)
+    if plain and batch.kjt.variable_stride_per_key():
+        raise PluginError(
+            f"{converter.name} returned a kjt with a variable batch per feature; kjt has every row "
+            "of each feature, and features over unique rows stand in ikjts"
+        )
     for sparse in (*plain, *batch.ikjts, *batch.partials):
         keys = sparse.keys()
         if sparse.stride() != num_rows:
