@@ -175,3 +175,20 @@ def test_a_missing_key_and_a_bad_place_are_errors(tmp_path):
 def _write_and_fail(writer):
     writer.write(table([1] * 100))
     raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("layout", ["list", "list_dict"])
+def test_a_table_without_features(tmp_path, layout):
+    batch = table([1, 1, 2]).select(["session_id", "ts", "price"])
+    assert write(tmp_path / "t.parquet", batch, layout=layout).layouts == {}
+    found = read_footer(tmp_path / "t.parquet")
+    assert found is not None
+    assert (found.rows, found.sessions, found.features) == (3, 2, {})
+
+
+@pytest.mark.parametrize("sessions", [[[1]] * 3, [{"user": 1}] * 3, [0.5] * 3])
+def test_sessions_that_cannot_be_told_apart_are_an_error(tmp_path, sessions):
+    batch = table([1, 1, 1]).set_column(0, "session_id", pa.array(sessions))
+    with pytest.raises(DataError, match=r"t\.parquet: column session_id is .*; sessions are told"):
+        write(tmp_path / "t.parquet", batch, row_group_rows=1)
+    assert list(tmp_path.iterdir()) == []

@@ -312,14 +312,22 @@ def session_column(rows: Rows, name: str) -> pa.Array:
     if column.null_count:
         row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
         raise DataError(f"{place(rows, name, row)}: the session is null; give every row one")
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if not any(is_kind(column.type) for is_kind in _SESSION_TYPES):
+    check_session_type(rows.data.schema.field(name), where)
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def check_session_type(field: pa.Field, where: object) -> None:
+    """Refuse a column of sessions that are no integers, strings or binary values.
+
+    Raises:
+        DataError: names ``where``, the column and its type.
+    """
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if not any(is_kind(kind) for is_kind in _SESSION_TYPES):
         raise DataError(
-            f"{where}: column {name} is {column.type}; sessions are told apart by integers, "
+            f"{where}: column {field.name} is {field.type}; sessions are told apart by integers, "
             "strings or binary values"
         )
-    return column
 
 
 def read_footer(path: Path) -> TableStatistics | None:

@@ -24,7 +24,11 @@ from recd_plugins.data.list_dict import (
     to_list_dict,
     to_lists,
 )
-from recd_plugins.data.statistics import FOOTER_KEY, StatisticsAccumulator
+from recd_plugins.data.statistics import (
+    FOOTER_KEY,
+    StatisticsAccumulator,
+    check_session_type,
+)
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.dataset import Origin, Rows, SessionKeys
 
@@ -61,7 +65,7 @@ class TableWriter:
         source: the file whose rows these are, in its order, for errors to name.
 
     Raises:
-        DataError: a column is missing, a null, the file cannot be written.
+        DataError: a column is missing or of the wrong type, a null, the file cannot be written.
     """
 
     def __init__(
@@ -101,6 +105,7 @@ class TableWriter:
                         f"{path}: no column {name!r} among those to write: "
                         f"{', '.join(schema.names)}"
                     )
+            check_session_type(schema.field(keys.session), self._source)
             self._statistics = StatisticsAccumulator(schema, keys, self._features)
             self._metadata.pop(FOOTER_KEY, None)
         self._scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
