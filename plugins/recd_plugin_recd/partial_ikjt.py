@@ -129,6 +129,8 @@ class PartialIkjtConverter(Converter):
     def _choose(self, columns: dict[str, JaggedColumn], num_rows: int) -> dict[str, Choice]:
         from recd_plugins.sparse.dedup import Deduplicator
 
+        if not columns:
+            return {}
         stored = self._pack(list(columns.values()), num_rows).sizes
         unique = Deduplicator()([[column] for column in columns.values()], num_rows)
         choices = {}

@@ -9,7 +9,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
 
 NUM_ROWS = 8
-COLUMNS = {
+COLUMNS: dict[str, list[list[int]]] = {
     # One id is appended in each row, and from four on one falls out.
     "viewed": [list(range(max(0, row - 3), row + 1)) for row in range(NUM_ROWS)],
     "cart": [[1, 2]] * 4 + [[3]] * 4,
@@ -144,3 +144,8 @@ def test_unknown_features_are_refused(options):
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(ValidationError, match=message):
         PartialIkjtConverter.Options(**options)
+
+
+def test_a_table_without_sparse_features():
+    batch = make().convert(rows_of(COLUMNS), FeatureSchema(sparse=(), dense=(), label="label"))
+    assert (batch.kjt, batch.ikjts, batch.partials) == (None, (), ())
