@@ -134,8 +134,8 @@ class Clamp(nn.Module):
         super().__init__()
         self.lowest_id = _MIN_INT64 if lower is None else _within_int64(lower)
         self.highest_id = _MAX_INT64 if upper is None else _within_int64(upper)
-        self.lower = -math.inf if lower is None else float(lower)
-        self.upper = math.inf if upper is None else float(upper)
+        self.lower = -math.inf if lower is None else _as_float32(lower)
+        self.upper = math.inf if upper is None else _as_float32(upper)
 
     def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
         if values.is_floating_point():
@@ -190,6 +190,11 @@ class Onehot(nn.Module):
 
 def _within_int64(bound: float) -> int:
     return min(max(math.floor(bound), _MIN_INT64), _MAX_INT64)
+
+
+def _as_float32(bound: float) -> float:
+    """The nearest float32, infinite where it has none so large: torch refuses to round to that."""
+    return float(torch.tensor(bound, dtype=torch.float64).float())
 
 
 def _offsets_of(lengths: Tensor) -> Tensor:

@@ -247,3 +247,10 @@ def test_clamp_with_fractions_is_for_numbers_only():
     assert takes(lower=0, upper=2.0) == ("ids", "numbers")
     assert takes(lower=0.5) == ("numbers",)
     assert takes(upper=1e30) == ("numbers",)
+
+
+def test_clamp_takes_bounds_that_no_float32_reaches():
+    clamp = modules.Clamp(lower=-1e300, upper=1e300)
+    numbers = [[-math.inf, -3e38, 3e38, math.inf]]
+    exact = lists(*jagged(numbers, torch.float32))
+    assert apply(clamp, numbers, torch.float32) == exact
