@@ -142,8 +142,15 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
 
 def _put(new: Path, target: Path, old: Path) -> None:
     try:
-        if target.is_dir():
-            target.rename(old)
-        os.replace(new, target)
+        if not target.is_dir():
+            os.replace(new, target)
+            return
+        target.rename(old)
+        try:
+            new.rename(target)
+        except BaseException:
+            # What is in the scratch folder is removed with it.
+            old.rename(target)
+            raise
     except OSError as error:
         raise DataError(f"{target}: cannot be replaced ({error.strerror})") from error

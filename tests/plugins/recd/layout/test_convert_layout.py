@@ -1,5 +1,6 @@
 """``recd convert-layout``: the same table in another layout, whole or not at all."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -187,3 +188,19 @@ def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path, layout, damage
     message = refused(path, tmp_path / "target.parquet", "--layout", "list")
     assert "table.parquet" in message
     assert sorted(p.name for p in tmp_path.iterdir()) == ["rows.parquet", "table.parquet"]
+
+
+def test_a_table_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    source = table(tmp_path / "source" / "part.parquet").parent
+    target = table(tmp_path / "target" / "old.parquet").parent
+    rename = Path.rename
+
+    def fail(self, place):
+        if Path(place) == target and self.parent.name == "table":
+            raise OSError(errno.EIO, "no luck")
+        return rename(self, place)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    message = refused(source, target, "--layout", "list", "--force")
+    assert "target: cannot be replaced (no luck)" in message
+    assert files(tmp_path / "target") == [Path("old.parquet")]
