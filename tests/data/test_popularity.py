@@ -32,6 +32,7 @@ def test_most_read_first_equals_in_the_order_of_the_table(tmp_path, text):
         ("item,3\nvieved,1\n", r"jobs.csv:2: the table has no feature vieved; did you mean viewed"),
         ("item,3\nviewed\n", r"jobs.csv:2: 'viewed'; expected"),
         ("item,3\nviewed,many\n", r"jobs.csv:2: the count of viewed is 'many'"),
+        ("item,3x\nviewed,3\n", r"jobs.csv:1: the count of item is '3x'"),
         ("item,-3\n", r"jobs.csv:1: the count of item is -3"),
         ('{"item": "3"}', r"jobs.csv: the count of item is '3'"),
         ('{"item": 3', r"jobs.csv: no JSON"),

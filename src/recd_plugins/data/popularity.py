@@ -26,7 +26,8 @@ def read_popularity(path: Path, features: Sequence[str]) -> tuple[str, ...]:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
-    pairs = _from_json(path, text) if text.lstrip().startswith("{") else _from_lines(path, text)
+    is_json = text.lstrip().startswith("{")
+    pairs = _from_json(path, text) if is_json else _from_lines(path, text, features)
     for where, name, count in pairs:
         if name not in features:
             near = get_close_matches(name, features, n=1)
@@ -51,7 +52,7 @@ def _from_json(path: Path, text: str) -> Iterator[tuple[str, str, float]]:
         yield str(path), name, count
 
 
-def _from_lines(path: Path, text: str) -> Iterator[tuple[str, str, float]]:
+def _from_lines(path: Path, text: str, features: Sequence[str]) -> Iterator[tuple[str, str, float]]:
     for number, fields in enumerate(csv.reader(text.splitlines()), 1):
         if not fields:
             continue
@@ -62,5 +63,6 @@ def _from_lines(path: Path, text: str) -> Iterator[tuple[str, str, float]]:
         try:
             yield where, name, float(count)
         except ValueError as error:
-            if number > 1:
+            # The first line may name the columns.
+            if number > 1 or name in features:
                 raise DataError(f"{where}: the count of {name} is {count!r}") from error
