@@ -1,0 +1,26 @@
+"""Files are whole or not there, and anybody may read them whom the umask lets."""
+
+import os
+
+import pytest
+
+from recd_plugins.errors import RecdError
+from recd_plugins.files import write_json, write_text
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_permissions_are_those_of_any_new_file(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        write_json(tmp_path / "new" / "report.json", {"rows": 3})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new" / "report.json").stat().st_mode & 0o777 == mode
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.json"]
+
+
+def test_a_place_that_cannot_be_written_keeps_what_it_has(tmp_path):
+    (tmp_path / "report" / "pages").mkdir(parents=True)
+    with pytest.raises(RecdError, match="report: cannot be written"):
+        write_text(tmp_path / "report", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
