@@ -49,7 +49,7 @@ class TestPartialIkjts(ConverterContract):
     @pytest.fixture
     def plugin(self):
         cls = BUILT_IN["converter"]["recd.partial_ikjt"].cls
-        return cls(cls.Options(features=self.deduplicated))
+        return cls(cls.Options.model_validate({"features": self.deduplicated}))
 
 
 class TestPreprocessing(PreprocessingContract):

@@ -1,6 +1,7 @@
 """PartialInverseKeyedJaggedTensor: rows that share ids, exact whatever they share."""
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -167,7 +168,7 @@ def test_what_cannot_be_packed_is_refused():
     ],
 )
 def test_shapes_that_do_not_fit_are_refused(change, message):
-    fields = {
+    fields: dict[str, Any] = {
         "keys": ["a"],
         "values": torch.tensor([1, 2, 3]),
         "offsets": torch.tensor([0, 1]),
