@@ -12,7 +12,7 @@ from pathlib import Path
 from recd_plugins.errors import DataError
 
 # Held by the process that writes; its name tells these folders from a user's hidden ones.
-_LOCK = "recd-generate.lock"
+_LOCK = "recd.lock"
 
 
 @contextmanager
