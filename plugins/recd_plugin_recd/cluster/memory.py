@@ -23,6 +23,8 @@ _COLUMN = 4 * _MB
 _BATCHES = 8
 #: Row groups in memory while one is made and written: gathered, waiting, encoded.
 _GROUPS = 3
+#: Of each row of a range that is sorted: session and time as numbers, their order, names.
+_KEYS = 80
 _MAX_WORKERS = 8
 
 
@@ -60,7 +62,7 @@ class Budget:
     ) -> None:
         self._memory, self._base = memory, base
         self._row_group_rows, self._num_columns = row_group_rows, num_columns
-        self._factor = SPARE + copied_share
+        self._copied = SPARE + copied_share
 
     def plan(self, row_bytes: float) -> Plan:
         """Divide the memory between the parts of the work, for rows of this mean size.
@@ -70,7 +72,8 @@ class Budget:
         """
         free = self._memory - self._base - _SLACK
         groups = int(_GROUPS * self._row_group_rows * row_bytes)
-        smallest = int(max(self._row_group_rows * row_bytes, BATCH_BYTES) * self._factor)
+        factor = self._copied + _KEYS / max(1.0, row_bytes)
+        smallest = int(max(self._row_group_rows * row_bytes, BATCH_BYTES) * factor)
         needed = max(smallest + groups, _BATCHES * BATCH_BYTES + self._num_columns * _COLUMN)
         if free < needed:
             minimum = -(-(self._memory - free + needed) // 1_000_000)
@@ -80,7 +83,7 @@ class Budget:
                 "or lower --row-group-rows"
             )
         workers = min(num_cores(), _MAX_WORKERS, free // (smallest + groups))
-        range_bytes = int((free / workers - groups) / self._factor)
+        range_bytes = int((free / workers - groups) / factor)
         return Plan(min(range_bytes, _MAX_RANGE), workers, workers * min(range_bytes, _MAX_RANGE))
 
 
