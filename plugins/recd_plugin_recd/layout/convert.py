@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
 from recd_plugin_recd.scratch_folder import scratch_folder
 from recd_plugins.data.list_dict import Layout
-from recd_plugins.data.parquet import ParquetTable
+from recd_plugins.data.parquet import ParquetTable, read_metadata
 from recd_plugins.data.popularity import read_popularity
 from recd_plugins.data.read_plan import Piece
 from recd_plugins.data.source import ParquetSource
@@ -118,7 +116,7 @@ def _copy(
 
 def _metadata(file: Path) -> dict[bytes, bytes]:
     """What a file says of itself, but for pyarrow's own description of its columns."""
-    found = pq.read_metadata(file).metadata or {}
+    found = read_metadata(file).metadata or {}
     return {key: value for key, value in found.items() if key != b"ARROW:schema"}
 
 

@@ -48,7 +48,7 @@ def check_batch(converter: Converter, batch: Any, num_rows: int, schema: Feature
     _check(converter, "labels", batch.labels, (num_rows,))
     features: list[str] = []
     plain = () if batch.kjt is None else (batch.kjt,)
-    if plain and batch.kjt.variable_stride_per_key():
+    if any(kjt.variable_stride_per_key() for kjt in plain):
         raise PluginError(
             f"{converter.name} returned a kjt with a variable batch per feature; kjt has every row "
             "of each feature, and features over unique rows stand in ikjts"

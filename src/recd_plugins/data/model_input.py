@@ -29,7 +29,7 @@ from torchrec.streamable import Pipelineable
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.sparse.jagged import runs_of_equal_rows
+from recd_plugins.sparse.jagged import positions_of_rows, runs_of_equal_rows
 from recd_plugins.sparse.stretches import Stretches
 
 
@@ -173,17 +173,12 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
 
 def select_rows(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
     """Rows of a jagged tensor by index, repeats allowed; weights come along."""
-    lengths = jagged.lengths().index_select(0, rows)
-    ends = torch.cumsum(lengths, 0)
-    starts = jagged.offsets().to(ends.dtype).index_select(0, rows) - (ends - lengths)
-    index = torch.arange(int(lengths.sum()), device=lengths.device) + torch.repeat_interleave(
-        starts, lengths
-    )
+    positions, lengths = positions_of_rows(jagged.offsets(), rows)
     weights = jagged.weights_or_none()
     return JaggedTensor(
-        values=jagged.values().index_select(0, index),
-        lengths=lengths,
-        weights=None if weights is None else weights.index_select(0, index),
+        values=jagged.values().index_select(0, positions),
+        lengths=lengths.to(jagged.lengths().dtype),
+        weights=None if weights is None else weights.index_select(0, positions),
     )
 
 

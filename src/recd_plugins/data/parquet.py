@@ -34,7 +34,7 @@ class ParquetTable:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = _find(path)
-        metadata = [_metadata(file) for file in self.files]
+        metadata = [read_metadata(file) for file in self.files]
         self.schema = _schema(metadata[0])
         for file, found in zip(self.files, metadata, strict=True):
             self._check_same(file, _schema(found))
@@ -111,6 +111,18 @@ class ParquetTable:
                 )
 
 
+def read_metadata(path: Path) -> pq.FileMetaData:
+    """The footer of a file.
+
+    Raises:
+        DataError: it is no Parquet file.
+    """
+    try:
+        return pq.read_metadata(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: no readable Parquet file: {error}") from error
+
+
 def _kind(field: pa.Field) -> str:
     """The type in words. Whether lists can hold nulls makes no difference."""
     if is_list_dict(field):
@@ -132,13 +144,6 @@ def _find(path: Path) -> list[Path]:
     if not files:
         raise DataError(f"{path}: no *.parquet file in this folder")
     return files
-
-
-def _metadata(path: Path) -> pq.FileMetaData:
-    try:
-        return pq.read_metadata(path)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: no readable Parquet file: {error}") from error
 
 
 def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:

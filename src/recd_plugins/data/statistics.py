@@ -17,13 +17,14 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from recd_plugins.data.arrow import place, sparse_column
 from recd_plugins.data.list_dict import is_id_list, is_list_dict
+from recd_plugins.data.parquet import read_metadata
 from recd_plugins.data.statistics_kernels import compare_rows
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.dataset import Origin, Rows, SessionKeys
+from recd_plugins.sparse.dedup import address_of
 
 #: Key of a Parquet footer under which a file carries its ``TableStatistics`` as JSON.
 FOOTER_KEY = b"recd.statistics"
@@ -336,10 +337,7 @@ def read_footer(path: Path) -> TableStatistics | None:
     Raises:
         DataError: it is no Parquet file, or its statistics cannot be read.
     """
-    try:
-        metadata = pq.read_metadata(path).metadata or {}
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: no readable Parquet file: {error}") from error
+    metadata = read_metadata(path).metadata or {}
     if FOOTER_KEY not in metadata:
         return None
     try:
@@ -391,11 +389,7 @@ def _compare(
     changed: np.ndarray,
 ) -> None:
     addresses = np.array(
-        [(_address(ids), _address(offsets), offsets.itemsize == 8) for ids, offsets in columns],
+        [(address_of(ids), address_of(offsets), offsets.itemsize == 8) for ids, offsets in columns],
         np.int64,
     ).reshape(-1, 3)
     compare_rows(addresses, continues, MAX_SHIFT, counts, changed)
-
-
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
