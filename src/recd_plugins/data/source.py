@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -117,11 +118,14 @@ class ParquetSource(Source):
         for number, file in enumerate(self.table.files):
             files.setdefault(_partition_name(file, path), []).append(number)
         self._files = files
+        rows_of: Counter[int] = Counter()
+        for unit in self.table.units:
+            rows_of[unit.file] += unit.num_rows
         self.partitions = tuple(
             Partition(
                 name,
                 tuple(self.table.files[number] for number in numbers),
-                sum(unit.num_rows for unit in self.table.units if unit.file in numbers),
+                sum(rows_of[number] for number in numbers),
             )
             for name, numbers in files.items()
         )
