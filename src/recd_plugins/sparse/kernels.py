@@ -11,8 +11,9 @@ from typing import Any
 import numba
 import numpy as np
 
+from recd_plugins.sparse.changes import CHUNK, bytes_differ, find_changes
 from recd_plugins.sparse.memory import copy_bytes, int32_at, int64_at, prefetch
-from recd_plugins.sparse.overlap import first_difference, next_change, offset_at
+from recd_plugins.sparse.overlap import offset_at
 
 u64 = np.uint64
 _MIX = u64(0x94D049BB133111EB)
@@ -44,41 +45,58 @@ def _hash_row(values: Any, shift: Any, start: Any, length: Any) -> Any:
 
 
 @numba.njit(inline="always")
-def _hash_changes(
-    values: Any, shift: Any, offsets: Any, wide: Any, hashes: Any, target: Any, end: Any
+def _look_at_column(
+    column: Any, hashes: Any, changed: Any, rows: Any, target: Any, end: Any
 ) -> Any:
-    """Hash each row that is not the row before it; the others are left 0.
+    """Mark the rows that are not the row before, and hash each.
 
     While such a row is in the cache it is copied, too, from address ``target`` on up to ``end``.
-    Returns how many rows that were, and where the copies end, which is behind ``end`` where not all
-    found room.
+    Returns where the copies end, which is behind ``end`` where not all found room.
     """
-    words = int32_at(values)
-    num_rows = u64(len(hashes))
-    changes = 0
-    row, stop = u64(0), u64(0)
-    while row < num_rows:
-        start = offset_at(offsets, wide, row)
-        length = offset_at(offsets, wide, row + u64(1)) - start
-        hashes[row] = _hash_row(values, shift, start, length)
-        size = np.int64(length << u64(shift + 2))
-        if target + size <= end:
-            copy_bytes(target, values + np.int64(start << u64(shift + 2)), size)
-        target += size
-        changes += 1
-        row, stop = next_change(words, shift, offsets, wide, row + u64(1), stop, num_rows)
-    return changes, target
+    values, shift, offsets, wide = column
+    item = shift + 2
+    num_rows = len(changed)
+    for first in range(0, num_rows, CHUNK):
+        count = find_changes(
+            values, item, offsets, wide, first, min(first + CHUNK, num_rows), changed, rows
+        )
+        for index in range(count):
+            row = u64(rows[index])
+            start = offset_at(offsets, wide, row)
+            length = offset_at(offsets, wide, row + u64(1)) - start
+            hashes[row] = _hash_row(values, shift, start, length)
+            size = np.int64(length) << item
+            if target + size <= end:
+                copy_bytes(target, values + (np.int64(start) << item), size)
+            target += size
+    return target
 
 
 @numba.njit(inline="always")
-def _rows_equal(words: Any, shift: Any, offsets: Any, wide: Any, left: Any, right: Any) -> Any:
-    start, other = offset_at(offsets, wide, left), offset_at(offsets, wide, right)
-    end = offset_at(offsets, wide, left + u64(1))
-    if offset_at(offsets, wide, right + u64(1)) - other != end - start:
-        return False
-    # ``left`` is the later row, so it stands behind ``right``.
-    back = (start - other) << shift
-    return first_difference(words, start << shift, back, end << shift) == end << shift
+def _number_changes(changed: Any, rows: Any, inverse: Any) -> Any:
+    """List the rows that differ from the row before, and count them row by row."""
+    count = 0
+    for row in range(len(inverse)):
+        rows[count] = row
+        count += changed[row]
+        inverse[row] = count - 1
+    return count
+
+
+@numba.njit(inline="always")
+def _equal_in_all(columns: Any, row: Any, earlier: Any) -> Any:
+    """Whether two rows are equal in each of some columns."""
+    for column in range(len(columns)):
+        values, shift, offsets, wide = columns[column]
+        item = shift + 2
+        start, other = offset_at(offsets, wide, row), offset_at(offsets, wide, earlier)
+        length = offset_at(offsets, wide, row + u64(1)) - start
+        if offset_at(offsets, wide, earlier + u64(1)) - other != length:
+            return False
+        left, back = values + (np.int64(start) << item), np.int64(start - other) << item
+        if bytes_differ(left, back, np.int64(length) << item):
+            return False
+    return True
 
 
 @numba.njit(cache=True, nogil=True)
@@ -123,62 +141,58 @@ def find_unique_rows(
     num_rows = column_hashes.shape[1]
     mask = u64(len(table) - 1)
     current = np.empty(len(column_hashes), np.uint64)
+    changed = np.empty((len(column_hashes), num_rows), np.uint8)
+    any_changed = np.empty(num_rows, np.uint8)
+    rows = np.empty(max(num_rows, CHUNK) + 1, np.int32)
     begin = 0
     for group in range(len(group_ends)):
         end = group_ends[group]
         table[:] = -1
-        target, fewest_changes = copies, num_rows
+        target, together = copies, True
+        any_changed[:] = 0
         for column in range(begin, end):
-            values, shift, offsets, wide = columns[column]
-            column_hashes[column - begin] = 0
-            changes, target = _hash_changes(
-                values, shift, offsets, wide, column_hashes[column - begin], target, end_of_copies
+            marks = changed[column - begin]
+            target = _look_at_column(
+                columns[column], column_hashes[column - begin], marks, rows, target, end_of_copies
             )
-            fewest_changes = min(fewest_changes, changes)
-        count, last, rows_that_change = 0, 0, 0
-        for index in range(num_rows):
-            row = u64(index)
-            changed = False
-            for column in range(end - begin):
-                if column_hashes[column, row] != 0:
-                    current[column] = column_hashes[column, row]
-                    changed = True
-            if not changed:
-                inverse[group, row] = last
-                continue
-            rows_that_change += 1
+            apart = np.uint8(0)
+            for row in range(num_rows):
+                apart |= marks[row] ^ changed[0, row]
+                any_changed[row] |= marks[row]
+            together = together and apart == 0
+        num_changes = _number_changes(any_changed, rows, inverse[group])
+        count = 0
+        for change in range(num_changes):
+            row = u64(rows[change])
             key = u64(0)
             for column in range(end - begin):
+                if changed[column, row]:
+                    current[column] = column_hashes[column, row]
                 key = (key ^ current[column]) * _MIX
                 key ^= key >> u64(31)
             key &= hash_mask
             slot = key & mask
             while True:
-                candidate = table[slot]
-                if candidate < 0:
+                number = table[slot]
+                if number < 0:
+                    number = count
                     table[slot] = count
                     hashes[count] = key
-                    first_rows[group, count] = index
-                    last = count
+                    first_rows[group, count] = row
                     count += 1
                     break
-                if hashes[candidate] == key:
-                    equal = True
-                    first = u64(first_rows[group, candidate])
-                    for column in range(begin, end):
-                        values, shift, offsets, wide = columns[column]
-                        words = int32_at(values)
-                        if not _rows_equal(words, u64(shift), offsets, wide, row, first):
-                            equal = False
-                            break
-                    if equal:
-                        last = candidate
+                if hashes[number] == key:
+                    first = u64(first_rows[group, number])
+                    if _equal_in_all(columns[begin:end], row, first):
                         break
                 slot = (slot + u64(1)) & mask
-            inverse[group, row] = last
+            rows[change] = number
         num_unique[group] = count
+        if count < num_changes:
+            for row in range(num_rows):
+                inverse[group, row] = rows[inverse[group, row]]
         # Every column changes in each of these rows, and no two of them are equal.
-        copied[group] = count == rows_that_change == fewest_changes and target <= end_of_copies
+        copied[group] = together and count == num_changes and target <= end_of_copies
         if copied[group]:
             copies = target
         for column in range(begin, end):

@@ -48,6 +48,18 @@ def _prefetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
     return types.void(types.int64), codegen
 
 
+def _line_differs(typing_context: Any, left: Any, right: Any) -> Any:  # noqa: ARG001
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
+        vector = ir.VectorType(ir.IntType(64), 8)
+        left, right = (builder.inttoptr(address, vector.as_pointer()) for address in args)
+        differ = builder.icmp_unsigned(
+            "!=", builder.load(left, align=4), builder.load(right, align=4)
+        )
+        return builder.zext(builder.bitcast(differ, ir.IntType(8)), ir.IntType(64))
+
+    return types.uint64(types.int64, types.int64), codegen
+
+
 def _differing_words(typing_context: Any, left: Any, right: Any) -> Any:  # noqa: ARG001
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:  # noqa: ARG001
         lanes, words = 16, ir.IntType(32)
@@ -90,6 +102,8 @@ int64_at: Any = _pointer_to(types.int64)
 address_of: Any = intrinsic(_address_of)
 #: differing_words(left, right): bit i is set where the i-th of 64 words from two addresses differ.
 differing_words: Any = intrinsic(_differing_words)
+#: line_differs(left, right): 0 where the 64 bytes from two addresses are equal.
+line_differs: Any = intrinsic(_line_differs)
 #: count_trailing_zeros(n) of a number that is not 0.
 count_trailing_zeros: Any = intrinsic(_count_trailing_zeros)
 #: copy_bytes(target, source, size) between two addresses.
