@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from recd_plugin_recd.progress import progress_bars
 from recd_plugin_recd.scratch_folder import scratch_folder
 from recd_plugins.errors import DataError
 
@@ -83,12 +84,7 @@ def _replace(folder: Path, options: TableOptions) -> None:
 
 def write_with_progress(folder: Path, options: TableOptions) -> None:
     """``write_table`` with a progress bar on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     from recd_plugin_recd.papercal_table import write_table
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"generating {folder.name}", total=options.rows)
-        write_table(folder, options, lambda rows: bar.advance(task, rows))
+    with progress_bars() as add_bar:
+        write_table(folder, options, add_bar(f"generating {folder.name}", options.rows))

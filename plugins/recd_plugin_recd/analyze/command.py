@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import click
 
+from recd_plugin_recd.progress import progress_bars
 from recd_plugins.errors import DataError
 
 
@@ -69,12 +68,12 @@ def analyze(
     from recd_plugins.files import json_text, write_text
 
     source = open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)
-    with _progress(path.name, source.num_rows) as progress:
+    with progress_bars() as add_bar:
         report = study(
             source,
             batch_size=batch_size,
             sample_bytes=sample_mb * 1_000_000,
-            progress=progress,
+            progress=add_bar(f"reading {path.name}", source.num_rows),
         )
     if html_path is not None:
         from recd_plugin_recd.analyze.page import page
@@ -91,14 +90,3 @@ def analyze(
             f"{report.first_break}: a session goes on here after rows of other sessions; "
             "`recd cluster` puts the rows of each session together"
         )
-
-
-@contextmanager
-def _progress(name: str, num_rows: int | None) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(f"reading {name}", total=num_rows)
-        yield lambda rows: bar.advance(task, rows)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from recd_plugin_recd.progress import progress_bars
 from recd_plugins.files import write_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from recd_plugin_recd.cluster.options import Progress
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
@@ -156,7 +153,18 @@ def cluster(
         seed=seed,
         engine=engine,  # type: ignore[arg-type]
     )
-    with _progress() as start:
+    with progress_bars() as add_bar:
+
+        def start(num_rows: int | None) -> Progress:
+            bars = [add_bar(verb, num_rows) for verb in ("reading", "writing")]
+
+            def advance(read: int, written: int) -> None:
+                for bar, rows in zip(bars, (read, written), strict=True):
+                    if rows:
+                        bar(rows)
+
+            return advance
+
         report = run(
             options,
             force=force,
@@ -167,26 +175,3 @@ def cluster(
     click.echo("\n".join(report.lines()))
     if json_path is not None:
         write_json(json_path, report.as_json())
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int | None], Progress]]:
-    """Two bars on stderr: rows read and rows written."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-
-        def start(num_rows: int | None) -> Progress:
-            tasks = [bars.add_task(verb, total=num_rows) for verb in ("reading", "writing")]
-
-            def advance(read: int, written: int) -> None:
-                for task, rows in zip(tasks, (read, written), strict=True):
-                    if rows:
-                        bars.advance(task, rows)
-
-            return advance
-
-        yield start

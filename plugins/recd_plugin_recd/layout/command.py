@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
+
+from recd_plugin_recd.progress import progress_bars
 
 
 @click.command("convert-layout")
@@ -72,9 +74,6 @@ def convert_layout(
     their names and metadata. With list_dict, features that hardly repeat stay lists.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
     from recd_plugin_recd.layout.convert import Conversion
     from recd_plugin_recd.layout.convert import convert_layout as convert
     from recd_plugins.files import write_json
@@ -90,13 +89,8 @@ def convert_layout(
         nulls,  # type: ignore[arg-type]
         popularity,
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-
-        def start(num_rows: int) -> Callable[[int], None]:
-            task = bar.add_task(f"writing {target.name}", total=num_rows)
-            return lambda rows: bar.advance(task, rows)
-
+    with progress_bars() as add_bar:
+        start = partial(add_bar, f"writing {target.name}")
         done = convert(conversion, force=force, start=start)
     click.echo(
         f"{target}: {done.rows:,} rows, {layout}, {done.target_bytes / 1e6:.1f} MB "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from recd_plugin_recd.progress import progress_bars
 from recd_plugins.errors import DataError
 
 if TYPE_CHECKING:
@@ -111,7 +110,8 @@ def write(
     )
     found = _Damages()
     written = 0
-    with _progress(f"writing {folder.name}", rows.num_rows) as advance:
+    with progress_bars() as add_bar:
+        advance = add_bar(f"writing {folder.name}", rows.num_rows)
 
         def count(num_rows: int) -> None:
             nonlocal written
@@ -146,9 +146,14 @@ def read(
     from recd_plugin_recd.logs.export import export_log
 
     found = _Damages()
-    with _progress(f"reading {source.name}", None) as advance:
+    with progress_bars() as add_bar:
         done = export_log(
-            source, destination, offsets=offsets, force=force, report=found, progress=advance
+            source,
+            destination,
+            offsets=offsets,
+            force=force,
+            report=found,
+            progress=add_bar(f"reading {source.name}", None),
         )
     found.show()
     if done.was_there:
@@ -234,7 +239,8 @@ def produce(
     rows = open_rows(source, session, plugins_dir)
     schema = log_schema(rows)
     producer = KafkaProducer(servers, topic, schema, rows.keys.session, _settings(config))
-    with _progress(f"sending to {topic}", rows.num_rows) as advance:
+    with progress_bars() as add_bar:
+        advance = add_bar(f"sending to {topic}", rows.num_rows)
 
         def send(batch: pa.RecordBatch) -> None:
             producer.write(batch)
@@ -281,7 +287,8 @@ def consume(
         config=_settings(config),
     )
     written = 0
-    with _progress(f"reading {topic}", None) as advance:
+    with progress_bars() as add_bar:
+        advance = add_bar(f"reading {topic}", None)
 
         def count(num_rows: int) -> None:
             nonlocal written
@@ -309,15 +316,3 @@ class _Damages(list["Damage"]):
     def show(self) -> None:
         for damage in self:
             click.secho(str(damage), fg="yellow", err=True)
-
-
-@contextmanager
-def _progress(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar of rows on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=total)
-        yield lambda rows: bar.advance(task, rows)

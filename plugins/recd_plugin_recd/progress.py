@@ -1,0 +1,28 @@
+"""Progress bars of commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+AddBar = Callable[[str, int | None], Callable[[int], None]]
+
+
+@contextmanager
+def progress_bars() -> Iterator[AddBar]:
+    """Bars of rows on stderr.
+
+    Yields what adds a bar, from its name and the number of rows, None where that is not known; it
+    returns what takes the rows done since the last call.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+
+        def add(name: str, num_rows: int | None) -> Callable[[int], None]:
+            task = bars.add_task(name, total=num_rows)
+            return lambda rows: bars.advance(task, rows)
+
+        yield add
