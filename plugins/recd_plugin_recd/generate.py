@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugin_recd.progress import progress_bars
-from recd_plugin_recd.scratch_folder import scratch_folder
+from recd_plugin_recd.scratch_folder import put, scratch_folder
 from recd_plugins.errors import DataError
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def _replace(folder: Path, options: TableOptions) -> None:
     with scratch_folder(folder) as scratch:
         new = scratch / "new" / folder.name
         write_with_progress(new, options)
-        folder.rename(scratch / "old")
-        new.rename(folder)
+        put(new, folder, scratch)
 
 
 def write_with_progress(folder: Path, options: TableOptions) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,14 +14,16 @@ from recd_plugins.errors import DataError
 
 # Held by the process that writes; its name tells these folders from a user's hidden ones.
 _LOCK = "recd.lock"
+# What is being replaced.
+_OLD = "old"
 
 
 @contextmanager
 def scratch_folder(folder: Path) -> Iterator[Path]:
     """A new folder ``.NAME.*`` beside ``folder``, removed at the end with what is in it then.
 
-    Those that killed processes left behind are removed first. On file systems without locks they
-    stay.
+    Those that killed processes left behind are removed first, and a folder that one was replacing
+    is put back. On file systems without locks they stay.
 
     Raises:
         DataError: the place cannot be written.
@@ -30,7 +33,7 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for found in folder.parent.iterdir():
             if found.name.startswith(prefix):
-                _remove_unless_locked(found)
+                _remove_unless_locked(found, folder)
         hidden = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
     except OSError as error:
         raise DataError(f"{folder}: cannot be written ({error.strerror})") from error
@@ -45,7 +48,34 @@ def scratch_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(hidden, ignore_errors=True)
 
 
-def _remove_unless_locked(folder: Path) -> None:
-    with suppress(OSError), (folder / _LOCK).open("r+b") as lock:
+def put(new: Path, target: Path, scratch: Path) -> None:
+    """Move ``new`` to ``target``. A folder there waits in ``scratch``, in case that this fails.
+
+    Raises:
+        DataError: it failed; ``target`` is as it was.
+    """
+    old = scratch / _OLD
+    try:
+        if target.is_dir():
+            target.rename(old)
+        try:
+            os.replace(new, target)
+        except BaseException:
+            put_back(target, scratch)
+            raise
+    except OSError as error:
+        raise DataError(f"{target}: cannot be replaced ({error.strerror})") from error
+
+
+def put_back(target: Path, scratch: Path) -> None:
+    """Undo what ``put`` did before it failed or its process was killed."""
+    old = scratch / _OLD
+    if old.exists() and not target.exists():
+        old.rename(target)
+
+
+def _remove_unless_locked(hidden: Path, folder: Path) -> None:
+    with suppress(OSError), (hidden / _LOCK).open("r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(folder)
+        put_back(folder, hidden)
+        shutil.rmtree(hidden)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from recd_plugin_recd.scratch_folder import put, put_back
 from recd_plugins.errors import DataError
 from recd_plugins.files import write_json
 
@@ -38,13 +39,7 @@ class WorkFolder:
         Raises:
             DataError: the place cannot be written.
         """
-        old = self.path / "old"
-        try:
-            if target.exists():
-                target.rename(old)
-            self.table.rename(target)
-        except OSError as error:
-            raise DataError(f"{target}: cannot be replaced ({error.strerror})") from error
+        put(self.table, target, self.path)
 
 
 @contextmanager
@@ -64,9 +59,7 @@ def work_folder(
         path.mkdir(parents=True, exist_ok=True)
         with (path / _LOCK).open("ab") as lock:
             _lock(lock.fileno(), path)
-            if (path / "old").exists() and not target.exists():
-                # An earlier run was killed while it replaced the target.
-                (path / "old").rename(target)
+            put_back(target, path)
             resumed = _take_over(path, identity, say)
             try:
                 yield WorkFolder(path, resumed)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recd_plugin_recd.scratch_folder import scratch_folder
+from recd_plugin_recd.scratch_folder import put, scratch_folder
 from recd_plugins.data.list_dict import Layout
 from recd_plugins.data.parquet import ParquetTable, read_metadata
 from recd_plugins.data.popularity import read_popularity
@@ -94,7 +93,7 @@ def convert_layout(
                 _copy(table.table, number, writer, progress)
             layouts = writer.layouts
         written = _size([new] if source.is_file() else new.rglob("*.parquet"))
-        _put(new, target, scratch / "old")
+        put(new, target, scratch)
     assert not isinstance(layouts, str), "there is at least one file"
     return Converted(table.num_rows or 0, layouts, _size(table.table.files), written)
 
@@ -136,19 +135,3 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
         raise DataError(f"{target} is not of the kind of {source}, file or folder; remove it")
     # What is replaced must be a table: a mistyped name costs no other data.
     ParquetTable(target)
-
-
-def _put(new: Path, target: Path, old: Path) -> None:
-    try:
-        if not target.is_dir():
-            os.replace(new, target)
-            return
-        target.rename(old)
-        try:
-            new.rename(target)
-        except BaseException:
-            # What is in the scratch folder is removed with it.
-            old.rename(target)
-            raise
-    except OSError as error:
-        raise DataError(f"{target}: cannot be replaced ({error.strerror})") from error

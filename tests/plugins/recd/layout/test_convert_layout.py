@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import duckdb
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugin_recd.papercal_table import TableOptions, provenance, write_table
+from recd_plugin_recd.scratch_folder import scratch_folder
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict
 from recd_plugins.data.statistics import read_footer
@@ -193,14 +195,25 @@ def test_a_damaged_file_is_named_and_nothing_is_written(tmp_path, layout, damage
 def test_a_table_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
     source = table(tmp_path / "source" / "part.parquet").parent
     target = table(tmp_path / "target" / "old.parquet").parent
-    rename = Path.rename
+    replace = os.replace
 
-    def fail(self, place):
-        if Path(place) == target and self.parent.name == "table":
+    def fail(new, place):
+        if Path(place) == target:
             raise OSError(errno.EIO, "no luck")
-        return rename(self, place)
+        replace(new, place)
 
-    monkeypatch.setattr(Path, "rename", fail)
+    monkeypatch.setattr(os, "replace", fail)
     message = refused(source, target, "--layout", "list", "--force")
     assert "target: cannot be replaced (no luck)" in message
     assert files(tmp_path / "target") == [Path("old.parquet")]
+
+
+def test_a_table_is_back_after_a_run_that_was_killed_while_it_replaced_it(tmp_path):
+    source = table(tmp_path / "source" / "part.parquet").parent
+    hidden = tmp_path / ".target.killed"
+    table(hidden / "old" / "old.parquet")
+    (hidden / "recd.lock").touch()
+    with scratch_folder(tmp_path / "target"):
+        assert files(tmp_path / "target") == [Path("old.parquet")]
+        assert not hidden.exists()
+    assert "--force" in refused(source, tmp_path / "target", "--layout", "list")
