@@ -233,12 +233,14 @@ def produce(
     SOURCE is what it is for recd logs write. A run that is killed has sent some of the rows; to
     run it again sends them again.
     """
+    from recd_plugin_recd.logs.data_errors import naming_source
     from recd_plugin_recd.logs.ingest import each_batch, log_schema, open_rows
     from recd_plugin_recd.logs.kafka_producer import KafkaProducer
 
     rows = open_rows(source, session, plugins_dir)
     schema = log_schema(rows)
-    producer = KafkaProducer(servers, topic, schema, rows.keys.session, _settings(config))
+    with naming_source(source):
+        producer = KafkaProducer(servers, topic, schema, rows.keys.session, _settings(config))
     with progress_bars() as add_bar:
         advance = add_bar(f"sending to {topic}", rows.num_rows)
 

@@ -137,7 +137,10 @@ def _read_offsets(path: Path) -> dict[str, Any]:
         said = json.loads(path.read_text())
         shards = dict(said["shards"])
         for shard in shards.values():
-            str(shard["log"]), int(shard["offset"]), int(shard["record"])
+            for number in (shard["offset"], shard["record"]):
+                if type(number) is not int or number < 0:
+                    raise ValueError(f"{number!r} is no number of bytes or records")
+            str(shard["log"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
             f"{path}: no offsets of a log: {error!r}; remove it to start from the first record"

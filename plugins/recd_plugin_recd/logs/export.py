@@ -9,6 +9,7 @@ from pathlib import Path
 from recd_plugin_recd.logs.consumer import Consumer
 from recd_plugin_recd.logs.damage import Report
 from recd_plugin_recd.logs.parquet_file import ParquetFile, provenance
+from recd_plugin_recd.logs.shard_files import shard_files
 from recd_plugins.errors import DataError
 
 
@@ -35,8 +36,12 @@ def export_log(
     records it has: a run that was killed between the two is made good by running it again.
 
     Raises:
-        DataError: ``destination`` exists and ``force`` is not given; no log, no place to write.
+        DataError: ``destination`` exists and ``force`` is not given, or is part of the log; no log,
+            no place to write.
     """
+    for other in (offsets, *shard_files(source)):
+        if other is not None and destination.resolve() == other.resolve():
+            raise DataError(f"{destination} is what is read; name another file for the rows")
     consumer = Consumer(source, offsets, report)
     start = consumer.state()
     if destination.exists() and not force:

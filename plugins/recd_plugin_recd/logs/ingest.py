@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from recd_plugin_recd.logs.damage import Report
+from recd_plugin_recd.logs.data_errors import naming_files, naming_source
 from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
-from recd_plugin_recd.logs.row_error import naming_files
 from recd_plugin_recd.scratch_folder import scratch_folder
 from recd_plugins.data.list_dict import is_list_dict, to_lists
 from recd_plugins.data.source import Source, open_source
@@ -84,7 +84,7 @@ def write_log(
         written += batch.num_rows
         progress(batch.num_rows)
 
-    with _place(folder, append) as place:
+    with naming_source(source.path), _place(folder, append) as place:
         try:
             with LogWriter(place, schema, settings, report) as log:
                 each_batch(source, schema, write)

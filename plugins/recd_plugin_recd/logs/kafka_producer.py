@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_recd.logs import kafka
-from recd_plugin_recd.logs.row_error import RowError
+from recd_plugin_recd.logs.data_errors import RowError
 from recd_plugin_recd.logs.samples import SampleCodec
 from recd_plugins.errors import DataError
 

@@ -182,8 +182,11 @@ class _Buffer:
             return
         rows = pa.Table.from_batches(self._batches).combine_chunks()
         if self._settings.sort:
+            sessions = rows[self._settings.session]
+            if pa.types.is_dictionary(sessions.type):
+                sessions = sessions.cast(sessions.type.value_type)  # Arrow cannot sort it
             # The sort is stable: a session's rows stay in the order in which they came.
-            rows = rows.take(pc.sort_indices(rows, [(self._settings.session, "ascending")]))
+            rows = rows.take(pc.sort_indices(sessions))
         (batch,) = rows.combine_chunks().to_batches()
         self.writer.append(batch)
         self._batches.clear()

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugin_recd.logs.row_error import RowError
+from recd_plugin_recd.logs.data_errors import ColumnError, RowError
 from recd_plugin_recd.logs.sample_kernels import copy_segments
 from recd_plugins.errors import DataError
 
@@ -57,7 +57,7 @@ class SampleCodec:
     four; nulls are kept, except inside lists.
 
     Raises:
-        DataError: a column is of another type.
+        ColumnError: a column is of another type.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -160,7 +160,7 @@ def _column(field: pa.Field) -> _Column:
     if types.is_boolean(item) and not is_list:
         return _Column(field.name, kind, 1, is_list=False, is_string=False)
     if not is_number or types.is_interval(item):
-        raise DataError(
+        raise ColumnError(
             f"column {field.name!r} of type {kind} has no row-wise form; "
             "write record batches (--record batch) instead"
         )

@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from recd_plugin_recd.logs.row_error import RowError
-from recd_plugins.errors import DataError
+from recd_plugin_recd.logs.data_errors import ColumnError, RowError
 
 Shards = NDArray[np.int64]
 
@@ -22,11 +21,14 @@ def session_shards(sessions: Any, num_shards: int) -> Shards:
     of a string the first 8 bytes of its BLAKE2b-64, little-endian.
 
     Raises:
-        DataError: an id is null, or neither a whole number nor a string.
+        RowError: an id is null.
+        ColumnError: ids are neither whole numbers nor strings.
     """
     if sessions.null_count:
         row = int(sessions.is_null().to_numpy(zero_copy_only=False).argmax())
         raise RowError(row, "the session is null; every row needs one")
+    if pa.types.is_dictionary(sessions.type):
+        sessions = sessions.dictionary_decode()
     kind = sessions.type
     if pa.types.is_integer(kind):
         numbers = sessions.to_numpy(zero_copy_only=False)
@@ -45,7 +47,7 @@ def session_shards(sessions: Any, num_shards: int) -> Shards:
         known = np.array([_hash_of(value.as_py()) for value in encoded.dictionary], np.uint64)
         hashes = known[encoded.indices.to_numpy()] if len(known) else np.empty(0, np.uint64)
     else:
-        raise DataError(f"session ids are of type {kind}; they have to be whole numbers or strings")
+        raise ColumnError(f"session ids are of type {kind}; expected whole numbers or strings")
     return (hashes % np.uint64(num_shards)).astype(np.int64)
 
 

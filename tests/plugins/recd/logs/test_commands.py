@@ -97,6 +97,42 @@ def test_a_log_is_not_overwritten_but_appended_to(folder):
     assert run("read", "log", "back.parquet", "--force").exit_code == 0
 
 
+def test_a_log_is_not_overwritten_by_its_rows(folder):
+    run("write", "rows.parquet", "log", "--shards", 1)
+    shard = folder / "log" / "shard-00000-of-00001.recdlog"
+    before = shard.read_bytes()
+    for source in (shard, "log"):
+        result = run("read", source, shard, "--force")
+        assert result.exit_code == 1
+        assert "is what is read; name another file" in result.output
+    result = run("read", "log", "offsets.json", "--offsets", "offsets.json")
+    assert result.exit_code == 1
+    assert shard.read_bytes() == before
+
+
+def test_sessions_that_are_a_dictionary(folder):
+    table = pq.read_table("rows.parquet")
+    names = pa.array([f"s{id}" for id in table["session_id"].to_pylist()]).dictionary_encode()
+    table = table.set_column(0, "session_id", names)
+    pq.write_table(table, "named.parquet")
+    result = run("write", "named.parquet", "log", "--record", "batch", "--shards", 3)
+    assert result.exit_code == 0, result.output
+    assert run("read", "log", "back.parquet").exit_code == 0
+    back = pq.read_table("back.parquet").sort_by("row")
+    assert back.schema.equals(table.schema)
+    assert back.to_pylist() == table.to_pylist()
+
+
+def test_a_column_that_cannot_be_stored_is_told_with_its_file(folder):
+    pq.write_table(pa.table({"session_id": [1], "names": [["a"]]}), "named.parquet")
+    pq.write_table(pa.table({"session_id": [0.5]}), "floats.parquet")
+    for name, message in (("named", "column 'names' of type"), ("floats", "session ids are of")):
+        result = run("write", f"{name}.parquet", "log")
+        assert result.exit_code == 1
+        assert f"{name}.parquet: {message}" in result.output
+        assert not (folder / "log").exists()
+
+
 def test_a_source_that_fails_leaves_no_log(folder):
     bad = rows(5000).set_column(0, SCHEMA.field(0), pa.array([*range(4990), None, *range(9)]))
     pq.write_table(pa.table(bad), "bad.parquet")

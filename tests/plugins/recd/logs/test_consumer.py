@@ -118,7 +118,18 @@ def test_offsets_of_another_log_are_refused(tmp_path):
         Consumer(tmp_path / "log", tmp_path / "offsets.json", unexpected)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"shards": {"a": {}}}', '{"shards": 3}', "\0\0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        '{"shards": {"a": {}}}',
+        '{"shards": 3}',
+        '{"shards": {"a": {"log": "b", "offset": -5, "record": 0}}}',
+        '{"shards": {"a": {"log": "b", "offset": 5, "record": 1.5}}}',
+        "\0\0",
+    ],
+)
 def test_damaged_offsets_are_refused(tmp_path, text):
     write(tmp_path / "log", rows(50), num_shards=2)
     (tmp_path / "offsets.json").write_text(text)

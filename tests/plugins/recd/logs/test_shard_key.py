@@ -23,6 +23,7 @@ def test_the_width_of_the_type_does_not_matter():
     assert (
         session_shards(pa.array(texts, pa.binary()), 97).tolist()
         == session_shards(pa.array(["x", "yz"], pa.large_string()), 97).tolist()
+        == session_shards(pa.array(["x", "yz"]).dictionary_encode(), 97).tolist()
     )
 
 

@@ -1,15 +1,20 @@
-"""Errors of one row of a batch."""
+"""Errors of one row of a batch, or of a column."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recd_plugins.errors import DataError
 
 if TYPE_CHECKING:
     from recd_plugins.interfaces.dataset import Rows
+
+
+class ColumnError(DataError):
+    """A column cannot be logged, whatever its rows."""
 
 
 class RowError(DataError):
@@ -19,6 +24,15 @@ class RowError(DataError):
         self.row = row
         self.message = message
         super().__init__(f"row {row} (from 0): {message}")
+
+
+@contextmanager
+def naming_source(path: Path) -> Iterator[None]:
+    """What is wrong with a column is said with where it comes from."""
+    try:
+        yield
+    except ColumnError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 @contextmanager
