@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugin_recd.preprocessing import hashing, kernels
+from recd_plugins.sparse.jagged import offsets_of, positions_of_ranges
 
 _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 
@@ -40,10 +41,11 @@ class FirstX(nn.Module):
         self.x = x
 
     def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        new_offsets = _offsets_of(self.kept_lengths(offsets.diff()))
+        new_offsets = offsets_of(self.kept_lengths(offsets.diff()))
         if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
             return kernels.first_of_rows(values, offsets, new_offsets), new_offsets
-        return values.index_select(0, _places(offsets, new_offsets)), new_offsets
+        places = positions_of_ranges(offsets[:-1], new_offsets.diff())
+        return values.index_select(0, places), new_offsets
 
     def kept_lengths(self, lengths: Tensor) -> Tensor:
         """How many values rows of these lengths keep."""
@@ -86,11 +88,11 @@ class NGram(nn.Module):
         self.salt = salt
 
     def forward(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-        new_offsets = _offsets_of((offsets.diff() - (self.n - 1)).clamp(min=0))
+        new_offsets = offsets_of((offsets.diff() - (self.n - 1)).clamp(min=0))
         if not torch.jit.is_scripting() and values.device.type == "cpu":  # type: ignore[attr-defined]
             hashes = kernels.hash_windows(values, offsets, new_offsets, self.n, self.salt)
             return hashes, new_offsets
-        places = _places(offsets, new_offsets)
+        places = positions_of_ranges(offsets[:-1], new_offsets.diff())
         hashes = torch.full_like(places, self.salt)
         for at in range(self.n):
             hashes = hashing.combine(hashes, values.index_select(0, places + at))
@@ -195,15 +197,3 @@ def _within_int64(bound: float) -> int:
 def _as_float32(bound: float) -> float:
     """The nearest float32, infinite where it has none so large: torch refuses to round to that."""
     return float(torch.tensor(bound, dtype=torch.float64).float())
-
-
-def _offsets_of(lengths: Tensor) -> Tensor:
-    zero = torch.zeros(1, dtype=lengths.dtype, device=lengths.device)
-    return torch.cat([zero, torch.cumsum(lengths, 0).to(lengths.dtype)])
-
-
-def _places(offsets: Tensor, new_offsets: Tensor) -> Tensor:
-    """Where the first values of each row stand, as many as ``new_offsets`` has room for."""
-    shifts = (offsets[:-1] - new_offsets[:-1]).long()
-    shifts = torch.repeat_interleave(shifts, new_offsets.diff())
-    return torch.arange(shifts.numel(), device=shifts.device) + shifts
