@@ -110,6 +110,7 @@ class TableWriter:
             self._metadata.pop(FOOTER_KEY, None)
         self._scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._waiting: list[pa.RecordBatch] = []
+        self._num_waiting = 0
         self._writer: pq.ParquetWriter | None = None
         self.num_rows = 0
 
@@ -128,15 +129,15 @@ class TableWriter:
         """
         if batch.num_rows:
             self._waiting.append(batch)
-        while sum(waiting.num_rows for waiting in self._waiting) > self._row_group_rows:
+            self._num_waiting += batch.num_rows
+        while self._num_waiting > self._row_group_rows:
             self._flush(self._end_of_group())
 
     def close(self) -> None:
         """Write what is left and put the file in its place."""
         try:
-            rest = sum(waiting.num_rows for waiting in self._waiting)
-            if rest or self._writer is None:
-                self._flush(rest)
+            if self._num_waiting or self._writer is None:
+                self._flush(self._num_waiting)
             assert self._writer is not None
             if self._statistics is not None:
                 statistics = json.dumps(self._statistics.result().to_json())
@@ -187,6 +188,7 @@ class TableWriter:
         """Write the first ``num_rows`` waiting rows as one row group."""
         table = pa.Table.from_batches(self._waiting, self._schema)
         self._waiting = table.slice(num_rows).to_batches()
+        self._num_waiting -= num_rows
         group = table.slice(0, num_rows).combine_chunks()
         lists = {name: self._lists(name, group[name]) for name in self._features}
         if self._statistics is not None and self._keys is not None and num_rows:
