@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -217,3 +219,15 @@ def test_a_table_is_back_after_a_run_that_was_killed_while_it_replaced_it(tmp_pa
         assert files(tmp_path / "target") == [Path("old.parquet")]
         assert not hidden.exists()
     assert "--force" in refused(source, tmp_path / "target", "--layout", "list")
+
+
+def test_torch_is_not_imported(tmp_path):
+    source = table(tmp_path / "source.parquet")
+    code = (
+        "import sys\nfrom recd_plugins.cli import main\n"
+        f"arguments = ['convert-layout', {str(source)!r}, {str(tmp_path / 'new.parquet')!r}]\n"
+        "main([*arguments, '--layout', 'list_dict'], standalone_mode=False)\n"
+        "assert not {'torch', 'torchrec', 'fbgemm_gpu'} & sys.modules.keys()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert (tmp_path / "new.parquet").exists()
