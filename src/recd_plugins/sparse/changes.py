@@ -14,7 +14,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from recd_plugins.sparse.memory import copy_bytes, int32_at, line_differs, prefetch
+from recd_plugins.sparse.memory import int32_at, line_differs, prefetch
 from recd_plugins.sparse.overlap import offset_at
 
 u64 = np.uint64

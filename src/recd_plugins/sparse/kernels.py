@@ -156,9 +156,9 @@ def find_unique_rows(
                 columns[column], column_hashes[column - begin], marks, rows, target, end_of_copies
             )
             apart = np.uint8(0)
-            for row in range(num_rows):
-                apart |= marks[row] ^ changed[0, row]
-                any_changed[row] |= marks[row]
+            for index in range(num_rows):
+                apart |= marks[index] ^ changed[0, index]
+                any_changed[index] |= marks[index]
             together = together and apart == 0
         num_changes = _number_changes(any_changed, rows, inverse[group])
         count = 0
@@ -189,8 +189,8 @@ def find_unique_rows(
             rows[change] = number
         num_unique[group] = count
         if count < num_changes:
-            for row in range(num_rows):
-                inverse[group, row] = rows[inverse[group, row]]
+            for index in range(num_rows):
+                inverse[group, index] = rows[inverse[group, index]]
         # Every column changes in each of these rows, and no two of them are equal.
         copied[group] = together and count == num_changes and target <= end_of_copies
         if copied[group]:

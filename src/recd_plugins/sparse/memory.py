@@ -41,7 +41,7 @@ def _prefetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
             ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag]),
             "llvm.prefetch.p0",
         )
-        read, keep, data = (ir.Constant(flag, number) for number in (0, 3, 1))
+        read, keep, data = (ir.Constant(flag, number) for number in (0, 0, 1))
         builder.call(function, [builder.inttoptr(args[0], pointer), read, keep, data])
         return context.get_dummy_value()
 
@@ -108,5 +108,6 @@ line_differs: Any = intrinsic(_line_differs)
 count_trailing_zeros: Any = intrinsic(_count_trailing_zeros)
 #: copy_bytes(target, source, size) between two addresses.
 copy_bytes: Any = intrinsic(_copy_bytes)
-#: prefetch(address) starts to fetch a cache line; the address need not be a valid one.
+#: prefetch(address) starts to fetch a cache line that is needed only once, and so leaves the larger
+#: caches to others; the address need not be a valid one.
 prefetch: Any = intrinsic(_prefetch)

@@ -10,27 +10,46 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recd_plugins.sparse.dedup import address_of
+
 
 def tensors_of(arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
-    """Tensors of one-dimensional arrays, without a copy; slices of one array share one storage."""
-    bases: dict[int, tuple[Tensor, int]] = {}
-    tensors = []
-    for array in arrays:
+    """Tensors of one-dimensional arrays, without a copy.
+
+    Slices of one array that come in the order in which they lie there share one storage.
+    """
+    tensors: dict[int, Tensor] = {}
+    slices: dict[int, list[int]] = {}
+    for number, array in enumerate(arrays):
         base = array.base
         if (
-            not isinstance(base, np.ndarray)
-            or base.ndim != 1
-            or base.dtype != array.dtype
-            or not (base.flags.c_contiguous and array.flags.c_contiguous)
+            isinstance(base, np.ndarray)
+            and base.ndim == 1
+            and base.dtype == array.dtype
+            and base.flags.c_contiguous
+            and array.flags.c_contiguous
         ):
-            tensors.append(torch.from_numpy(array))
-            continue
-        if id(base) not in bases:
-            bases[id(base)] = torch.from_numpy(base), _address(base)
-        whole, start = bases[id(base)]
-        at = (_address(array) - start) // array.itemsize if array.size else 0
-        tensors.append(whole[at : at + array.size])
-    return tensors
+            slices.setdefault(id(base), []).append(number)
+        else:
+            tensors[number] = torch.from_numpy(array)
+    for numbers in slices.values():
+        base = arrays[numbers[0]].base
+        assert base is not None
+        start, end = address_of(base), 0
+        taken, sizes = [], []
+        for number in numbers:
+            array = arrays[number]
+            at = (address_of(array) - start) // array.itemsize if array.size else end
+            if at < end:
+                tensors[number] = torch.from_numpy(array)
+                continue
+            taken.append(number)
+            sizes += [at - end, array.size]
+            end = at + array.size
+        # One call for all of them: each slice by itself takes three times its share of it.
+        pieces = torch.split(torch.from_numpy(base), [*sizes, base.size - end])
+        tensors.update(zip(taken, pieces[1::2], strict=True))
+    return [tensors[number] for number in range(len(arrays))]
 
 
 def adjacent_runs(parts: Sequence[Tensor]) -> list[int]:
@@ -74,7 +93,3 @@ def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
             return None
         end += part.numel()
     return filled[0].as_strided((end - start,), (1,), start)
-
-
-def _address(array: NDArray[Any]) -> int:
-    return int(array.__array_interface__["data"][0])
