@@ -82,7 +82,8 @@ class _Reading:
 
     def run(self, progress: Callable[[int], None]) -> None:
         source = self._source
-        columns = [*self._features, source.keys.session, source.keys.timestamp]
+        keys = dict.fromkeys((source.keys.session, source.keys.timestamp))
+        columns = [*self._features, *keys]
         for number, partition in enumerate(source.partitions):
             statistics: StatisticsAccumulator | None = None
             for rows in source.read(partition, columns):

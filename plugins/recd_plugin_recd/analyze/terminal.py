@@ -39,31 +39,37 @@ def _sessions(report: Report) -> Table:
 
 
 def _features(report: Report) -> Table:
-    headings = ["ids a\nrow", "\nd", "exact\n%", "partial\n%", "predicted\nas is", "found\nas is"]
-    if not report.clustered:
-        headings += ["predicted\nby session", "found\nby session"]
-    table = _table(
-        "features and their DedupeFactors", "\nfeature", *headings, "\npartial", "\npays"
-    )
-    for each in report.features:
-        table.add_row(*_cells(each, report.clustered))
+    rows = [_cells(each, report.clustered) for each in report.features]
+    table = _table("features and their DedupeFactors", *rows[0])
+    table.padding = (0, 0, 0, 0)
+    for row in rows:
+        table.add_row(*row.values())
     return table
 
 
-def _cells(feature: FeatureReport, clustered: bool) -> list[str]:
-    by_session = [factor(feature.predicted_by_session), factor(feature.measured_by_session)]
-    return [
-        escape(feature.name),
-        f"{feature.length:.1f}",
-        f"{feature.stays:.2f}",
-        f"{100 * feature.exact:.1f}",
-        f"{100 * feature.partial:.1f}",
-        factor(feature.predicted_as_is),
-        factor(feature.measured_as_is),
-        *([] if clustered else by_session),
-        factor(feature.partial_factor),
-        feature.form,
-    ]
+def _cells(feature: FeatureReport, clustered: bool) -> dict[str, str]:
+    """By heading. Narrow ones leave room for names of 15 characters where a line has 80."""
+    if clustered:
+        factors = {
+            "\n\npredicted": feature.predicted_as_is,
+            "\n\nfound": feature.measured_as_is,
+        }
+    else:
+        factors = {
+            "\nas it\nis": feature.measured_as_is,
+            "by\nsession,\npredicted": feature.predicted_by_session,
+            "by\nsession,\nfound": feature.measured_by_session,
+        }
+    return {
+        "\n\nfeature": escape(feature.name),
+        "\nids a\nrow": f"{feature.length:.1f}",
+        "\n\nd": f"{feature.stays:.2f}",
+        "\nexact\n%": f"{100 * feature.exact:.1f}",
+        "\npartial\n%": f"{100 * feature.partial:.1f}",
+        **{heading: factor(value) for heading, value in factors.items()},
+        "\n\npartial": factor(feature.partial_factor),
+        "\n\npays": feature.form,
+    }
 
 
 def _storage(report: Report) -> Table:
@@ -83,5 +89,5 @@ def _table(title: str, first: str, *others: str) -> Table:
     )
     table.add_column(first, overflow="fold")
     for heading in others:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     return table

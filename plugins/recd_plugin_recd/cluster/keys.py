@@ -118,6 +118,8 @@ def check_columns(source: Source) -> None:
     """
     keys, files = source.keys, source.partitions[0].files
     path = files[0] if files else source.path
+    if keys.session == keys.timestamp:
+        raise DataError(f"{path}: {keys.session!r} cannot be both the session and the time")
     kind = _plain_type(source.schema.field(keys.session).type)
     if not (pt.is_integer(kind) or _is_string(kind)):
         raise DataError(

@@ -261,6 +261,22 @@ def test_the_page_stands_alone(tables, tmp_path):
     assert all(name in text for name in ("seq_0_0", "usr_22", "item_7", "recd.partial_ikjt"))
 
 
+@pytest.mark.parametrize("order", ["clustered", "interleaved"])
+def test_a_terminal_of_80_characters_shows_every_name_and_figure(tables, order):
+    lines = run(tables / order, "--sample-mb", 20).stdout.splitlines()
+    names = [
+        line.split()[0] for line in lines if line.endswith((" partial ", " exact ", " plain "))
+    ]
+    assert names == [feature.name for feature in papercal.FEATURES]
+    assert not any("…" in line for line in lines)
+
+
+def test_a_time_that_is_the_session(tmp_path):
+    path = write(tmp_path / "t.parquet", [1] * 50, ids=[[1]] * 50)
+    result = run(path, "--session", "ts", "--timestamp", "ts")
+    assert result.exit_code == 0, result.output
+
+
 def test_names_that_look_like_markup_or_formulas(tmp_path):
     lists: dict[str, Any] = {"<b>[red]$x$": [[1]] * 50}
     path = write(tmp_path / "t.parquet", [1] * 50, **lists)

@@ -114,6 +114,8 @@ def test_types_that_cannot_be_sorted(source):
     for path in source.iterdir():
         pq.write_table(table.set_column(1, "ts", table["session_id"].cast(pa.string())), path)
     assert "column 'ts' is string" in failure(source)
+    message = failure(source, session="ts", timestamp="ts")
+    assert "a.parquet: 'ts' cannot be both the session and the time" in message
 
 
 def test_a_time_that_is_no_number(source):
@@ -145,6 +147,8 @@ def test_a_full_disk(source):
         "from recd_plugin_recd.cluster.job import cluster\n"
         "from recd_plugin_recd.cluster.options import ClusterOptions\n"
         "from recd_plugins.errors import DataError\n"
+        # What is compiled goes to a cache on disk too: it is there after this.
+        "cluster(ClusterOptions(Path('src'), Path('before')))\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, {resource.RLIM_INFINITY}))\n"
         "try:\n"
@@ -156,4 +160,4 @@ def test_a_full_disk(source):
         [sys.executable, "-c", script], cwd=source.parent, capture_output=True, text=True
     )
     assert "part-00000.parquet: cannot be written" in done.stdout, done.stderr
-    assert [path.name for path in source.parent.iterdir()] == ["src"]
+    assert sorted(path.name for path in source.parent.iterdir()) == ["before", "src"]
