@@ -248,3 +248,19 @@ def test_weights_are_asked_for_only_where_there_are_some():
     assert ikjt.weights_or_none() is None
     with pytest.raises(ValueError, match="no weights"):
         ikjt.weights()
+
+
+def test_other_values_for_the_same_rows():
+    ikjt = InverseKeyedJaggedTensor(
+        keys=["a"],
+        values=torch.tensor([1, 2, 3]),
+        inverse_lookup=torch.tensor([0, 1, 0]),
+        weights=torch.tensor([0.5, 0.25, 1.0]),
+        lengths=torch.tensor([1, 2]),
+    )
+    other = ikjt.with_values(torch.tensor([10, 20, 30]))
+    assert other.to_kjt()["a"].values().tolist() == [10, 20, 30, 10]
+    assert other.weights().tolist() == [0.5, 0.25, 1.0]
+    assert ikjt.values().tolist() == [1, 2, 3]
+    with pytest.raises(ValueError, match=r"\[2\], expected \[3\]"):
+        ikjt.with_values(torch.tensor([10, 20]))

@@ -37,8 +37,18 @@ def test_runs_end_where_memory_does():
     arrays = [one[:2], one[2:5], one[5:5], other[:3], one[5:6], other[6:9], other[9:], other[8:]]
     parts = tensors_of(arrays)
     assert [part.tolist() for part in parts] == [array.tolist() for array in arrays]
-    assert adjacent_runs(parts) == [3, 1, 1, 2, 1]
+    runs = adjacent_runs(parts)
+    assert [count for count, _ in runs] == [3, 1, 1, 2, 1]
+    assert [run.tolist() for _, run in runs] == [
+        [0, 1, 2, 3, 4],
+        [0, 1, 2],
+        [5],
+        [6, 7, 8, 9],
+        [8, 9],
+    ]
     assert adjacent_runs([]) == []
     whole = torch.arange(10)
-    assert adjacent_runs([whole[0:4:2], whole[4:6]]) == [1, 1]
-    assert adjacent_runs([whole[:0], whole[:2], whole[2:3]]) == [3]
+    runs = adjacent_runs([whole[0:4:2], whole[4:6]])
+    assert [(count, run.tolist()) for count, run in runs] == [(1, [0, 2]), (1, [4, 5])]
+    runs = adjacent_runs([whole[:0], whole[:2], whole[2:3]])
+    assert [(count, run.tolist()) for count, run in runs] == [(1, []), (2, [0, 1, 2])]

@@ -27,26 +27,21 @@ def transform_together(
         PluginError: a step failed, or returned something other than its interface allows.
     """
     transformed: list[InverseKeyedJaggedTensor] = []
-    for count in adjacent_runs([ikjt.values() for ikjt in ikjts]):
-        transformed += _transform_run(steps, ikjts[len(transformed) :][:count])
+    for count, values in adjacent_runs([ikjt.values() for ikjt in ikjts]):
+        transformed += _transform_run(steps, ikjts[len(transformed) :][:count], values)
     return transformed
 
 
 def _transform_run(
-    steps: Sequence[Preprocessing], ikjts: Sequence[InverseKeyedJaggedTensor]
+    steps: Sequence[Preprocessing], ikjts: Sequence[InverseKeyedJaggedTensor], all_values: Tensor
 ) -> list[InverseKeyedJaggedTensor]:
-    all_values = adjacent([ikjt.values() for ikjt in ikjts])
-    if all_values is None:  # one that is not contiguous
-        return _transform_each(steps, ikjts)
     keys = [key for ikjt in ikjts for key in ikjt.keys()]  # noqa: SIM118
     if all(step.scope == "id" for step in steps):
         values = all_values
         for step in steps:
             values = apply_to_ids(step, keys, values)
         parts = torch.split(values, [ikjt.values().numel() for ikjt in ikjts])
-        return [
-            with_rows(ikjt, part, ikjt.lengths()) for ikjt, part in zip(ikjts, parts, strict=True)
-        ]
+        return [ikjt.with_values(part) for ikjt, part in zip(ikjts, parts, strict=True)]
     all_lengths = adjacent([ikjt.lengths() for ikjt in ikjts])
     if all_lengths is None:
         return _transform_each(steps, ikjts)

@@ -181,6 +181,20 @@ class InverseKeyedJaggedTensor(Pipelineable):
         lengths = self._lengths.view(len(self._keys), -1)
         return float(lengths.index_select(1, self._inverse_lookup).sum().item()) / stored
 
+    def with_values(self, values: Tensor) -> InverseKeyedJaggedTensor:
+        """The same rows with another id in place of each, ``[num_values]``; weights stay.
+
+        Raises:
+            ValueError: not as many values as there are.
+        """
+        if values.shape != self._values.shape:
+            raise ValueError(
+                f"values has shape {list(values.shape)}, expected {list(self._values.shape)}"
+            )
+        other = InverseKeyedJaggedTensor.__new__(InverseKeyedJaggedTensor)
+        other.__dict__.update(self.__dict__, _values=values)
+        return other
+
     def to_kjt(self) -> KeyedJaggedTensor:
         """A plain KJT of all B rows: the inverse of ``from_kjt``, exactly."""
         first_rows = torch.arange(len(self._keys), device=self.device()) * self.num_unique()
@@ -278,11 +292,11 @@ def _check_shapes(
 ) -> None:
     if not keys or len(set(keys)) < len(keys):
         raise ValueError(f"an IKJT needs keys that are all different, got {list(keys)}")
-    for name, tensor in {
-        "values": values,
-        "inverse_lookup": inverse_lookup,
-        "lengths": lengths,
-    }.items():
+    for name, tensor in (
+        ("values", values),
+        ("inverse_lookup", inverse_lookup),
+        ("lengths", lengths),
+    ):
         if tensor.dim() != 1:
             raise ValueError(f"{name} has shape {list(tensor.shape)}, expected one dimension")
     if lengths.numel() % len(keys):

@@ -52,25 +52,40 @@ def tensors_of(arrays: Sequence[NDArray[Any]]) -> list[Tensor]:
     return [tensors[number] for number in range(len(arrays))]
 
 
-def adjacent_runs(parts: Sequence[Tensor]) -> list[int]:
-    """How many of ``parts``, in their order, lie one after the other: the longest such runs.
+def adjacent_runs(parts: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+    """The longest runs of ``parts``, in their order, that lie one after the other.
 
     Args:
         parts: tensors of one dimension and one dtype.
+
+    Returns:
+        How many parts each run has, and these as one tensor, without a copy. No run begins with a
+        part of no items, unless that is all it has.
     """
-    runs: list[int] = []
-    storage, end = 0, -1
+    # Of each run: its first part, how many parts and items it has.
+    runs: list[list[Any]] = []
+    # Addresses: where the run ends, and the storage of its first part, which others share if it
+    # reaches as far.
+    end, end_of_storage = -1, 0
     for part in parts:
-        if not part.numel() and runs:
-            runs[-1] += 1
-            continue
-        its_storage, start = part.untyped_storage().data_ptr(), int(part.storage_offset())
-        if its_storage == storage and start == end and part.is_contiguous():
-            runs[-1] += 1
+        size = part.numel()
+        bytes_of_part = size * part.element_size()
+        start = part.data_ptr()
+        if not size and runs:
+            runs[-1][1] += 1
+        elif start == end and start + bytes_of_part <= end_of_storage and part.is_contiguous():
+            runs[-1][1] += 1
+            runs[-1][2] += size
+            end += bytes_of_part
         else:
-            runs.append(1)
-        storage, end = its_storage, start + part.numel() if part.is_contiguous() else -1
-    return runs
+            runs.append([part, 1, size])
+            storage = part.untyped_storage()
+            end_of_storage = storage.data_ptr() + storage.nbytes()
+            end = start + bytes_of_part if part.is_contiguous() else -1
+    return [
+        (count, first if count == 1 else first.as_strided((size,), (1,)))
+        for first, count, size in runs
+    ]
 
 
 def adjacent(parts: Sequence[Tensor]) -> Tensor | None:
