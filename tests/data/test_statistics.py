@@ -18,13 +18,13 @@ from recd_plugins.data.statistics import (
     FOOTER_KEY,
     MAX_SHIFT,
     FeatureStatistics,
-    StatisticsAccumulator,
     TableStatistics,
     dedupe_factor,
     dedupe_len,
     read_footer,
     read_footers,
 )
+from recd_plugins.data.statistics_accumulator import StatisticsAccumulator
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import SessionKeys
 

@@ -18,13 +18,8 @@ from recd_plugin_recd.cluster.downsample import hash_sessions
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.list_dict import Layout
 from recd_plugins.data.source import Source
-from recd_plugins.data.statistics import (
-    FeatureStatistics,
-    StatisticsAccumulator,
-    TableStatistics,
-    dedupe_factor,
-    session_column,
-)
+from recd_plugins.data.statistics import FeatureStatistics, TableStatistics, dedupe_factor
+from recd_plugins.data.statistics_accumulator import StatisticsAccumulator, session_column
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Rows
 

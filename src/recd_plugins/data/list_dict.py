@@ -52,6 +52,11 @@ def is_id_list(kind: pa.DataType) -> bool:
     )
 
 
+def id_features(schema: pa.Schema) -> list[str]:
+    """Names of the columns that are lists of integers, in either layout."""
+    return [field.name for field in schema if is_list_dict(field) or is_id_list(field.type)]
+
+
 def to_list_dict(lists: pa.Array) -> pa.Array:
     """Lists of integers as binary values; ids are copied only where they are not int64 yet.
 

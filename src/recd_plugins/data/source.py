@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from recd_plugins.data.list_dict import id_features
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece
-from recd_plugins.data.statistics import id_features
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.dataset import Dataset, Rows, SessionKeys
 

@@ -1,4 +1,4 @@
-"""Compiled loops that compare each row with the row before it; ``statistics.py`` calls them."""
+"""Compiled loops that compare rows with the row before; ``statistics_accumulator.py`` calls them."""
 
 from __future__ import annotations
 

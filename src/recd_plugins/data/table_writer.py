@@ -18,17 +18,15 @@ import pyarrow.types as pt
 
 from recd_plugins.data.list_dict import (
     Layout,
+    id_features,
     is_id_list,
     is_list_dict,
     list_dict_field,
     to_list_dict,
     to_lists,
 )
-from recd_plugins.data.statistics import (
-    FOOTER_KEY,
-    StatisticsAccumulator,
-    check_session_type,
-)
+from recd_plugins.data.statistics import FOOTER_KEY
+from recd_plugins.data.statistics_accumulator import StatisticsAccumulator, check_session_type
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.dataset import Origin, Rows, SessionKeys
 
@@ -84,9 +82,7 @@ class TableWriter:
     ) -> None:
         self.path = path
         self._source = source or path
-        self._features = [
-            field.name for field in schema if is_list_dict(field) or is_id_list(field.type)
-        ]
+        self._features = id_features(schema)
         self._columns = _ordered(schema, self._features, popularity)
         self._metadata = {**(schema.metadata or {}), **(metadata or {})}
         self._schema, self._keys, self._nulls = schema, keys, nulls

@@ -1,0 +1,165 @@
+"""Statistics of a table, counted while its rows go by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugins.data.arrow import place, sparse_column
+from recd_plugins.data.list_dict import id_features
+from recd_plugins.data.statistics import MAX_SHIFT, FeatureStatistics, TableStatistics
+from recd_plugins.data.statistics_kernels import compare_rows
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces.dataset import Origin, Rows, SessionKeys
+from recd_plugins.sparse.dedup import address_of
+
+_SESSION_TYPES = (
+    pa.types.is_integer,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+)
+
+
+class StatisticsAccumulator:
+    """Takes the rows of a table in stored order, in batches of any size.
+
+    Sessions may go on from batch to batch. Memory is one row and, while a batch is compared, its
+    features as lists.
+
+    Args:
+        schema: of the batches; features are its lists of integers in either layout.
+        keys: ``keys.session`` is the column that tells sessions apart.
+        features: names of the features instead, single integers may be among them.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, keys: SessionKeys, features: Sequence[str] | None = None
+    ) -> None:
+        self.features: tuple[str, ...] = tuple(
+            id_features(schema) if features is None else features
+        )
+        self._session = keys.session
+        self._rows = self._pairs = 0
+        self._counts = np.zeros((len(self.features), 4), np.int64)
+        self._ids = np.zeros(len(self.features), np.int64)
+        self._last: dict[str, np.ndarray] = {}
+        self._last_session: pa.Array | None = None
+
+    def add(self, batch: pa.RecordBatch | Rows) -> np.ndarray:
+        """Add rows.
+
+        Returns:
+            bool ``[num_features, B]``: whether the row differs from the one before it, the first
+            from the last one of the batch before. The table's first row is False.
+
+        Raises:
+            DataError: a column is missing or of another type, or has a null.
+        """
+        rows = batch if isinstance(batch, Rows) else self._with_origin(batch)
+        num_rows = len(rows)
+        changed = np.zeros((len(self.features), num_rows), np.bool_)
+        if not num_rows:
+            return changed
+        continues = self._continues(rows)
+        columns = {name: sparse_column(rows, name) for name in self.features}
+        _compare(list(columns.values()), continues, self._counts, changed)
+        if self._last:
+            # The last row of the batch before and the first of this one, as two rows.
+            seam = [
+                _two_rows(self._last[name], ids[offsets[0] : offsets[1]])
+                for name, (ids, offsets) in columns.items()
+            ]
+            both = np.zeros((len(seam), 2), np.bool_)
+            _compare(seam, np.array([False, continues[0]]), self._counts, both)
+            changed[:, 0] = both[:, 1]
+        ids = [int(offsets[-1] - offsets[0]) for _, offsets in columns.values()]
+        self._ids += np.array(ids, np.int64)
+        self._last = {
+            name: ids[offsets[-2] : offsets[-1]].copy() for name, (ids, offsets) in columns.items()
+        }
+        self._rows += num_rows
+        self._pairs += int(np.count_nonzero(continues))
+        return changed
+
+    def result(self) -> TableStatistics:
+        """Of all rows so far."""
+        sessions = self._rows - self._pairs
+        features = {
+            name: FeatureStatistics(self._rows, sessions, int(ids), *map(int, counts))
+            for name, ids, counts in zip(self.features, self._ids, self._counts, strict=True)
+        }
+        return TableStatistics(self._rows, sessions, features)
+
+    def _with_origin(self, batch: pa.RecordBatch) -> Rows:
+        return Rows(batch, (Origin("the table", self._rows, batch.num_rows),))
+
+    def _continues(self, rows: Rows) -> np.ndarray:
+        """Whether each row is of the session of the row before it, bool ``[B]``."""
+        sessions = session_column(rows, self._session)
+        continues = np.zeros(len(rows), np.bool_)
+        same = pc.equal(sessions.slice(1), sessions.slice(0, len(rows) - 1))
+        continues[1:] = same.to_numpy(zero_copy_only=False)
+        if self._last_session is not None:
+            continues[0] = pc.equal(sessions.slice(0, 1), self._last_session)[0].as_py()
+        # Copied: a slice would keep the whole column.
+        self._last_session = sessions.take(pa.array([len(rows) - 1]))
+        return continues
+
+
+def session_column(rows: Rows, name: str) -> pa.Array:
+    """The column of the session: integers, strings or binary values; a dictionary is decoded.
+
+    Raises:
+        DataError: it is missing, of another type, or has a null.
+    """
+    index = rows.data.schema.get_field_index(name)
+    where = rows.origins[0].path if rows.origins else "the table"
+    if index < 0:
+        raise DataError(
+            f"{where}: no column {name!r} for the session; the columns are "
+            f"{', '.join(rows.data.schema.names)}"
+        )
+    column = rows.data.column(index)
+    if column.null_count:
+        row = int(column.is_null().to_numpy(zero_copy_only=False).argmax())
+        raise DataError(f"{place(rows, name, row)}: the session is null; give every row one")
+    check_session_type(rows.data.schema.field(name), where)
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+
+def check_session_type(field: pa.Field, where: object) -> None:
+    """Refuse a column of sessions that are no integers, strings or binary values.
+
+    Raises:
+        DataError: names ``where``, the column and its type.
+    """
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    if not any(is_kind(kind) for is_kind in _SESSION_TYPES):
+        raise DataError(
+            f"{where}: column {field.name} is {field.type}; sessions are told apart by integers, "
+            "strings or binary values"
+        )
+
+
+def _two_rows(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    ends = np.array([0, len(first), len(first) + len(second)], np.int32)
+    return np.concatenate([first, second]), ends
+
+
+def _compare(
+    columns: Sequence[tuple[np.ndarray, np.ndarray]],
+    continues: np.ndarray,
+    counts: np.ndarray,
+    changed: np.ndarray,
+) -> None:
+    addresses = np.array(
+        [(address_of(ids), address_of(offsets), offsets.itemsize == 8) for ids, offsets in columns],
+        np.int64,
+    ).reshape(-1, 3)
+    compare_rows(addresses, continues, MAX_SHIFT, counts, changed)
