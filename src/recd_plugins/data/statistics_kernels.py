@@ -1,4 +1,4 @@
-"""Compiled loops that compare rows with the row before; ``statistics_accumulator.py`` calls them."""
+"""Compiled loops that compare rows with the row before, for ``statistics_accumulator.py``."""
 
 from __future__ import annotations
 
