@@ -11,6 +11,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from recd_benchmarks.frame import Figure, Size
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 
@@ -123,6 +125,7 @@ def _measure(body: str, source: Path, target: Path, memory: str) -> _Run:
     imports, _, work = body.partition("\n\n")
     arguments = json.dumps([str(source), str(target), memory, _ROW_GROUP_ROWS, _THREADS])
     environment = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"}
+    expected = _num_rows(source)
     try:
         done = subprocess.run(
             [sys.executable, "-c", _CHILD.format(imports=imports, work=work), arguments],
@@ -131,6 +134,8 @@ def _measure(body: str, source: Path, target: Path, memory: str) -> _Run:
             check=True,
             env=environment,
         )
+        if _num_rows(target) != expected:
+            raise RuntimeError(f"{_num_rows(target)} of {expected} rows were written by {body}")
     except subprocess.CalledProcessError as error:
         raise RuntimeError(error.stderr[-2000:]) from error
     finally:
@@ -138,6 +143,12 @@ def _measure(body: str, source: Path, target: Path, memory: str) -> _Run:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
     seconds, peak = json.loads(done.stdout.splitlines()[-1])
     return _Run(seconds, peak)
+
+
+def _num_rows(table: Path) -> int:
+    """Rows of a file, or of the files of a folder."""
+    files = table.glob("*.parquet") if table.is_dir() else [table]
+    return sum(pq.read_metadata(file).num_rows for file in files)
 
 
 def _throughput(figure: str, theirs: list[_Run], ours: list[_Run], goal: float | None) -> Figure:

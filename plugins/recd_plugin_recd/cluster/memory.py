@@ -25,6 +25,8 @@ _BATCHES = 8
 _GROUPS = 3
 #: Of each row of a range that is sorted: session and time as numbers, their order, names.
 _KEYS = 80
+#: What allocators keep of the memory for reading when rows stay in memory and are written next.
+_KEPT = 4 * BATCH_BYTES
 _MAX_WORKERS = 8
 
 
@@ -84,7 +86,8 @@ class Budget:
             )
         workers = min(num_cores(), _MAX_WORKERS, free // (smallest + groups))
         range_bytes = int((free / workers - groups) / factor)
-        return Plan(min(range_bytes, _MAX_RANGE), workers, workers * min(range_bytes, _MAX_RANGE))
+        range_bytes = min(range_bytes, _MAX_RANGE)
+        return Plan(range_bytes, workers, max(0, workers * range_bytes - _KEPT))
 
 
 def num_cores() -> int:
