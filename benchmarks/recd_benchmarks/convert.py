@@ -100,7 +100,7 @@ def _plain(columns: Columns) -> object:
 
 def _exact(ikjt: IkjtConverter) -> Callable[[Columns], object]:
     """The groups that a converter chose as IKJTs, the rest plain."""
-    deduplicate = Deduplicator()
+    deduplicate = Deduplicator(neighbours_only=ikjt.neighbours_only)
     groups = [group.features for group in ikjt.report() if group.deduplicated]
 
     def make(columns: Columns) -> object:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from recd_plugins.sparse import InverseKeyedJaggedTensor
     from recd_plugins.sparse.dedup import Deduplicator
 
+#: Ids stored when only neighbours are compared, in multiples of those stored when all rows are.
+_NEARLY_ALL = 1.01
+
 
 @dataclass(frozen=True)
 class Group:
@@ -51,6 +54,11 @@ class IkjtConverter(Converter):
         min_dedupe_factor: float = Field(
             default=1.5, ge=1.0, description="with auto, groups under this factor stay plain"
         )
+        compare: Literal["auto", "neighbours", "all"] = Field(
+            default="auto",
+            description="neighbours: rows merge with the row before only, which is less work; all: "
+            "with every equal row; auto: neighbours if in the first batch all saves little more",
+        )
 
         @field_validator("groups")
         @classmethod
@@ -73,7 +81,7 @@ class IkjtConverter(Converter):
     def _deduplicate(self) -> Deduplicator:
         from recd_plugins.sparse.dedup import Deduplicator
 
-        return Deduplicator()
+        return Deduplicator(neighbours_only=self.options.compare == "neighbours")
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
         """Decide on groups.
@@ -95,10 +103,17 @@ class IkjtConverter(Converter):
             )
             for group, factor in zip(groups, factors, strict=True)
         )
+        if self.options.compare == "auto":
+            self._compare_neighbours_if_enough(sample)
 
     def report(self) -> tuple[Group, ...]:
         """What ``fit`` decided: the groups and how far they deduplicated its sample."""
         return self._groups or ()
+
+    @property
+    def neighbours_only(self) -> bool:
+        """Whether rows merge with the row before only, by option or by what ``fit`` found."""
+        return self._deduplicate.neighbours_only
 
     def dedupe_factors(self) -> Mapping[str, float]:
         return {
@@ -135,6 +150,21 @@ class IkjtConverter(Converter):
 
         columns = [{name: sparse_column(rows, name) for name in group} for group in groups]
         return ikjts_from_columns(columns, len(rows), self._deduplicate)
+
+    def _compare_neighbours_if_enough(self, sample: Rows) -> None:
+        """Leave other rows aside where neighbours are nearly all of the equal ones."""
+        from recd_plugins.sparse.dedup import Deduplicator
+
+        groups = [group.features for group in self.report() if group.deduplicated]
+        compare_all = self._deduplicate
+        of_all = self._deduplicated(sample, groups)
+        self._deduplicate = Deduplicator(neighbours_only=True)
+        of_neighbours = self._deduplicated(sample, groups)
+        if any(
+            more.values().numel() > _NEARLY_ALL * ikjt.values().numel()
+            for more, ikjt in zip(of_neighbours, of_all, strict=True)
+        ):
+            self._deduplicate = compare_all
 
     def _coinciding(self, sample: Rows, schema: FeatureSchema) -> list[list[str]]:
         """Features grouped by their inverse lookup."""

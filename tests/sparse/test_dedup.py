@@ -108,6 +108,22 @@ def test_columns_of_several_dtypes_come_back_one_array_each():
     assert second.tolist() == [0.5, 0.25, 0.125]
 
 
+def test_neighbours_only_stores_a_row_that_recurs_once_more():
+    rows = [[1, 2], [1, 2], [3], [1, 2], [1, 2], [], []]
+    other = [[5], [5], [5], [5], [6], [7], [7]]
+    deduplicate = Deduplicator(neighbours_only=True)
+    for _ in range(2):  # the second time it knows how much to expect
+        alone, both = deduplicate(
+            [[make_column(rows)], [make_column(rows), make_column(other)]], len(rows)
+        )
+        assert alone.inverse_lookup.tolist() == [0, 0, 1, 2, 2, 3, 3]
+        assert alone.values[0].tolist() == [1, 2, 3, 1, 2]
+        assert alone.lengths.tolist() == [2, 1, 2, 0]
+        assert both.inverse_lookup.tolist() == [0, 0, 1, 2, 3, 4, 4]
+        assert both.values[0].tolist() == [1, 2, 3, 1, 2, 1, 2, 5, 5, 5, 6, 7]
+        assert both.lengths.tolist() == [2, 1, 2, 2, 0, 1, 1, 1, 1, 1]
+
+
 def test_ids_up_to_the_largest():
     rows = [[LARGEST], [LARGEST - 1], [-LARGEST - 1], [LARGEST]]
     (unique,) = Deduplicator()([[make_column(rows)]], 4)

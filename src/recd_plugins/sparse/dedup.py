@@ -49,9 +49,14 @@ class Deduplicator:
     Not to be shared by threads. What it returns is new memory; the arrays of one call are slices
     of a few large ones, which the allocator serves faster than many small ones. From the second
     batch on it knows how much to expect, and copies a row when it first sees it.
+
+    Args:
+        neighbours_only: compare a row with the one before it and no other, which is less work. A
+            row that occurs again later is then stored again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, neighbours_only: bool = False) -> None:
+        self.neighbours_only = neighbours_only
         self._shape = (-1, -1, -1)
         self._share = 0.0
 
@@ -82,6 +87,7 @@ class Deduplicator:
         kernels.find_unique_rows(
             columns,
             ends,
+            self.neighbours_only,
             np.uint64(hash_mask),
             self._column_hashes,
             self._hashes,

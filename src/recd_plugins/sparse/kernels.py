@@ -46,9 +46,9 @@ def _hash_row(values: Any, shift: Any, start: Any, length: Any) -> Any:
 
 @numba.njit(inline="always")
 def _look_at_column(
-    column: Any, hashes: Any, changed: Any, rows: Any, target: Any, end: Any
+    column: Any, hashing: Any, hashes: Any, changed: Any, rows: Any, target: Any, end: Any
 ) -> Any:
-    """Mark the rows that are not the row before, and hash each.
+    """Mark the rows that are not the row before, and hash each if ``hashing``.
 
     While such a row is in the cache it is copied, too, from address ``target`` on up to ``end``.
     Returns where the copies end, which is behind ``end`` where not all found room.
@@ -64,7 +64,8 @@ def _look_at_column(
             row = u64(rows[index])
             start = offset_at(offsets, wide, row)
             length = offset_at(offsets, wide, row + u64(1)) - start
-            hashes[row] = _hash_row(values, shift, start, length)
+            if hashing:
+                hashes[row] = _hash_row(values, shift, start, length)
             size = np.int64(length) << item
             if target + size <= end:
                 copy_bytes(target, values + (np.int64(start) << item), size)
@@ -99,10 +100,53 @@ def _equal_in_all(columns: Any, row: Any, earlier: Any) -> Any:
     return True
 
 
+@numba.njit(inline="always")
+def _number_distinct(
+    columns: Any,
+    changed: Any,
+    column_hashes: Any,
+    hash_mask: Any,
+    hashes: Any,
+    table: Any,
+    rows: Any,
+    first_rows: Any,
+) -> Any:
+    """Number the distinct ones of some rows, from 0, in place of them; how many there are."""
+    mask = u64(len(table) - 1)
+    table[:] = -1
+    current = np.empty(len(columns), np.uint64)
+    count = 0
+    for change in range(len(rows)):
+        row = u64(rows[change])
+        key = u64(0)
+        for column in range(len(columns)):
+            if changed[column, row]:
+                current[column] = column_hashes[column, row]
+            key = (key ^ current[column]) * _MIX
+            key ^= key >> u64(31)
+        key &= hash_mask
+        slot = key & mask
+        while True:
+            number = table[slot]
+            if number < 0:
+                number = count
+                table[slot] = count
+                hashes[count] = key
+                first_rows[count] = row
+                count += 1
+                break
+            if hashes[number] == key and _equal_in_all(columns, row, u64(first_rows[number])):
+                break
+            slot = (slot + u64(1)) & mask
+        rows[change] = number
+    return count
+
+
 @numba.njit(cache=True, nogil=True)
 def find_unique_rows(
     columns: Any,
     group_ends: Any,
+    neighbours_only: Any,
     hash_mask: Any,
     column_hashes: Any,
     hashes: Any,
@@ -124,6 +168,8 @@ def find_unique_rows(
         columns: int64 ``[num_columns, 4]``: address of the values, 1 if these have 64 bits and 0 if
             32, address of the offsets, 1 if these have 64 bits and 0 if 32.
         group_ends: int64 ``[num_groups]``: where each group's columns end.
+        neighbours_only: whether rows merge only with the row before, so that each row that changes
+            is a distinct one.
         hash_mask: bits of the hash to use.
         column_hashes: uint64 ``[columns of the largest group, B]``, scratch.
         hashes: uint64 ``[B]``, scratch.
@@ -139,21 +185,24 @@ def find_unique_rows(
     """
     end_of_copies = copies + room
     num_rows = column_hashes.shape[1]
-    mask = u64(len(table) - 1)
-    current = np.empty(len(column_hashes), np.uint64)
     changed = np.empty((len(column_hashes), num_rows), np.uint8)
     any_changed = np.empty(num_rows, np.uint8)
     rows = np.empty(max(num_rows, CHUNK) + 1, np.int32)
     begin = 0
     for group in range(len(group_ends)):
         end = group_ends[group]
-        table[:] = -1
         target, together = copies, True
         any_changed[:] = 0
         for column in range(begin, end):
             marks = changed[column - begin]
             target = _look_at_column(
-                columns[column], column_hashes[column - begin], marks, rows, target, end_of_copies
+                columns[column],
+                not neighbours_only,
+                column_hashes[column - begin],
+                marks,
+                rows,
+                target,
+                end_of_copies,
             )
             apart = np.uint8(0)
             for index in range(num_rows):
@@ -161,32 +210,20 @@ def find_unique_rows(
                 any_changed[index] |= marks[index]
             together = together and apart == 0
         num_changes = _number_changes(any_changed, rows, inverse[group])
-        count = 0
-        for change in range(num_changes):
-            row = u64(rows[change])
-            key = u64(0)
-            for column in range(end - begin):
-                if changed[column, row]:
-                    current[column] = column_hashes[column, row]
-                key = (key ^ current[column]) * _MIX
-                key ^= key >> u64(31)
-            key &= hash_mask
-            slot = key & mask
-            while True:
-                number = table[slot]
-                if number < 0:
-                    number = count
-                    table[slot] = count
-                    hashes[count] = key
-                    first_rows[group, count] = row
-                    count += 1
-                    break
-                if hashes[number] == key:
-                    first = u64(first_rows[group, number])
-                    if _equal_in_all(columns[begin:end], row, first):
-                        break
-                slot = (slot + u64(1)) & mask
-            rows[change] = number
+        if neighbours_only:
+            first_rows[group, :num_changes] = rows[:num_changes]
+            count = num_changes
+        else:
+            count = _number_distinct(
+                columns[begin:end],
+                changed,
+                column_hashes,
+                hash_mask,
+                hashes,
+                table,
+                rows[:num_changes],
+                first_rows[group],
+            )
         num_unique[group] = count
         if count < num_changes:
             for index in range(num_rows):

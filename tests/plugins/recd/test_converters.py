@@ -74,7 +74,7 @@ def test_without_fit_the_first_batch_decides():
 
 
 def test_groups_that_part_after_the_sample_stay_exact():
-    converter = make()
+    converter = make(compare="all")
     converter.fit(rows_of(COLUMNS), SCHEMA)
     later = {**COLUMNS, "viewed_seller": [[10, 20], [10, 21], [10, 20], [30, 40]]}
     batch = converter.convert(rows_of(later), SCHEMA)
@@ -83,6 +83,29 @@ def test_groups_that_part_after_the_sample_stay_exact():
     assert together.inverse_lookup().tolist() == [0, 1, 0, 2]
     back = together.to_kjt()["viewed_seller"].to_dense()
     assert [row.tolist() for row in back] == later["viewed_seller"]
+
+
+RECURRING = {**COLUMNS, "bought": [[5], [6], [5], [5]]}
+
+
+@pytest.mark.parametrize(
+    ("compare", "sample", "neighbours_only", "lookup"),
+    [
+        ("auto", COLUMNS, True, [0, 1, 2, 2]),
+        ("auto", RECURRING, False, [0, 1, 0, 0]),
+        ("neighbours", RECURRING, True, [0, 1, 2, 2]),
+        ("all", COLUMNS, False, [0, 1, 0, 0]),
+    ],
+)
+def test_what_rows_are_compared_with(compare, sample, neighbours_only, lookup):
+    converter = make(compare=compare, min_dedupe_factor=1)
+    converter.fit(rows_of(sample), SCHEMA)
+    assert converter.neighbours_only is neighbours_only
+    batch = converter.convert(rows_of(RECURRING), SCHEMA)
+    (bought,) = (ikjt for ikjt in batch.ikjts if "bought" in ikjt.keys())  # noqa: SIM118
+    assert bought.inverse_lookup().tolist() == lookup
+    back = bought.to_kjt()["bought"].to_dense()
+    assert [row.tolist() for row in back] == RECURRING["bought"]
 
 
 def test_groups_given_by_hand_are_kept_whatever_their_factor():
