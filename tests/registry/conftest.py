@@ -41,6 +41,7 @@ class Keep(Preprocessing):
     class Options(PluginOptions):
         buckets: int = Field(default=1, gt=0)
         limits: list[Limits] = []
+        pairs: tuple[tuple[int, int], ...] = Field(default=((1, 2),), min_length=1)
     def __init__(self, options):
         super().__init__(options)
         if options.buckets == 13:

@@ -64,6 +64,15 @@ def test_what_is_no_plain_yaml(problems, text, expected):
     assert expected in problem
 
 
+def test_a_pair_that_lacks_an_item_hides_no_other_mistake(problems):
+    entry = "{use: acme.keep, features: [user], options: {pairs: [[1]]}}"
+    assert problems(HEAD + f"preprocessing:\n  - {entry}\ncach: []\n") == [
+        "r.yaml:5 preprocessing[0].options.pairs[0][1]: is missing; "
+        "this option of acme.keep is required",
+        "r.yaml:6 cach: unknown key; did you mean cache?",
+    ]
+
+
 def test_a_byte_order_mark_is_no_part_of_a_key(problems):
     assert "version" not in " ".join(problems("\ufeffversion: 1\n"))
 

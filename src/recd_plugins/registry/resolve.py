@@ -143,6 +143,11 @@ def _problems(
     found: dict[tuple[Location, str], Problem] = {}
     meant: set[Location] = set()  # keys that are there, misspelt
     for details in error.errors(include_url=False):
+        if (
+            details["type"] == "too_short"
+            and len(details["input"]) > details["ctx"]["actual_length"]
+        ):
+            continue  # short only of the items that are wrong, which have problems of their own
         inside = _inside(data, details)
         location = (*base, *inside)
         problem = document.problem(location, _message(details, inside, model, what))
@@ -162,7 +167,7 @@ def _inside(data: Any, details: ErrorDetails) -> Location:
     for part in details["loc"]:
         if isinstance(data, dict) and part in data:
             data = data[str(part)]
-        elif isinstance(data, list) and isinstance(part, int):
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
             data = data[part]
         elif details["type"] == "missing" and part == details["loc"][-1]:
             pass
