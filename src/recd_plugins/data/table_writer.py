@@ -223,7 +223,7 @@ class TableWriter:
                 row = int(lists.is_null().to_numpy(zero_copy_only=False).argmax())
                 raise DataError(
                     f"{self._source}: row {self.num_rows + row} (from 0), column {name!r}: the "
-                    "value is null; write an empty list if there is none, or let nulls become empty"
+                    "list is null; write an empty one, or let --nulls empty make it one"
                 )
             lists = lists.fill_null(pa.scalar([], lists.type))
         used = lists.flatten()
