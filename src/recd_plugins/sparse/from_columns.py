@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
@@ -36,17 +38,11 @@ def ikjts_from_columns(
     The columns of one group have one dtype.
     """
     unique_rows = deduplicate([list(group.values()) for group in groups], num_rows)
-    # Slices that know of each other: preprocessing then runs on all of them at once.
-    values = tensors_of([unique.values[0] for unique in unique_rows])
-    lengths = tensors_of([unique.lengths for unique in unique_rows])
-    return tuple(
-        InverseKeyedJaggedTensor(
-            keys=list(group),
-            values=values[index],
-            inverse_lookup=torch.from_numpy(unique_rows[index].inverse_lookup),
-            lengths=lengths[index],
-        )
-        for index, group in enumerate(groups)
+    return _ikjts(
+        groups,
+        [unique.values[0] for unique in unique_rows],
+        [unique.lengths for unique in unique_rows],
+        [unique.inverse_lookup for unique in unique_rows],
     )
 
 
@@ -59,14 +55,29 @@ def ikjts_from_dictionaries(
         BrokenListError: a list whose bytes are no whole number of ids.
     """
     unique = unique_lists([list(group.values()) for group in groups], num_rows)
+    return _ikjts(
+        groups,
+        [lists.values for lists in unique],
+        [lists.lengths for lists in unique],
+        [lists.inverse_lookup for lists in unique],
+    )
+
+
+def _ikjts(
+    groups: Sequence[Mapping[str, object]],
+    values: Sequence[NDArray[Any]],
+    lengths: Sequence[NDArray[np.int32]],
+    lookups: Sequence[NDArray[np.int64]],
+) -> tuple[InverseKeyedJaggedTensor, ...]:
+    # Slices that know of each other: preprocessing then runs on all of them at once.
+    tensors = zip(
+        groups, tensors_of(values), tensors_of(lengths), map(torch.from_numpy, lookups), strict=True
+    )
     return tuple(
         InverseKeyedJaggedTensor(
-            keys=list(group),
-            values=torch.from_numpy(lists.values),
-            inverse_lookup=torch.from_numpy(lists.inverse_lookup),
-            lengths=torch.from_numpy(lists.lengths),
+            keys=list(group), values=values, inverse_lookup=lookup, lengths=lengths
         )
-        for group, lists in zip(groups, unique, strict=True)
+        for group, values, lengths, lookup in tensors
     )
 
 
