@@ -130,7 +130,8 @@ def test_nulls_are_named_or_become_empty(tmp_path):
     history = pa.array([[1], [2], [3], None, [4]], IDS)
     batch = table([1, 1, 2, 2, 2], history=history)
     path = tmp_path / "t.parquet"
-    with pytest.raises(DataError, match=r"t\.parquet: row 3 .*'history': the list is null.*--nulls empty"):
+    message = r"t\.parquet: row 3 .*'history': the list is null.*--nulls empty"
+    with pytest.raises(DataError, match=message):
         write(path, batch, row_group_rows=2)
     assert list(tmp_path.iterdir()) == []
     write(path, batch, nulls="empty", layout="list_dict")
