@@ -14,10 +14,14 @@ from recd_plugins.files import write_json
 if TYPE_CHECKING:
     from recd_plugin_recd.cluster.options import Progress
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+_UNITS = {
+    "": 1,
+    **{name: 1000**power for power, name in enumerate("KMGT", 1)},
+    **{f"{name}I": 1024**power for power, name in enumerate("KMGT", 1)},
+}
 
 
-class _Memory(click.ParamType[int]):
+class Size(click.ParamType[int]):
     """A number of bytes, as 2GB, 512MB or 1.5GiB."""
 
     name = "size"
@@ -27,9 +31,9 @@ class _Memory(click.ParamType[int]):
     ) -> int:
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?)?B?", str(value).strip().upper())
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", str(value).strip().upper())
         if found is None:
-            self.fail(f"{value!r} is no size; write 2GB, 512MB or 1.5GiB", param, ctx)
+            self.fail(f"{value!r} is no size; write 512MB, 2GB, 1.5GiB or 1TB", param, ctx)
         return int(float(found[1]) * _UNITS[found[2] or ""])
 
 
@@ -44,7 +48,7 @@ class _Memory(click.ParamType[int]):
 @click.option("--timestamp", help="The column of the time.  [default: ts; a dataset knows its own]")
 @click.option(
     "--memory",
-    type=_Memory(),
+    type=Size(),
     default="2GB",
     show_default=True,
     help="What the process may take, Python and libraries included.",

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
 
-from recd_plugin_recd.cluster.gather import copied_share
-from recd_plugin_recd.cluster.memory import Budget, resident
+from recd_plugin_recd.cluster.memory import Budget, Plan, resident
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.ranges import Range, deal, together
 from recd_plugin_recd.cluster.reading import Input
@@ -39,6 +38,18 @@ _READ_AHEAD = 2
 _RANGES = "ranges.json"
 
 
+def run_budget(source: Source, options: ClusterOptions) -> Budget:
+    """The memory of a run that sorts all partitions of ``source``.
+
+    Raises:
+        DataError: it is too small for one of them, by its first rows.
+    """
+    budget = Budget(options.memory, resident(), options.row_group_rows, len(source.schema))
+    inputs = [Input(source, partition, options) for partition in source.partitions]
+    budget.check([each.row_size for each in inputs if each.peek()])
+    return budget
+
+
 class EmbeddedEngine:
     """Sorts one partition of ``source`` into Parquet files.
 
@@ -46,6 +57,7 @@ class EmbeddedEngine:
         scratch: a folder for what a killed run leaves: spilled ranges once all are spilled, and
             finished files. A run that is started again goes on from there.
         layouts: of the features; None where the first rows are to decide.
+        budget: of the run, from ``run_budget``.
     """
 
     def __init__(
@@ -55,7 +67,9 @@ class EmbeddedEngine:
         options: ClusterOptions,
         scratch: Path,
         layouts: dict[str, Layout] | None,
+        budget: Budget,
     ) -> None:
+        self._budget = budget
         self._keys, self._options, self._scratch = source.keys, options, scratch
         self._input = Input(source, partition, options)
         self._parts = scratch / "parts"
@@ -67,34 +81,32 @@ class EmbeddedEngine:
         Raises:
             DataError: the input is wrong, memory too small or the disk full.
         """
-        base = resident()
-        first = self._input.peek()
-        copied = 0.0 if first is None else copied_share(first.data)
-        columns = len(self._input.schema)
-        rows = self._options.row_group_rows
-        budget = Budget(self._options.memory, base, rows, columns, copied)
+        filled = self._input.peek()
         ranges = self._spilled()
         if ranges is None:
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._parts.mkdir(parents=True)
-            ranges = [] if first is None else self._deal(budget, progress)
+            ranges = self._deal(progress) if filled else []
         else:
             progress(sum(each.num_rows for each in ranges), 0)
         writer = RangeWriter(
             self._input.schema, self._keys, self._options, self._parts, self.layouts
         )
         if ranges:
-            writer.write(ranges, budget.plan(self._input.row_bytes).workers, progress)
+            writer.write(ranges, self._plan().workers, progress)
         self.layouts = writer.layouts
         return self._parts
 
-    def _deal(self, budget: Budget, progress: Progress) -> list[Range]:
+    def _plan(self) -> Plan:
+        return self._budget.plan(self._input.row_size)
+
+    def _deal(self, progress: Progress) -> list[Range]:
         """Read all rows into ranges that fit into memory, sorted among each other."""
         sample = Sample()
         for sessions, times in self._input.sessions_and_times():
             sample.add(sessions, times)
-        plan = budget.plan(self._input.row_bytes)
-        size = int(sample.num_rows * self._input.row_bytes)
+        plan = self._plan()
+        size = int(sample.num_rows * self._input.row_size.bytes)
         if size <= plan.whole_bytes:
             cuts = sample.cuts(min(plan.workers, 1 + size // _SMALLEST_PART))
             with closing(self._counted(progress)) as rows:
@@ -102,21 +114,22 @@ class EmbeddedEngine:
             if whole is not None:
                 return self._checked(whole, sample)
             # Rows became larger than the first ones.
-            return self._deal(budget, lambda _read, _written: None)
+            return self._deal(lambda _read, _written: None)
         cuts = sample.cuts(min(_MOST_RANGES, 1 + int(size / (_FILL * plan.range_bytes))))
         paths = self._spill_paths("range", len(cuts) + 1)
         with closing(self._counted(progress)) as rows:
             spilled = deal(rows, self._input.schema, self._keys, cuts, paths=paths)
         assert spilled is not None, "without a limit nothing exceeds it"
-        most = budget.plan(self._input.row_bytes).range_bytes
+        most = self._plan().range_bytes
         ranges = [part for each in self._checked(spilled, sample) for part in self._fit(each, most)]
         self._remember(ranges)
         return ranges
 
     def _counted(self, progress: Progress) -> Generator[pa.RecordBatch, None, None]:
-        for batch in prefetch(self._input.rows, _READ_AHEAD):
-            progress(batch.num_rows, 0)
-            yield batch
+        def rows() -> Iterator[pa.RecordBatch]:
+            return self._input.rows(lambda count: progress(count, 0))
+
+        yield from prefetch(rows, _READ_AHEAD)
 
     def _checked(self, ranges: list[Range], sample: Sample) -> list[Range]:
         """The ranges that are not empty."""

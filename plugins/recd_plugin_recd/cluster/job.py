@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from recd_plugin_recd.cluster.embedded import EmbeddedEngine
+from recd_plugin_recd.cluster.embedded import EmbeddedEngine, run_budget
 from recd_plugin_recd.cluster.keys import check_columns
+from recd_plugin_recd.cluster.memory import Budget
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.report import Report, make_report
 from recd_plugin_recd.cluster.spark import SparkEngine, stop_session
@@ -55,11 +56,13 @@ def cluster(
         plugins_dir=plugins_dir,
     )
     check_columns(source)
+    budget = None if options.engine == "spark" else run_budget(source, options)
     with work_folder(options.target, _identity(source, options), say) as work:
         progress = start(source.num_rows)
         # That of files outside of Hive folders comes first: the others are folders inside of it.
         for number, partition in sorted(enumerate(source.partitions), key=lambda one: one[1].name):
-            _sort(source, partition, options, work, work.path / f"partition-{number}", progress)
+            scratch = work.path / f"partition-{number}"
+            _sort(source, partition, options, work, scratch, budget, progress)
         if not work.table.exists():
             raise DataError(f"{options.source}: no row to write; give --downsample-sessions more")
         report = make_report(source, options, work.table, time.monotonic() - began)
@@ -75,6 +78,7 @@ def _sort(
     options: ClusterOptions,
     work: WorkFolder,
     scratch: Path,
+    budget: Budget | None,
     progress: Progress,
 ) -> None:
     """Add one partition to the table, unless an earlier run did."""
@@ -86,7 +90,11 @@ def _sort(
         known: dict[str, Layout] | None = None
         if layouts.exists():
             known = json.loads(layouts.read_text())
-        engine = _engine(options)(source, partition, options, scratch, known)
+        engine: EmbeddedEngine | SparkEngine
+        if budget is None:
+            engine = SparkEngine(source, partition, options, scratch, known)
+        else:
+            engine = EmbeddedEngine(source, partition, options, scratch, known, budget)
         parts = engine.run(progress)
         if engine.layouts is not None:
             write_json(layouts, engine.layouts)
@@ -94,10 +102,6 @@ def _sort(
             folder.parent.mkdir(parents=True, exist_ok=True)
             parts.rename(folder)
     shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _engine(options: ClusterOptions) -> type[EmbeddedEngine] | type[SparkEngine]:
-    return SparkEngine if options.engine == "spark" else EmbeddedEngine
 
 
 def _identity(source: Source, options: ClusterOptions) -> dict[str, Any]:

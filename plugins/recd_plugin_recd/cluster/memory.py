@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recd_plugin_recd.cluster.arena import SPARE
@@ -28,6 +29,8 @@ _KEYS = 80
 #: What allocators keep of the memory for reading when rows stay in memory and are written next.
 _KEPT = 4 * BATCH_BYTES
 _MAX_WORKERS = 8
+#: The least memory is said in these steps: libraries take some MB more or less from run to run.
+_LEAST_STEP = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -45,49 +48,97 @@ class Plan:
     whole_bytes: int
 
 
+@dataclass(frozen=True)
+class RowSize:
+    """How large rows are.
+
+    Attributes:
+        bytes: of a row in memory, in the mean.
+        copied_share: share of them in columns that are held twice while they are sorted.
+    """
+
+    bytes: float
+    copied_share: float
+
+
 class Budget:
-    """The memory of a run, and what the process took of it before the run started.
+    """The memory of a run, which is that of all its partitions.
+
+    What is freed when a partition is done stays with the process and is used again for the next:
+    the base is taken once.
 
     Args:
         memory: bytes that the process may take.
-        base: bytes that it took before.
-        copied_share: share of a row's bytes in columns that are held twice while they are sorted.
+        base: bytes that it took before the run.
     """
 
-    def __init__(
-        self,
-        memory: int,
-        base: int,
-        row_group_rows: int,
-        num_columns: int,
-        copied_share: float,
-    ) -> None:
-        self._memory, self._base = memory, base
-        self._row_group_rows, self._num_columns = row_group_rows, num_columns
-        self._copied = SPARE + copied_share
+    def __init__(self, memory: int, base: int, row_group_rows: int, num_columns: int) -> None:
+        self._memory, self._base, self._row_group_rows = memory, base, row_group_rows
+        self._free = memory - base - _SLACK
+        self._reading = _BATCHES * BATCH_BYTES + num_columns * _COLUMN
 
-    def plan(self, row_bytes: float) -> Plan:
-        """Divide the memory between the parts of the work, for rows of this mean size.
+    def check(self, sizes: Sequence[RowSize]) -> None:
+        """Refuse memory that is too little for partitions of such rows.
 
         Raises:
-            DataError: it is too little; the message says the minimum.
+            DataError: the message says the least.
         """
-        free = self._memory - self._base - _SLACK
-        groups = int(_GROUPS * self._row_group_rows * row_bytes)
-        factor = self._copied + _KEYS / max(1.0, row_bytes)
-        smallest = int(max(self._row_group_rows * row_bytes, BATCH_BYTES) * factor)
-        needed = max(smallest + groups, _BATCHES * BATCH_BYTES + self._num_columns * _COLUMN)
-        if free < needed:
-            minimum = -(-(self._memory - free + needed) // 1_000_000)
-            raise DataError(
-                f"--memory {self._memory / 1e6:.0f}MB is too small: {minimum}MB is the least for "
-                f"row groups of {self._row_group_rows} rows of {row_bytes:,.0f} bytes; give more, "
-                "or lower --row-group-rows"
-            )
-        workers = min(num_cores(), _MAX_WORKERS, free // (smallest + groups))
-        range_bytes = int((free / workers - groups) / factor)
-        range_bytes = min(range_bytes, _MAX_RANGE)
+        needed = max((self._needed(size, self._row_group_rows) for size in sizes), default=0)
+        if self._free >= needed:
+            return
+        least = -(-(self._base + _SLACK + needed) // _LEAST_STEP) * _LEAST_STEP
+        advice = "give more"
+        if self._free >= max(self._needed(size, 1) for size in sizes):
+            advice += ", or lower --row-group-rows"
+        raise DataError(
+            f"--memory {size_text(self._memory)} is too small: {size_text(least)} is the least for "
+            f"rows of up to {max(size.bytes for size in sizes):,.0f} bytes in row groups of "
+            f"{self._row_group_rows:,}; {advice}"
+        )
+
+    def plan(self, size: RowSize) -> Plan:
+        """Divide the memory between the parts of the work.
+
+        Rows that turn out larger than those that were checked get smaller ranges.
+
+        Raises:
+            DataError: they are so much larger that not even that helps.
+        """
+        groups = self._groups(size, self._row_group_rows)
+        factor = _factor(size)
+        if self._free < groups + BATCH_BYTES * factor:
+            self.check([size])
+        workers = min(
+            num_cores(), _MAX_WORKERS, self._free // self._writing(size, self._row_group_rows)
+        )
+        workers = max(1, workers)
+        range_bytes = min(int((self._free / workers - groups) / factor), _MAX_RANGE)
         return Plan(range_bytes, workers, max(0, workers * range_bytes - _KEPT))
+
+    def _needed(self, size: RowSize, row_group_rows: int) -> int:
+        return max(self._writing(size, row_group_rows), self._reading)
+
+    def _writing(self, size: RowSize, row_group_rows: int) -> int:
+        """What one worker takes that sorts ranges of a row group."""
+        smallest = max(row_group_rows * size.bytes, BATCH_BYTES)
+        return int(smallest * _factor(size)) + self._groups(size, row_group_rows)
+
+    @staticmethod
+    def _groups(size: RowSize, row_group_rows: int) -> int:
+        return int(_GROUPS * row_group_rows * size.bytes)
+
+
+def _factor(size: RowSize) -> float:
+    """What is held of a range, over its bytes."""
+    return SPARE + size.copied_share + _KEYS / max(1.0, size.bytes)
+
+
+def size_text(num_bytes: int) -> str:
+    """A size as --memory takes it."""
+    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "KB")):
+        if num_bytes >= unit and num_bytes % unit == 0:
+            return f"{num_bytes // unit}{name}"
+    return f"{num_bytes / 1e6:.0f}MB" if num_bytes >= 10**6 else f"{num_bytes}B"
 
 
 def num_cores() -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugin_recd.cluster.downsample import sessions_kept
+from recd_plugin_recd.cluster.gather import copied_share
 from recd_plugin_recd.cluster.keys import check_values
-from recd_plugin_recd.cluster.memory import BATCH_BYTES
+from recd_plugin_recd.cluster.memory import BATCH_BYTES, RowSize
 from recd_plugin_recd.cluster.options import ClusterOptions
 from recd_plugins.data.list_dict import is_id_list, is_list_dict, to_lists
 from recd_plugins.data.source import ParquetSource, Partition, Source
@@ -32,22 +33,33 @@ class Input:
 
     Attributes:
         schema: of the rows; features in layout ``list_dict`` are lists here.
-        row_bytes: of a row in memory, as far as rows were read.
     """
 
     def __init__(self, source: Source, partition: Partition, options: ClusterOptions) -> None:
         self._source, self._partition, self._options = source, partition, options
         self._keys = source.keys
         self.schema = pa.schema([as_lists(field) for field in source.schema])
-        self.row_bytes = 0.0
+        self._row_bytes = self._copied_share = 0.0
 
-    def peek(self) -> Rows | None:
-        """The first rows, None where there are none."""
+    @property
+    def row_size(self) -> RowSize:
+        """Of the rows that were read so far."""
+        return RowSize(self._row_bytes, self._copied_share)
+
+    def peek(self) -> bool:
+        """Measure the first rows; False where there are none.
+
+        Raises:
+            DataError: what ``rows`` raises.
+        """
         with closing(self._read(None)) as rows:
             first = next(rows, None)
-        if first is not None:
-            self._measure(first.data)
-        return first
+        if first is None:
+            return False
+        data = self._normal(first)
+        self._measure(data)
+        self._copied_share = copied_share(data)
+        return True
 
     def sessions_and_times(self) -> Iterator[tuple[Any, Any]]:
         """Sessions and times of the rows that stay, two arrays a batch.
@@ -61,8 +73,8 @@ class Input:
             kept = self._kept(rows.data)
             yield kept.column(self._keys.session), kept.column(self._keys.timestamp)
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """Those that stay, in the order of the input.
+    def rows(self, read: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
+        """Those that stay, in the order of the input; ``read`` is told of all.
 
         Raises:
             DataError: a feature has a null, or a file is damaged.
@@ -70,6 +82,7 @@ class Input:
         for rows in self._read(None):
             data = self._normal(rows)
             self._measure(data)
+            read(data.num_rows)
             kept = self._kept(data)
             if kept.num_rows:
                 yield kept
@@ -86,7 +99,7 @@ class Input:
         """Follow rows that grow at once, those that shrink slowly."""
         if batch.num_rows:
             size = batch.nbytes / batch.num_rows
-            self.row_bytes = max(size, 0.9 * self.row_bytes + 0.1 * size)
+            self._row_bytes = max(size, 0.9 * self._row_bytes + 0.1 * size)
 
     def _normal(self, rows: Rows) -> pa.RecordBatch:
         """With the columns and types of ``schema``."""
@@ -149,9 +162,9 @@ class Input:
     def _batch_rows(self, columns: Sequence[str] | None) -> int:
         if columns is not None:
             return _KEY_ROWS
-        if not self.row_bytes:
+        if not self._row_bytes:
             return _FIRST_ROWS
-        return min(max(int(BATCH_BYTES / self.row_bytes), 1), _MOST_ROWS)
+        return min(max(int(BATCH_BYTES / self._row_bytes), 1), _MOST_ROWS)
 
 
 def as_lists(field: pa.Field) -> pa.Field:

@@ -50,7 +50,7 @@ class Report:
         before = "" if self.bytes_in is None else f"{_size(self.bytes_in)} -> "
         lines = [
             f"{self.target}: {self.rows:,} rows, {self.sessions:,} sessions, "
-            f"S {self.samples_per_session:.2f}",
+            f"{self.samples_per_session:.2f} rows a session",
             f"{before}{_size(self.bytes_out)} in {self.files} files, {self.seconds:.1f} s, "
             f"peak memory {_size(self.peak_memory)} of {_size(self.memory)}",
         ]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +17,16 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugin_recd.cluster import embedded, memory, ranges
+from recd_plugin_recd.cluster.command import Size
 from recd_plugin_recd.cluster.downsample import sessions_kept
-from recd_plugin_recd.cluster.memory import Plan
+from recd_plugin_recd.cluster.memory import Budget, Plan, RowSize, size_text
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict, to_lists
 from recd_plugins.data.statistics import read_footers
 from recd_plugins.data.table_writer import TableWriter
+from recd_plugins.errors import DataError
+
+MB = 1_000_000
 
 
 def recd(*arguments: object):
@@ -260,6 +268,62 @@ def test_too_little_memory_says_the_least(tmp_path):
     assert "--memory 100MB is too small: " in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["src.parquet"]
     assert recd("a", "b", "--memory", "much").exit_code == 2
+
+
+def test_the_least_memory_is_that_of_all_partitions_and_enough_for_them(tmp_path):
+    for number, length in enumerate((1, 700, 20)):
+        ids = pa.array([[7] * length] * 40)
+        table = make_table(40).set_column(4, "ids", ids)
+        write(table, tmp_path / "src" / f"dt={number}" / "x.parquet")
+    program = "from recd_plugins.cli import main; main()"
+    command = [sys.executable, "-c", program, "cluster", "src", "dst", "--memory"]
+    refused = subprocess.run([*command, "300MB"], cwd=tmp_path, capture_output=True, text=True)
+    assert refused.returncode == 1
+    (least,) = re.findall(r"300MB is too small: (\d+)MB is the least", refused.stderr)
+    assert os.listdir(tmp_path) == ["src"]
+    done = subprocess.run([*command, f"{least}MB"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (peak,) = re.findall(r"peak memory ([\d.]+) MB", done.stdout)
+    assert float(peak) <= int(least)
+
+
+def test_memory_that_a_run_took_itself_is_no_base(tmp_path, monkeypatch):
+    """What partitions leave with the process is used again for the next."""
+    for number in range(3):
+        write(make_table(40), tmp_path / "src" / f"dt={number}" / "x.parquet")
+    taken = iter(range(200_000_000, 10**10, 900_000_000))
+    monkeypatch.setattr(embedded, "resident", lambda: next(taken))
+    result = recd(tmp_path / "src", tmp_path / "dst", "--memory", "1GB")
+    assert result.exit_code == 0, result.output
+
+
+def test_advice_on_memory_helps():
+    budget = Budget(600 * MB, 200 * MB, row_group_rows=8192, num_columns=4)
+    budget.check([RowSize(100, 0)])
+    with pytest.raises(DataError, match=r"in row groups of 8,192; give more, or lower --row-gr"):
+        budget.check([RowSize(100, 0), RowSize(50_000, 0)])
+    for rows in (1, 8192):
+        with pytest.raises(DataError, match=r"of [\d,]+; give more$"):
+            Budget(600 * MB, 200 * MB, rows, num_columns=125).check([RowSize(50_000, 0)])
+
+
+def test_rows_that_grow_get_smaller_ranges():
+    budget = Budget(1200 * MB, 200 * MB, row_group_rows=8192, num_columns=4)
+    before, after = (budget.plan(RowSize(size, 0)) for size in (16_000, 20_000))
+    assert (before.workers, after.workers) == (1, 1)
+    assert after.range_bytes < before.range_bytes
+    with pytest.raises(DataError, match="1200MB is too small: "):
+        budget.plan(RowSize(40_000, 0))
+
+
+@pytest.mark.parametrize(
+    ("written", "num_bytes"), [("10", 10), ("20KB", 20_000), ("0.3GB", 300 * MB), ("1gb", 10**9)]
+)
+def test_sizes_are_told_as_they_are_given(written, num_bytes):
+    said = {10: "10B", 20_000: "20KB", 300 * MB: "300MB", 10**9: "1GB"}[num_bytes]
+    assert (Size().convert(written, None, None), size_text(num_bytes)) == (num_bytes, said)
+    assert Size().convert("1.5TB", None, None) == 1_500_000_000_000
+    assert Size().convert("2TiB", None, None) == 2 << 40
 
 
 def test_check_tells_clustered_from_not(tmp_path):
