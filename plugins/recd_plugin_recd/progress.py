@@ -13,7 +13,8 @@ def progress_bars() -> Iterator[AddBar]:
     """Bars of rows on stderr.
 
     Yields what adds a bar, from its name and the number of rows, None where that is not known; it
-    returns what takes the rows done since the last call.
+    returns what takes the rows done since the last call. Work that ends well was all there was to
+    do: the bars end full, whatever was expected.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -26,3 +27,5 @@ def progress_bars() -> Iterator[AddBar]:
             return lambda rows: bars.advance(task, rows)
 
         yield add
+        for task in bars.tasks:
+            bars.update(task.id, total=task.completed)
