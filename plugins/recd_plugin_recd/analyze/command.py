@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from recd_plugin_recd.progress import progress_bars
 from recd_plugins.errors import DataError
+
+if TYPE_CHECKING:
+    from recd_plugin_recd.analyze.nulls import Nulls
+
+
+_UNLIMITED = 10_000
 
 
 @click.command()
@@ -15,9 +23,7 @@ from recd_plugins.errors import DataError
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
-    default=4096,
-    show_default=True,
-    help="Rows of a training batch.",
+    help="Rows of a training batch.  [default: training.batch_size of a registry file, else 4096]",
 )
 @click.option("--session", help="Column of the session of a Parquet table.  [default: session_id]")
 @click.option("--timestamp", help="Column of the time of a Parquet table.  [default: ts]")
@@ -27,6 +33,13 @@ from recd_plugins.errors import DataError
     default=128,
     show_default=True,
     help="Memory for a sample of whole sessions.",
+)
+@click.option(
+    "--nulls",
+    type=click.Choice(["error", "empty"]),
+    default="error",
+    show_default=True,
+    help="What a null in place of a list of ids is.",
 )
 @click.option(
     "--expect-clustered", is_flag=True, help="Fail where the rows of a session lie apart."
@@ -47,10 +60,11 @@ from recd_plugins.errors import DataError
 def analyze(
     plugins_dir: Path | None,
     path: Path,
-    batch_size: int,
+    batch_size: int | None,
     session: str | None,
     timestamp: str | None,
     sample_mb: int,
+    nulls: Nulls,
     expect_clustered: bool,
     json_path: Path | None,
     html_path: Path | None,
@@ -72,7 +86,8 @@ def analyze(
         report = study(
             source,
             batch_size=batch_size,
-            sample_bytes=sample_mb * 1_000_000,
+            sample_megabytes=sample_mb,
+            nulls=nulls,
             progress=add_bar(f"reading {path.name}", source.num_rows),
         )
     if html_path is not None:
@@ -84,7 +99,8 @@ def analyze(
     else:
         if json_path is not None:
             write_text(json_path, json_text(report.to_json()))
-        show(Console(), report)
+        # Into a pipe or a file, lines are as long as they need to be.
+        show(Console(width=None if sys.stdout.isatty() else _UNLIMITED), report)
     if expect_clustered and not report.clustered:
         raise DataError(
             f"{report.first_break}: a session goes on here after rows of other sessions; "

@@ -133,7 +133,7 @@ def _features(report: Report) -> str:
             factor(each.predicted_by_session),
             factor(each.measured_by_session),
             factor(each.partial_factor),
-            each.form,
+            each.form or "-",
         )
         for each in report.features
     ]
@@ -154,6 +154,8 @@ def _glossary() -> str:
 
 
 def _advice(report: Report) -> Iterable[str]:
+    if report.converter is None:
+        return
     later = "" if report.clustered else ", once the table is clustered by session"
     rows = [
         (", ".join(group.features), str(len(group.features)), factor(group.dedupe_factor))

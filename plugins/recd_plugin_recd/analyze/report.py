@@ -7,9 +7,14 @@ from typing import Any, Literal
 
 from recd_plugin_recd.analyze.batch_meter import BatchSummary
 from recd_plugin_recd.analyze.session_counts import SessionSummary
+from recd_plugin_recd.analyze.session_sample import NUM_PARTS
 from recd_plugin_recd.analyze.storage import StorageEstimate
 
 Form = Literal["plain", "exact", "partial"]
+BatchSizeFrom = Literal["--batch-size", "training.batch_size", "default"]
+
+#: A sample with fewer sessions than this advises nothing: two for each part of it.
+MIN_SESSIONS = 2 * NUM_PARTS
 
 _VERSION = 1
 
@@ -30,7 +35,7 @@ class FeatureReport:
         predicted_by_session: by the formula at the table's S.
         measured_by_session: in a batch of the table by session.
         partial_factor: DedupeFactor of partial deduplication by session.
-        form: what pays once the table is by session.
+        form: what pays once the table is by session; None where the sample is too small to tell.
     """
 
     name: str
@@ -44,7 +49,12 @@ class FeatureReport:
     predicted_by_session: float
     measured_by_session: float
     partial_factor: float
-    form: Form
+    form: Form | None
+
+    @property
+    def deduplicated(self) -> bool:
+        """Whether it pays to deduplicate it."""
+        return self.form in ("exact", "partial")
 
 
 @dataclass(frozen=True)
@@ -62,13 +72,20 @@ class SampleReport:
     Attributes:
         whole: whether these are all rows of the table.
         rows, sessions: how many.
+        megabytes: at most held, in millions of bytes.
         errors: standard errors that come of sampling, by figure.
     """
 
     whole: bool
     rows: int
     sessions: int
+    megabytes: int
     errors: dict[str, float]
+
+    @property
+    def too_small(self) -> bool:
+        """Whether it has too few sessions to tell what pays."""
+        return not self.whole and self.sessions < MIN_SESSIONS
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,7 @@ class Report:
         rows: of the table.
         partitions: of the table, 1 where it has none.
         batch_size: B.
+        batch_size_from: what set it: --batch-size, training.batch_size, or default.
         ids: of all rows and features.
         sessions: rows of sessions in a partition.
         first_break: file and row at which a session goes on after rows of others; None if the
@@ -94,13 +112,14 @@ class Report:
         groups: of the features to deduplicate.
         sample: what "by session" rests on.
         storage: bytes a row.
-        converter: a section for registry.yaml.
+        converter: a section for registry.yaml; None where the sample is too small to tell.
     """
 
     path: str
     rows: int
     partitions: int
     batch_size: int
+    batch_size_from: BatchSizeFrom
     ids: int
     sessions: SessionSummary
     first_break: str | None
@@ -116,7 +135,7 @@ class Report:
     groups: tuple[GroupReport, ...]
     sample: SampleReport
     storage: StorageEstimate
-    converter: str
+    converter: str | None
 
     @property
     def clustered(self) -> bool:

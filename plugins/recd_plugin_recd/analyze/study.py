@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,13 @@ import pyarrow as pa
 from recd_plugin_recd.analyze.advice import choose_form, converter_section
 from recd_plugin_recd.analyze.batch_meter import BatchMeter, BatchSummary
 from recd_plugin_recd.analyze.by_session import BySession
-from recd_plugin_recd.analyze.report import FeatureReport, Report, SampleReport
+from recd_plugin_recd.analyze.nulls import Nulls, without_nulls
+from recd_plugin_recd.analyze.report import (
+    BatchSizeFrom,
+    FeatureReport,
+    Report,
+    SampleReport,
+)
 from recd_plugin_recd.analyze.session_counts import SessionCounts
 from recd_plugin_recd.analyze.session_sample import SessionSample
 from recd_plugin_recd.analyze.storage import StorageEstimate, stored_bytes, written_bytes
@@ -25,35 +32,39 @@ from recd_plugins.interfaces import Rows
 
 #: Rows of a table that are written anew in their order, to see what they take.
 _ROWS_TO_WRITE = 8192
+#: Rows of a batch where nothing says how many.
+_BATCH_SIZE = 4096
 
 
 def study(
     source: Source,
     *,
-    batch_size: int,
-    sample_bytes: int,
+    batch_size: int | None = None,
+    sample_megabytes: int,
+    nulls: Nulls = "error",
     progress: Callable[[int], None] = lambda _rows: None,
 ) -> Report:
     """Characterise a table.
 
-    Memory does not grow with the table: two batches, ``sample_bytes`` about twice, and some
-    10 MB for counts of sessions.
+    Memory does not grow with the table: two batches, the sample about twice, and some 10 MB for
+    counts of sessions.
 
     Args:
         source: the table.
-        batch_size: rows of a batch.
-        sample_bytes: Arrow data of whole sessions to hold.
+        batch_size: rows of a batch; None takes the source's, or else 4096.
+        sample_megabytes: millions of bytes of whole sessions to hold, as Arrow data.
+        nulls: ``empty`` reads a null in place of a list as an empty list.
         progress: gets rows as they are read.
 
     Raises:
-        DataError: the table is empty, has no features, or cannot be read.
+        DataError: the table is empty, has no features or a null, or cannot be read.
     """
     if not source.features:
         raise DataError(
             f"{source.path}: no column of lists of integers to analyze; the columns are "
             f"{', '.join(f'{field.name} ({field.type})' for field in source.schema)}"
         )
-    reading = _Reading(source, batch_size, sample_bytes)
+    reading = _Reading(source, batch_size, sample_megabytes, nulls)
     reading.run(progress)
     return reading.report()
 
@@ -61,10 +72,19 @@ def study(
 class _Reading:
     """One pass over a table."""
 
-    def __init__(self, source: Source, batch_size: int, sample_bytes: int) -> None:
+    def __init__(
+        self, source: Source, batch_size: int | None, sample_megabytes: int, nulls: Nulls
+    ) -> None:
         self._source = source
         self._features = source.features
+        self._nulls = nulls
+        self._batch_size_from: BatchSizeFrom = "--batch-size"
+        if batch_size is None:
+            batch_size = source.batch_size or _BATCH_SIZE
+            self._batch_size_from = "training.batch_size" if source.batch_size else "default"
         self._batch_size = batch_size
+        self._sample_megabytes = sample_megabytes
+        sample_bytes = sample_megabytes * 1_000_000
         self._counts = SessionCounts()
         self._sample = SessionSample(source.keys, sample_bytes)
         self._meter = BatchMeter([(name,) for name in self._features], batch_size)
@@ -106,18 +126,27 @@ class _Reading:
         # A table that is clustered is known in full; the rest is learnt from the sample.
         known = as_stored if sessions.clustered else by_session.statistics
         batches = as_is if sessions.clustered else by_session.batches
+        sample = SampleReport(
+            whole=self._sample.num_rows == self._num_rows,
+            rows=self._sample.num_rows,
+            sessions=by_session.statistics.sessions,
+            megabytes=self._sample_megabytes,
+            errors={} if sessions.clustered else by_session.errors(),
+        )
         features = tuple(
             _feature(name, known.features[name], sessions.samples_per_session, as_is, batches)
             for name in self._features
         )
-        chosen = [each.name for each in features if each.form != "plain"]
-        groups = by_session.groups(chosen)
+        if sample.too_small:
+            features = tuple(replace(each, form=None) for each in features)
+        groups = by_session.groups([each.name for each in features if each.deduplicated])
         total = known.total
         return Report(
             path=str(self._source.path),
             rows=self._num_rows,
             partitions=len(self._source.partitions),
             batch_size=self._batch_size,
+            batch_size_from=self._batch_size_from,
             ids=as_stored.total.ids,
             sessions=sessions,
             first_break=None if sessions.first_break is None else self._place(sessions.first_break),
@@ -131,18 +160,14 @@ class _Reading:
             partial_factor=total.partial_dedupe_factor,
             features=features,
             groups=groups,
-            sample=SampleReport(
-                whole=self._sample.num_rows == self._num_rows,
-                rows=self._sample.num_rows,
-                sessions=by_session.statistics.sessions,
-                errors={} if sessions.clustered else by_session.errors(),
-            ),
+            sample=sample,
             storage=self._storage(),
-            converter=converter_section(features, groups),
+            converter=None if sample.too_small else converter_section(features, groups),
         )
 
     def _as_lists(self, rows: Rows) -> pa.RecordBatch:
         """Features as list<int64>, whatever their layout, and the columns of session and time."""
+        rows = without_nulls(rows, self._features, self._nulls)
         columns = {name: sparse_column(rows, name) for name in self._features}
         lists = {name: _lists(ids, offsets) for name, (ids, offsets) in columns.items()}
         keys = self._source.keys

@@ -26,6 +26,8 @@ def show(console: Console, report: Report) -> None:
     for table in (_sessions(report), _features(report), _storage(report)):
         console.print()
         console.print(table)
+    if report.converter is None:
+        return
     later = "" if report.clustered else ", once the table is by session"
     console.print(f"[bold]for registry.yaml{later}[/]\n")
     console.print(report.converter, markup=False, highlight=False, soft_wrap=True, end="")
@@ -68,7 +70,7 @@ def _cells(feature: FeatureReport, clustered: bool) -> dict[str, str]:
         "\npartial\n%": f"{100 * feature.partial:.1f}",
         **{heading: factor(value) for heading, value in factors.items()},
         "\n\npartial": factor(feature.partial_factor),
-        "\n\npays": feature.form,
+        "\n\npays": feature.form or "-",
     }
 
 

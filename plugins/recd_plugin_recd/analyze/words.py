@@ -5,8 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from recd_plugin_recd.analyze.report import Report
+from recd_plugin_recd.analyze.report import MIN_SESSIONS, BatchSizeFrom, Report
 from recd_plugin_recd.analyze.storage import StorageEstimate
+
+_BATCH_SIZE_FROM: dict[BatchSizeFrom, str] = {
+    "--batch-size": "as --batch-size says",
+    "training.batch_size": "training.batch_size of the registry",
+    "default": "--batch-size sets another size",
+}
 
 
 def findings(report: Report) -> list[str]:
@@ -60,7 +66,8 @@ def _size(report: Report) -> str:
         f"{report.rows:,} rows{inside} of {about}{sessions.sessions:,} sessions: "
         f"{sessions.samples_per_session:.2f} samples a session{spread}, median {sessions.median}, "
         f"longest {'seen ' if about else ''}{sessions.longest:,}. A batch of "
-        f"{report.batch_size:,} has {report.batches.samples_per_session:.2f} samples a session."
+        f"{report.batch_size:,} ({_BATCH_SIZE_FROM[report.batch_size_from]}) has "
+        f"{report.batches.samples_per_session:.2f} samples a session."
     )
 
 
@@ -106,6 +113,13 @@ def _factors(report: Report) -> str:
 
 
 def _advice(report: Report) -> str:
+    sample = report.sample
+    if sample.too_small:
+        return (
+            "What pays is not told, as the sample is too small: into --sample-mb "
+            f"{sample.megabytes} go {sample.rows:,} rows of {sample.sessions:,} of the sessions, "
+            f"and advice takes {MIN_SESSIONS} sessions. Raise --sample-mb."
+        )
     forms = [each.form for each in report.features]
     first = "" if report.clustered else "Cluster the table first (recd cluster). "
     if all(form == "plain" for form in forms):

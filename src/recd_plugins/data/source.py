@@ -45,6 +45,7 @@ class Source(ABC):
         schema: all columns. Features in layout ``list_dict`` bear its mark.
         features: names of the columns of ids, in order.
         partitions: in order, at least one.
+        batch_size: rows of a training batch, None where the place does not say.
     """
 
     path: Path
@@ -52,6 +53,7 @@ class Source(ABC):
     schema: pa.Schema
     features: tuple[str, ...]
     partitions: tuple[Partition, ...]
+    batch_size: int | None = None
 
     @property
     def num_rows(self) -> int | None:
@@ -98,7 +100,8 @@ def open_source(
         )
     from recd_plugins.registry import load_registry
 
-    return DatasetSource(path, load_registry(path, plugins_dir=plugins_dir).dataset)
+    registry = load_registry(path, plugins_dir=plugins_dir)
+    return DatasetSource(path, registry.dataset, registry.training.batch_size)
 
 
 class ParquetSource(Source):
@@ -151,8 +154,9 @@ class ParquetSource(Source):
 class DatasetSource(Source):
     """The training split of a dataset plugin, as one partition."""
 
-    def __init__(self, path: Path, dataset: Dataset) -> None:
+    def __init__(self, path: Path, dataset: Dataset, batch_size: int) -> None:
         self.path = path
+        self.batch_size = batch_size
         self._dataset = dataset
         dataset.prepare()
         self.features = dataset.schema().sparse

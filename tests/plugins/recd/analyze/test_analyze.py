@@ -8,19 +8,23 @@ import sys
 import tracemalloc
 from functools import partial
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from ruamel.yaml import YAML
 
 from recd_plugin_recd import papercal
 from recd_plugin_recd.analyze import session_counts
 from recd_plugin_recd.analyze.study import study
+from recd_plugin_recd.analyze.terminal import show
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
@@ -41,8 +45,9 @@ def tables(tmp_path_factory) -> Path:
     return folder
 
 
-def analyze(path: Path, *, batch_size: int = 2048, sample_bytes: int = 10**9, **keys: Any):
-    return study(open_source(path, **keys), batch_size=batch_size, sample_bytes=sample_bytes)
+def analyze(path: Path, *, batch_size: int = 2048, sample_megabytes: int = 1000, **keys: Any):
+    source = open_source(path, **keys)
+    return study(source, batch_size=batch_size, sample_megabytes=sample_megabytes)
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +111,7 @@ def test_an_interleaved_table_is_told_what_clustering_gives(interleaved, cluster
 
 def test_a_small_sample_is_right_within_its_error(tables, clustered):
     """A tenth of the sessions, from which the standard errors follow."""
-    report = analyze(tables / "interleaved", sample_bytes=15_000_000)
+    report = analyze(tables / "interleaved", sample_megabytes=15)
     assert not report.sample.whole
     assert report.sample.rows < ROWS / 4
     for name in ("exact", "partial", "partial_factor"):
@@ -262,13 +267,84 @@ def test_the_page_stands_alone(tables, tmp_path):
 
 
 @pytest.mark.parametrize("order", ["clustered", "interleaved"])
-def test_a_terminal_of_80_characters_shows_every_name_and_figure(tables, order):
-    lines = run(tables / order, "--sample-mb", 20).stdout.splitlines()
+def test_a_terminal_of_80_characters_shows_every_name_and_figure(request, order):
+    text = StringIO()
+    show(Console(file=text, width=80), request.getfixturevalue(order))
+    lines = text.getvalue().splitlines()
     names = [
         line.split()[0] for line in lines if line.endswith((" partial ", " exact ", " plain "))
     ]
     assert names == [feature.name for feature in papercal.FEATURES]
     assert not any("…" in line for line in lines)
+
+
+def test_a_pipe_cuts_and_folds_nothing(tmp_path):
+    name = "a_feature_" * 30
+    path = write(tmp_path / "t.parquet", [1] * 50, **{name: [[1]] * 50})
+    (line,) = (line for line in run(path).stdout.splitlines() if line.endswith(" exact "))
+    assert line.split()[0] == name
+
+
+def test_a_sample_that_is_too_small_advises_nothing(tables, tmp_path):
+    page = tmp_path / "r.html"
+    table = tables / "interleaved"
+    output = run(table, "--sample-mb", 1, "--html", page).output
+    assert "What pays is not told, as the sample is too small: into --sample-mb 1 go" in output
+    assert "Raise --sample-mb" in output
+    for text in (output, page.read_text()):
+        assert "recd.kjt" not in text
+        assert "repeats enough" not in text
+    report = analyze(table, sample_megabytes=1)
+    assert report.sample.sessions < 32
+    assert (report.converter, report.groups) == (None, ())
+    assert {each.form for each in report.features} == {None}
+
+
+def test_few_sessions_are_enough_where_they_are_all(tmp_path):
+    path = write(tmp_path / "t.parquet", [1] * 50, x=[[1]] * 50)
+    assert analyze(path, sample_megabytes=1).features[0].form == "exact"
+
+
+@pytest.mark.parametrize("layout", ["list", "list_dict"])
+def test_nulls_are_errors_or_become_empty(tmp_path, layout):
+    path = tmp_path / "t.parquet"
+    lists = pa.array([[1, 2], [1, 2], None, [3]] * 25, pa.list_(pa.int64()))
+    sessions = [i // 4 for i in range(100)]
+    expected = analyze(write(path, sessions, x=lists.fill_null([]))).features
+    fields = [("session_id", pa.int64()), ("ts", pa.int64())]
+    fields.append(("x", lists.type))
+    if layout == "list_dict":
+        fields[-1] = list_dict_field("x").with_nullable(True)
+        values = to_list_dict(lists.fill_null([]))
+        lists = pc.if_else(lists.is_valid(), values, pa.scalar(None, values.type))
+    columns = [pa.array(sessions), pa.array(range(100)), lists]
+    pq.write_table(pa.Table.from_arrays(columns, schema=pa.schema(fields)), path)
+    result = run(path)
+    assert result.exit_code == 1
+    assert "t.parquet: row 2 (from 0), column 'x': the list is null" in result.output
+    assert "--nulls empty" in result.output
+    report = study(open_source(path), batch_size=2048, sample_megabytes=10, nulls="empty")
+    assert report.features == expected
+    assert run(path, "--nulls", "empty").exit_code == 0
+
+
+def test_the_batch_size_is_that_of_the_registry(tmp_path):
+    path = tmp_path / "t.parquet"
+    columns = {"session_id": [i // 10 for i in range(500)], "ts": range(500)}
+    pq.write_table(pa.table({**columns, "label": [0] * 500, "x": [[1]] * 500}), path)
+    registry = tmp_path / "registry.yaml"
+    registry.write_text(
+        "version: 1\nconverter: {use: recd.kjt}\ntraining: {batch_size: 50}\n"
+        f"dataset: {{use: recd.session_parquet, options: {{path: {path}}}}}\n"
+    )
+    for arguments, size, says in (
+        ([registry], 50, "A batch of 50 (training.batch_size of the registry) has"),
+        ([registry, "--batch-size", 100], 100, "A batch of 100 (as --batch-size says) has"),
+        ([path], 500, "A batch of 4,096 (--batch-size sets another size) has"),
+    ):
+        assert says in run(*arguments).output
+        report = json.loads(run(*arguments, "--json", "-").stdout)
+        assert report["batches"]["rows"] // report["batches"]["batches"] == size
 
 
 def test_a_time_that_is_the_session(tmp_path):
@@ -390,7 +466,7 @@ def test_memory_does_not_grow_with_the_table(tmp_path, monkeypatch):
             arrow = max(arrow, pa.total_allocated_bytes())
 
         tracemalloc.start()
-        report = study(source, batch_size=1024, sample_bytes=2_000_000, progress=progress)
+        report = study(source, batch_size=1024, sample_megabytes=2, progress=progress)
         peaks.append((arrow - arrow_before, tracemalloc.get_traced_memory()[1]))
         tracemalloc.stop()
         assert report.sessions.sessions == pytest.approx(0.95 * rows / 3, rel=0.15)
