@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -75,7 +76,10 @@ def report_of(*arguments: object, program: tuple[str, ...] = (RECD,)) -> dict[st
 
 
 def test_compare(folder: Path) -> None:
-    report = report_of("run", write_registry(folder), "--compare")
+    checkpoints = folder / "compared"
+    registry = write_registry(folder, f"{{path: {checkpoints}, every: 3}}")
+    report = report_of("run", registry, "--compare")
+    assert not checkpoints.exists(), "a comparison keeps no checkpoints"
     baseline, plugins = report["baseline"], report["plugins"]
     assert len(baseline["losses"]) == len(plugins["losses"]) == 12
     assert report["loss_max_abs_diff"] < 1e-5
@@ -114,7 +118,15 @@ def test_killed_and_resumed_is_as_if_never_killed(folder: Path) -> None:
     four = folder / "four"
     shutil.copytree(checkpoints, four / "checkpoints")
 
-    resumed = report_of("run", registry, "--resume", "--workers", 1)
+    figures = folder / "resumed.json"
+    done = recd("run", registry, "--resume", "--workers", 1, "--json", figures)
+    assert done.returncode == 0, done.stderr
+    (at,) = re.findall(
+        rf"^resumed at step (\d+) of {re.escape(str(checkpoints))}$", done.stderr, re.M
+    )
+    assert int(at) in (3, 6, 9)
+    assert "Warning" not in done.stderr
+    resumed = json.loads(figures.read_text(encoding="utf-8"))
     assert resumed["losses"] == whole["losses"], "workers read other batches"
     assert [path.name for path in checkpoints.iterdir()] == ["step-000000012"]
 

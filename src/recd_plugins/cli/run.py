@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -18,7 +19,7 @@ from recd_plugins.versions import installed_set, mismatch
     "--compare",
     is_flag=True,
     help="Train without the plugins too (stock TorchRec, plain KJTs), on the same batches from the "
-    "same weights, and show both.",
+    "same weights, and show both. Writes no checkpoints.",
 )
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
 @click.option("--ranks", type=click.IntRange(min=1), help="Overrides training.ranks.")
@@ -55,8 +56,10 @@ def run(
 
     if compare and resume:
         raise click.UsageError("--compare starts both sides at the first step; leave out --resume")
-    options = {"ranks": ranks, "workers": workers, "steps": steps}
+    options: dict[str, Any] = {"ranks": ranks, "workers": workers, "steps": steps}
     overrides = {name: value for name, value in options.items() if value is not None}
+    if compare:
+        overrides["checkpoint"] = {}
     with session(registry, plugins_dir=plugins_dir, overrides=overrides, resume=resume) as trainer:
         if compare:
             comparison = Comparison(trainer.train("baseline"), trainer.train("plugins"))

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+import click
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -102,6 +103,8 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     # The baseline of a comparison is no run of its own: it leaves no checkpoints.
     checkpoints = checkpoints_of(training) if job.side == "plugins" else None
     progress = Progress() if checkpoints is None else checkpoints.load(dmp, optimizer)
+    if rank == 0 and progress.step:
+        click.echo(f"resumed at step {progress.step} of {training.checkpoint.path}", err=True)
     if progress.reader is not None:
         loader.load_state_dict(progress.reader)
     losses = list(progress.losses)

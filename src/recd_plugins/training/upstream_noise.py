@@ -16,6 +16,10 @@ def silence() -> None:
     # FBGEMM registers the gradient of its dense CPU kernel in a deprecated way. That it is right is
     # what the parity tests of data-parallel tables show.
     warnings.filterwarnings("ignore", message="fbgemm::dense_embedding_codegen_lookup_function")
+    # TorchRec's state dicts hold ShardedTensors, which torch takes apart as a checkpoint is loaded.
+    warnings.filterwarnings(
+        "ignore", message="Please use DTensor instead and we are deprecating ShardedTensor"
+    )
     # torchrec.fx.tracer asks torch.fx whether it is being traced by a name that is to change.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     # Said of every data-parallel table, whether it has cache parameters or not.
