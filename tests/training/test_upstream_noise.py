@@ -7,15 +7,21 @@ import sys
 
 SCRIPT = """
 import logging
+import warnings
+from torch.distributed._shard._utils import DEPRECATE_MSG
 from recd_plugins.training import upstream_noise
 upstream_noise.silence()
 logging.warning("Sharding spec not found for bags.t")
 logging.warning("something else")
+warnings.warn(DEPRECATE_MSG, FutureWarning)
+warnings.warn("no ShardedTensor", FutureWarning)
 """
 
 
-def test_data_parallel_tables_bring_no_warning() -> None:
+def test_tables_and_their_checkpoints_bring_no_warning() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
     )
-    assert done.stderr == "WARNING:root:something else\n"
+    assert done.stderr == (
+        "WARNING:root:something else\n<string>:10: FutureWarning: no ShardedTensor\n"
+    )
