@@ -42,20 +42,21 @@ def logs() -> None:
 @click.option(
     "--session", help="The column of the session.  [default: session_id; a dataset knows its own]"
 )
-@click.option("--shards", type=click.IntRange(1, 99_999), default=16, show_default=True)
+@click.option(
+    "--shards",
+    type=click.IntRange(1, 99_999),
+    help="Files of the log, each held open.  [default: 16]",
+)
 @click.option(
     "--key",
     type=click.Choice(["session", "message"]),
-    default="session",
-    show_default=True,
-    help="What decides the shard of a row: its session, or chance.",
+    help="What decides the shard of a row: its session, or chance.  [default: session]",
 )
 @click.option(
     "--record",
     type=click.Choice(["sample", "batch"]),
-    default="sample",
-    show_default=True,
-    help="How a block stores its rows: one after the other, or as an Arrow record batch.",
+    help="How a block stores its rows: one after the other, or as an Arrow record batch.  "
+    "[default: sample]",
 )
 @click.option(
     "--block-size",
@@ -74,16 +75,16 @@ def logs() -> None:
 @click.option(
     "--long-distance", is_flag=True, help="zstd's long-distance matching: slower; for --no-sort."
 )
-@click.option("--append", is_flag=True, help="Add to the log in FOLDER.")
+@click.option("--append", is_flag=True, help="Add to the log in FOLDER, sharded as it is.")
 @click.pass_obj
 def write(
     plugins_dir: Path | None,
     source: Path,
     folder: Path,
     session: str | None,
-    shards: int,
-    key: str,
-    record: str,
+    shards: int | None,
+    key: str | None,
+    record: str | None,
     block_size: float,
     sort: bool,
     level: int,
@@ -97,13 +98,15 @@ def write(
     from recd_plugin_recd.logs.compression import Compression
     from recd_plugin_recd.logs.ingest import open_rows, write_log
     from recd_plugin_recd.logs.log_writer import LogSettings
+    from recd_plugin_recd.logs.shard_files import log_header
 
-    rows = open_rows(source, session, plugins_dir)
+    usual = (log_header(folder) if append else None) or LogSettings()
+    rows = open_rows(source, session, plugins_dir, default=usual.session)
     settings = LogSettings(
         session=rows.keys.session,
-        num_shards=shards,
-        key=key,  # type: ignore[arg-type]
-        record=record,  # type: ignore[arg-type]
+        num_shards=shards or usual.num_shards,
+        key=key or usual.key,  # type: ignore[arg-type]
+        record=record or usual.record,  # type: ignore[arg-type]
         block_size=round(block_size * _MB),
         sort=sort,
         compression=Compression(level, long_distance),
@@ -122,8 +125,8 @@ def write(
     found.show()
     ratio = log.raw_bytes / max(1, log.stored_bytes)
     click.echo(
-        f"{folder}: {written:,} rows in {shards} shards, {log.stored_bytes / 1e6:.1f} MB, "
-        f"compressed {ratio:.2f}x"
+        f"{folder}: {written:,} rows in {settings.num_shards} shards, "
+        f"{log.stored_bytes / 1e6:.1f} MB, compressed {ratio:.2f}x"
     )
 
 

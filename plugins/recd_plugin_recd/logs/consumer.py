@@ -134,18 +134,31 @@ class Consumer:
 
 def _read_offsets(path: Path) -> dict[str, Any]:
     try:
-        said = json.loads(path.read_text())
-        shards = dict(said["shards"])
-        for shard in shards.values():
-            for number in (shard["offset"], shard["record"]):
-                if type(number) is not int or number < 0:
-                    raise ValueError(f"{number!r} is no number of bytes or records")
-            str(shard["log"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        wrong = _wrong_in(said := json.loads(path.read_text()))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        said, wrong = None, f"it is no JSON ({error})"
+    if wrong is not None:
         raise DataError(
-            f"{path}: no offsets of a log: {error!r}; remove it to start from the first record"
-        ) from error
+            f"{path}: no offsets of a log: {wrong}; remove it to start from the first record"
+        )
+    shards: dict[str, Any] = said["shards"]
     return shards
+
+
+def _wrong_in(said: Any) -> str | None:
+    """What is wrong with the content of a file of offsets."""
+    if not isinstance(said, dict) or not isinstance(said.get("shards"), dict):
+        return "it has no object 'shards'"
+    for name, shard in said["shards"].items():
+        if not isinstance(shard, dict) or not isinstance(shard.get("log"), str):
+            return f"{name} does not say of which 'log' it is"
+        for field in ("offset", "record"):
+            number = shard.get(field)
+            if type(number) is not int or number < 0:
+                return f"{name} has {number!r} as its {field!r}, not a whole number from 0 on"
+    return None
 
 
 def _without_path(error: DataError, path: Path) -> str:

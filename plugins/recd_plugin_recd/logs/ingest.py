@@ -17,12 +17,14 @@ from recd_plugins.data.source import Source, open_source
 from recd_plugins.errors import DataError
 
 
-def open_rows(path: Path, session: str | None, plugins_dir: Path | None) -> Source:
-    """A table with a column of the session, or a registry's dataset."""
+def open_rows(
+    path: Path, session: str | None, plugins_dir: Path | None, default: str = "session_id"
+) -> Source:
+    """A table with a column of the session, or a registry's dataset, which knows its own."""
     if path.suffix in (".yaml", ".yml"):
         return open_source(path, session=session, plugins_dir=plugins_dir)
     # A log needs no time: its rows stay in the order in which they come.
-    session = session or "session_id"
+    session = session or default
     return open_source(path, session=session, timestamp=session, plugins_dir=plugins_dir)
 
 

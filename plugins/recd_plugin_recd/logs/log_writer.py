@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from recd_plugin_recd.logs.blocks import block_codec
 from recd_plugin_recd.logs.compression import Compression
 from recd_plugin_recd.logs.damage import Report
+from recd_plugin_recd.logs.data_errors import ColumnError
 from recd_plugin_recd.logs.shard_files import shard_name
 from recd_plugin_recd.logs.shard_format import Key, Record, ShardHeader
 from recd_plugin_recd.logs.shard_key import session_shards
@@ -72,7 +73,11 @@ class LogWriter:
         self._schema = schema.remove_metadata()
         self._codec = block_codec(settings.record, self._schema)
         self._random = np.random.default_rng(0)
-        session_shards(pa.array([], schema.field(settings.session).type), settings.num_shards)
+        kind = schema.field(settings.session).type
+        try:
+            session_shards(pa.array([], kind), settings.num_shards)
+        except ColumnError as error:
+            raise ColumnError(f"column {settings.session!r}: {error}") from error
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -81,9 +86,8 @@ class LogWriter:
             path for path in folder.glob("shard-*.recdlog") if path not in _paths(folder, settings)
         ]
         if other:
-            raise DataError(
-                f"{other[0]}: the log has another number of shards than {settings.num_shards}"
-            )
+            there = other[0].stem.rpartition("-of-")[2].lstrip("0")
+            raise DataError(f"{folder}: the log has {there} shards, not {settings.num_shards}")
         with ExitStack() as opened:
             self._shards = []
             for number, path in enumerate(_paths(folder, settings)):

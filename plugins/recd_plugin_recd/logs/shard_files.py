@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recd_plugin_recd.logs.shard_format import ShardHeader, read_header
 from recd_plugins.errors import DataError
 
 
@@ -26,3 +27,20 @@ def shard_files(path: Path) -> list[Path]:
     if not found:
         raise DataError(f"{path}: no log: there is no shard-*.recdlog in this folder")
     return found
+
+
+def log_header(folder: Path) -> ShardHeader | None:
+    """What a log was begun with; None where there is no log, or no header of it is whole.
+
+    Raises:
+        DataError: a shard cannot be read.
+    """
+    for path in sorted(folder.glob("shard-*.recdlog")):
+        try:
+            with path.open("rb") as file:
+                found = read_header(file)
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        if found is not None:
+            return found.header
+    return None

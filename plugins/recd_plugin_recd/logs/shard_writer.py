@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import zlib
@@ -45,13 +46,13 @@ class ShardWriter:
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            raise DataError(f"{path}: cannot be written ({error.strerror})") from error
+            raise _unwritten(path, error) from error
         try:
             self._lock()
             self._sync_bytes = self._begin(header, report)
         except OSError as error:
             os.close(self._file)
-            raise DataError(f"{path}: cannot be written ({error.strerror})") from error
+            raise _unwritten(path, error) from error
         except BaseException:
             os.close(self._file)
             raise
@@ -79,7 +80,7 @@ class ShardWriter:
         try:
             os.fsync(self._file)
         except OSError as error:
-            raise DataError(f"{self.path}: cannot be written ({error.strerror})") from error
+            raise _unwritten(self.path, error) from error
 
     def close(self) -> None:
         """Give the shard free for another writer."""
@@ -129,7 +130,7 @@ class ShardWriter:
         except OSError as error:
             # A full disk: nothing of the block stays.
             os.ftruncate(self._file, self._end)
-            raise DataError(f"{self.path}: cannot be written ({error.strerror})") from error
+            raise _unwritten(self.path, error) from error
         self._end += len(data)
 
     def _sync_folder(self) -> None:
@@ -138,6 +139,13 @@ class ShardWriter:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _unwritten(path: Path, error: OSError) -> DataError:
+    advice = ""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        advice = "; each shard is an open file: take fewer shards, or raise the limit, `ulimit -n`"
+    return DataError(f"{path}: cannot be written ({error.strerror}){advice}")
 
 
 def _check_same(path: Path, new: ShardHeader, old: ShardHeader) -> None:

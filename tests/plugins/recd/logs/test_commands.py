@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 
@@ -97,6 +98,62 @@ def test_a_log_is_not_overwritten_but_appended_to(folder):
     assert run("read", "log", "back.parquet", "--force").exit_code == 0
 
 
+def test_rows_are_appended_as_the_log_was_begun(folder):
+    table = pq.read_table("rows.parquet").rename_columns(["visit", "row", "score", "items"])
+    pq.write_table(table, "visits.parquet")
+    begun = ["--shards", 3, "--key", "message", "--record", "batch", "--session", "visit"]
+    assert run("write", "visits.parquet", "log", *begun).exit_code == 0
+    result = run("write", "visits.parquet", "log", "--append")
+    assert result.exit_code == 0, result.output
+    assert "400 rows in 3 shards" in result.stdout
+    assert run("read", "log", "back.parquet").exit_code == 0
+    assert pq.read_metadata("back.parquet").num_rows == 800
+    for option, value, message in (
+        ("--shards", 4, "log: the log has 3 shards, not 4"),
+        ("--key", "session", "begun with key message, not session"),
+        ("--record", "sample", "begun with record batch, not sample"),
+        ("--session", "row", "begun with session visit, not row"),
+    ):
+        result = run("write", "visits.parquet", "log", "--append", option, value)
+        assert result.exit_code == 1
+        assert message in result.output
+
+
+def test_more_shards_than_files_that_may_be_open(folder):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(200, limits[0]), limits[1]))
+    try:
+        result = run("write", "rows.parquet", "log", "--shards", 300)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert result.exit_code == 1
+    assert "take fewer shards, or raise the limit, `ulimit -n`" in result.output
+    assert [path.name for path in folder.iterdir()] == ["rows.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "it is no JSON"),
+        ("[]", "it has no object 'shards'"),
+        ('{"version": 1}', "it has no object 'shards'"),
+        ('{"shards": {"a": 1}}', "a does not say of which 'log' it is"),
+        ('{"shards": {"a": {"log": "x"}}}', "a has None as its 'offset', not a whole number"),
+        (
+            '{"shards": {"a": {"log": "x", "offset": 0, "record": -1}}}',
+            "a has -1 as its 'record', not a whole number",
+        ),
+    ],
+)
+def test_offsets_that_are_none(folder, content, message):
+    run("write", "rows.parquet", "log")
+    (folder / "offsets.json").write_text(content)
+    result = run("read", "log", "a.parquet", "--offsets", "offsets.json")
+    assert result.exit_code == 1
+    assert f"offsets.json: no offsets of a log: {message}" in result.output
+    assert "remove it to start from the first record" in result.output
+
+
 def test_a_log_is_not_overwritten_by_its_rows(folder):
     run("write", "rows.parquet", "log", "--shards", 1)
     shard = folder / "log" / "shard-00000-of-00001.recdlog"
@@ -126,7 +183,10 @@ def test_sessions_that_are_a_dictionary(folder):
 def test_a_column_that_cannot_be_stored_is_told_with_its_file(folder):
     pq.write_table(pa.table({"session_id": [1], "names": [["a"]]}), "named.parquet")
     pq.write_table(pa.table({"session_id": [0.5]}), "floats.parquet")
-    for name, message in (("named", "column 'names' of type"), ("floats", "session ids are of")):
+    for name, message in (
+        ("named", "column 'names' of type"),
+        ("floats", "column 'session_id': session ids are of"),
+    ):
         result = run("write", f"{name}.parquet", "log")
         assert result.exit_code == 1
         assert f"{name}.parquet: {message}" in result.output

@@ -171,7 +171,7 @@ def test_one_writer_a_shard(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_shards": 3}, "the log has another number of shards than 3"),
+        ({"num_shards": 3}, "the log has 2 shards, not 3"),
         ({"key": "message"}, "the log was begun with key session, not message"),
         ({"record": "batch"}, "the log was begun with record sample, not batch"),
         ({"session": "row"}, "the log was begun with session session_id, not row"),
