@@ -23,7 +23,7 @@ def blocks(page: str, language: str) -> list[str]:
 def test_python_of_data_md_runs_as_one_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code = blocks("data.md", "python")
-    assert len(code) == 3
+    assert len(code) == 4
     exec(compile("\n".join(code), "docs/data.md", "exec"), {})
 
 
