@@ -85,6 +85,9 @@ class SessionParquet(Dataset):
                     f"{table.files[0]}: no column {column}; set option {option} to one of: "
                     f"{', '.join(table.schema.names)}"
                 )
+        for option in ("session", "timestamp"):
+            if own[option] == own["label"]:
+                raise DataError(f"column {own[option]} is both option {option} and option label")
         free = [field for field in table.schema if field.name not in own.values()]
         sparse = self._choose("sparse", free, _is_ids, _is_feature)
         dense = self._choose("dense", free, _is_number, _is_float)

@@ -247,6 +247,7 @@ def test_two_first_runs_at_once_share_a_table_of_the_same_options(tmp_path, monk
         ({"dense": ["seen"]}, "column seen is list"),
         ({"dense": ["price", "country"], "sparse": ["country"]}, "country match both"),
         ({"label": "seen"}, "label seen is list"),
+        ({"label": "ts"}, "column ts is both option timestamp and option label"),
     ],
 )
 def test_wrong_columns_are_named(folder, options, message):
