@@ -25,6 +25,7 @@ from recd_plugins.sparse.from_columns import (
     ikjts_from_dictionaries,
     kjt_from_columns,
     partial_from_columns,
+    partial_from_dictionaries,
 )
 from recd_plugins.sparse.partial import RowPacker
 
@@ -67,7 +68,7 @@ def run(size: Size) -> list[Figure]:
     exact, exact_items = _exact(ikjt), _exact(every)
     packed = _partial(partial)
 
-    passed_on = _passthrough(stored[0])
+    passed_on, packed_on = _passthrough(stored[0]), _partial_passthrough(partial)
     both = list(zip(columns, map(_dictionaries, stored), strict=True))
 
     def figures(
@@ -82,6 +83,12 @@ def run(size: Size) -> list[Figure]:
                 lambda pair: _plain(pair[0]),
                 both,
                 goals[2],
+            ),
+            _ratio(
+                f"ikjt_partial_passthrough_over_kjt{suffix}",
+                lambda pair: packed_on(*pair),
+                lambda pair: _plain(pair[0]),
+                both,
             ),
             _ratio(f"ikjt_exact_items_too_over_kjt{suffix}", exact_items, _plain, columns),
             _ratio(f"exact_converter_over_plain{suffix}", _convert(ikjt), _convert(kjt), batches),
@@ -135,6 +142,21 @@ def _passthrough(sample: Rows) -> Callable[[Columns, Dictionaries], object]:
         plain = {name: column for name, column in columns.items() if name not in grouped}
         stored = [{name: dictionaries[name] for name in group} for group in groups]
         return ikjts_from_dictionaries(stored, BATCH_SIZE), plain and _plain(plain)
+
+    return make
+
+
+def _partial_passthrough(
+    partial: PartialIkjtConverter,
+) -> Callable[[Columns, Dictionaries], object]:
+    """The features that a converter chose as a partial IKJT from dictionaries, the rest plain."""
+    pack = RowPacker()
+    names = [name for name, choice in partial.report().items() if choice.stored_partially]
+
+    def make(columns: Columns, dictionaries: Dictionaries) -> object:
+        plain = {name: column for name, column in columns.items() if name not in names}
+        stored = {name: dictionaries[name] for name in names}
+        return partial_from_dictionaries(stored, BATCH_SIZE, pack), plain and _plain(plain)
 
     return make
 

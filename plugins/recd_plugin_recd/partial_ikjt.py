@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from recd_plugin_recd.ikjt import IkjtConverter, check_features
+from recd_plugin_recd.list_dict import ListDictConverter
 from recd_plugins.interfaces import Converter, FeatureSchema, PluginOptions, Rows
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
+    from recd_plugins.sparse import PartialInverseKeyedJaggedTensor
     from recd_plugins.sparse.dedup import JaggedColumn
     from recd_plugins.sparse.partial import RowPacker
 
@@ -78,7 +80,8 @@ class PartialIkjtConverter(Converter):
     def __init__(self, options: Options) -> None:
         super().__init__(options)
         exact = {"groups": options.groups, "min_dedupe_factor": options.min_dedupe_factor}
-        self._exact = IkjtConverter(IkjtConverter.Options.model_validate(exact))
+        # Which is recd.ikjt, but for columns that storage has deduplicated.
+        self._exact = ListDictConverter(ListDictConverter.Options.model_validate(exact))
         self._choices: dict[str, Choice] | None = None
 
     @cached_property
@@ -113,18 +116,35 @@ class PartialIkjtConverter(Converter):
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
         """A batch; the first one is also the sample if ``fit`` was not called."""
-        from recd_plugins.data.arrow import sparse_column
-        from recd_plugins.sparse.from_columns import partial_from_columns
-
         if self._choices is None:
             self.fit(rows, schema)
         batch = self._exact.convert(rows, self._rest(schema))
-        columns = {
-            name: sparse_column(rows, name) for name in schema.sparse if self._is_partial(name)
-        }
-        if not columns:
-            return batch
-        return replace(batch, partials=(partial_from_columns(columns, len(rows), self._pack),))
+        names = [name for name in schema.sparse if self._is_partial(name)]
+        return replace(batch, partials=self._packed(rows, names))
+
+    def _packed(
+        self, rows: Rows, names: Sequence[str]
+    ) -> tuple[PartialInverseKeyedJaggedTensor, ...]:
+        """Features by their distinct lists where storage tells these, by all rows elsewhere."""
+        from recd_plugins.data.arrow import broken_list, dictionary_column, sparse_column
+        from recd_plugins.sparse.dictionaries import BrokenListError
+        from recd_plugins.sparse.from_columns import (
+            partial_from_columns,
+            partial_from_dictionaries,
+        )
+
+        found = {name: dictionary_column(rows, name) for name in names}
+        stored = {name: column for name, column in found.items() if column is not None}
+        others = {name: sparse_column(rows, name) for name in names if name not in stored}
+        partials = []
+        if stored:
+            try:
+                partials.append(partial_from_dictionaries(stored, len(rows), self._pack))
+            except BrokenListError as error:
+                raise broken_list(rows, list(stored)[error.column]) from error
+        if others:
+            partials.append(partial_from_columns(others, len(rows), self._pack))
+        return tuple(partials)
 
     def _choose(self, columns: dict[str, JaggedColumn], num_rows: int) -> dict[str, Choice]:
         from recd_plugins.sparse.dedup import Deduplicator

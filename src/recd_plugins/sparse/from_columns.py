@@ -93,3 +93,33 @@ def partial_from_columns(
         lengths=torch.from_numpy(packed.lengths).flatten(),
         length_per_key=packed.sizes,
     )
+
+
+def partial_from_dictionaries(
+    columns: Mapping[str, DictionaryColumn], num_rows: int, pack: RowPacker
+) -> PartialInverseKeyedJaggedTensor:
+    """A partial IKJT of one or more columns by name: only distinct lists are looked at.
+
+    Raises:
+        BrokenListError: a list whose bytes are no whole number of ids.
+    """
+    unique = unique_lists([[column] for column in columns.values()], num_rows)
+    rows = max(lists.lengths.size for lists in unique)
+    packed = pack([(lists.values, _offsets(lists.lengths, rows)) for lists in unique], rows)
+    lookups = torch.from_numpy(np.stack([lists.inverse_lookup for lists in unique]))
+    return PartialInverseKeyedJaggedTensor(
+        keys=list(columns),
+        values=torch.from_numpy(packed.values),
+        offsets=torch.from_numpy(packed.offsets).gather(1, lookups).flatten(),
+        lengths=torch.from_numpy(packed.lengths).gather(1, lookups).flatten(),
+        length_per_key=packed.sizes,
+    )
+
+
+def _offsets(lengths: NDArray[np.int32], num_rows: int) -> NDArray[np.int64]:
+    """Of rows with these lengths and, up to ``num_rows``, empty ones, ``[num_rows + 1]``."""
+    offsets = np.empty(num_rows + 1, np.int64)
+    offsets[0] = 0
+    np.cumsum(lengths, out=offsets[1 : lengths.size + 1])
+    offsets[lengths.size + 1 :] = offsets[lengths.size]
+    return offsets

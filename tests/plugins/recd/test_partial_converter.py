@@ -5,6 +5,7 @@ import pytest
 from pydantic import ValidationError
 
 from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
+from recd_plugins.data.list_dict import decoded_field, list_dict_field, to_list_dict
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
 
@@ -149,3 +150,46 @@ def test_wrong_options_are_refused(options, message):
 def test_a_table_without_sparse_features():
     batch = make().convert(rows_of(COLUMNS), FeatureSchema(sparse=(), dense=(), label="label"))
     assert (batch.kjt, batch.ikjts, batch.partials) == (None, (), ())
+
+
+def from_storage(columns) -> Rows:
+    """The rows as a table hands them out that has ``viewed`` and ``cart`` in ``list_dict``."""
+    rows = rows_of(columns)
+    fields, arrays = list(rows.data.schema), rows.data.columns
+    for index, name in enumerate(rows.data.schema.names):
+        if name in ("viewed", "cart"):
+            fields[index] = decoded_field(list_dict_field(name))
+            arrays[index] = to_list_dict(arrays[index]).dictionary_encode()
+    return Rows(pa.record_batch(arrays, schema=pa.schema(fields)), rows.origins)
+
+
+def expanded(batch) -> dict[str, list[list[int]]]:
+    kjts = [form.to_kjt() for form in (*batch.ikjts, *batch.partials)]
+    kjts += [] if batch.kjt is None else [batch.kjt]
+    return {
+        key: [row.tolist() for row in jagged.to_dense()]
+        for kjt in kjts
+        for key, jagged in kjt.to_dict().items()
+    }
+
+
+@pytest.mark.parametrize("features", [["viewed"], ["viewed", "cart"], ["viewed", "cart", "empty"]])
+def test_lists_that_storage_has_once_are_stored_partially_too(features):
+    # The first list comes again at the end, so codes do not only rise.
+    columns = COLUMNS | {"viewed": [*COLUMNS["viewed"][:6], [], COLUMNS["viewed"][0]]}
+    batch = make(features=features).convert(from_storage(columns), SCHEMA)
+    assert expanded(batch) == columns
+    of_storage = batch.partials[0]
+    assert of_storage.keys() == [name for name in features if name != "empty"]
+    # Six rows bring one id each; the list that comes again brings none.
+    assert of_storage.length_per_key()[0] == 6
+
+
+def test_bytes_that_are_no_ids_are_named():
+    rows = from_storage(COLUMNS)
+    damaged = pa.array([b"12345678"] * 7 + [b"123"], pa.binary()).dictionary_encode()
+    data = rows.data.set_column(0, rows.data.schema.field(0), damaged)
+    converter = make(features=["viewed"])
+    converter.fit(rows, SCHEMA)
+    with pytest.raises(DataError, match=r"part-0\.parquet: row 7 .*'viewed'.* 3 bytes"):
+        converter.convert(Rows(data, rows.origins), SCHEMA)

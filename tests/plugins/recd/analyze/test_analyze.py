@@ -280,7 +280,8 @@ def test_a_terminal_of_80_characters_shows_every_name_and_figure(request, order)
 
 def test_a_pipe_cuts_and_folds_nothing(tmp_path):
     name = "a_feature_" * 30
-    path = write(tmp_path / "t.parquet", [1] * 50, **{name: [[1]] * 50})
+    features: dict = {name: [[1]] * 50}
+    path = write(tmp_path / "t.parquet", [1] * 50, **features)
     (line,) = (line for line in run(path).stdout.splitlines() if line.endswith(" exact "))
     assert line.split()[0] == name
 
