@@ -17,7 +17,7 @@ from recd_plugin_recd.session_parquet import SessionParquet
 SUMMARY = "processor time that a table clustered by session saves when batches are filled"
 
 _BATCH = 4096
-_TURNS = 5
+_TURNS = 9
 
 
 def _rows(size: Size) -> int:
@@ -27,8 +27,9 @@ def _rows(size: Size) -> int:
 def workload(size: Size) -> str:
     """The input in words."""
     return (
-        f"PAPERCAL, {_rows(size)} rows, batches of {_BATCH}, zstd-3, row groups of 8,192 rows, "
-        "warm page cache, no reading ahead, processor time of one thread, freed memory used again"
+        f"PAPERCAL, {_rows(size)} rows, batches of {_BATCH}, zstd-3, row groups of 8,192 rows "
+        "interleaved and of 16,384 clustered (the fastest for each), warm page cache, "
+        "no reading ahead, processor time of one thread, freed memory used again"
     )
 
 

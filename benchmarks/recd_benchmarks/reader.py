@@ -27,7 +27,7 @@ from recd_plugins.interfaces import Converter
 SUMMARY = "rows a second from Parquet to hashed tensors, clustered list_dict over interleaved lists"
 
 _BATCH = 4096
-_TURNS = 5
+_TURNS = 9
 _BUCKETS = 1_000_003
 #: Ids of items repeat by chance, 1.7 times in a batch, and are faster left plain.
 _MIN_FACTOR = {"min_dedupe_factor": 2}
@@ -41,8 +41,9 @@ def _rows(size: Size) -> int:
 def workload(size: Size) -> str:
     """The input in words."""
     return (
-        f"PAPERCAL, {_rows(size)} rows, batches of {_BATCH}, zstd-3, row groups of 8,192 rows, "
-        "warm page cache, no reading ahead, sigrid_hash of every id, one thread"
+        f"PAPERCAL, {_rows(size)} rows, batches of {_BATCH}, zstd-3, row groups of 8,192 rows "
+        "interleaved and of 16,384 clustered (the fastest for each), warm page cache, "
+        "no reading ahead, sigrid_hash of every id, processor time of one thread"
     )
 
 
