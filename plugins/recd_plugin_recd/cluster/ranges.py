@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -36,8 +37,8 @@ class Range:
     num_bytes: int = 0
     batches: list[pa.RecordBatch] = field(default_factory=list)
 
-    def read(self, arena: Arena | None = None) -> Iterator[pa.RecordBatch]:
-        """Its rows. Without ``arena`` one batch is in memory at a time, with it all are, there.
+    def read(self, whole: bool = False) -> Iterator[pa.RecordBatch]:
+        """Its rows, of which one batch is in memory at a time, or the whole range.
 
         Raises:
             DataError: the spill file is damaged.
@@ -46,11 +47,13 @@ class Range:
             yield from self.batches
             return
         try:
-            # Read, not mapped: pages of a mapped file count as memory of this process.
-            with pa.OSFile(str(self.path)) as file:
-                stored = file if arena is None else _loaded(file, arena)
-                yield from pa.ipc.open_stream(stored)
-        except (pa.ArrowException, OSError) as error:
+            if whole:
+                yield from pa.ipc.open_stream(_mapped(self.path))
+            else:
+                # Read, not mapped: pages of a mapped file count as memory of this process.
+                with pa.OSFile(str(self.path)) as file:
+                    yield from pa.ipc.open_stream(file)
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{self.path}: a spill file cannot be read: {error}") from error
 
     def drop(self) -> None:
@@ -134,11 +137,12 @@ def keys_of(batch: Any, keys: SessionKeys) -> Keys:
     return Keys.of(batch.column(keys.session), batch.column(keys.timestamp))
 
 
-def _loaded(file: Any, arena: Arena) -> Any:
-    size = file.size()
-    block = arena.block(size)[:size]
-    file.readinto(block)
-    return pa.py_buffer(block)
+def _mapped(path: Path) -> Any:
+    """The bytes of a file where the system has them; a copy would need as much memory again."""
+    with path.open("rb") as file:
+        # Pages one by one cost more than all at once; only Linux offers that.
+        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+        return pa.py_buffer(mmap.mmap(file.fileno(), 0, flags=flags, prot=mmap.PROT_READ))
 
 
 def _split(

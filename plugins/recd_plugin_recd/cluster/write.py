@@ -54,7 +54,8 @@ class RangeWriter:
         idle: SimpleQueue[_Sorter] = SimpleQueue()
         for _ in range(workers):
             idle.put(_Sorter(self._schema, self._keys, self._options.row_group_rows))
-        if self.layouts is None and not self._path(0).exists():
+        undecided = self.layouts is None and self._options.layout != "list"
+        if undecided and not self._path(0).exists():
             sorter = idle.get()
             self.layouts = choose_layouts_of(next(sorter.sort(ranges[0])), self._options.layout)
             idle.put(sorter)
@@ -98,11 +99,11 @@ class _Sorter:
 
     def __init__(self, schema: pa.Schema, keys: SessionKeys, row_group_rows: int) -> None:
         self._schema, self._keys, self._row_group_rows = schema, keys, row_group_rows
-        self._loaded, self._gathered = Arena(), Arena()
+        self._gathered = Arena()
 
     def sort(self, part: Range) -> Iterator[pa.RecordBatch]:
         """The rows of a range in order, in the pieces that become row groups."""
-        batches = list(part.read(self._loaded))
+        batches = list(part.read(whole=True))
         names = [self._keys.session, self._keys.timestamp]
         keys = keys_of(
             pa.Table.from_batches([batch.select(names) for batch in batches]), self._keys
