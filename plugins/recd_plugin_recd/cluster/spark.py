@@ -210,7 +210,7 @@ def local_path(uri: str) -> Path:
 @contextmanager
 def _spark_errors(source: Path) -> Iterator[None]:
     """What Spark raises as a DataError, by the first line of its long message."""
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
