@@ -32,23 +32,15 @@ def test_parity_of_table_row_wise_on_two_nodes(pipelined: bool) -> None:
         _assert_equal(difference, case)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "sharding", "optimizer", "pipelined"),
-    [
-        (1, "table_wise", "sgd", False),
-        (2, "table_wise", "rowwise_adagrad", True),
-        (2, "row_wise", "sgd", True),
-        (2, "column_wise", "sgd", True),
-        (2, "data_parallel", "rowwise_adagrad", True),
-        (2, "mixed", "sgd", False),
-        (4, "row_wise", "rowwise_adagrad", True),
-        (4, "mixed", "sgd", True),
-    ],
-)
+@pytest.mark.parametrize("pipelined", [False, True], ids=["plain", "pipelined"])
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+@pytest.mark.parametrize("modules", ["ec", "both"])
+@pytest.mark.parametrize("sharding", SHARDINGS)
+@pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_parity_of_partial_batches(
-    world_size: int, sharding: str, optimizer: Optimizer, pipelined: bool
+    world_size: int, sharding: str, modules: str, optimizer: Optimizer, pipelined: bool
 ) -> None:
-    case = Case(sharding, "both", optimizer, pipelined, form="partial")
+    case = Case(sharding, modules, optimizer, pipelined, form="partial")
     for difference in run_on_ranks(run_case, world_size, case):
         _assert_equal(difference, case)
 
