@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from recd_plugin_recd import command_options
 from recd_plugin_recd.progress import progress_bars
 from recd_plugins.errors import DataError
 
@@ -25,8 +26,8 @@ _UNLIMITED = 10_000
     type=click.IntRange(min=1),
     help="Rows of a training batch.  [default: training.batch_size of a registry file, else 4096]",
 )
-@click.option("--session", help="Column of the session of a Parquet table.  [default: session_id]")
-@click.option("--timestamp", help="Column of the time of a Parquet table.  [default: ts]")
+@command_options.session
+@command_options.timestamp
 @click.option(
     "--sample-mb",
     type=click.IntRange(min=1),
@@ -34,13 +35,7 @@ _UNLIMITED = 10_000
     show_default=True,
     help="Memory for a sample of whole sessions.",
 )
-@click.option(
-    "--nulls",
-    type=click.Choice(["error", "empty"]),
-    default="error",
-    show_default=True,
-    help="What a null in place of a list of ids is.",
-)
+@command_options.nulls
 @click.option(
     "--expect-clustered", is_flag=True, help="Fail where the rows of a session lie apart."
 )

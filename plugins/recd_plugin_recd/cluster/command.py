@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from recd_plugin_recd import command_options
 from recd_plugin_recd.progress import progress_bars
 from recd_plugins.files import write_json
 
@@ -42,10 +43,8 @@ class Size(click.ParamType[int]):
 @click.argument(
     "target", type=click.Path(path_type=Path, file_okay=False), metavar="DST", required=False
 )
-@click.option(
-    "--session", help="The column of the session.  [default: session_id; a dataset knows its own]"
-)
-@click.option("--timestamp", help="The column of the time.  [default: ts; a dataset knows its own]")
+@command_options.session
+@command_options.timestamp
 @click.option(
     "--memory",
     type=Size(),
@@ -60,20 +59,8 @@ class Size(click.ParamType[int]):
     show_default=True,
     help="How lists of ids are stored.",
 )
-@click.option(
-    "--row-group-rows",
-    type=click.IntRange(min=1),
-    default=8192,
-    show_default=True,
-    help="Most rows of a row group, which ends where a session ends.",
-)
-@click.option(
-    "--nulls",
-    type=click.Choice(["error", "empty"]),
-    default="error",
-    show_default=True,
-    help="What a null in place of a list of ids is.",
-)
+@command_options.row_group_rows
+@command_options.nulls
 @click.option(
     "--downsample-sessions",
     "share",
@@ -96,14 +83,9 @@ class Size(click.ParamType[int]):
     show_default=True,
     help="What sorts; spark needs the extra of that name and Java.",
 )
-@click.option("--force", is_flag=True, help="Replace DST where it is a table.")
+@command_options.force
 @click.option("--check", is_flag=True, help="Write nothing: tell whether SRC is clustered.")
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write figures here.",
-)
+@command_options.figures
 @click.pass_obj
 def cluster(
     plugins_dir: Path | None,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from recd_plugin_recd import command_options
 from recd_plugin_recd.progress import progress_bars
 
 
@@ -22,13 +23,7 @@ from recd_plugin_recd.progress import progress_bars
 )
 @click.option("--session", default="session_id", show_default=True, help="Column of the session.")
 @click.option("--timestamp", default="ts", show_default=True, help="Column of the time.")
-@click.option(
-    "--row-group-rows",
-    type=click.IntRange(min=1),
-    default=8192,
-    show_default=True,
-    help="Most rows of a row group, which ends where a session ends.",
-)
+@command_options.row_group_rows
 @click.option(
     "--compression-level",
     type=click.IntRange(1, 19),
@@ -41,20 +36,9 @@ from recd_plugin_recd.progress import progress_bars
     type=click.Path(path_type=Path, dir_okay=False),
     help="How often each feature is read, as JSON or lines FEATURE,COUNT: the order of columns.",
 )
-@click.option(
-    "--nulls",
-    type=click.Choice(["error", "empty"]),
-    default="error",
-    show_default=True,
-    help="What a null in place of a list of ids is.",
-)
-@click.option("--force", is_flag=True, help="Replace DST where it is a table.")
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write figures here.",
-)
+@command_options.nulls
+@command_options.force
+@command_options.figures
 def convert_layout(
     source: Path,
     target: Path,

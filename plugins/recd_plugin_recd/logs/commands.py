@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from recd_plugin_recd import command_options
 from recd_plugin_recd.progress import progress_bars
 from recd_plugins.errors import DataError
 
@@ -39,9 +40,7 @@ def logs() -> None:
 @logs.command()
 @click.argument("source", type=_path)
 @click.argument("folder", type=_folder)
-@click.option(
-    "--session", help="The column of the session.  [default: session_id; a dataset knows its own]"
-)
+@command_options.session
 @click.option(
     "--shards",
     type=click.IntRange(1, 99_999),
@@ -218,9 +217,7 @@ def stat(path: Path, json_path: Path | None) -> None:
 @click.argument("source", type=_path)
 @_servers
 @_topic
-@click.option(
-    "--session", help="The column of the session.  [default: session_id; a dataset knows its own]"
-)
+@command_options.session
 @_config
 @click.pass_obj
 def produce(

@@ -1,0 +1,35 @@
+"""Options that several commands have, in the same words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+session = click.option(
+    "--session", help="The column of the session.  [default: session_id; a dataset knows its own]"
+)
+timestamp = click.option(
+    "--timestamp", help="The column of the time.  [default: ts; a dataset knows its own]"
+)
+nulls = click.option(
+    "--nulls",
+    type=click.Choice(["error", "empty"]),
+    default="error",
+    show_default=True,
+    help="What a null in place of a list of ids is.",
+)
+row_group_rows = click.option(
+    "--row-group-rows",
+    type=click.IntRange(min=1),
+    default=8192,
+    show_default=True,
+    help="Most rows of a row group, which ends where a session ends.",
+)
+force = click.option("--force", is_flag=True, help="Replace DST where it is a table.")
+figures = click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write figures here.",
+)
