@@ -11,33 +11,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from recd_benchmarks.frame import Figure, Size, keep_freed_memory
-from recd_benchmarks.tables import READ_TABLES, write_tables
+from recd_benchmarks.tables import (
+    READ_BATCH,
+    READ_TABLES,
+    read_rows,
+    read_workload,
+    write_tables,
+)
 from recd_plugin_recd.session_parquet import SessionParquet
 
 SUMMARY = "processor time that a table clustered by session saves when batches are filled"
 
-_BATCH = 4096
 _TURNS = 9
-
-
-def _rows(size: Size) -> int:
-    return 16_384 if size == "small" else 65_536
 
 
 def workload(size: Size) -> str:
     """The input in words."""
-    return (
-        f"PAPERCAL, {_rows(size)} rows, batches of {_BATCH}, zstd-3, row groups of 8,192 rows "
-        "interleaved and of 16,384 clustered (the fastest for each), warm page cache, "
-        "no reading ahead, processor time of one thread, freed memory used again"
-    )
+    return f"{read_workload(size)}, freed memory used again"
 
 
 def run(size: Size) -> list[Figure]:
     """Measure."""
     keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_tables(Path(folder), _rows(size), READ_TABLES)
+        paths = write_tables(Path(folder), read_rows(size), READ_TABLES)
         passes = [
             {name: _microseconds(path) for name, path in paths.items()} for _ in range(_TURNS + 1)
         ][1:]
@@ -56,7 +53,7 @@ def run(size: Size) -> list[Figure]:
 def _microseconds(path: Path) -> float:
     """Time a row of one pass over a table."""
     dataset = SessionParquet(SessionParquet.Options(path=path, prefetch=0))
-    reader = dataset.reader(rank=0, world_size=1, batch_size=_BATCH, split="train")
+    reader = dataset.reader(rank=0, world_size=1, batch_size=READ_BATCH, split="train")
     start = time.thread_time()
     num_rows = sum(len(rows) for rows in reader)
     return (time.thread_time() - start) / num_rows * 1e6

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from recd_benchmarks.frame import Figure, Size, keep_freed_memory
-from recd_benchmarks.tables import READ_TABLES, write_tables
+from recd_benchmarks.tables import (
+    READ_BATCH,
+    READ_TABLES,
+    read_rows,
+    read_workload,
+    write_tables,
+)
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugin_recd.kjt import KjtConverter
 from recd_plugin_recd.list_dict import ListDictConverter
@@ -26,7 +32,6 @@ from recd_plugins.interfaces import Converter
 
 SUMMARY = "rows a second from Parquet to hashed tensors, clustered list_dict over interleaved lists"
 
-_BATCH = 4096
 _TURNS = 9
 _BUCKETS = 1_000_003
 #: Ids of items repeat by chance, 1.7 times in a batch, and are faster left plain.
@@ -34,17 +39,9 @@ _MIN_FACTOR = {"min_dedupe_factor": 2}
 _PARTS = ("fill", "convert", "preprocess")
 
 
-def _rows(size: Size) -> int:
-    return 16_384 if size == "small" else 65_536
-
-
 def workload(size: Size) -> str:
     """The input in words."""
-    return (
-        f"PAPERCAL, {_rows(size)} rows, batches of {_BATCH}, zstd-3, row groups of 8,192 rows "
-        "interleaved and of 16,384 clustered (the fastest for each), warm page cache, "
-        "no reading ahead, sigrid_hash of every id, processor time of one thread"
-    )
+    return f"{read_workload(size)}, sigrid_hash of every id"
 
 
 @dataclass(frozen=True)
@@ -56,7 +53,7 @@ class _Side:
     def microseconds(self) -> dict[str, float]:
         """One pass over the table: time a row of each part."""
         schema = self.dataset.schema()
-        reader = self.dataset.reader(rank=0, world_size=1, batch_size=_BATCH, split="train")
+        reader = self.dataset.reader(rank=0, world_size=1, batch_size=READ_BATCH, split="train")
         spent = dict.fromkeys(_PARTS, 0.0)
         batches, num_rows = iter(reader), 0
         rows, batch = None, None
@@ -80,7 +77,7 @@ class _Side:
 def run(size: Size) -> list[Figure]:
     """Measure."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = write_tables(Path(folder), _rows(size), READ_TABLES)
+        paths = write_tables(Path(folder), read_rows(size), READ_TABLES)
         sides = {
             "interleaved": _side(paths["interleaved"], KjtConverter, {}),
             "list_kjt": _side(paths["list"], KjtConverter, {}),
@@ -99,7 +96,7 @@ def _side(path: Path, converter: type[Converter], options: Mapping[str, Any]) ->
     dataset = SessionParquet(SessionParquet.Options(path=path, prefetch=0))
     made = converter(converter.Options.model_validate(options))
     schema = dataset.schema()
-    reader = dataset.reader(rank=0, world_size=1, batch_size=_BATCH, split="train")
+    reader = dataset.reader(rank=0, world_size=1, batch_size=READ_BATCH, split="train")
     made.fit(next(iter(reader)), schema)
     step = SigridHash(SigridHash.Options(buckets=_BUCKETS))
     return _Side(dataset, made, Preprocess({feature: [step] for feature in schema.sparse}))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from recd_benchmarks.frame import Size
 from recd_plugin_recd.papercal import SCHEMA, chunks, make_rows, row_keys
 from recd_plugins.data.list_dict import Layout
 from recd_plugins.data.table_writer import TableWriter
@@ -31,7 +32,7 @@ class Settings:
 
 #: What a reader is given: a table as it is logged, and both ways to store it clustered. Row groups
 #: that end with a session rarely end with a batch, and a batch over two of them is joined: larger
-#: ones are faster there. Interleaved, 8,192 rows were read as fast as 4,096 and faster than 16,384.
+#: ones are faster there. Interleaved rows end with a batch, and other sizes were no faster.
 READ_TABLES: Mapping[str, tuple[Order, Settings]] = {
     "interleaved": ("stream", Settings("list", 8192)),
     "list": ("clustered", Settings("list", 16_384)),
@@ -42,6 +43,23 @@ READ_TABLES: Mapping[str, tuple[Order, Settings]] = {
 _LAYOUTS: Mapping[str, Layout] = {
     name: "list_dict" for name in SCHEMA.names if name.startswith(("seq_", "usr_"))
 }
+
+
+READ_BATCH = 4096
+
+
+def read_rows(size: Size) -> int:
+    """Rows of each of ``READ_TABLES``."""
+    return 16_384 if size == "small" else 65_536
+
+
+def read_workload(size: Size) -> str:
+    """``READ_TABLES`` and how they are read, in words."""
+    return (
+        f"PAPERCAL, {read_rows(size)} rows, batches of {READ_BATCH}, zstd-3, row groups of 8,192 "
+        "rows interleaved and of 16,384 clustered, warm page cache, no reading ahead, processor "
+        "time of one thread"
+    )
 
 
 def write_tables(
