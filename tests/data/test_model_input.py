@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.model_input import ModelInput, Placement, lower, select_rows
+from recd_plugins.data.model_input import ModelInput, Placement, lower
 from recd_plugins.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
@@ -170,14 +169,3 @@ def test_stretches_move_along(partial_batch: Batch) -> None:
     moved = lower(partial_batch, Placement(sequence=("m",))).to(torch.device("meta"))
     assert moved.stretches["m"].offsets.is_meta
     assert moved.stretches["m"].lengths.is_meta
-
-
-@pytest.mark.parametrize("rows", [[0, 1, 2], [2, 2, 0], [1], []])
-def test_select_rows(rows: list[int]) -> None:
-    lengths = torch.tensor([2, 0, 3])
-    weights: Tensor = torch.arange(5) / 10
-    jagged = JaggedTensor(torch.arange(5), lengths=lengths, weights=weights)
-    expected = [[0, 1], [], [2, 3, 4]]
-    selected = select_rows(jagged, torch.tensor(rows, dtype=torch.long))
-    assert lists(selected) == [expected[row] for row in rows]
-    torch.testing.assert_close(selected.weights(), selected.values() / 10)

@@ -29,7 +29,8 @@ from torchrec.streamable import Pipelineable
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
-from recd_plugins.sparse.jagged import positions_of_rows, runs_of_equal_rows
+from recd_plugins.sparse.index_select import jagged_index_select
+from recd_plugins.sparse.jagged import runs_of_equal_rows
 from recd_plugins.sparse.stretches import Stretches
 
 
@@ -129,7 +130,9 @@ class _Feature:
 
     def expanded(self) -> JaggedTensor:
         """All B rows."""
-        return self.jagged if self.inverse is None else select_rows(self.jagged, self.inverse)
+        if self.inverse is None:
+            return self.jagged
+        return jagged_index_select(self.jagged, self.inverse)
 
 
 def lower(batch: Batch, placement: Placement) -> ModelInput:
@@ -168,17 +171,6 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
             for name in placement.sequence
             if (stretches := sequences[name].stretches) is not None
         },
-    )
-
-
-def select_rows(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
-    """Rows of a jagged tensor by index, repeats allowed; weights come along."""
-    positions, lengths = positions_of_rows(jagged.offsets(), rows)
-    weights = jagged.weights_or_none()
-    return JaggedTensor(
-        values=jagged.values().index_select(0, positions),
-        lengths=lengths.to(jagged.lengths().dtype),
-        weights=None if weights is None else weights.index_select(0, positions),
     )
 
 

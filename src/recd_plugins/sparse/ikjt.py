@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._pytree import register_pytree_node
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
-from recd_plugins.sparse.jagged import offsets_of, positions_of_rows
+from recd_plugins.sparse.index_select import jagged_index_select
+from recd_plugins.sparse.jagged import offsets_of
 from recd_plugins.sparse.unique_groups import deduplicate
 
 
@@ -199,12 +200,14 @@ class InverseKeyedJaggedTensor(Pipelineable):
         """A plain KJT of all B rows: the inverse of ``from_kjt``, exactly."""
         first_rows = torch.arange(len(self._keys), device=self.device()) * self.num_unique()
         rows = (first_rows.unsqueeze(1) + self._inverse_lookup).flatten()
-        positions, lengths = positions_of_rows(self.offsets(), rows)
+        every_row = jagged_index_select(
+            JaggedTensor(self._values, self._weights, self._lengths, self.offsets()), rows
+        )
         return KeyedJaggedTensor(
             keys=self._keys,
-            values=self._values.index_select(0, positions),
-            weights=None if self._weights is None else self._weights.index_select(0, positions),
-            lengths=lengths,
+            values=every_row.values(),
+            weights=every_row.weights_or_none(),
+            lengths=every_row.lengths(),
             stride=self.stride(),
         )
 

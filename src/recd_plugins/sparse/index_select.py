@@ -1,0 +1,63 @@
+"""Rows of a jagged tensor by index, without padding (RecD, section 5: jagged index select)."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from recd_plugins.sparse.jagged import positions_of_rows
+
+# What FBGEMM's kernels for CPU take; those for CUDA take these too.
+_FBGEMM_DTYPES = {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64}
+# On CPU its kernels are the slower ones below (docs/sparse.md): they spend a fixed time a value.
+_FBGEMM_CPU_WIDTH = 128
+
+
+def jagged_index_select(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
+    """Rows of ``jagged`` in the order of ``rows``, with gradients for values and weights.
+
+    A row that is taken several times gets the sum of its gradients. Memory grows with the values
+    that are taken, whatever the longest row is.
+
+    Args:
+        jagged: U rows; values of any dtype, ids ``[num_values]`` or embeddings
+            ``[num_values, ...]``.
+        rows: rows to take, integer ``[n]``, each below U, in any order, repeats allowed.
+
+    Returns:
+        n rows, their lengths in the dtype that they have in ``jagged``.
+    """
+    values, weights = jagged.values(), jagged.weights_or_none()
+    lengths = jagged.lengths()
+    tensors = [values] if weights is None else [values, weights]
+    if rows.numel() and _suit_fbgemm(tensors):
+        taken = lengths.index_select(0, rows)
+        select = partial(_by_fbgemm, lengths=lengths, rows=rows)
+    else:
+        positions, taken = positions_of_rows(jagged.offsets(), rows)
+        select = partial(torch.index_select, dim=0, index=positions)
+    return JaggedTensor(
+        values=select(values),
+        lengths=taken.to(lengths.dtype),
+        weights=None if weights is None else select(weights),
+    )
+
+
+def _suit_fbgemm(tensors: list[Tensor]) -> bool:
+    wide = _width(tensors[0]) >= _FBGEMM_CPU_WIDTH or tensors[0].device.type != "cpu"
+    return wide and all(tensor.dtype in _FBGEMM_DTYPES for tensor in tensors)
+
+
+def _by_fbgemm(tensor: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
+    # The kernels take two dimensions, no more and no fewer.
+    flat = tensor.reshape(len(tensor), _width(tensor))
+    selected: Tensor = torch.ops.fbgemm.jagged_index_select(flat, lengths, rows)[0]
+    return selected.view(len(selected), *tensor.shape[1:])
+
+
+def _width(tensor: Tensor) -> int:
+    return math.prod(tensor.shape[1:])
