@@ -40,8 +40,8 @@ def register_preprocessing() -> Sequence[type[Preprocessing]]:
 
 @hookimpl
 def register_poolings() -> Sequence[type[Pooling]]:
-    from recd_plugin_recd.attention import AttentionPooling
-    from recd_plugin_recd.mean import MeanPooling
+    from recd_plugin_recd.pooling.attention import AttentionPooling
+    from recd_plugin_recd.pooling.mean import MeanPooling
 
     return [AttentionPooling, MeanPooling]
 

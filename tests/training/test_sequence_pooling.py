@@ -55,16 +55,17 @@ def test_the_right_shape_passes() -> None:
 @pytest.mark.parametrize(
     ("result", "found"),
     [
-        (torch.ones(4, 8), "[4, 8]"),
-        (torch.ones(2, 4), "[2, 4]"),
-        (torch.ones(8), "[8]"),
-        ((torch.ones(2, 8), None), "tuple"),
+        (torch.ones(4, 8), "gave [4, 1, 8]; expected [2, 1, 8]"),
+        (torch.ones(2, 4), "gave [2, 1, 4]; expected [2, 1, 8]"),
+        (torch.ones(8), "gave [8, 1]; expected [2, 1, 8]"),
+        ((torch.ones(2, 8), None), "TypeError: expected Tensor"),
     ],
 )
 def test_a_wrong_shape_names_plugin_and_feature(result: Any, found: str) -> None:
     with pytest.raises(PluginError) as caught:
         pool(Gives(result))
-    assert f"test.builds: pooling feature seq gave {found}; expected [2, 8]" in str(caught.value)
+    assert str(caught.value).startswith("test.builds: pooling seq ")
+    assert found in str(caught.value)
 
 
 def test_what_is_no_module_is_refused() -> None:

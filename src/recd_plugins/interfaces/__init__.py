@@ -12,7 +12,7 @@ from recd_plugins.interfaces.dataset import (
     Split,
 )
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
-from recd_plugins.interfaces.pooling import Pooling
+from recd_plugins.interfaces.pooling import Pooling, TargetPooling
 from recd_plugins.interfaces.preprocessing import Preprocessing
 from recd_plugins.interfaces.sharding import Sharding, Table
 
@@ -32,4 +32,5 @@ __all__ = [
     "Sharding",
     "Split",
     "Table",
+    "TargetPooling",
 ]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from recd_plugins.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+    from torchrec.sparse.jagged_tensor import JaggedTensor
 
 
 class Pooling(Plugin, ABC):
-    """Makes the module that pools one sequence feature.
+    """Makes the modules that pool sequence features, one a feature.
 
     A feature that a pooling entry names is looked up in an EmbeddingCollection; the others are
     pooled by an EmbeddingBagCollection.
@@ -28,3 +30,61 @@ class Pooling(Plugin, ABC):
         ``[num_rows, embedding_dim]``, zeros for an empty row. A row's vector depends on that row
         alone: the caller repeats it for the duplicates.
         """
+
+    def pool(self, modules: Sequence[nn.Module], sequences: Sequence[JaggedTensor]) -> Tensor:
+        """Pool a group: features of one entry whose rows are deduplicated together.
+
+        Override it where one call for the group costs less than one a feature. The vectors must be
+        those that ``modules`` give one by one, whose parameters these are.
+
+        Args:
+            modules: what ``build`` made for each feature.
+            sequences: embeddings of each feature; all have equally many rows.
+
+        Returns:
+            ``[num_rows, num_features, embedding_dim]``.
+        """
+        import torch
+
+        pooled = [module(rows) for module, rows in zip(modules, sequences, strict=True)]
+        return torch.stack(pooled, dim=1)
+
+
+class TargetPooling(Pooling):
+    """A pooling whose vectors depend on the item of each row too, as DIN's (arXiv 1706.06978).
+
+    ``build`` makes a module that is called as ``module(sequences, targets, inverse)`` and does what
+    ``pool_for`` describes for one feature, ``[B, embedding_dim]``.
+    """
+
+    @property
+    @abstractmethod
+    def target(self) -> str:
+        """The feature whose vector is the target."""
+
+    def pool_for(
+        self,
+        modules: Sequence[nn.Module],
+        sequences: Sequence[JaggedTensor],
+        targets: Tensor,
+        inverse: Tensor | None,
+    ) -> Tensor:
+        """Pool a group for the targets of all B rows.
+
+        Args:
+            modules: what ``build`` made for each feature.
+            sequences: embeddings of each feature over unique rows.
+            targets: the target's vector of each row, ``[B, embedding_dim]``.
+            inverse: the unique row of each row, int64 ``[B]``; None where ``sequences`` has all B
+                rows, in their order.
+
+        Returns:
+            ``[B, num_features, embedding_dim]``: of each row its sequence seen by its target, zeros
+            where the sequence is empty.
+        """
+        import torch
+
+        pooled = [
+            module(rows, targets, inverse) for module, rows in zip(modules, sequences, strict=True)
+        ]
+        return torch.stack(pooled, dim=1)

@@ -66,6 +66,11 @@ class ModelSpec(_Spec):
     bag_pooling: Literal["sum", "mean"] = Field(
         default="sum", description="Pooling of features that no pooling entry names."
     )
+    pool_rows: Literal["unique", "all"] = Field(
+        default="unique",
+        description="Rows that pooling entries see; with all, duplicates are made again before "
+        "pooling: the same results, and what deduplicated compute saves can be measured.",
+    )
 
 
 class CheckpointSpec(_Spec):

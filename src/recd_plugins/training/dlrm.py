@@ -42,12 +42,15 @@ class DLRM(nn.Module):
 
     def __init__(self, spec: ModelSpec, num_dense: int, placement: Placement) -> None:
         super().__init__()
+        self.placement = placement
         _check_names(placement.pooled + placement.replicated + placement.sequence)
         self.bags = _bags(spec, placement.pooled)
         self.replicated_bags = _bags(spec, placement.replicated)
         self.sequences = _sequences(spec, placement.sequence)
         self.sequence_pooling = (
-            SequencePooling(placement.sequence, spec.embedding_dim) if placement.sequence else None
+            SequencePooling(placement.sequence, spec.embedding_dim, spec.pool_rows)
+            if placement.sequence
+            else None
         )
         self.top = _Top(spec, num_dense, placement)
 
@@ -62,7 +65,16 @@ class DLRM(nn.Module):
         pooled = None
         if self.sequences is not None and self.sequence_pooling is not None:
             embeddings: dict[str, JaggedTensor] = self.sequences(batch.sequence_features)
-            pooled = self.sequence_pooling(embeddings, batch)
+            targets = {
+                name: tensor[name]
+                for features, tensor in (
+                    (self.placement.pooled, bags),
+                    (self.placement.replicated, replicated),
+                )
+                for name in self.sequence_pooling.targets
+                if name in features and tensor is not None
+            }
+            pooled = self.sequence_pooling(embeddings, batch, targets)
         logits = self.top(batch.dense_features, bags, replicated, pooled)
         loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
         return loss, (loss.detach(), logits.detach(), batch.labels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,8 @@ from torch import nn
 
 from recd_plugins.data.feature_steps import num_dense_inputs
 from recd_plugins.distributed import guard
-from recd_plugins.errors import PluginError, RecdError, RegistryError
-from recd_plugins.interfaces import FeatureSchema
+from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
+from recd_plugins.interfaces import FeatureSchema, TargetPooling
 from recd_plugins.planning import rows_by_feature, tables_of
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Prepared
@@ -113,6 +114,7 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
 
     Raises:
         RecdError: a sequence feature has no pooling, or its plugin makes none.
+        RegistryError: the target of a pooling is no feature of ``model``.
     """
     modules = [m for m in model.modules() if isinstance(m, SequencePooling)]
     claims = registry.claim("pooling", [f for module in modules for f in module.features])
@@ -127,3 +129,27 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
                     f"{registry.path}: nothing pools the sequence feature {feature}; "
                     "name it in a pooling: entry"
                 )
+    _check_targets(registry, model, modules)
+
+
+def _check_targets(
+    registry: Registry, model: nn.Module, modules: Sequence[SequencePooling]
+) -> None:
+    features = list(rows_by_feature(tables_of(model)))
+    unknown = {t for module in modules for t in module.targets if t not in features}
+    problems = [
+        Problem(
+            str(registry.path),
+            entry.line,
+            f"{entry.field}.options.target",
+            f"{entry.plugin.target} is no feature that the model looks up"
+            + (
+                did_you_mean(entry.plugin.target, features)
+                or f"; the features: {shortened(features)}"
+            ),
+        )
+        for entry in registry.pooling
+        if isinstance(entry.plugin, TargetPooling) and entry.plugin.target in unknown
+    ]
+    if problems:
+        raise RegistryError(problems)

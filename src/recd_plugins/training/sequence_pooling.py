@@ -2,39 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugins.data.model_input import ModelInput
-from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Pooling
+from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.sparse.index_select import jagged_index_select
+
+PoolRows = Literal["unique", "all"]
 
 
 class SequencePooling(nn.Module):
-    """Pools the outputs of an EmbeddingCollection, one pooling module a feature.
+    """Pools the outputs of an EmbeddingCollection.
 
     A model holds one without pooling modules; ``Registry.prepare`` puts in what the registry names.
     The compute that deduplication saves is saved here: the modules see unique rows, and only their
-    results are repeated, by one index select (RecD, section 5).
+    results are repeated (RecD, section 5). Features of one pooling entry that share
+    ``inverse_lookup`` are a group, with one call of the plugin and one index select.
+
+    Args:
+        features: the order of the results.
+        embedding_dim: of every feature and of every result.
+        pool_rows: with ``all``, duplicates are made again before pooling, by a jagged index select;
+            the results are the same.
     """
 
-    def __init__(self, features: Sequence[str], embedding_dim: int) -> None:
+    def __init__(
+        self, features: Sequence[str], embedding_dim: int, pool_rows: PoolRows = "unique"
+    ) -> None:
         super().__init__()
         self.features = tuple(features)
         self.embedding_dim = embedding_dim
+        self.pool_rows = pool_rows
         # By feature with a prefix: a ModuleDict takes no key like `items`, a name of its own.
         self.poolings = nn.ModuleDict()
-        self.pooled_by: dict[str, str] = {}
+        self.pooled_by: dict[str, Pooling] = {}
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Features whose vectors ``forward`` needs to be given: targets that it does not pool."""
+        named = (plugin.target for plugin in self._target_poolings())
+        return tuple(dict.fromkeys(name for name in named if name not in self.features))
 
     def put(self, feature: str, plugin: Pooling) -> None:
-        """Have ``plugin`` pool ``feature``.
+        """Have ``plugin`` pool ``feature``. Features with the same plugin object may form groups.
 
         Raises:
             PluginError: it fails, or builds no module.
+            RecdError: the target of ``plugin`` has a target itself.
         """
         with plugin_call(plugin, f"build for feature {feature}"):
             module = plugin.build(self.embedding_dim)
@@ -44,36 +66,120 @@ class SequencePooling(nn.Module):
                 "torch.nn.Module"
             )
         self.poolings[_key(feature)] = module
-        self.pooled_by[feature] = plugin.name
+        self.pooled_by[feature] = plugin
+        for each in self._target_poolings():
+            if isinstance(self.pooled_by.get(each.target), TargetPooling):
+                raise RecdError(
+                    f"{each.name}: its target {each.target} is pooled by "
+                    f"{self.pooled_by[each.target].name}, which needs a target itself; name a "
+                    "feature of the item that another pooling pools, or none"
+                )
 
-    def forward(self, embeddings: dict[str, JaggedTensor], batch: ModelInput) -> Tensor:
+    def forward(
+        self,
+        embeddings: dict[str, JaggedTensor],
+        batch: ModelInput,
+        targets: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
         """Vectors of all rows, ``[B, num_features, embedding_dim]``.
 
         Args:
             embeddings: what the EmbeddingCollection made of ``batch.sequence_features``.
             batch: says how many rows of each feature are unique, and which row is which.
+            targets: vectors of all rows, ``[B, embedding_dim]``, of each feature of ``targets``.
 
         Raises:
-            PluginError: a pooling returned another shape than ``[num_rows, embedding_dim]``.
+            PluginError: a pooling returned another shape than it should.
+            RecdError: a target is missing.
         """
-        pooled = []
-        for feature in self.features:
-            unique = batch.unique_rows(feature, embeddings[feature])
-            vectors = self.poolings[_key(feature)](unique)
-            self._check(feature, vectors, batch.num_unique[feature])
-            inverse = batch.inverse_lookup.get(feature)
-            pooled.append(vectors if inverse is None else vectors.index_select(0, inverse))
-        return torch.stack(pooled, dim=1)
+        groups = self._groups(embeddings, batch)
+        vectors: dict[str, Tensor] = {}
+        for group in groups:
+            if not isinstance(group.plugin, TargetPooling):
+                vectors |= group.each(self._expanded(group))
+        known = {**(targets or {}), **vectors}
+        for group in groups:
+            if isinstance(group.plugin, TargetPooling):
+                vectors |= group.each(self._seen_by_target(group, group.plugin, known))
+        return torch.stack([vectors[feature] for feature in self.features], dim=1)
 
-    def _check(self, feature: str, vectors: Tensor, num_rows: int) -> None:
+    def _groups(self, embeddings: dict[str, JaggedTensor], batch: ModelInput) -> list[_Group]:
+        groups: dict[tuple[int, int], _Group] = {}
+        for feature in self.features:
+            plugin, inverse = self.pooled_by[feature], batch.inverse_lookup.get(feature)
+            rows = batch.unique_rows(feature, embeddings[feature])
+            if inverse is not None and self.pool_rows == "all":
+                rows, inverse = jagged_index_select(rows, inverse), None
+            group = groups.setdefault((id(plugin), id(inverse)), _Group(plugin, inverse))
+            group.add(feature, self.poolings[_key(feature)], rows)
+        return list(groups.values())
+
+    def _expanded(self, group: _Group) -> Tensor:
+        with plugin_call(group.plugin, group.described):
+            pooled = group.plugin.pool(group.modules, group.sequences)
+        self._check(group, pooled, group.num_rows)
+        if group.inverse is None:
+            return pooled
+        # Two dimensions: index_select is fast on rows.
+        rows = pooled.flatten(1).index_select(0, group.inverse)
+        return rows.view(-1, len(group.features), self.embedding_dim)
+
+    def _seen_by_target(
+        self, group: _Group, plugin: TargetPooling, vectors: Mapping[str, Tensor]
+    ) -> Tensor:
+        target = vectors.get(plugin.target)
+        if target is None:
+            raise RecdError(
+                f"{plugin.name}: no vectors of its target {plugin.target}; pass them to "
+                "SequencePooling as targets={name: [B, embedding_dim]}"
+            )
+        with plugin_call(plugin, group.described):
+            pooled = plugin.pool_for(group.modules, group.sequences, target, group.inverse)
+        self._check(group, pooled, target.shape[0])
+        return pooled
+
+    def _check(self, group: _Group, vectors: Tensor, num_rows: int) -> None:
         shape = tuple(getattr(vectors, "shape", ()))
-        if shape != (num_rows, self.embedding_dim):
-            name = self.pooled_by[feature]
+        expected = (num_rows, len(group.features), self.embedding_dim)
+        if shape != expected:
             found = list(shape) if isinstance(vectors, Tensor) else type(vectors).__name__
             raise PluginError(
-                f"{name}: pooling feature {feature} gave {found}; expected "
-                f"[{num_rows}, {self.embedding_dim}], one vector of embedding_dim a row"
+                f"{group.plugin.name}: {group.described} gave {found}; expected "
+                f"{list(expected)}, one vector of embedding_dim a row and feature"
             )
+
+    def _target_poolings(self) -> list[TargetPooling]:
+        return [each for each in self.pooled_by.values() if isinstance(each, TargetPooling)]
+
+
+@dataclass
+class _Group:
+    """Features with one plugin and the same rows."""
+
+    plugin: Pooling
+    inverse: Tensor | None
+
+    def __post_init__(self) -> None:
+        self.features: list[str] = []
+        self.modules: list[nn.Module] = []
+        self.sequences: list[JaggedTensor] = []
+
+    def add(self, feature: str, module: nn.Module, sequence: JaggedTensor) -> None:
+        self.features.append(feature)
+        self.modules.append(module)
+        self.sequences.append(sequence)
+
+    @property
+    def described(self) -> str:
+        return f"pooling {', '.join(self.features)}"
+
+    @property
+    def num_rows(self) -> int:
+        return self.sequences[0].lengths().numel()
+
+    def each(self, vectors: Tensor) -> dict[str, Tensor]:
+        """By feature. Unbound, for the gradients then meet in one tensor, not in one each."""
+        return dict(zip(self.features, vectors.unbind(1), strict=True))
 
 
 def _key(feature: str) -> str:

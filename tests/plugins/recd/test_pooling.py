@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugin_recd.attention import AttentionPooling
-from recd_plugin_recd.mean import MeanPooling
-from recd_plugin_recd.pooling_modules import SelfAttention
+from recd_plugin_recd.pooling.attention import AttentionPooling
+from recd_plugin_recd.pooling.mean import MeanPooling
+from recd_plugin_recd.pooling.modules import SelfAttention
 from recd_plugins.errors import RecdError
 
 DIM = 8

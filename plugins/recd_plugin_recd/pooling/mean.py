@@ -16,6 +16,6 @@ class MeanPooling(Pooling):
     name = "recd.mean"
 
     def build(self, embedding_dim: int) -> nn.Module:  # noqa: ARG002
-        from recd_plugin_recd.pooling_modules import Mean
+        from recd_plugin_recd.pooling.modules import Mean
 
         return Mean()

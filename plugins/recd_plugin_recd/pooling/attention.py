@@ -26,7 +26,7 @@ class AttentionPooling(Pooling):
     options: Options
 
     def build(self, embedding_dim: int) -> nn.Module:
-        from recd_plugin_recd.pooling_modules import SelfAttention
+        from recd_plugin_recd.pooling.modules import SelfAttention
 
         heads = self.options.heads
         if embedding_dim % heads:

@@ -1,0 +1,1 @@
+"""Poolings: a sequence of embeddings to one vector a row."""
