@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.data.plain import PlainConverter
@@ -38,12 +39,24 @@ class Assembled:
     optimizer: CombinedOptimizer
 
 
-def assemble(registry: Registry, side: Side, device: torch.device) -> Assembled:
+def assemble(
+    registry: Registry,
+    side: Side,
+    device: torch.device,
+    *,
+    sharders: Sequence[ModuleSharder[torch.nn.Module]] | None = None,
+) -> Assembled:
     """Build, prepare, plan and shard the demo model. A collective call.
 
     Both sides start from the same weights, whatever their plans: the seed's. The baseline is the
     same model fed plain KJTs and sharded by TorchRec's own sharders; its planner knows this
     machine's bandwidths and stays away from kinds that TorchRec trains wrongly on CPU.
+
+    Args:
+        registry: what to train, on which data.
+        side: with its plugins or without them.
+        device: of this rank.
+        sharders: other ones than the side's own.
 
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
@@ -53,19 +66,20 @@ def assemble(registry: Registry, side: Side, device: torch.device) -> Assembled:
     model: torch.nn.Module = build_model(registry, schema)
     if side == "baseline":
         registry = _without_plugins(registry, model)
-        sharders = stock_sharders(registry.training)
+        own = stock_sharders(registry.training)
     else:
         model = registry.prepare(model)
-        sharders = registry.sharders()
+        own = registry.sharders()
+    chosen = list(sharders) if sharders is not None else own
     planner = registry.planner(model=model, world_size=dist.get_world_size(), device=device)
-    plan = planner.collective_plan(model, sharders, dist.group.WORLD)
+    plan = planner.collective_plan(model, chosen, dist.group.WORLD)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     dmp = DistributedModelParallel(
         module=model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=device,
         plan=plan,
-        sharders=sharders,
+        sharders=chosen,
     )
     copy_weights(dmp.state_dict(), weights)
     optimizer = build_optimizer(dmp, registry.training)
