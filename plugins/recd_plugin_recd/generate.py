@@ -1,4 +1,4 @@
-"""``recd generate``: make a PAPERCAL table."""
+"""``recd generate``: make a table of user sessions."""
 
 from __future__ import annotations
 
@@ -19,6 +19,20 @@ if TYPE_CHECKING:
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--rows", type=click.IntRange(min=1), default=65_536, show_default=True)
 @click.option(
+    "--shape",
+    type=click.Choice(["papercal", "rm1", "rm2", "rm3"]),
+    default="papercal",
+    show_default=True,
+    help="Which features: PAPERCAL's, or those of the models of `recd init`.",
+)
+@click.option(
+    "--scale",
+    type=click.FloatRange(min=0, max=1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Shortens the lists of rm1, rm2 and rm3.",
+)
+@click.option(
     "--layout",
     type=click.Choice(["clustered", "interleaved", "stream"]),
     default="clustered",
@@ -38,23 +52,29 @@ if TYPE_CHECKING:
 def generate(
     folder: Path,
     rows: int,
+    shape: str,
+    scale: float,
     layout: str,
     seed: int,
     row_group_rows: int,
     files: int,
     force: bool,
 ) -> None:
-    """Generate a table of user sessions, PAPERCAL, as Parquet files in FOLDER.
+    """Generate a table of user sessions as Parquet files in FOLDER.
 
-    The table has the duplication that the RecD paper measured: 81.5 % of the list bytes repeat
-    an earlier row of their session. 65,536 clustered rows take about 70 MB.
+    The table, PAPERCAL by default, has the duplication that the RecD paper measured: 81.5 % of the
+    list bytes repeat an earlier row of their session. 65,536 clustered rows take about 70 MB.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
     from recd_plugin_recd.papercal_table import TableOptions
 
+    if shape == "papercal" and scale != 1:
+        raise click.UsageError("shape papercal has one size; --scale is for rm1, rm2 and rm3")
     options = TableOptions.model_validate(
         {
             "rows": rows,
+            "shape": shape,
+            "scale": scale,
             "seed": seed,
             "layout": layout,
             "row_group_rows": row_group_rows,

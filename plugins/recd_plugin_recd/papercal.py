@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from recd_plugin_recd import papercal_kernels as kernels
 from recd_plugin_recd.papercal_kernels import Int64s
+from recd_plugin_recd.papercal_shapes import Shape, shape_of
 
 # Raised when the same options would give other rows.
 VERSION = 1
@@ -30,60 +31,17 @@ SESSION_SIGMA = 1.3
 LONGEST_SESSION = 3000
 ROWS_IN_FLIGHT = 1_000_000
 REPLACE_SHARE = 0.30
-NUM_DENSE = 13
 
 _HOUR = 3_600_000_000
 _EPOCH = 1_704_067_200_000_000
 _SESSIONS_A_BLOCK = 2048
 
 
-@dataclass(frozen=True)
-class Feature:
-    """One sparse feature. Features with the same ``clock`` change in the same rows.
-
-    ``keep`` is the probability that a row has the list of the session's previous row.
-    """
-
-    name: str
-    mean_length: int
-    keep: float
-    clock: int
-    num_ids: int
-
-
-def _features() -> tuple[Feature, ...]:
-    sequences = [
-        Feature(f"seq_{group}_{i}", length, keep, group, 2_000_000)
-        for group, keep in enumerate((0.872, 0.842, 0.892))
-        for i, length in enumerate((100, 60, 150))
-    ]
-    # Lengths from 10 to 60; the order of `keep` is scrambled, so that it does not follow length.
-    users = [
-        Feature(
-            f"usr_{i}",
-            round(10 * 6 ** (i / 22)),
-            0.842 + 0.07 * (i * 7 % 23) / 22,
-            3 + i,
-            1_000_000,
-        )
-        for i in range(23)
-    ]
-    items = [Feature(f"item_{i}", 1, 0.05, 26, 1_000_000) for i in range(8)]
-    return (*sequences, *users, *items)
-
-
-FEATURES = _features()
-KEEP = np.array([f.keep for f in {feature.clock: feature for feature in FEATURES}.values()])
-
-SCHEMA = pa.schema(
-    [
-        ("session_id", pa.int64()),
-        ("ts", pa.int64()),
-        ("label", pa.int8()),
-        *((f"dense_{i}", pa.float32()) for i in range(NUM_DENSE)),
-        *((feature.name, pa.list_(pa.int64())) for feature in FEATURES),
-    ]
-)
+PAPERCAL = shape_of("papercal")
+FEATURES = PAPERCAL.features
+KEEP = PAPERCAL.keep
+NUM_DENSE = PAPERCAL.num_dense
+SCHEMA = PAPERCAL.schema
 
 
 @dataclass(frozen=True)
@@ -123,26 +81,26 @@ def row_keys(rows: int, seed: int, layout: Layout) -> Iterator[RowKeys]:
     return _first(rows, _after(_EPOCH + _HOUR, _by_time(_sessions(seed))))
 
 
-def make_rows(keys: RowKeys) -> pa.RecordBatch:
+def make_rows(keys: RowKeys, shape: Shape = PAPERCAL) -> pa.RecordBatch:
     """All columns of the rows named by ``keys``."""
     sessions = keys.sessions
-    versions = kernels.list_versions(sessions, keys.positions, KEEP, REPLACE_SHARE)
+    versions = kernels.list_versions(sessions, keys.positions, shape.keep, REPLACE_SHARE)
     lists = {}
-    for number, feature in enumerate(FEATURES):
+    for number, feature in enumerate(shape.features):
         offsets = kernels.list_offsets(sessions, feature.clock, feature.mean_length)
         values = kernels.list_values(
             sessions, versions[feature.clock], offsets, number, feature.num_ids
         )
         lists[feature.name] = (offsets, values)
-    dense = [_dense(keys, i) for i in range(NUM_DENSE)]
+    dense = [_dense(keys, i, shape.num_session_dense) for i in range(shape.num_dense)]
     columns = [
         sessions,
         keys.times,
-        _labels(keys, lists, dense),
+        _labels(keys, lists, dense, shape),
         *dense,
         *(pa.ListArray.from_arrays(offsets, values) for offsets, values in lists.values()),
     ]
-    return pa.record_batch(columns, schema=SCHEMA)
+    return pa.record_batch(columns, schema=shape.schema)
 
 
 def chunks(keys: Iterator[RowKeys], size: int) -> Iterator[RowKeys]:
@@ -207,21 +165,24 @@ def _after(time: int, blocks: Iterator[RowKeys]) -> Iterator[RowKeys]:
         yield block[block.times >= time]
 
 
-def _dense(keys: RowKeys, number: int) -> np.ndarray:
-    """float32 ``[rows]``: the first seven are log counts of the session, the others vary by row."""
-    same_for_session = number < 7
+def _dense(keys: RowKeys, number: int, num_session: int) -> np.ndarray:
+    """float32 ``[rows]``: the first are log counts of the session, the others vary by row."""
+    same_for_session = number < num_session
     positions = np.zeros_like(keys.positions) if same_for_session else keys.positions
     uniform = kernels.uniforms(keys.sessions, positions, number)
     return (np.log1p(5000 * uniform) if same_for_session else uniform).astype(np.float32)
 
 
 def _labels(
-    keys: RowKeys, lists: dict[str, tuple[np.ndarray, Int64s]], dense: list[np.ndarray]
+    keys: RowKeys,
+    lists: dict[str, tuple[np.ndarray, Int64s]],
+    dense: list[np.ndarray],
+    shape: Shape,
 ) -> np.ndarray:
     """int8 ``[rows]``, 1 with odds that follow dense features and hidden effects of ids."""
-    logit = -1.7 + 0.5 * (dense[0] - 7.5) + 1.5 * (dense[7] - 0.5)
+    logit = -1.7 + 0.5 * (dense[0] - 7.5) + 1.5 * (dense[shape.num_session_dense] - 0.5)
     for name, weight in (("item_0", 2.0), ("item_1", 1.5), ("usr_0", 3.0), ("seq_0_0", 6.0)):
         offsets, values = lists[name]
         logit += weight * kernels.mean_effects(values, offsets)
-    drawn = kernels.uniforms(keys.sessions, keys.positions, NUM_DENSE)
+    drawn = kernels.uniforms(keys.sessions, keys.positions, shape.num_dense)
     return (drawn < 1 / (1 + np.exp(-logit))).astype(np.int8)

@@ -1,4 +1,4 @@
-"""Writes the PAPERCAL table as Parquet files, whole or not at all."""
+"""Writes generated tables as Parquet files, whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from recd_plugin_recd.scratch_folder import scratch_folder
 from recd_plugins.errors import DataError
@@ -24,7 +24,7 @@ class TableOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    rows: PositiveInt = Field(description="Rows of the table; 12.9 KB a row in memory.")
+    rows: PositiveInt = Field(description="Rows of the table; PAPERCAL's have 12.9 KB in memory.")
     seed: int = Field(default=0, ge=0, description="Seed of every draw.")
     layout: Literal["clustered", "interleaved", "stream"] = Field(
         default="clustered",
@@ -35,6 +35,19 @@ class TableOptions(BaseModel):
         default=2048, description="Rows of a Parquet row group, the unit of reading."
     )
     files: PositiveInt = Field(default=1, description="Parquet files in the folder.")
+    shape: Literal["papercal", "rm1", "rm2", "rm3"] = Field(
+        default="papercal",
+        description="Which features: papercal, or those of the models of the paper's section 6.1.",
+    )
+    scale: float = Field(
+        default=1.0, gt=0, le=1, description="Shortens the lists of rm1, rm2 and rm3."
+    )
+
+    @model_validator(mode="after")
+    def _papercal_has_one_size(self) -> Self:
+        if self.shape == "papercal" and self.scale != 1:
+            raise ValueError("shape papercal has one size; scale is for rm1, rm2 and rm3")
+        return self
 
 
 def write_table(
@@ -94,7 +107,9 @@ def provenance_of(options: TableOptions) -> dict[str, Any]:
     """What the files of a table with these options say of themselves."""
     from recd_plugin_recd import papercal
 
-    return {"version": papercal.VERSION, **options.model_dump()}
+    # PAPERCAL's own tables say what they said before there were other shapes.
+    unsaid = {"shape", "scale"} if options.shape == "papercal" else set()
+    return {"version": papercal.VERSION, **options.model_dump(exclude=unsaid)}
 
 
 def _check_free(folder: Path) -> None:
@@ -110,8 +125,10 @@ def _write_file(
     progress: Callable[[int], None],
 ) -> None:
     from recd_plugin_recd import papercal
+    from recd_plugin_recd.papercal_shapes import shape_of
 
-    schema = papercal.SCHEMA.with_metadata({PROVENANCE: json.dumps(provenance_of(options))})
+    shape = shape_of(options.shape, options.scale)
+    schema = shape.schema.with_metadata({PROVENANCE: json.dumps(provenance_of(options))})
     # A dictionary over ids makes clustered lists larger; zstd finds the repeats by itself.
     with pq.ParquetWriter(
         path, schema, compression="zstd", compression_level=3, use_dictionary=False
@@ -120,6 +137,6 @@ def _write_file(
             keys = next(row_groups, None)
             if keys is None:
                 return
-            batch = papercal.make_rows(keys).replace_schema_metadata(schema.metadata)
+            batch = papercal.make_rows(keys, shape).replace_schema_metadata(schema.metadata)
             writer.write_batch(batch, row_group_size=options.row_group_rows)
             progress(len(keys))

@@ -84,8 +84,8 @@ def test_force_leaves_what_it_did_not_generate(tmp_path):
 def test_a_run_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
     rows_left = iter([papercal.make_rows])
 
-    def fail_second(keys):
-        return next(rows_left)(keys)
+    def fail_second(keys, shape):
+        return next(rows_left)(keys, shape)
 
     monkeypatch.setattr(papercal, "make_rows", fail_second)
     with pytest.raises((StopIteration, RuntimeError)):

@@ -1,0 +1,183 @@
+"""``rm_registry``: a model as a registry file with comments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from recd_plugin_recd.models.sizes import ModelName, Sizes, sizes_of
+
+ConverterName = Literal["recd.kjt", "recd.ikjt", "recd.partial_ikjt"]
+Layout = Literal["clustered", "interleaved", "stream"]
+
+_SEQUENCES: dict[ModelName, str] = {
+    "papercal": "9 sequence features in 3 groups that change together",
+    "rm1": "16 sequence features in 5 groups that change together",
+    "rm2": "6 sequence features that change together",
+    "rm3": "11 sequence features that change together",
+}
+_OTHERS: dict[ModelName, str] = {
+    "papercal": "23 other features of the user, 8 of the item and 13 dense ones",
+    "rm1": "92 other features of the user, 8 of the item and 64 dense ones",
+    "rm2": "92 other features of the user, 8 of the item and 64 dense ones",
+    "rm3": "92 other features of the user, 8 of the item and 64 dense ones",
+}
+_CONVERTERS: dict[ConverterName, tuple[str, str]] = {
+    "recd.kjt": ("Repeats every value, as stock TorchRec does.", "{use: recd.kjt}"),
+    "recd.ikjt": (
+        "Keeps each value once. `auto` finds, in the first rows, the features that change\n"
+        "# together; those that hardly repeat stay as they are.",
+        "{use: recd.ikjt, options: {groups: auto, min_dedupe_factor: 1.5}}",
+    ),
+    "recd.partial_ikjt": (
+        "Keeps each value once, and of a list that moved on by some ids the new ones only.",
+        "{use: recd.partial_ikjt, options: {features: auto, min_dedupe_factor: 1.5}}",
+    ),
+}
+
+_TEXT = """\
+# {title}
+# Sections stand in the order in which data meets them; docs/registry.md describes every key, and
+# `recd validate` checks a file without running it.
+version: 1
+
+# {sequences},
+# {others}. The table is generated where it is missing.
+dataset:
+  use: recd.session_parquet
+  options:
+    path: {path}
+    generate: {{shape: {name}, scale: {scale}, rows: {rows}, layout: {layout}, seed: {seed}}}
+
+# {converter_comment}
+converter: {converter}
+
+# 63-bit ids to rows of tables, on what the converter left.
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["seq_*"], options: {{buckets: {sequence_rows}}}}}
+  - {{use: recd.sigrid_hash, features: ["usr_*", "item_*"], options: {{buckets: {other_rows}}}}}
+
+# Sequence features: looked up and pooled once a unique row. All others are pooled element-wise, in
+# bags.
+pooling:
+  - {{use: {pooling}, features: ["seq_*"], options: {{{pooling_options}}}}}
+
+# Where the rows of tables live. `torchrec.planner` leaves it to TorchRec's planner, which knows
+# what deduplication saves.
+sharding:
+  - {{use: torchrec.planner, tables: ["t_*"]}}
+
+cache: []
+
+# A DLRM: dot interaction and MLPs.
+model:
+  embedding_dim: {embedding_dim}
+  tables:
+    t_seq_*: {{num_embeddings: {sequence_rows}}}
+    t_usr_*: {{num_embeddings: {other_rows}}}
+    t_item_*: {{num_embeddings: {other_rows}}}
+  bottom_mlp: {bottom_mlp}
+  top_mlp: {top_mlp}
+  bag_pooling: mean
+  pool_rows: {pool_rows} # unique, or all: duplicates are made again before pooling
+
+training:
+  batch_size: {batch_size} # rows in a batch of one rank
+  ranks: {ranks}
+{steps}  optimizer: {optimizer}
+{rates}"""
+
+_RATES = {
+    "rowwise_adagrad": """\
+  learning_rate: 0.1
+  dense_learning_rate: 0.01
+  eps: 1.0e-3 # smaller ones amplify rounding, and losses of --compare drift apart
+""",
+    "sgd": """\
+  learning_rate: 0.1
+  dense_learning_rate: 0.01
+""",
+}
+
+
+def rm_registry(
+    name: ModelName,
+    *,
+    folder: Path,
+    rows: int,
+    scale: float = 1.0,
+    layout: Layout = "clustered",
+    converter: ConverterName = "recd.ikjt",
+    batch_size: int = 256,
+    ranks: int = 2,
+    steps: int | None = None,
+    optimizer: Literal["rowwise_adagrad", "sgd"] = "rowwise_adagrad",
+    pool_rows: Literal["unique", "all"] = "unique",
+    embedding_dim: int | None = None,
+    seed: int = 0,
+) -> str:
+    """The text of a registry file that trains a model on a table of its shape.
+
+    Args:
+        name: rm1, rm2 and rm3 of the RecD paper (section 6.1), or PAPERCAL's demo.
+        folder: where the table will be, in a folder named after all that fixes it.
+        rows: rows of the table.
+        scale: of the widths, see ``sizes_of``; above 0, at most 1. Groups and numbers of features
+            stay.
+        layout: order of the table's rows.
+        converter: with ``recd.kjt`` nothing is deduplicated.
+        batch_size: rows in a batch of one rank.
+        ranks: processes.
+        steps: stop after so many steps; None trains one epoch.
+        optimizer: of tables and dense layers.
+        pool_rows: what poolings see.
+        embedding_dim: in place of that of ``scale``; nothing else changes.
+        seed: of the table.
+
+    Raises:
+        RecdError: ``scale`` does not suit the model.
+    """
+    sizes = sizes_of(name, scale)
+    table = folder / f"{name}-scale{scale:g}-{layout}-{rows}-seed{seed}"
+    pooling, pooling_options = _pooling(name, sizes)
+    converter_comment, converter_entry = _CONVERTERS[converter]
+    title = (
+        "PAPERCAL's demo: a DLRM on a table with the duplication that the RecD paper measured."
+        if name == "papercal"
+        else f"{name} at scale {scale:g}, in the image of the RecD paper's {name.upper()} "
+        "(docs/models.md)."
+    )
+    return _TEXT.format(
+        title=title,
+        sequences=_SEQUENCES[name],
+        others=_OTHERS[name],
+        path=json.dumps(str(table), ensure_ascii=False),
+        name=name,
+        scale=float(scale),
+        rows=rows,
+        layout=layout,
+        seed=seed,
+        converter_comment=converter_comment,
+        converter=converter_entry,
+        sequence_rows=sizes.sequence_rows,
+        other_rows=sizes.other_rows,
+        pooling=pooling,
+        pooling_options=pooling_options,
+        embedding_dim=embedding_dim or sizes.embedding_dim,
+        bottom_mlp=list(sizes.bottom_mlp),
+        top_mlp=list(sizes.top_mlp),
+        pool_rows=pool_rows,
+        batch_size=batch_size,
+        ranks=ranks,
+        steps="" if steps is None else f"  steps: {steps}\n",
+        optimizer=optimizer,
+        rates=_RATES[optimizer],
+    )
+
+
+def _pooling(name: ModelName, sizes: Sizes) -> tuple[str, str]:
+    """Plugin and options. A transformer's feed-forward layer is four times as wide, as usual."""
+    if name == "rm1":
+        return "recd.transformer", f"layers: 1, heads: 2, feed_forward: {4 * sizes.embedding_dim}"
+    return "recd.attention", "heads: 2"
