@@ -16,6 +16,7 @@ from recd_plugins.data.list_dict import is_list_dict
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece, ReadPlan
 from recd_plugins.data.reader import PlannedReader, digest
+from recd_plugins.data.statistics import TableStatistics, read_footers
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import (
     Dataset,
@@ -121,6 +122,10 @@ class SessionParquet(Dataset):
             world_size=world_size,
             ahead=self.options.prefetch,
         )
+
+    def statistics(self) -> TableStatistics | None:
+        """Those in the footers of the files, None where one of them carries none."""
+        return read_footers(self._table.files)
 
     def session_keys(self) -> SessionKeys:
         return SessionKeys(self.options.session, self.options.timestamp)

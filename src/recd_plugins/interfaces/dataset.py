@@ -5,12 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    from recd_plugins.data.statistics import TableStatistics
 
 Split = Literal["train", "test"]
 
@@ -152,6 +155,17 @@ class Dataset(Plugin, ABC):
         Raises:
             DataError: there is no such split, or it has too few rows for one batch on every rank.
         """
+
+    def statistics(self) -> TableStatistics | None:
+        """How much the lists of the training split repeat, where it is known without reading it.
+
+        The planner takes the lengths of features from it and what deduplication saves; where there
+        is none it looks at the first rows.
+
+        Raises:
+            DataError: what the files say of themselves is damaged.
+        """
+        return None
 
     def session_keys(self) -> SessionKeys | None:
         """The columns of session and time that ``scan`` yields; None where it cannot scan."""

@@ -38,7 +38,7 @@ def resolve(document: Document, manager: PluginManager) -> tuple[RegistrySpec, l
     try:
         spec = RegistrySpec.model_validate(document.data)
     except ValidationError as error:
-        problems += _problems(document, (), RegistrySpec, "key", error)
+        problems += schema_problems(document, (), RegistrySpec, "key", error)
     resolved: list[Resolved] = []
     for kind, location, entry in _entries(document):
         try:
@@ -103,7 +103,7 @@ def _plugin(
         validated: PluginOptions = cls.Options.model_validate(options)
     except ValidationError as error:
         raise RegistryError(
-            _problems(document, inside, cls.Options, f"option of {name}", error)
+            schema_problems(document, inside, cls.Options, f"option of {name}", error)
         ) from error
     try:
         return cls(validated)
@@ -130,13 +130,22 @@ def _unknown_plugin(manager: PluginManager, kind: str, name: str) -> str:
     )
 
 
-def _problems(
+def schema_problems(
     document: Document,
     base: Location,
     model: type[BaseModel],
     what: str,
     error: ValidationError,
 ) -> list[Problem]:
+    """What pydantic found wrong, in the words of this project and with lines.
+
+    Args:
+        document: what was validated.
+        base: where in it the validated part stands.
+        model: the model of that part.
+        what: what its keys are, in words, as ``key`` or ``option of recd.ikjt``.
+        error: pydantic's.
+    """
     data: Any = document.data
     for part in base:
         data = data.get(part, {}) if isinstance(data, dict) else data[part]

@@ -1,0 +1,229 @@
+"""Clusters to plan for: built-in ones, this machine, and those of a YAML file."""
+
+from __future__ import annotations
+
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.planner.types import (
+    BasicCommsBandwidths,
+    HardwareConfig,
+    KernelConfig,
+    TopologyFactory,
+    TrainerConfig,
+)
+
+from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.registry.loader import read_yaml
+from recd_plugins.registry.resolve import did_you_mean, schema_problems
+
+#: The name of the topology that is the machine at hand.
+MACHINE = "machine"
+
+# Bytes a second between processes over gloo: an assumption, 1 GiB/s. TorchRec's default is that of
+# NVLink, 600 GiB/s, with which communication would count for nothing.
+_GLOO = float(2**30)
+# TorchRec's own default for the memory of a host, 51 GiB/s.
+_DDR = 51.0 * 2**30
+# TorchRec's own defaults for a GPU: 897, 32, 600 and 12.5 GiB/s.
+_HBM, _PCI, _NVLINK, _NETWORK = 897.0 * 2**30, 32.0 * 2**30, 600.0 * 2**30, 12.5 * 2**30
+# A core that multiplies float32 with AVX2 at 2.5 GHz; a GPU of the size of an A100.
+_CPU_FLOPS, _GPU_FLOPS = 80e9, 19.5e12
+
+_Bytes = Annotated[StrictInt, Field(gt=0)]
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+
+
+class TopologySpec(BaseModel):
+    """Nodes with ranks: what each rank has, and how fast it is."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: Literal["cpu", "cuda"] = Field(description="Where tables live and are looked up.")
+    ranks_per_node: Annotated[StrictInt, Field(gt=0)] = Field(
+        description="Ranks of a node, one a GPU where device is cuda."
+    )
+    nodes: Annotated[StrictInt, Field(gt=0)] = Field(default=1, description="Nodes.")
+    hbm_bytes: _Bytes | None = Field(default=None, description="Memory of a rank's GPU.")
+    ddr_bytes: _Bytes = Field(description="A rank's share of the memory of its node.")
+    hbm_bandwidth: _Rate | None = Field(default=None, description="Of that GPU, bytes a second.")
+    ddr_bandwidth: _Rate = Field(description="A rank's share of its node's, bytes a second.")
+    hbm_to_ddr_bandwidth: _Rate | None = Field(
+        default=None, description="Between a GPU and its node's memory, bytes a second."
+    )
+    intra_node_bandwidth: _Rate = Field(
+        description="Of one rank to others of its node, one way, bytes a second."
+    )
+    inter_node_bandwidth: _Rate = Field(
+        description="Of one rank to other nodes, one way, bytes a second."
+    )
+    flops: _Rate = Field(description="Dense float32 operations of a rank a second.")
+
+    @model_validator(mode="after")
+    def _gpu_has_memory(self) -> Self:
+        if self.device == "cuda":
+            missing = [
+                name
+                for name in ("hbm_bytes", "hbm_bandwidth", "hbm_to_ddr_bandwidth")
+                if getattr(self, name) is None
+            ]
+            if missing:
+                raise ValueError(f"device cuda needs {', '.join(missing)}")
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of a rank, where tables live."""
+        return self.hbm_bytes if self.device == "cuda" and self.hbm_bytes else self.ddr_bytes
+
+    def to_torchrec(self) -> Topology:
+        """What TorchRec's planner takes; its bandwidths are bytes a millisecond."""
+        return TopologyFactory.create_topology(
+            TrainerConfig(world_size=self.world_size, local_world_size=self.ranks_per_node),
+            HardwareConfig(
+                hbm_cap_bytes=self.hbm_bytes if self.device == "cuda" else None,
+                ddr_cap_bytes=self.ddr_bytes,
+                hbm_mem_bw=None if self.hbm_bandwidth is None else self.hbm_bandwidth / 1000,
+                ddr_mem_bw=self.ddr_bandwidth / 1000,
+                hbm_to_ddr_mem_bw=(
+                    None if self.hbm_to_ddr_bandwidth is None else self.hbm_to_ddr_bandwidth / 1000
+                ),
+            ),
+            KernelConfig(
+                compute_device=self.device,
+                use_hardware_based_bandwidth=True,
+                generalized_comms_bandwidths=BasicCommsBandwidths(
+                    intra_host_bw=self.intra_node_bandwidth / 1000,
+                    inter_host_bw=self.inter_node_bandwidth / 1000,
+                ),
+            ),
+        )
+
+
+def this_machine(ranks: int, *, nodes: int = 1, device: torch.device | None = None) -> TopologySpec:
+    """Machines like this one, whose memory ``ranks`` processes share, each with a GPU on CUDA.
+
+    Bandwidths and operations a second are assumptions until ``recd plan --calibrate`` measures.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if device is None or device.type == "cpu":
+        cores = max(1, len(os.sched_getaffinity(0)) // ranks)
+        return TopologySpec(
+            device="cpu",
+            ranks_per_node=ranks,
+            nodes=nodes,
+            ddr_bytes=memory // ranks,
+            ddr_bandwidth=_DDR,
+            intra_node_bandwidth=_GLOO,
+            inter_node_bandwidth=_GLOO,
+            flops=cores * _CPU_FLOPS,
+        )
+    return TopologySpec(
+        device="cuda",
+        ranks_per_node=ranks,
+        nodes=nodes,
+        hbm_bytes=torch.cuda.get_device_properties(device).total_memory,
+        ddr_bytes=memory // ranks,
+        hbm_bandwidth=_HBM,
+        ddr_bandwidth=_DDR,
+        hbm_to_ddr_bandwidth=_PCI,
+        intra_node_bandwidth=_NVLINK,
+        inter_node_bandwidth=_NETWORK,
+        flops=_GPU_FLOPS,
+    )
+
+
+def topology_names() -> list[str]:
+    """The built-in topologies, this machine last."""
+    return [*sorted(_built_in()), MACHINE]
+
+
+def load_topology(
+    name: str,
+    *,
+    nodes: int | None = None,
+    ranks_per_node: int | None = None,
+    ranks: int = 1,
+    device: torch.device | None = None,
+) -> TopologySpec:
+    """A topology by its name, or of a YAML file.
+
+    Args:
+        name: one of ``topology_names``, or the path of a file (``*.yaml``, ``*.yml``).
+        nodes: in place of the topology's own.
+        ranks_per_node: likewise; no more than a node has GPUs.
+        ranks: those of this machine where ``ranks_per_node`` does not say.
+        device: of this machine.
+
+    Raises:
+        RegistryError: the file is wrong; says the line.
+        RecdError: there is no topology of that name, or its nodes have no room for the ranks.
+    """
+    if name == MACHINE:
+        return this_machine(ranks_per_node or ranks, nodes=nodes or 1, device=device)
+    spec = read_topology(_path_of(name))
+    if (
+        ranks_per_node is not None
+        and spec.device == "cuda"
+        and ranks_per_node > spec.ranks_per_node
+    ):
+        raise RecdError(
+            f"a node of {name} has {spec.ranks_per_node} GPUs, which is no room for "
+            f"{ranks_per_node} ranks; take more nodes"
+        )
+    if ranks_per_node is not None and spec.device == "cpu":
+        # The ranks share what a node has, but for the bandwidth of the network of one.
+        scale = spec.ranks_per_node / ranks_per_node
+        spec = spec.model_copy(
+            update={
+                "ddr_bytes": int(spec.ddr_bytes * scale),
+                "ddr_bandwidth": spec.ddr_bandwidth * scale,
+                "flops": spec.flops * scale,
+            }
+        )
+    changed = {"nodes": nodes, "ranks_per_node": ranks_per_node}
+    return spec.model_copy(update={key: n for key, n in changed.items() if n is not None})
+
+
+def read_topology(path: Path) -> TopologySpec:
+    """The topology of a YAML file.
+
+    Raises:
+        RegistryError: what is wrong with it, with lines.
+    """
+    document = read_yaml(path)
+    try:
+        return TopologySpec.model_validate(document.data)
+    except ValidationError as error:
+        raise RegistryError(
+            schema_problems(document, (), TopologySpec, "key of a topology", error)
+        ) from error
+
+
+def _path_of(name: str) -> Path:
+    built_in = _built_in()
+    if name in built_in:
+        return built_in[name]
+    if Path(name).suffix in (".yaml", ".yml"):
+        return Path(name)
+    known = topology_names()
+    raise RecdError(
+        f"no topology is named {name}"
+        + (did_you_mean(name, known) or f"; there are {', '.join(known)}")
+        + " (the file of another ends in .yaml)"
+    )
+
+
+def _built_in() -> dict[str, Path]:
+    folder = Path(str(files("recd_plugins.planning") / "topologies"))
+    return {path.stem: path for path in folder.glob("*.yaml")}
