@@ -26,7 +26,7 @@ def section(heading: str) -> str:
 
 def test_python_of_sparse_md_runs_as_one_program():
     code = blocks((DOCS / "sparse.md").read_text(), "python")
-    assert len(code) == 4
+    assert len(code) == 5
     exec(compile("\n".join(code), "docs/sparse.md", "exec"), {})
 
 

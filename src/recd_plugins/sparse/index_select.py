@@ -14,7 +14,7 @@ from recd_plugins.sparse.jagged import positions_of_rows
 # What FBGEMM's kernels for CPU take; those for CUDA take these too.
 _FBGEMM_DTYPES = {torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.int64}
 # On CPU its kernels are the slower ones below (docs/sparse.md): they spend a fixed time a value.
-_FBGEMM_CPU_WIDTH = 128
+_FBGEMM_CPU_WIDTH = 64
 
 
 def jagged_index_select(jagged: JaggedTensor, rows: Tensor) -> JaggedTensor:
