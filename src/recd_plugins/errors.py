@@ -22,6 +22,10 @@ class SetupError(RecdError):
     """The machine or the installed versions cannot do what was asked."""
 
 
+class NoPlanError(SetupError):
+    """The tables do not fit into the memory of the ranks."""
+
+
 class ExactnessError(RecdError):
     """A combination that is known to corrupt training silently, refused instead."""
 

@@ -25,6 +25,7 @@ from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupErro
 from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.planning import build_planner, default_topology, table_constraints, tables_of
 from recd_plugins.planning.planner import SortedEnumerator
+from recd_plugins.planning.profile import DataProfile, FeatureProfile
 from recd_plugins.registry import Entry, Registry
 from recd_plugins.registry.schema import RegistrySpec
 
@@ -90,23 +91,28 @@ def make(plugin: type, **options: Any) -> Any:
     return plugin(plugin.Options(**options))
 
 
+def profile(**dedupe_factors: float) -> DataProfile:
+    """One id a row; features with a factor store that many rows once in a batch."""
+    return DataProfile(
+        {
+            name: FeatureProfile(1.0, True, *[(1 - 1 / factor) * BATCH_SIZE / (BATCH_SIZE - 1)] * 3)
+            for name, factor in dedupe_factors.items()
+        }
+    )
+
+
 def options(
-    reg: Registry, dedupe_factors: Mapping[str, float], model: nn.Module
+    reg: Registry, known: DataProfile, model: nn.Module
 ) -> dict[tuple[str, str], ShardingOption]:
-    constraints = table_constraints(
-        reg, tables_of(model), dedupe_factors=dedupe_factors, device_type="cpu"
-    )
-    enumerator = SortedEnumerator(
-        topology=default_topology(2), batch_size=BATCH_SIZE, constraints=constraints
-    )
+    constraints = table_constraints(reg, tables_of(model), profile=known, device_type="cpu")
+    enumerator = SortedEnumerator(default_topology(2), constraints, reg.training)
     found = enumerator.enumerate(model, build_sharders(reg))
     return {(option.name, option.sharding_type): option for option in found}
 
 
 def chosen(reg: Registry, model: nn.Module, **arguments: Any) -> dict[str, str]:
-    plan = build_planner(reg, world_size=2, model=model, **arguments).plan(
-        model, build_sharders(reg)
-    )
+    planner = build_planner(reg, world_size=2, model=model, profile=profile(), **arguments)
+    plan = planner.plan(model, build_sharders(reg))
     return {
         name: sharding.sharding_type
         for tables in plan.plan.values()
@@ -131,10 +137,9 @@ def test_tables_of() -> None:
     ],
 )
 def test_a_dedupe_factor_divides_the_estimates(table: str, kind: str) -> None:
-    features = {"f": 8.0, "g": 8.0, "h": 8.0, "i": 8.0}
     model = Model()
-    plain = options(registry(), {}, model)[table, kind].shards[0]
-    unique = options(registry(), features, model)[table, kind].shards[0]
+    plain = options(registry(), profile(), model)[table, kind].shards[0]
+    unique = options(registry(), profile(f=8.0, g=8.0, h=8.0, i=8.0), model)[table, kind].shards[0]
     for part in ("fwd_compute", "fwd_comms", "bwd_compute"):
         assert getattr(plain.perf, part) > 0
         assert getattr(plain.perf, part) == pytest.approx(8 * getattr(unique.perf, part))
@@ -147,7 +152,7 @@ def test_a_dedupe_factor_divides_the_estimates(table: str, kind: str) -> None:
 
 def test_features_of_one_table_have_factors_of_their_own() -> None:
     constraints = table_constraints(
-        registry(), tables_of(Model()), dedupe_factors={"f": 4.0, "i": 1e9}, device_type="cpu"
+        registry(), tables_of(Model()), profile=profile(f=4.0, i=1e9), device_type="cpu"
     )
     assert constraints["a"].batch_sizes == [BATCH_SIZE // 4, BATCH_SIZE]
     assert len(constraints["a"].pooling_factors) == 2
@@ -157,33 +162,35 @@ def test_features_of_one_table_have_factors_of_their_own() -> None:
 
 def test_deduplicated_tables_are_replicated_only_where_a_plugin_does() -> None:
     model = Model(rows=8)
-    assert ("a", "data_parallel") in options(registry(), {}, model)
-    deduplicated = options(registry(), {"f": 4.0}, model)
+    assert ("a", "data_parallel") in options(registry(), profile(), model)
+    deduplicated = options(registry(), profile(f=4.0), model)
     # b shares a's input, so it gets variable batches too.
     assert not {("a", "data_parallel"), ("b", "data_parallel")} & deduplicated.keys()
-    claimed = options(registry((make(DataParallel), ["b"])), {"h": 4.0}, model)
+    claimed = options(registry((make(DataParallel), ["b"])), profile(h=4.0), model)
     assert [key for key in claimed if key[0] == "b"] == [("b", "data_parallel")]
     assert ("a", "data_parallel") in claimed  # no other deduplicated feature is left
 
 
 def test_sequences_are_not_replicated_on_cpu_unless_claimed() -> None:
     model = Model(rows=8)
-    assert ("s", "data_parallel") not in options(registry(), {}, model)
-    claimed = options(registry((make(DataParallel), ["s"])), {}, model)
+    assert ("s", "data_parallel") not in options(registry(), profile(), model)
+    claimed = options(registry((make(DataParallel), ["s"])), profile(), model)
     assert ("s", "data_parallel") in claimed
 
 
 def test_column_shards_only_where_they_change_nothing() -> None:
     model = Model(dim=256)
-    assert ("a", "column_wise") in options(registry(), {}, model)
-    assert ("a", "column_wise") not in options(registry(optimizer="rowwise_adagrad"), {}, model)
+    assert ("a", "column_wise") in options(registry(), profile(), model)
+    assert ("a", "column_wise") not in options(
+        registry(optimizer="rowwise_adagrad"), profile(), model
+    )
 
 
 def test_plugins_decide() -> None:
     reg = registry((make(TableWise), ["a"]), (make(RowWise), ["b"]), (make(ColumnWise), ["s"]))
     model = Model()
     assert chosen(reg, model) == {"a": "table_wise", "b": "row_wise", "s": "column_wise"}
-    plan = build_planner(reg, world_size=2).plan(model, build_sharders(reg))
+    plan = build_planner(reg, world_size=2, profile=profile()).plan(model, build_sharders(reg))
     spec = plan.plan["sequences"]["s"].sharding_spec
     assert [shard.shard_sizes for shard in spec.shards] == [[1000, 8], [1000, 8]]
 
@@ -191,9 +198,9 @@ def test_plugins_decide() -> None:
 def test_errors_of_the_registry_come_with_the_model() -> None:
     reg = registry((make(TableWise), ["c"]))
     with pytest.raises(RegistryError, match="c matches no table"):
-        build_planner(reg, world_size=2, model=Model())
+        build_planner(reg, world_size=2, model=Model(), profile=profile())
     with pytest.raises(RegistryError, match="c matches no table"):
-        build_planner(reg, world_size=2).plan(Model(), build_sharders(reg))
+        build_planner(reg, world_size=2, profile=profile()).plan(Model(), build_sharders(reg))
 
 
 def test_no_plan_fits() -> None:
@@ -210,7 +217,9 @@ def test_no_option_is_left() -> None:
         chosen(reg, Model())
     reg = registry((make(RowWise), ["a"]))
     with pytest.raises(SetupError, match="table a cannot be sharded row_wise on cpu"):
-        build_planner(reg, world_size=2).plan(Model(), stock_sharders(reg.training))
+        build_planner(reg, world_size=2, profile=profile()).plan(
+            Model(), stock_sharders(reg.training)
+        )
 
 
 class Wide(Sharding):
@@ -282,7 +291,7 @@ def test_a_plugin_constrains_its_own_tables(result: Any, message: str) -> None:
     plugin = make(Constrains)
     plugin.result = result
     with pytest.raises(PluginError, match=r"^test\.constrains: ") as caught:
-        build_planner(registry((plugin, ["b"])), world_size=2, model=Model())
+        build_planner(registry((plugin, ["b"])), world_size=2, model=Model(), profile=profile())
     assert message in str(caught.value)
 
 
@@ -293,12 +302,12 @@ def test_contradicting_plugins() -> None:
         match=r"registry.yaml:10 cache\[0\]: table b: torchrec.uvm and test.wide set different "
         r"compute_kernels",
     ):
-        build_planner(reg, world_size=2, model=Model())
+        build_planner(reg, world_size=2, model=Model(), profile=profile())
 
 
 def test_sharding_and_cache_are_merged() -> None:
     reg = registry((make(RowWise), ["b"]), cache=[(make(Uvm, load_factor=0.5), ["b"])])
-    constraints = table_constraints(reg, tables_of(Model()), dedupe_factors={}, device_type="cuda")[
+    constraints = table_constraints(reg, tables_of(Model()), profile=profile(), device_type="cuda")[
         "b"
     ]
     assert constraints.sharding_types == ["row_wise"]
@@ -320,8 +329,8 @@ def test_default_topology(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_plan_is_the_same_in_every_process() -> None:
     script = (
-        "from tests.planning.test_planner import Model, registry, options\n"
-        "print([*options(registry(), {'f': 2.0}, Model())])\n"
+        "from tests.planning.test_planner import Model, registry, options, profile\n"
+        "print([*options(registry(), profile(f=2.0), Model())])\n"
     )
     orders = {
         subprocess.run(

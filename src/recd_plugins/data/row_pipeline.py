@@ -14,6 +14,7 @@ from recd_plugins.interfaces import Rows
 from recd_plugins.plugin_call import plugin_call
 
 if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
     from recd_plugins.registry import Registry
 
 T = TypeVar("T")
@@ -49,13 +50,17 @@ class RowPipeline:
     def read(self, batches: Iterable[Rows]) -> Iterator[ModelInput]:
         """What batches of a reader become, read when it is asked for."""
         for rows in self.reading(batches):
-            check_rows(self._dataset, rows, self._batch_size)
-            with plugin_call(self._converter, "convert"):
-                batch = self._converter.convert(rows, self._schema)
-            check_batch(self._converter, batch, len(rows), self._schema)
-            batch = self._preprocess(batch)
-            check_ids(batch, self._num_embeddings, rows)
-            yield lower(batch, self._placement)
+            yield lower(self.batch(rows), self._placement)
+
+    def batch(self, rows: Rows) -> Batch:
+        """What one batch of a reader becomes before it is lowered."""
+        check_rows(self._dataset, rows, self._batch_size)
+        with plugin_call(self._converter, "convert"):
+            batch = self._converter.convert(rows, self._schema)
+        check_batch(self._converter, batch, len(rows), self._schema)
+        batch = self._preprocess(batch)
+        check_ids(batch, self._num_embeddings, rows)
+        return batch
 
     def reading(self, items: Iterable[T]) -> Iterator[T]:
         """The same items, which code of the dataset yields: what it raises names the dataset."""
@@ -72,6 +77,14 @@ def fit_converter(registry: Registry) -> None:
     """Show the converter the first rows of the training split, the same on every rank, once."""
     if registry.converter_fitted:
         return
+    rows = first_rows(registry)
+    with plugin_call(registry.converter, "fit"):
+        registry.converter.fit(rows, registry.dataset.schema())
+    registry.converter_fitted = True
+
+
+def first_rows(registry: Registry) -> Rows:
+    """The first batch of the training split, the same on every rank."""
     reader = registry.dataset.reader(
         rank=0, world_size=1, batch_size=registry.training.batch_size, split="train"
     )
@@ -83,6 +96,4 @@ def fit_converter(registry: Registry) -> None:
             "one, `reader` raises a DataError that says so"
         )
     check_rows(registry.dataset, rows, registry.training.batch_size)
-    with plugin_call(registry.converter, "fit"):
-        registry.converter.fit(rows, registry.dataset.schema())
-    registry.converter_fitted = True
+    return rows

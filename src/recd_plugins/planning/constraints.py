@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry.resolve import did_you_mean
 
 if TYPE_CHECKING:
+    from recd_plugins.planning.profile import DataProfile, FeatureProfile
     from recd_plugins.registry import Registry
 
 _UNSET = ParameterConstraints()
@@ -30,20 +31,22 @@ def table_constraints(
     registry: Registry,
     tables: Sequence[Table],
     *,
-    dedupe_factors: Mapping[str, float],
+    profile: DataProfile,
     device_type: str,
 ) -> dict[str, ParameterConstraints]:
     """Constraints by table name.
 
-    A feature with dedupe factor f sends, looks up and returns B / f rows of a batch of B, which is
-    what ``ParameterConstraints.batch_sizes`` says: TorchRec's estimators scale compute,
-    communication and the storage of inputs and outputs with it. (Its ``pooling_factors`` leaves
-    the communication of pooled embeddings as it is.)
+    A deduplicated feature sends, looks up and returns its unique rows of a batch, which is what
+    ``ParameterConstraints.batch_sizes`` says, with the mean length of those rows as
+    ``pooling_factors``: TorchRec's estimators reckon compute, communication, input dist and the
+    storage of inputs and outputs from the two. (``pooling_factors`` alone would leave the
+    communication of pooled embeddings as it is.)
 
     Args:
-        registry: its sharding and cache entries constrain the tables that they name.
+        registry: its sharding and cache entries constrain the tables that they name; its batch
+            size is that of a rank.
         tables: of the model.
-        dedupe_factors: rows over unique rows, by feature that travels deduplicated.
+        profile: lengths and dedupe factors of the features.
         device_type: ``cpu`` or ``cuda``.
 
     Raises:
@@ -67,11 +70,16 @@ def table_constraints(
                         "leave the table to one of them"
                     )
             merged[name] = _merge(merged.get(name, _UNSET), constraints)
+    replicated = _replicated(registry, tables)
     for table in tables:
+        features = [profile.of(feature) for feature in table.features]
+        if table.name in replicated:
+            # Data-parallel kernels are fed every row.
+            features = [feature.plain() for feature in features]
         merged[table.name] = _with_batch_sizes(
-            merged.get(table.name, _UNSET), table, registry.training.batch_size, dedupe_factors
+            merged.get(table.name, _UNSET), table, registry.training.batch_size, features
         )
-    not_replicated = _not_replicated(registry, tables, dedupe_factors, device_type)
+    not_replicated = _not_replicated(replicated, tables, profile, device_type)
     for table in tables:
         if merged[table.name].sharding_types is None:
             kinds = _kinds_of_its_own_accord(
@@ -142,26 +150,34 @@ def _with_batch_sizes(
     constraints: ParameterConstraints,
     table: Table,
     batch_size: int,
-    dedupe_factors: Mapping[str, float],
+    features: Sequence[FeatureProfile],
 ) -> ParameterConstraints:
+    """With rows and lengths by feature, where no plugin has set them."""
     if constraints.batch_sizes is None:
-        sizes = [
-            max(1, round(batch_size / dedupe_factors.get(feature, 1.0)))
-            for feature in table.features
-        ]
+        sizes = [max(1, round(feature.rows(batch_size))) for feature in features]
         constraints = replace(constraints, batch_sizes=sizes)
-    # One value a feature: the planner's default is for tables of one feature.
-    if len(constraints.pooling_factors) != len(table.features):
-        factors = constraints.pooling_factors[:1] * len(table.features)
-        constraints = replace(constraints, pooling_factors=factors)
+    if constraints.pooling_factors == _UNSET.pooling_factors:
+        lengths = [
+            feature.ids(batch_size, pooled=table.pooled) / size
+            for feature, size in zip(features, constraints.batch_sizes or (), strict=True)
+        ]
+        constraints = replace(constraints, pooling_factors=lengths)
     return constraints
 
 
+def _replicated(registry: Registry, tables: Sequence[Table]) -> set[str]:
+    """Tables that a plugin replicates."""
+    return {
+        table.name
+        for entry in registry.sharding
+        if entry.plugin.replicates
+        for table in tables
+        if entry.matches(table.name)
+    }
+
+
 def _not_replicated(
-    registry: Registry,
-    tables: Sequence[Table],
-    dedupe_factors: Mapping[str, float],
-    device_type: str,
+    replicated: set[str], tables: Sequence[Table], profile: DataProfile, device_type: str
 ) -> set[str]:
     """Tables that the planner must not make data-parallel of its own accord.
 
@@ -169,16 +185,12 @@ def _not_replicated(
     not replicated by a plugin share one input, so one deduplicated feature is enough. And unpooled
     tables on CPU, where TorchRec's own data-parallel kernel is wrong.
     """
-    replicated = {
-        table.name
-        for entry in registry.sharding
-        if entry.plugin.replicates
-        for table in tables
-        if entry.matches(table.name)
-    }
     others = [table for table in tables if table.name not in replicated]
     deduplicated = any(
-        feature in dedupe_factors for table in others if table.pooled for feature in table.features
+        profile.of(feature).deduplicated
+        for table in others
+        if table.pooled
+        for feature in table.features
     )
     return {
         table.name for table in others if (deduplicated if table.pooled else device_type == "cpu")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,36 +14,29 @@ from torch import nn
 from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.types import (
-    BasicCommsBandwidths,
-    HardwareConfig,
-    KernelConfig,
     ParameterConstraints,
     PlannerError,
     PlannerErrorType,
     ShardingOption,
-    TopologyFactory,
-    TrainerConfig,
+    Storage,
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 
-from recd_plugins.data.row_pipeline import fit_converter
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.feasible import feasible
+from recd_plugins.planning.profile import DataProfile, measure_profile
+from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.tables import tables_of
+from recd_plugins.planning.topologies import this_machine
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
+    from recd_plugins.registry.schema import TrainingSpec
 
 _Constraints = dict[str, ParameterConstraints]
-
-# Bytes a millisecond between processes over gloo: an assumption, 1 GiB/s. TorchRec's default is
-# that of NVLink, 600 GiB/s, with which communication would count for nothing.
-_GLOO_BANDWIDTH = 2**30 / 1000
-# Left to dense layers, batches and the interpreter.
-_RESERVED_MEMORY = 0.15
 
 
 def build_planner(
@@ -49,7 +44,7 @@ def build_planner(
     topology: Topology | None = None,
     *,
     model: nn.Module | None = None,
-    dedupe_factors: Mapping[str, float] | None = None,
+    profile: DataProfile | None = None,
     world_size: int | None = None,
     local_world_size: int | None = None,
     device: torch.device | None = None,
@@ -60,37 +55,31 @@ def build_planner(
         registry: its batch size, sharding and caches.
         topology: the ranks and their memory; ``default_topology`` of the next arguments without.
         model: checked at once where it is given; ``plan`` and ``collective_plan`` check theirs.
-        dedupe_factors: rows over unique rows, by feature that travels deduplicated; without it
-            those of the converter, which then reads the first rows of the data.
+        profile: lengths and dedupe factors of the features; without it ``measure_profile``, which
+            reads the first rows of the data.
         world_size: ranks; those of the process group, else of the registry, without it.
         local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it.
         device: of the tables; CPU without it.
 
     Raises:
         RegistryError: a pattern matches no table of ``model``, or two entries claim one.
+        DataError: without a ``profile``: the data is missing or wrong.
         SetupError: plugins contradict each other. From ``plan``: there is no plan; says why.
     """
     if topology is None:
         if world_size is None:
             world_size = dist.get_world_size() if dist.is_initialized() else registry.training.ranks
         topology = default_topology(world_size, local_world_size, device)
-
-    if dedupe_factors is None:
-        fit_converter(registry)
-        dedupe_factors = registry.converter.dedupe_factors()
-    factors = dedupe_factors
+    known = profile or measure_profile(registry)
 
     def constraints(module: nn.Module) -> _Constraints:
         return table_constraints(
-            registry,
-            tables_of(module),
-            dedupe_factors=factors,
-            device_type=topology.compute_device,
+            registry, tables_of(module), profile=known, device_type=topology.compute_device
         )
 
     if model is not None:
         constraints(model)
-    return RegistryPlanner(topology, registry.training.batch_size, constraints)
+    return RegistryPlanner(topology, registry.training, constraints)
 
 
 def default_topology(
@@ -98,21 +87,27 @@ def default_topology(
 ) -> Topology:
     """Ranks on machines like this one, which share its memory, each with a GPU on CUDA."""
     local = local_world_size or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    on_cuda = device is not None and device.type == "cuda"
-    gpu_memory = torch.cuda.get_device_properties(device).total_memory if on_cuda else None
-    gloo = BasicCommsBandwidths(inter_host_bw=_GLOO_BANDWIDTH, intra_host_bw=_GLOO_BANDWIDTH)
-    return TopologyFactory.create_topology(
-        TrainerConfig(world_size=world_size, local_world_size=local),
-        HardwareConfig(
-            ddr_cap_bytes=memory // local,
-            hbm_cap_bytes=gpu_memory,
-        ),
-        KernelConfig(
-            compute_device="cuda" if on_cuda else "cpu",
-            generalized_comms_bandwidths=None if on_cuda else gloo,
-        ),
-    )
+    local = min(local, world_size)
+    if world_size % local:
+        raise SetupError(
+            f"{world_size} ranks do not fill nodes of {local} each; every node needs as many"
+        )
+    return this_machine(local, nodes=world_size // local, device=device).to_torchrec()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and what TorchRec's planner estimates of it.
+
+    Attributes:
+        sharding: what DistributedModelParallel takes.
+        options: how each table is sharded, with rank, storage and time of each shard.
+        static: storage of each of those shards without inputs and outputs, by table name.
+    """
+
+    sharding: ShardingPlan
+    options: tuple[ShardingOption, ...]
+    static: dict[str, list[Storage]]
 
 
 class RegistryPlanner(ShardingPlanner):
@@ -121,11 +116,11 @@ class RegistryPlanner(ShardingPlanner):
     def __init__(
         self,
         topology: Topology,
-        batch_size: int,
+        training: TrainingSpec,
         constraints: Callable[[nn.Module], _Constraints],
     ) -> None:
         self._topology = topology
-        self._batch_size = batch_size
+        self._training = training
         self._constraints_of = constraints
 
     def collective_plan(
@@ -145,25 +140,43 @@ class RegistryPlanner(ShardingPlanner):
             RegistryError: a pattern matches no table, or two entries claim one.
             SetupError: there is no plan; names the tables and what constrains them.
         """
+        return self.plan_in_detail(module, sharders).sharding
+
+    def plan_in_detail(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> Planned:
+        """The same plan with its estimates; ``module`` may stand on the meta device.
+
+        Raises:
+            RegistryError: a pattern matches no table, or two entries claim one.
+            NoPlanError: no plan fits into memory; names the largest tables.
+            SetupError: plugins and tables do not go together.
+        """
         constraints = feasible(
             module, sharders, self._constraints_of(module), self._topology.compute_device
         )
+        enumerator = SortedEnumerator(self._topology, constraints, self._training)
+        chosen: list[ShardingOption] = []
+
+        def keep(options: list[ShardingOption]) -> list[ShardingOption]:
+            chosen.extend(options)
+            return options
+
         planner = EmbeddingShardingPlanner(
             topology=self._topology,
-            batch_size=self._batch_size,
-            enumerator=SortedEnumerator(
-                topology=self._topology,
-                batch_size=self._batch_size,
-                constraints=constraints,
-            ),
-            storage_reservation=FixedPercentageStorageReservation(_RESERVED_MEMORY),
+            batch_size=self._training.batch_size,
+            enumerator=enumerator,
+            storage_reservation=Reservation(self._training),
             constraints=constraints,
             debug=False,
+            callbacks=[keep],
+            stats=[],
         )
         try:
-            return planner.plan(module, sharders)
+            sharding = planner.plan(module, sharders)
         except PlannerError as error:
-            raise SetupError(_explain(error, module, constraints, self._topology)) from error
+            raise _explain(error, module, constraints, self._topology) from error
+        return Planned(sharding, tuple(chosen), enumerator.static_storage(chosen))
 
 
 class SortedEnumerator(EmbeddingEnumerator):
@@ -173,6 +186,24 @@ class SortedEnumerator(EmbeddingEnumerator):
     the plan would differ from run to run, and a resumed run from an uninterrupted one.
     """
 
+    def __init__(
+        self, topology: Topology, constraints: _Constraints, training: TrainingSpec
+    ) -> None:
+        super().__init__(
+            topology=topology,
+            batch_size=training.batch_size,
+            constraints=constraints,
+            estimator=[
+                EmbeddingPerfEstimator(topology=topology, constraints=constraints),
+                StorageEstimator(topology, constraints, training),
+            ],
+        )
+        empty = {
+            name: replace(table, batch_sizes=[0] * len(table.batch_sizes or ()))
+            for name, table in constraints.items()
+        }
+        self._without_batch = StorageEstimator(topology, empty, training)
+
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
     ) -> list[ShardingOption]:
@@ -181,16 +212,22 @@ class SortedEnumerator(EmbeddingEnumerator):
         place = {name: i for i, name in enumerate(dict.fromkeys(o.fqn for o in options))}
         return sorted(options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel))
 
+    def static_storage(self, options: Sequence[ShardingOption]) -> dict[str, list[Storage]]:
+        """Storage of the shards of options of ``enumerate``, without inputs and outputs."""
+        copies = copy.deepcopy(list(options))
+        self._without_batch.estimate(copies, self._sharder_data_map)
+        return {option.name: [shard.storage for shard in option.shards] for option in copies}
+
 
 def _explain(
     error: PlannerError, module: nn.Module, constraints: _Constraints, topology: Topology
-) -> str:
+) -> SetupError:
     if error.error_type not in (
         PlannerErrorType.INSUFFICIENT_STORAGE,
         PlannerErrorType.STRICT_CONSTRAINTS,
         PlannerErrorType.PARTITION,
     ):
-        return f"TorchRec's planner: {error}"
+        return SetupError(f"TorchRec's planner: {error}")
     tables = tables_of(module)
     size = {table.name: 4 * table.num_embeddings * table.embedding_dim for table in tables}
     largest = sorted(size, key=lambda name: -size[name])[:3]
@@ -199,7 +236,7 @@ def _explain(
     listed = ", ".join(
         f"{name} ({_gib(size[name])}, {_describe(constraints[name])})" for name in largest
     )
-    return (
+    return NoPlanError(
         f"no plan fits: the tables take {_gib(sum(size.values()))} without optimizer state and "
         f"batches, on {topology.world_size} ranks with {_gib(memory)} each; the largest: {listed}. "
         "Use more ranks or smaller tables, or let large tables be split: torchrec.row_wise"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.loader import DataLoader
     from recd_plugins.data.model_input import Placement
     from recd_plugins.planning.planner import RegistryPlanner
+    from recd_plugins.planning.profile import DataProfile
     from recd_plugins.training.pipeline import CheckedTrainPipeline
 
 P = TypeVar("P", bound=Plugin, covariant=True)
@@ -200,7 +201,7 @@ class Registry:
         topology: Topology | None = None,
         *,
         model: nn.Module | None = None,
-        dedupe_factors: Mapping[str, float] | None = None,
+        profile: DataProfile | None = None,
         world_size: int | None = None,
         local_world_size: int | None = None,
         device: torch.device | None = None,
@@ -211,6 +212,7 @@ class Registry:
 
         Raises:
             RegistryError: a pattern matches no table of ``model``, or two entries claim one.
+            DataError: without a ``profile``: the data is missing or wrong.
             SetupError: plugins contradict each other. From ``plan``: there is no plan; says why.
         """
         from recd_plugins.planning import build_planner
@@ -219,7 +221,7 @@ class Registry:
             self,
             topology,
             model=model,
-            dedupe_factors=dedupe_factors,
+            profile=profile,
             world_size=world_size,
             local_world_size=local_world_size,
             device=device,

@@ -1,0 +1,202 @@
+"""What the planner knows of the data: lengths of features, and how far they are deduplicated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from recd_plugins.data.arrow import sparse_column
+from recd_plugins.data.row_pipeline import RowPipeline, first_rows
+from recd_plugins.data.statistics import FeatureStatistics
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.data.statistics import TableStatistics
+    from recd_plugins.interfaces import Rows
+    from recd_plugins.registry import Registry
+
+
+@dataclass(frozen=True)
+class FeatureProfile:
+    """One feature, as the model gets it.
+
+    Of B adjacent rows the first is stored; each of the others is not with a certain probability. So
+    a batch of one row has nothing to share, and one of many rows has S samples of most sessions.
+
+    Attributes:
+        length: mean ids of a row.
+        deduplicated: whether the converter takes it apart into unique rows.
+        repeated_rows: the probability that a row is not stored, since an equal one is.
+        repeated_ids: the same of an id, with its row.
+        shared_ids: the same of an id of a sequence feature, alone or with its row: more than
+            ``repeated_ids`` where the converter stores the feature partially.
+    """
+
+    length: float = 1.0
+    deduplicated: bool = False
+    repeated_rows: float = 0.0
+    repeated_ids: float = 0.0
+    shared_ids: float = 0.0
+
+    def rows(self, batch_size: int) -> float:
+        """Unique rows of a batch."""
+        return batch_size - (batch_size - 1) * self.repeated_rows
+
+    def ids(self, batch_size: int, *, pooled: bool) -> float:
+        """Ids that travel and are looked up, of a feature that is pooled in bags or a sequence."""
+        repeated = self.repeated_ids if pooled else self.shared_ids
+        return self.length * (batch_size - (batch_size - 1) * repeated)
+
+    def dedupe_factor(self, batch_size: int, *, pooled: bool) -> float:
+        """Ids of a batch over ``ids``; 1 where there are none."""
+        ids = self.ids(batch_size, pooled=pooled)
+        return self.length * batch_size / ids if ids else 1.0
+
+    def plain(self) -> FeatureProfile:
+        """The same feature, not deduplicated."""
+        return FeatureProfile(self.length)
+
+
+@dataclass(frozen=True)
+class DataProfile:
+    """The features of a table.
+
+    Attributes:
+        features: by name.
+        source: where the figures come from, in words.
+        samples_per_session: S of the whole table, None where only its first rows were seen.
+    """
+
+    features: Mapping[str, FeatureProfile]
+    source: str = "the caller"
+    samples_per_session: float | None = None
+
+    def of(self, feature: str) -> FeatureProfile:
+        """One feature; one id a row, as TorchRec assumes, where it is none of the data's."""
+        return self.features.get(feature, FeatureProfile())
+
+    def plain(self) -> DataProfile:
+        """The same data, not deduplicated."""
+        return replace(
+            self, features={name: feature.plain() for name, feature in self.features.items()}
+        )
+
+
+def measure_profile(registry: Registry) -> DataProfile:
+    """The profile of the training split as the registry converts and preprocesses it.
+
+    The first batch shows which features the converter deduplicates, and how. Where the table
+    carries statistics, lengths and shares of repeated rows and ids are the whole table's; else they
+    too are the first batch's.
+
+    Raises:
+        DataError: the data is missing or wrong.
+        PluginError: a plugin failed.
+        RegistryError: a pattern matches no feature.
+    """
+    rows = first_rows(registry)
+    batch = RowPipeline(registry).batch(rows)
+    groups = list(_groups(batch))
+    seen = {name: profile for group in groups for name, profile in group.items()}
+    known = registry.dataset.statistics()
+    if known is None or not known.features.keys() >= seen.keys():
+        return DataProfile(seen, f"the first {len(rows):,} rows")
+    features = {
+        name: profile
+        for group in groups
+        for name, profile in _of_whole_table(group, known, rows).items()
+    }
+    source = f"the statistics that the table of {known.rows:,} rows carries"
+    return DataProfile(features, source, known.samples_per_session)
+
+
+def _of_whole_table(
+    group: Mapping[str, FeatureProfile], known: TableStatistics, rows: Rows
+) -> dict[str, FeatureProfile]:
+    """Features that share their unique rows: a row repeats where all of them do."""
+    statistics = {name: known.features[name] for name in group}
+    repeated_rows = min(feature.exact_rows for feature in statistics.values())
+    found = {}
+    for name, profile in group.items():
+        own = statistics[name]
+        length = own.length * _growth(profile, rows, name)
+        if not profile.deduplicated:
+            found[name] = FeatureProfile(length)
+            continue
+        together = repeated_rows / own.exact_rows if own.exact_rows else 0.0
+        repeated = own.exact_duplication * together
+        partial = profile.shared_ids > profile.repeated_ids
+        found[name] = FeatureProfile(
+            length,
+            deduplicated=True,
+            repeated_rows=repeated_rows,
+            repeated_ids=repeated,
+            shared_ids=_shifted(own) if partial else repeated,
+        )
+    return found
+
+
+def _shifted(feature: FeatureStatistics) -> float:
+    return feature.shifted_ids / feature.ids if feature.ids else 0.0
+
+
+def _growth(profile: FeatureProfile, rows: Rows, name: str) -> float:
+    """What preprocessing makes of the length of a feature: 1 where it keeps it."""
+    _, offsets = sparse_column(rows, name)
+    stored = float(offsets[-1] - offsets[0]) / len(rows)
+    return profile.length / stored if stored else 1.0
+
+
+def _groups(batch: Batch) -> Iterable[dict[str, FeatureProfile]]:
+    """The features of a batch, those together that share their unique rows."""
+    size = batch.batch_size
+    if batch.kjt is not None:
+        for name, jagged in batch.kjt.to_dict().items():
+            yield {name: FeatureProfile(jagged.values().numel() / size)}
+    for ikjt in batch.ikjts:
+        counts = torch.bincount(ikjt.inverse_lookup().long(), minlength=ikjt.num_unique())
+        yield {
+            name: _deduplicated(
+                size,
+                ids=int((jagged.lengths() * counts).sum()),
+                rows=ikjt.num_unique(),
+                unique=int(jagged.lengths().sum()),
+            )
+            for name, jagged in ikjt.to_unique_kjt().to_dict().items()
+        }
+    for partial in batch.partials:
+        alone = [[key] for key in partial.keys()]  # noqa: SIM118
+        exact = {ikjt.keys()[0]: ikjt for ikjt in partial.to_ikjt(alone)}
+        for name, values, _, lengths in partial.split():
+            yield {
+                name: _deduplicated(
+                    size,
+                    ids=int(lengths.sum()),
+                    rows=exact[name].num_unique(),
+                    unique=exact[name].values().numel(),
+                    stored=values.numel(),
+                )
+            }
+
+
+def _deduplicated(
+    batch_size: int, *, ids: int, rows: int, unique: int, stored: int | None = None
+) -> FeatureProfile:
+    repeated = _share(batch_size, ids, unique)
+    return FeatureProfile(
+        length=ids / batch_size,
+        deduplicated=True,
+        repeated_rows=_share(batch_size, batch_size, rows),
+        repeated_ids=repeated,
+        shared_ids=repeated if stored is None else _share(batch_size, ids, stored),
+    )
+
+
+def _share(batch_size: int, whole: int, kept: int) -> float:
+    """The probability that what follows the first row is left out, where ``kept`` remain."""
+    if not whole or batch_size == 1:
+        return 0.0
+    return min(1.0, (1 - kept / whole) * batch_size / (batch_size - 1))
