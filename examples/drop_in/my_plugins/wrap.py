@@ -1,0 +1,33 @@
+"""What the trainer's own reader does to ids, as a plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import PluginOptions, Preprocessing
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Wrap(Preprocessing):
+    """Wrap ids around at the size of a table."""
+
+    name = "my.wrap"
+
+    class Options(PluginOptions):
+        num_embeddings: int = Field(gt=0, description="Rows of the table.")
+
+    options: Options
+
+    def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        return values.remainder(self.options.num_embeddings), offsets
+
+
+@hookimpl
+def register_preprocessing() -> Sequence[type[Preprocessing]]:
+    return [Wrap]

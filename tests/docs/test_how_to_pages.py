@@ -1,0 +1,42 @@
+"""The models of docs/how-to train as the page says: pipelined, and the same without duplicates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.docs import how_to_cases as cases
+
+from recd_plugins import load_registry
+from recd_plugins.testing.gloo import run_on_ranks
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_page_runs_as_one_program(folder: Path) -> None:
+    registry, _pooling = cases.blocks("yaml")
+    (folder / "registry.yaml").write_text(registry)
+    exec(compile("\n".join(cases.blocks("python")), "your_model.md", "exec"), {})
+
+
+@pytest.mark.parametrize("model", ["PooledModel", "SequenceModel", "GruModel"])
+def test_the_model_trains_on_ranks_as_without_deduplication(folder: Path, model: str) -> None:
+    registry, pooling = cases.blocks("yaml")
+    registry = registry.replace("path: table", f"path: {folder}/table")
+    registry = registry.replace("batch_size: 256", "batch_size: 256, optimizer: sgd")
+    if model == "SequenceModel":
+        registry += pooling
+    losses = {}
+    for converter in ("recd.ikjt", "recd.kjt", "recd.partial_ikjt"):
+        path = folder / f"{converter}.yaml"
+        path.write_text(registry.replace("recd.ikjt", converter))
+        load_registry(path).dataset.prepare()
+        losses[converter] = run_on_ranks(cases.losses_of, 2, path, model)
+    assert [len(of_rank) for of_rank in losses["recd.kjt"]] == [4, 4]
+    for converter in ("recd.ikjt", "recd.partial_ikjt"):
+        for rank in range(2):
+            assert losses[converter][rank] == pytest.approx(losses["recd.kjt"][rank], abs=1e-6)

@@ -1,0 +1,89 @@
+"""The drop-in example: few lines differ, the losses do not, and fewer bytes are sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from difflib import SequenceMatcher, unified_diff
+from pathlib import Path
+
+import pytest
+import torch
+
+from recd_plugin_recd.papercal_table import TableOptions, write_table
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "drop_in"
+COUNT_BYTES = Path(__file__).with_name("count_bytes.py")
+STOCK, WITH_PLUGINS = "stock.py", "with_plugins.py"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The example with a table of 10 steps on 2 ranks, and some rows more."""
+    example = tmp_path / "drop_in"
+    shutil.copytree(EXAMPLE, example, ignore=shutil.ignore_patterns("table", "__pycache__"))
+    write_table(example / "table", TableOptions(rows=5200, row_group_rows=1024))
+    return example
+
+
+def lines(name: str) -> list[str]:
+    return (EXAMPLE / name).read_text().splitlines()
+
+
+def run(folder: Path, *command: object, cuda: bool = False) -> list[float]:
+    """The losses that a script prints, step by step."""
+    environ = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    if not cuda:
+        environ["CUDA_VISIBLE_DEVICES"] = ""
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = re.findall(r"^step (\d+) loss (\S+)$", done.stdout, re.MULTILINE)
+    assert [int(step) for step, _ in found] == list(range(len(found)))
+    return [float(loss) for _, loss in found]
+
+
+def test_at_most_ten_lines_differ() -> None:
+    blocks = SequenceMatcher(None, lines(STOCK), lines(WITH_PLUGINS), autojunk=False).get_opcodes()
+    changed = [max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in blocks if tag != "equal"]
+    assert 0 < sum(changed) <= 10
+
+
+def test_the_readme_shows_what_differs() -> None:
+    found = unified_diff(lines(STOCK), lines(WITH_PLUGINS), lineterm="", n=0)
+    differing = [line for line in found if not line.startswith(("---", "+++", "@@"))]
+    (shown,) = re.findall(r"```diff\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
+    assert shown.splitlines() == differing
+
+
+def test_on_two_ranks_losses_agree_and_bytes_fall(folder: Path) -> None:
+    torchrun = Path(sys.executable).with_name("torchrun")
+    start = [torchrun, "--standalone", "--nproc-per-node", "2", COUNT_BYTES]
+    stock = run(folder, *start, STOCK, "stock.json")
+    assert len(stock) == 10
+    assert stock[-1] < stock[0] - 0.1
+    assert run(folder, *start, WITH_PLUGINS, "plugins.json") == pytest.approx(stock, abs=1e-6)
+    before = json.loads((folder / "stock.json").read_text())
+    after = json.loads((folder / "plugins.json").read_text())
+    assert after["all_to_all"] < before["all_to_all"] / 3
+
+
+@pytest.mark.parametrize("cuda", [False, True], ids=["cpu", "cuda"])
+def test_alone_losses_agree(folder: Path, cuda: bool) -> None:
+    if cuda and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    stock = run(folder, sys.executable, STOCK, cuda=cuda)
+    assert len(stock) == 20
+    plugins = run(folder, sys.executable, WITH_PLUGINS, cuda=cuda)
+    assert plugins == pytest.approx(stock, abs=1e-5 if cuda else 1e-6)
