@@ -65,7 +65,7 @@ def assemble(
     torch.manual_seed(registry.training.seed)
     model: torch.nn.Module = build_model(registry, schema)
     if side == "baseline":
-        registry = _without_plugins(registry, model)
+        registry = without_plugins(registry, model)
         own = stock_sharders(registry.training)
     else:
         model = registry.prepare(model)
@@ -86,7 +86,7 @@ def assemble(
     return Assembled(registry, dmp, optimizer)
 
 
-def _without_plugins(registry: Registry, model: torch.nn.Module) -> Registry:
+def without_plugins(registry: Registry, model: torch.nn.Module) -> Registry:
     """The same data, values and model; no deduplication, no sharding and no cache plugin."""
     placement = plan_placement(registry, registry.dataset.schema())
     put_poolings(registry, model)
