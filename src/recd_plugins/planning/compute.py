@@ -1,0 +1,246 @@
+"""What a model computes apart from its lookups, counted on a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.plain import PlainConverter
+from recd_plugins.data.row_pipeline import RowPipeline, first_rows
+from recd_plugins.errors import RecdError
+from recd_plugins.registry import Prepared
+from recd_plugins.training.sequence_pooling import SequencePooling
+from recd_plugins.training.stages import stage_of
+
+if TYPE_CHECKING:
+    from recd_plugins.data.model_input import ModelInput
+    from recd_plugins.registry import Registry
+
+# Rows to count on: enough that lengths are those of the data.
+_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Forward and backward; the fields are those of ``Work``."""
+
+    matmul_flops: float = 0.0
+    attention_flops: float = 0.0
+    element_bytes: float = 0.0
+
+    def __sub__(self, other: Operations) -> Operations:
+        """What is left without ``other``."""
+        return Operations(
+            self.matmul_flops - other.matmul_flops,
+            self.attention_flops - other.attention_flops,
+            self.element_bytes - other.element_bytes,
+        )
+
+    def __truediv__(self, count: float) -> Operations:
+        """Of one of ``count``."""
+        return Operations(
+            self.matmul_flops / count, self.attention_flops / count, self.element_bytes / count
+        )
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What a model computes apart from its lookups.
+
+    Attributes:
+        pooling: for each row that sequence poolings see.
+        rest: for each row of the batch.
+        parameter_bytes: of its dense parameters, whose gradients are reduced.
+        pools_all_rows: whether poolings see duplicates too, ``model.pool_rows: all``.
+    """
+
+    pooling: Operations
+    rest: Operations
+    parameter_bytes: int
+    pools_all_rows: bool = False
+
+
+def measure_compute(registry: Registry) -> Compute:
+    """Count what the registry's model does with the first rows of its data, on CPU.
+
+    One forward and one backward pass of the whole model, whose tables have one row each.
+
+    Raises:
+        RecdError: the registry has no model, or it does not fit the data.
+        DataError: the data is missing or wrong.
+    """
+    # Imported here: it needs the planner.
+    from recd_plugins.training.prepare import build_model, put_poolings
+
+    if registry.model is None:
+        raise RecdError(f"{registry.path}: no model: section, so there is nothing to count")
+    spec = registry.spec.model_copy(
+        update={
+            "model": registry.model.model_copy(update={"num_embeddings": 1, "tables": {}}),
+            "training": registry.training.model_copy(
+                update={"batch_size": min(registry.training.batch_size, _ROWS)}
+            ),
+        }
+    )
+    plain = PlainConverter(PlainConverter.Options())
+    small = replace(
+        registry, spec=spec, converter=plain, converter_fitted=False, sharding=(), cache=()
+    )
+    model = build_model(small, small.dataset.schema())
+    put_poolings(small, model)
+    small.prepared = Prepared(model.placement, {})
+    pools_all_rows = registry.model.pool_rows == "all"
+    return count_operations(model, _sample(small), pools_all_rows=pools_all_rows)
+
+
+def count_operations(
+    model: nn.Module, batch: ModelInput, *, pools_all_rows: bool = False
+) -> Compute:
+    """Count what an unsharded model that returns ``(loss, ...)`` does with ``batch``.
+
+    Args:
+        model: on CPU, its poolings put in.
+        batch: plain, so that poolings see all rows.
+        pools_all_rows: what to say of the model.
+    """
+    num_rows = batch.labels.shape[0]
+    with _Counter() as whole:
+        model(batch)[0].backward()
+    calls = _pooling_calls(model, batch)
+    with _Counter() as pooling:
+        for module, args in calls:
+            module(*args).sum().backward()
+    embeddings = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
+        for parameter in module.parameters()
+    }
+    return Compute(
+        pooling=pooling.operations / num_rows,
+        rest=(whole.operations - pooling.operations) / num_rows,
+        parameter_bytes=sum(
+            p.numel() * p.element_size() for p in model.parameters() if id(p) not in embeddings
+        ),
+        pools_all_rows=pools_all_rows,
+    )
+
+
+def _sample(registry: Registry) -> ModelInput:
+    """The first rows of the data; every id is the only one that the model's tables have."""
+    batch = next(RowPipeline(registry).read([first_rows(registry)]))
+    return replace(
+        batch,
+        sparse_features=_first_id(batch.sparse_features),
+        sequence_features=_first_id(batch.sequence_features),
+    )
+
+
+def _first_id(kjt: KeyedJaggedTensor | None) -> KeyedJaggedTensor | None:
+    if kjt is None:
+        return None
+    return KeyedJaggedTensor(
+        kjt.keys(),
+        torch.zeros_like(kjt.values()),
+        weights=kjt.weights_or_none(),
+        lengths=kjt.lengths(),
+    )
+
+
+def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module, Any]]:
+    """The calls of sequence poolings in a forward pass."""
+    calls: list[tuple[nn.Module, Any]] = []
+    handles = [
+        module.register_forward_pre_hook(lambda module, args: calls.append((module, args)))
+        for module in model.modules()
+        if isinstance(module, SequencePooling)
+    ]
+    model(batch)
+    for handle in handles:
+        handle.remove()
+    return calls
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the operations of what runs in it, but for lookups."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._totals = dict.fromkeys(Operations().__dict__, 0.0)
+
+    @property
+    def operations(self) -> Operations:
+        """What ran."""
+        return Operations(**self._totals)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name
+        stage = stage_of(name)
+        if stage == "gemm":
+            kind = "attention_flops" if "attention" in name else "matmul_flops"
+            self._totals[kind] += _flops(func, args, kwargs or {}, result)
+        elif stage is None and not _is_view(func):
+            self._totals["element_bytes"] += _bytes((args, kwargs, result))
+        return result
+
+
+def _flops(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any) -> float:
+    packet = func.overloadpacket
+    if packet in _ATTENTION_ON_CPU:
+        return float(_ATTENTION_ON_CPU[packet](*args))
+    if packet in _FLOPS:
+        return float(_FLOPS[packet](*args, **kwargs, out_val=result))
+    # A product that torch's counter does not know, of FBGEMM's say: two for each factor pair.
+    largest = max((t.numel() for t in _tensors((args, result))), default=0)
+    return 2.0 * largest
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operator returns another view of an argument, and moves nothing."""
+    return any(
+        value.alias_info is not None and not value.alias_info.is_write
+        for value in func._schema.returns
+    )
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _bytes(value: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in _tensors(value))
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> int:
+    batch, heads, queries, dim = query.shape
+    return 2 * batch * heads * queries * key.shape[2] * (dim + value.shape[3])
+
+
+def _attention_backward(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any) -> int:
+    # The scores once more, then gradients of them, of query and key, and of value.
+    batch, heads, queries, dim = query.shape
+    return 2 * batch * heads * queries * key.shape[2] * (3 * dim + 2 * value.shape[3])
+
+
+_FLOPS: dict[Any, Any] = flop_registry
+# torch's own are for CUDA's.
+_ATTENTION_ON_CPU = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}

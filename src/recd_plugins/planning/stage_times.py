@@ -1,0 +1,126 @@
+"""Seconds of a step by stage, predicted from its work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recd_plugins.training.stages import STAGES, StageTimes
+
+if TYPE_CHECKING:
+    from recd_plugins.planning.topologies import TopologySpec
+    from recd_plugins.planning.work import Work
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class StageCost(BaseModel):
+    """Seconds for one of each: the fields are those of ``Work``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: Seconds = Field(default=0.0, description="For a step, however little it does.")
+
+    def seconds(self, work: Work) -> float:
+        """What this stage of ``work`` takes."""
+        return sum(getattr(self, name) * getattr(work, name) for name in type(self).model_fields)
+
+
+class LookupCost(StageCost):
+    """Embedding lookups, forward and backward."""
+
+    ids_looked_up: Seconds = Field(default=0.0, description="For an id.")
+    bytes_looked_up: Seconds = Field(default=0.0, description="For a byte of embeddings.")
+    rows_looked_up: Seconds = Field(
+        default=0.0, description="For a row of a deduplicated batch in a pooling lookup."
+    )
+
+
+class GemmCost(StageCost):
+    """Matrix products and attention, forward and backward."""
+
+    matmul_flops: Seconds = Field(default=0.0, description="For an operation of a product.")
+    attention_flops: Seconds = Field(default=0.0, description="For one of fused attention.")
+
+
+class AllToAllCost(StageCost):
+    """Input dist and output dist."""
+
+    collectives: Seconds = Field(default=0.0, description="For a collective.")
+    bytes_in_node: Seconds = Field(default=0.0, description="For a byte sent in the node.")
+    bytes_across_nodes: Seconds = Field(default=0.0, description="For one sent to another node.")
+
+
+class AllReduceCost(StageCost):
+    """Of dense gradients."""
+
+    bytes_reduced: Seconds = Field(default=0.0, description="For a byte sent.")
+
+
+class OtherCost(StageCost):
+    """All else."""
+
+    element_bytes: Seconds = Field(default=0.0, description="For a byte read or written.")
+    ids_read: Seconds = Field(default=0.0, description="For an id that the loader converts.")
+
+
+class StageCosts(BaseModel):
+    """What the stages of a step cost on some machine: the section ``costs`` of a topology."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lookup: LookupCost = LookupCost()
+    gemm: GemmCost = GemmCost()
+    all_to_all: AllToAllCost = AllToAllCost()
+    all_reduce: AllReduceCost = AllReduceCost()
+    other: OtherCost = OtherCost()
+
+    @classmethod
+    def of_topology(cls, topology: TopologySpec) -> Self:
+        """Lower bounds: nothing but the bandwidths and operations a second that it states.
+
+        A lookup reads an embedding, and the backward pass reads and writes it again.
+        """
+        on_device = topology.device == "cuda" and topology.hbm_bandwidth is not None
+        memory = topology.hbm_bandwidth if on_device else topology.ddr_bandwidth
+        assert memory is not None, "checked with the topology"
+        slowest = (
+            topology.inter_node_bandwidth if topology.nodes > 1 else topology.intra_node_bandwidth
+        )
+        return cls(
+            lookup=LookupCost(bytes_looked_up=3 / memory),
+            gemm=GemmCost(matmul_flops=1 / topology.flops, attention_flops=1 / topology.flops),
+            all_to_all=AllToAllCost(
+                bytes_in_node=1 / topology.intra_node_bandwidth,
+                bytes_across_nodes=1 / topology.inter_node_bandwidth,
+            ),
+            all_reduce=AllReduceCost(bytes_reduced=1 / slowest),
+            other=OtherCost(element_bytes=1 / memory),
+        )
+
+
+def predict(works: Sequence[Work], costs: StageCosts) -> StageTimes:
+    """Seconds of a step by stage, the mean over its ranks.
+
+    Ranks whose own work is done wait for the others in the all-to-all; that counts there.
+
+    Args:
+        works: of all ranks.
+        costs: of the machine.
+    """
+    ranks = [
+        StageTimes(**{stage: getattr(costs, stage).seconds(work) for stage in STAGES})
+        for work in works
+    ]
+    mean = StageTimes.mean(ranks)
+    own = [rank.lookup + rank.gemm + rank.other for rank in ranks]
+    waiting = max(own) - sum(own) / len(own)
+    return StageTimes(
+        lookup=mean.lookup,
+        gemm=mean.gemm,
+        all_to_all=max(rank.all_to_all for rank in ranks) + waiting,
+        all_reduce=mean.all_reduce,
+        other=mean.other,
+    )

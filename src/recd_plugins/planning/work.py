@@ -1,0 +1,207 @@
+"""What one training step does on each rank, from model, plan and profile, without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, NamedTuple
+
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+
+from recd_plugins.interfaces import Table
+from recd_plugins.planning.compute import Compute
+from recd_plugins.planning.profile import DataProfile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SCALAR = 4  # bytes of a float32
+_ID = 8  # bytes of an id
+_LENGTH = 8  # bytes of a length
+# Collectives of one kind of sharding of one module, in a step: lengths, ids, outputs, gradients.
+_COLLECTIVES = 4
+# Rows are split over the ranks of one node.
+_WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step of one rank, forward and backward.
+
+    Attributes:
+        steps: 1, for what a step costs however little it does.
+        ids_looked_up: ids that its lookups take; an id counts once for each column shard.
+        bytes_looked_up: of the embeddings that these ids read.
+        rows_looked_up: rows of deduplicated batches whose ids its pooling lookups take.
+        collectives: of the embeddings' input dist and output dist.
+        bytes_in_node: that it sends to ranks of its node in them, and receives likewise.
+        bytes_across_nodes: that it sends to ranks of other nodes.
+        bytes_reduced: gradients that all ranks reduce.
+        matmul_flops: operations of matrix products.
+        attention_flops: operations of torch's fused attention.
+        element_bytes: read and written by all else that computes.
+        ids_read: ids of the batch, which the loader converts.
+    """
+
+    steps: float = 1.0
+    ids_looked_up: float = 0.0
+    bytes_looked_up: float = 0.0
+    rows_looked_up: float = 0.0
+    collectives: float = 0.0
+    bytes_in_node: float = 0.0
+    bytes_across_nodes: float = 0.0
+    bytes_reduced: float = 0.0
+    matmul_flops: float = 0.0
+    attention_flops: float = 0.0
+    element_bytes: float = 0.0
+    ids_read: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        """Both in one step."""
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        return Work(**{**sums, "steps": 1.0})
+
+
+def work_of_step(
+    tables: Sequence[Table],
+    plan: ShardingPlan,
+    profile: DataProfile,
+    compute: Compute,
+    *,
+    batch_size: int,
+    world_size: int,
+    local_world_size: int | None = None,
+) -> list[Work]:
+    """The work of each rank.
+
+    Args:
+        tables: of the model, ``tables_of``.
+        plan: where each of them is; of TorchRec's planner or of a sharded model (``dmp.plan``).
+        profile: of the features as this side takes them; ``profile.plain()`` for the baseline.
+        compute: what the model's other parts do, ``measure_compute``.
+        batch_size: rows of a rank.
+        world_size: ranks.
+        local_world_size: ranks of a node; all of them without it.
+    """
+    cluster = _Cluster(batch_size, world_size, local_world_size or world_size)
+    by_name = {table.name: table for table in tables}
+    works = [_dense_work(tables, profile, compute, cluster)] * world_size
+    for module in plan.plan.values():
+        assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
+        kinds = set()
+        for name, sharding in module.items():
+            kinds.add(sharding.sharding_type)
+            for rank, work in _table_work(by_name[name], sharding, profile, cluster):
+                works[rank] += work
+        kinds.discard(ShardingType.DATA_PARALLEL.value)
+        works = [work + Work(collectives=_COLLECTIVES * len(kinds)) for work in works]
+    return works
+
+
+class _Cluster(NamedTuple):
+    batch_size: int
+    world_size: int
+    local_world_size: int
+
+
+def _dense_work(
+    tables: Sequence[Table], profile: DataProfile, compute: Compute, cluster: _Cluster
+) -> Work:
+    """What every rank does apart from its tables."""
+    batch_size, world_size = cluster.batch_size, cluster.world_size
+    sequences = [f for table in tables if not table.pooled for f in table.features]
+    all_ids = batch_size * sum(profile.of(f).length for f in sequences)
+    # Poolings see unique rows, whatever ids of them are stored once.
+    unique_ids = sum(profile.of(f).ids(batch_size, pooled=True) for f in sequences)
+    share = unique_ids / all_ids if all_ids and not compute.pools_all_rows else 1.0
+    pooled_rows = batch_size * share
+    expanded = sum(
+        (batch_size + profile.of(feature).rows(batch_size)) * table.embedding_dim
+        for table in tables
+        for feature in table.features
+        if profile.of(feature).deduplicated
+    )
+    return Work(
+        bytes_reduced=2 * (world_size - 1) / world_size * compute.parameter_bytes,
+        matmul_flops=compute.rest.matmul_flops * batch_size
+        + compute.pooling.matmul_flops * pooled_rows,
+        attention_flops=compute.rest.attention_flops * batch_size
+        + compute.pooling.attention_flops * pooled_rows,
+        # Duplicates are made again by one index select, forward and backward.
+        element_bytes=compute.rest.element_bytes * batch_size
+        + compute.pooling.element_bytes * pooled_rows
+        + 2 * _SCALAR * expanded,
+        ids_read=batch_size
+        * sum(profile.of(feature).length for table in tables for feature in table.features),
+    )
+
+
+def _table_work(
+    table: Table, sharding: ParameterSharding, profile: DataProfile, cluster: _Cluster
+) -> Iterator[tuple[int, Work]]:
+    """What a table adds to the work of ranks: as owner of a shard, and as sender of ids."""
+    batch_size, world_size, local = cluster
+    rows = sum(profile.of(f).rows(batch_size) for f in table.features)
+    ids = sum(profile.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
+    deduplicated = any(profile.of(f).deduplicated for f in table.features)
+    if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
+        num_bytes = table.num_embeddings * table.embedding_dim * _SCALAR
+        for rank in range(world_size):
+            yield (
+                rank,
+                Work(
+                    ids_looked_up=ids,
+                    bytes_looked_up=ids * table.embedding_dim * _SCALAR,
+                    bytes_reduced=2 * (world_size - 1) / world_size * num_bytes,
+                ),
+            )
+        return
+    within_node = table.pooled and sharding.sharding_type in _WITHIN_NODE
+    for owner, share_of_rows, columns in _shards(table, sharding):
+        # A rank sends its ids to the owner, which sends an embedding to each rank for each of its
+        # rows or, of a sequence, of its ids; the gradients of these come back.
+        sent = ids * share_of_rows
+        vectors = (rows if table.pooled else sent) * columns * _SCALAR
+        inputs = sent * _ID + rows * _LENGTH
+        for rank in range(world_size):
+            same_node = rank // local == owner // local
+            # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
+            gradients = vectors / local if within_node and not same_node else vectors
+            if rank != owner:
+                yield rank, _sent(inputs + gradients, same_node=same_node)
+        in_node, nodes = (local - 1) * vectors, world_size // local
+        yield (
+            owner,
+            Work(
+                ids_looked_up=world_size * sent,
+                bytes_looked_up=world_size * sent * columns * _SCALAR,
+                rows_looked_up=world_size * rows if table.pooled and deduplicated else 0.0,
+                # The sums for other nodes are reduced in the node first, and gathered after.
+                bytes_in_node=in_node * (2 * nodes - 1 if within_node else 1),
+                bytes_across_nodes=(nodes - 1) * vectors * (1 if within_node else local),
+            ),
+        )
+
+
+def _sent(num_bytes: float, *, same_node: bool) -> Work:
+    if same_node:
+        return Work(bytes_in_node=num_bytes)
+    return Work(bytes_across_nodes=num_bytes)
+
+
+def _shards(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, float, int]]:
+    """The shards of a table: their rank, their share of its rows, their columns."""
+    assert isinstance(sharding.sharding_spec, EnumerableShardingSpec), "sharded tables have one"
+    for shard in sharding.sharding_spec.shards:
+        rows, columns = shard.shard_sizes
+        placement = shard.placement
+        assert placement is not None, "a plan places every shard"
+        rank = placement.rank()
+        assert rank is not None, "a plan places every shard on a rank"
+        yield rank, rows / table.num_embeddings, columns
