@@ -11,18 +11,6 @@ from recd_plugin_recd.models.sizes import ModelName, Sizes, sizes_of
 ConverterName = Literal["recd.kjt", "recd.ikjt", "recd.partial_ikjt"]
 Layout = Literal["clustered", "interleaved", "stream"]
 
-_SEQUENCES: dict[ModelName, str] = {
-    "papercal": "9 sequence features in 3 groups that change together",
-    "rm1": "16 sequence features in 5 groups that change together",
-    "rm2": "6 sequence features that change together",
-    "rm3": "11 sequence features that change together",
-}
-_OTHERS: dict[ModelName, str] = {
-    "papercal": "23 other features of the user, 8 of the item and 13 dense ones",
-    "rm1": "92 other features of the user, 8 of the item and 64 dense ones",
-    "rm2": "92 other features of the user, 8 of the item and 64 dense ones",
-    "rm3": "92 other features of the user, 8 of the item and 64 dense ones",
-}
 _CONVERTERS: dict[ConverterName, tuple[str, str]] = {
     "recd.kjt": ("Repeats every value, as stock TorchRec does.", "{use: recd.kjt}"),
     "recd.ikjt": (
@@ -42,13 +30,14 @@ _TEXT = """\
 # `recd validate` checks a file without running it.
 version: 1
 
-# {sequences},
-# {others}. The table is generated where it is missing.
+# {sequences}
+# {others}
+# The table is generated where it is missing.
 dataset:
   use: recd.session_parquet
   options:
     path: {path}
-    generate: {{shape: {name}, scale: {scale}, rows: {rows}, layout: {layout}, seed: {seed}}}
+    generate: {{{generate}}}
 
 # {converter_comment}
 converter: {converter}
@@ -139,7 +128,9 @@ def rm_registry(
         RecdError: ``scale`` does not suit the model.
     """
     sizes = sizes_of(name, scale)
-    table = folder / f"{name}-scale{scale:g}-{layout}-{rows}-seed{seed}"
+    scaled = "" if name == "papercal" else f"-scale{scale:g}"
+    table = folder / f"{name}{scaled}-{layout}-{rows}-seed{seed}"
+    sequences, others = _features(name)
     pooling, pooling_options = _pooling(name, sizes)
     converter_comment, converter_entry = _CONVERTERS[converter]
     title = (
@@ -150,14 +141,12 @@ def rm_registry(
     )
     return _TEXT.format(
         title=title,
-        sequences=_SEQUENCES[name],
-        others=_OTHERS[name],
+        sequences=sequences,
+        others=others,
         path=json.dumps(str(table), ensure_ascii=False),
-        name=name,
-        scale=float(scale),
-        rows=rows,
-        layout=layout,
-        seed=seed,
+        generate=f"shape: {name}, "
+        + (f"scale: {float(scale)!r}, " if scaled else "")
+        + f"rows: {rows}, layout: {layout}, seed: {seed}",
         converter_comment=converter_comment,
         converter=converter_entry,
         sequence_rows=sizes.sequence_rows,
@@ -173,6 +162,22 @@ def rm_registry(
         steps="" if steps is None else f"  steps: {steps}\n",
         optimizer=optimizer,
         rates=_RATES[optimizer],
+    )
+
+
+def _features(name: ModelName) -> tuple[str, str]:
+    """The features of a model in words: those of sequences, and all others."""
+    from recd_plugin_recd.papercal_shapes import shape_of
+
+    shape = shape_of(name)
+    sequences = [each for each in shape.features if each.name.startswith("seq_")]
+    users = sum(each.name.startswith("usr_") for each in shape.features)
+    items = len(shape.features) - len(sequences) - users
+    groups = len({each.clock for each in sequences})
+    grouped = f"{groups} groups" if groups > 1 else "1 group"
+    return (
+        f"{len(sequences)} sequence features in {grouped} that change together,",
+        f"{users} other features of the user, {items} of the item, {shape.num_dense} dense ones.",
     )
 
 

@@ -45,8 +45,8 @@ def sizes_of(name: ModelName, scale: float) -> Sizes:
         embedding_dim=_scaled(128, scale, multiple_of=4),
         sequence_rows=_scaled(4_000_000, scale**2, multiple_of=100),
         other_rows=_scaled(2_000_000, scale**2, multiple_of=100),
-        bottom_mlp=(_scaled(512, scale, multiple_of=4), _scaled(256, scale, multiple_of=4)),
-        top_mlp=(_scaled(512, scale, multiple_of=4), _scaled(256, scale, multiple_of=4)),
+        bottom_mlp=tuple(_scaled(width, scale, multiple_of=4) for width in (512, 256)),
+        top_mlp=tuple(_scaled(width, scale, multiple_of=4) for width in (512, 512, 256)),
     )
 
 
