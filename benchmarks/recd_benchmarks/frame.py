@@ -1,6 +1,8 @@
 """The form of a benchmark: figures with their spread, and helpers that measure them fairly.
 
 A benchmark is a module of this package with ``SUMMARY``, ``workload(size)`` and ``run(size)``.
+Further parameters of both are options of ``recd bench`` that it has; with ``plot(result, folder)``
+it draws what it found.
 """
 
 from __future__ import annotations
@@ -65,15 +67,33 @@ class Figure:
         )
 
 
+@dataclass(frozen=True)
+class Detail:
+    """A table that stands besides the figures; cells are words or numbers."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str | float]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Figures, and what explains them."""
+
+    figures: list[Figure]
+    details: list[Detail]
+    notes: list[str]
+
+
 class Benchmark(Protocol):
     """What a benchmark module has."""
 
     SUMMARY: str
 
-    def workload(self, size: Size) -> str:
+    def workload(self, size: Size, **options: Any) -> str:
         """The input in words."""
 
-    def run(self, size: Size) -> list[Figure]:
+    def run(self, size: Size, **options: Any) -> list[Figure] | Findings:
         """Measure."""
 
 
@@ -130,13 +150,16 @@ def machine() -> dict[str, Any]:
     }
 
 
-def report(name: str, benchmark: Benchmark, size: Size) -> dict[str, Any]:
+def report(name: str, benchmark: Benchmark, size: Size, **options: Any) -> dict[str, Any]:
     """Run a benchmark; the result in the form of ``recd bench --json``."""
+    found = benchmark.run(size, **options)
+    if not isinstance(found, Findings):
+        found = Findings(found, [], [])
     return {
         "name": name,
         "machine": machine(),
-        "workload": benchmark.workload(size),
-        "figures": [asdict(figure) for figure in benchmark.run(size)],
+        "workload": benchmark.workload(size, **options),
+        **asdict(found),
     }
 
 

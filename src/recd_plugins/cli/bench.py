@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,31 @@ from recd_plugins.files import write_json
     help="small ends within a minute; reference is what the documentation quotes.",
 )
 @click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Where a benchmark of training runs; the CPU without it.",
+)
+@click.option("--only", metavar="MODEL", help="One model of a benchmark that has several.")
+@click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write the report here.",
 )
-def bench(name: str | None, size: str, json_path: Path | None) -> None:
+@click.option(
+    "--plot",
+    "plot_folder",
+    type=click.Path(path_type=Path, file_okay=False, writable=True),
+    help="Draw what a benchmark found into this folder, as SVG.",
+)
+def bench(
+    name: str | None,
+    size: str,
+    device: str | None,
+    only: str | None,
+    json_path: Path | None,
+    plot_folder: Path | None,
+) -> None:
     """Measure a figure that the documentation quotes; without NAME, list the benchmarks."""
     console = Console()
     if name is None:
@@ -41,18 +61,29 @@ def bench(name: str | None, size: str, json_path: Path | None) -> None:
     if name not in names():
         raise RecdError(f"no benchmark is named {name}; there are: {', '.join(names())}")
     benchmark: Any = importlib.import_module(f"recd_benchmarks.{name}")
-    with Console(stderr=True).status(f"measuring {name}: {benchmark.workload(size)}"):
-        result = report(name, benchmark, size)  # type: ignore[arg-type]
+    chosen = {"device": device, "only": only}
+    options = {option: value for option, value in chosen.items() if value is not None}
+    for option in options:
+        if option not in inspect.signature(benchmark.run).parameters:
+            raise RecdError(f"benchmark {name} has no --{option}; leave it out")
+    if plot_folder is not None and not hasattr(benchmark, "plot"):
+        raise RecdError(f"benchmark {name} has no --plot; leave it out")
+    with Console(stderr=True).status(f"measuring {name}: {benchmark.workload(size, **options)}"):
+        result = report(name, benchmark, size, **options)  # type: ignore[arg-type]
     _show(console, result)
     if json_path is not None:
         write_json(json_path, result)
+    if plot_folder is not None:
+        for path in benchmark.plot(result, plot_folder):
+            console.print(f"{path}", soft_wrap=True)
 
 
 def names() -> list[str]:
     """Every benchmark there is."""
     import recd_benchmarks
 
-    found = (module.name for module in pkgutil.iter_modules(recd_benchmarks.__path__))
+    modules = pkgutil.iter_modules(recd_benchmarks.__path__)
+    found = (module.name for module in modules if not module.ispkg)
     return sorted(name for name in found if name not in ("batches", "frame", "tables"))
 
 
@@ -79,6 +110,15 @@ def _show(console: Console, result: dict[str, Any]) -> None:
             _bound(figure["paper"], figure["better"]),
         )
     console.print(table)
+    for detail in result["details"]:
+        table = Table(title=detail["title"])
+        for number, heading in enumerate(detail["headings"]):
+            table.add_column(heading, justify="right" if number else "left")
+        for row in detail["rows"]:
+            table.add_row(*(c if isinstance(c, str) else f"{c:.3g}" for c in row))
+        console.print(table)
+    for note in result["notes"]:
+        console.print(note, markup=False, highlight=False)
 
 
 def _bound(value: float | str | None, better: str) -> str:

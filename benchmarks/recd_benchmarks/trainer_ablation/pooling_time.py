@@ -1,0 +1,104 @@
+"""How much of a step's matrix products, and of its other work, is sequence pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from recd_plugins.training.profile_events import STEP, device_seconds, host_seconds, read
+from recd_plugins.training.stages import Stage, stage_of
+
+#: Profiler range around the forward pass of sequence pooling.
+POOLING_RANGE = "## sequence pooling ##"
+
+_Interval = tuple[int, int]
+
+
+def pooling_shares(step: Callable[[], object], device: torch.device) -> dict[Stage, float]:
+    """Sequence pooling's share of the stages ``gemm`` and ``other`` of one step of this rank.
+
+    Its forward pass is what runs within ``POOLING_RANGE``, its backward pass the autograd nodes
+    that operators in there made.
+
+    Args:
+        step: makes one step; profiled here.
+        device: of the model.
+    """
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+    dist.barrier()
+    with profile(activities=activities) as profiler, record_function(STEP):
+        step()
+    events = read(profiler, device)
+    on_device = device.type == "cuda"
+    total = device_seconds(events) if on_device else host_seconds(events)
+    pooling = _pooling_seconds(_kineto(profiler), on_device)
+    return {
+        stage: min(1.0, seconds / total[stage]) if total[stage] else 0.0
+        for stage, seconds in pooling.items()
+    }
+
+
+def _kineto(profiler: profile) -> list[Any]:
+    # As recd_plugins.training.profile_events: profile.events() takes seconds.
+    assert profiler.profiler is not None, "the profile has ended"
+    assert profiler.profiler.kineto_results is not None, "the profile has ended"
+    return list(profiler.profiler.kineto_results.events())
+
+
+def _pooling_seconds(events: Sequence[Any], on_device: bool) -> dict[Stage, float]:
+    host = [e for e in events if not _on_cuda(e) and not e.is_async() and e.name() != "[memory]"]
+    intervals = _intervals(host)
+    operators = [e for e in host if _within(e, intervals)]
+    products = _union((e.start_ns(), e.end_ns()) for e in operators if stage_of(e.name()) == "gemm")
+    if not on_device:
+        gemm = _length(products)
+        return {"gemm": gemm / 1e9, "other": (_length(intervals) - gemm) / 1e9}
+    in_gemm = {e.correlation_id() for e in operators if _within(e, products)}
+    ours = {e.correlation_id() for e in operators}
+    seconds: dict[Stage, float] = {"gemm": 0.0, "other": 0.0}
+    for kernel in filter(_on_cuda, events):
+        if not kernel.is_user_annotation() and kernel.linked_correlation_id() in ours:
+            is_gemm = kernel.linked_correlation_id() in in_gemm or stage_of(kernel.name()) == "gemm"
+            seconds["gemm" if is_gemm else "other"] += kernel.duration_ns() / 1e9
+    return seconds
+
+
+def _intervals(host: Sequence[Any]) -> list[_Interval]:
+    """When sequence pooling runs, forward and backward."""
+    forward = _union((e.start_ns(), e.end_ns()) for e in host if e.name() == POOLING_RANGE)
+    made = {e.sequence_nr() for e in host if e.sequence_nr() >= 0 and _within(e, forward)}
+    backward = [
+        (e.start_ns(), e.end_ns())
+        for e in host
+        if e.name().startswith("autograd::engine::evaluate_function") and e.sequence_nr() in made
+    ]
+    return _union([*forward, *backward])
+
+
+def _on_cuda(event: Any) -> bool:
+    return bool(event.device_type() == torch._C._autograd.DeviceType.CUDA)
+
+
+def _within(event: Any, intervals: Sequence[_Interval]) -> bool:
+    return any(start <= event.start_ns() and event.end_ns() <= end for start, end in intervals)
+
+
+def _union(intervals: Iterable[_Interval]) -> list[_Interval]:
+    """The same moments in intervals that do not overlap, in order."""
+    merged: list[_Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _length(intervals: Iterable[_Interval]) -> int:
+    return sum(end - start for start, end in intervals)

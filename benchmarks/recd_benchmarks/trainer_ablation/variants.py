@@ -1,0 +1,92 @@
+"""The trainers that are compared: the rows of the paper's figure 9 and table 2, and baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from recd_benchmarks.frame import Size
+from recd_plugins.registry import Registry
+from recd_plugins.training.assembly import Side
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One trainer of a model.
+
+    Attributes:
+        name: what reports call it.
+        layout: the table that it reads: a cut by time of a steady stream, or by session.
+        side: with the plugins, or stock TorchRec on plain KeyedJaggedTensors.
+        pool_rows: what poolings see: unique rows, or all rows by the jagged index select.
+        batch: multiple of the model's batch size.
+        dim: multiple of the model's embedding dim.
+        index_dedup: TorchRec's own deduplication of ids in EmbeddingCollections.
+        compiled: torch.compile of sequence pooling, interaction and MLPs.
+    """
+
+    name: str
+    layout: Literal["stream", "clustered"] = "clustered"
+    side: Side = "plugins"
+    pool_rows: Literal["unique", "all"] = "unique"
+    batch: int = 1
+    dim: int = 1
+    index_dedup: bool = False
+    compiled: bool = False
+
+    def apply(self, registry: Registry) -> Registry:
+        """The registry of this trainer, from that of the model."""
+        assert registry.model is not None, "the models of the benchmark have a section model"
+        model = registry.model.model_copy(
+            update={
+                "pool_rows": self.pool_rows,
+                "embedding_dim": registry.model.embedding_dim * self.dim,
+            }
+        )
+        registry = replace(registry, spec=registry.spec.model_copy(update={"model": model}))
+        return registry.with_training({"batch_size": registry.training.batch_size * self.batch})
+
+
+BASELINE = Variant("baseline", layout="stream", side="baseline")
+CLUSTERED = Variant("+clustered table", side="baseline")
+DEDUP_EMB = Variant("+dedup EMB and jagged index select", pool_rows="all")
+DEDUP = Variant("+dedup compute")
+BATCH_2X = Variant("2x batch", batch=2)
+BATCH_3X = Variant("3x batch", batch=3)
+DIM_2X = Variant("2x embedding dim", dim=2)
+INDEX_DEDUP = Variant("TorchRec's index dedup", side="baseline", index_dedup=True)
+COMPILED_BASELINE = replace(BASELINE, name="baseline, compiled", compiled=True)
+COMPILED_DEDUP = replace(DEDUP, name="+dedup compute, compiled", compiled=True)
+
+#: Trained on the same samples from the same weights.
+SAME_SAMPLES = (CLUSTERED, DEDUP_EMB, DEDUP)
+#: Stock trainers at the same batch.
+BASELINES = (BASELINE, CLUSTERED, INDEX_DEDUP, COMPILED_BASELINE)
+
+
+def variants(size: Size) -> tuple[Variant, ...]:
+    """What is measured; compiling takes too long for a small run."""
+    chosen = (
+        BASELINE,
+        CLUSTERED,
+        DEDUP_EMB,
+        DEDUP,
+        BATCH_2X,
+        BATCH_3X,
+        DIM_2X,
+        INDEX_DEDUP,
+        COMPILED_BASELINE,
+        COMPILED_DEDUP,
+    )
+    return chosen if size == "reference" else tuple(v for v in chosen if not v.compiled)
+
+
+def largest_batch(memory: Mapping[int, float], limit: float) -> int:
+    """The largest multiple of the batch size whose memory stays within ``limit``; 1 if none does.
+
+    Args:
+        memory: bytes by multiple.
+        limit: bytes.
+    """
+    return max((multiple for multiple, used in memory.items() if used <= limit), default=1)
