@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -53,6 +54,73 @@ class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
         return self._merge_variable_batch_embeddings(
             self._forward(features_by_group), self._vbe_splits(features_by_group)
         )
+
+
+class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
+    """TorchRec's fused kernel, which takes variable batches without FBGEMM's metadata for them.
+
+    On CPU FBGEMM (1.8) makes that metadata by several tensor operations a row, and then does not
+    use it: it pads every feature to the one with the most rows. This one pads the offsets itself
+    and takes the rows that there are out of the output. Values and gradients are the same.
+    """
+
+    def forward(
+        self,
+        features: KeyedJaggedTensor,
+        vbe_output: Tensor | None = None,
+        vbe_output_offsets: Tensor | None = None,
+    ) -> Tensor:
+        """As the base class; of a variable batch ``[num_scalars]``, rank by rank, feature by
+        feature, row by row."""
+        if not features.variable_stride_per_key():
+            return super().forward(features, vbe_output, vbe_output_offsets)
+        widths = [self._local_cols[table] for table in self._feature_table_map]
+        strides = torch.tensor(features.stride_per_key_per_rank()).view(len(widths), -1)
+        output = super().forward(_padded(features, strides.sum(1)))
+        unit = math.gcd(*widths)
+        units = _units_of_rows(strides, torch.tensor(widths) // unit)
+        return output.view(-1, unit).index_select(0, units).flatten()
+
+
+def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
+    """A KJT in which every key has as many rows, with empty ones at its end.
+
+    Args:
+        features: with a variable batch.
+        num_rows: of each key, ``[F]``.
+    """
+    stride = max(1, int(num_rows.max()))
+    first_row = num_rows.cumsum(0) - num_rows
+    rows = torch.minimum(torch.arange(stride), num_rows.unsqueeze(1)) + first_row.unsqueeze(1)
+    offsets = features.offsets()
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=features.values(),
+        weights=features.weights_or_none(),
+        offsets=torch.cat([offsets.index_select(0, rows.flatten()), offsets[-1:]]),
+        stride=stride,
+    )
+
+
+def _units_of_rows(strides: Tensor, widths: Tensor) -> Tensor:
+    """Where the rows of a variable batch stand in a ``[num_rows, sum(widths)]`` of padded features.
+
+    Args:
+        strides: rows of each feature from each rank, ``[F, num_ranks]``.
+        widths: of the features, in units, ``[F]``.
+
+    Returns:
+        Positions of units, rank by rank, feature by feature, row by row.
+    """
+    first_row = (strides.cumsum(1) - strides).t()
+    first_unit = first_row * widths.sum() + (widths.cumsum(0) - widths)
+    num_units = (strides.t() * widths).flatten()
+    ends = num_units.cumsum(0)
+    part = torch.repeat_interleave(num_units)
+    unit = torch.arange(len(part)) - (ends - num_units)[part]
+    width = widths.repeat(strides.shape[1])[part]
+    row, column = unit // width, unit % width
+    return first_unit.flatten()[part] + row * widths.sum() + column
 
 
 class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
@@ -118,3 +186,5 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
             require_attributes(module, *_KERNEL_SIZES)
             if sum(vars(module)["_local_rows"]) == 0:
                 module.__class__ = _EMPTY[type(module)]
+            elif type(module) is BatchedFusedEmbeddingBag:
+                module.__class__ = PortableEmbeddingBag
