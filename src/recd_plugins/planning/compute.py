@@ -240,7 +240,7 @@ def _attention_backward(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *_
 
 _FLOPS: dict[Any, Any] = flop_registry
 # torch's own are for CUDA's.
-_ATTENTION_ON_CPU = {
+_ATTENTION_ON_CPU: dict[Any, Any] = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
 }

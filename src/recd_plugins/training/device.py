@@ -35,6 +35,13 @@ def choose_device(registry: Registry) -> str:
     return device
 
 
+def device_of_rank(kind: str) -> torch.device:
+    """This rank's: both torchrun and ``launch`` tell its number among the ranks of its machine."""
+    return (
+        torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
+    )
+
+
 def _lack_for_cuda(registry: Registry) -> str:
     """What keeps the ranks of this machine from training on CUDA, and what helps; may be empty."""
     if not torch.cuda.is_available():

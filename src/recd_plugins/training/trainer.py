@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -19,6 +18,7 @@ from recd_plugins.registry import Registry, TrainingSpec, load_registry
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.device import device_of_rank
 from recd_plugins.training.memory import peak_bytes, reset_peak
 from recd_plugins.training.meter import Meter, sum_by_kind
 from recd_plugins.training.pipeline import CheckedTrainPipeline
@@ -94,7 +94,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         from recd_plugins.data.worker_processes import start_server
 
         start_server()
-    device = _device(job.device)
+    device = device_of_rank(job.device)
     parts = assemble(registry, job.side, device)
     dmp, optimizer, registry = parts.dmp, parts.optimizer, parts.registry
     pipeline = registry.train_pipeline(dmp, optimizer, device)
@@ -163,13 +163,6 @@ def splits_of(registry: Registry) -> tuple[Split, ...]:
     """The splits that a run reads."""
     splits = registry.dataset.splits()
     return splits if registry.training.evaluate else ("train",)
-
-
-def _device(kind: str) -> torch.device:
-    """This rank's: both torchrun and ``launch`` tell its number among the ranks of its machine."""
-    return (
-        torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
-    )
 
 
 def _evaluate(

@@ -1,0 +1,267 @@
+"""One calibration run: what the stages of a step cost on this machine, and how well that predicts.
+
+Training steps of the registry's own model are profiled, with the plugins and without them, at three
+batch sizes. Costs are fitted to the smallest and the largest; the one between is predicted from
+them and compared with what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from rich.table import Table as TextTable
+from torchrec.distributed.types import ShardingPlan
+
+from recd_plugins.distributed.launch import backend_for, launch
+from recd_plugins.planning.candidates import as_plain, with_plugins
+from recd_plugins.planning.compute import measure_compute
+from recd_plugins.planning.stage_times import StageCosts, predict
+from recd_plugins.planning.work import Work, work_of_step
+from recd_plugins.registry import Registry, load_registry
+from recd_plugins.training import upstream_noise
+from recd_plugins.training.assembly import Side, assemble
+from recd_plugins.training.breakdown import step_profile
+from recd_plugins.training.device import device_of_rank
+from recd_plugins.training.source import Source
+from recd_plugins.training.stages import STAGES, Stage, StageTimes
+from recd_plugins.training.trainer import Job
+
+SIDES: tuple[Side, ...] = ("baseline", "plugins")
+# A prediction is judged on stages that take at least this share of the step.
+MEANINGFUL_SHARE = 0.03
+
+_WARMUP = 3
+_PROFILED_STEPS = 5
+_COMMUNICATION: tuple[Stage, ...] = ("all_to_all", "all_reduce")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured combination of side and batch size.
+
+    Attributes:
+        side: with the plugins or without.
+        batch_size: rows of a rank.
+        works: of each rank.
+        ranks: measured seconds of each rank.
+        fitted: whether the costs were fitted to it; else it shows how well they predict.
+    """
+
+    side: Side
+    batch_size: int
+    works: Sequence[Work]
+    ranks: Sequence[StageTimes]
+    fitted: bool
+
+    @property
+    def measured(self) -> StageTimes:
+        """Mean over ranks."""
+        return StageTimes.mean(self.ranks)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Costs of this machine, and the points that they were fitted to and compared with."""
+
+    costs: StageCosts
+    points: Sequence[Point]
+
+    @property
+    def worst_factor(self) -> float:
+        """How far a predicted stage is from the measured one at most: 1 is exact.
+
+        Over points that the costs were not fitted to, and stages that took a meaningful share.
+        """
+        return max(
+            max(predicted / measured, measured / predicted) if predicted else float("inf")
+            for point in self.points
+            if not point.fitted
+            for _, measured, predicted in self._meaningful(point)
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "costs": self.costs.model_dump(),
+            "worst_factor": self.worst_factor,
+            "points": [
+                {
+                    "side": point.side,
+                    "batch_size": point.batch_size,
+                    "fitted": point.fitted,
+                    "measured_seconds": point.measured.as_dict(),
+                    "predicted_seconds": predict(point.works, self.costs).as_dict(),
+                    "work_of_ranks": [asdict(work) for work in point.works],
+                }
+                for point in self.points
+            ],
+        }
+
+    def table(self) -> TextTable:
+        """Predicted next to measured, of the points that the costs were not fitted to."""
+        table = TextTable(title="milliseconds of a step: predicted / measured")
+        table.add_column("stage")
+        shown = [point for point in self.points if not point.fitted]
+        for point in shown:
+            table.add_column(f"{point.side}, batch {point.batch_size}", justify="right")
+        for stage in STAGES:
+            table.add_row(stage.replace("_", "-"), *(self._cell(point, stage) for point in shown))
+        table.caption = (
+            f"stages of at least {MEANINGFUL_SHARE:.0%} of a step agree within a factor of "
+            f"{self.worst_factor:.2f}; costs were fitted to other batch sizes"
+        )
+        return table
+
+    def _cell(self, point: Point, stage: Stage) -> str:
+        predicted = getattr(predict(point.works, self.costs), stage)
+        return f"{predicted * 1e3:.1f} / {getattr(point.measured, stage) * 1e3:.1f}"
+
+    def _meaningful(self, point: Point) -> list[tuple[Stage, float, float]]:
+        measured = point.measured.as_dict()
+        predicted = predict(point.works, self.costs).as_dict()
+        return [
+            (stage, measured[stage], predicted[stage])
+            for stage in STAGES
+            if measured[stage] >= MEANINGFUL_SHARE * point.measured.total
+        ]
+
+
+def calibrate(registry: Registry, job: Job, costs: StageCosts) -> Calibration:
+    """Profile training steps on ranks of this machine, and fit costs to them.
+
+    Args:
+        registry: as ``job`` says; its ``training.ranks`` ranks are started.
+        job: the registry file with overrides, and the device.
+        costs: for work that the steps do none of, such as bytes to other nodes.
+
+    Raises:
+        RecdError: the registry, the data or the machine does not allow it.
+    """
+    ranks = registry.training.ranks
+    sizes = _batch_sizes(registry.training.batch_size)
+    points = [(side, size) for size in sizes for side in SIDES]
+    by_rank = launch(_profile_points, ranks, job, points, backend=backend_for(job.device))
+    plugins = with_plugins(registry)
+    candidates = {"plugins": plugins, "baseline": as_plain(plugins)}
+    compute = measure_compute(registry)
+    measured = [
+        Point(
+            side,
+            size,
+            work_of_step(
+                candidates[side].tables,
+                by_rank[0][index][1],
+                candidates[side].profile,
+                compute,
+                batch_size=size,
+                world_size=ranks,
+            ),
+            [results[index][0] for results in by_rank],
+            fitted=size != sizes[1],
+        )
+        for index, (side, size) in enumerate(points)
+    ]
+    return Calibration(fit([point for point in measured if point.fitted], costs), measured)
+
+
+def fit(points: Sequence[Point], costs: StageCosts) -> StageCosts:
+    """The costs, none negative, whose relative errors at ``points`` have the least squares.
+
+    Args:
+        points: measured ones.
+        costs: kept for work of which there was none.
+    """
+    fitted: dict[str, Any] = {}
+    for stage in STAGES:
+        before = getattr(costs, stage)
+        names = list(type(before).model_fields)
+        rows, seconds = [], []
+        for point in points:
+            for work, measured in _equations(point, stage):
+                rows.append([getattr(work, name) for name in names])
+                seconds.append(measured)
+        found = _least_squares(np.array(rows), np.array(seconds))
+        done = [any(row[column] for row in rows) for column in range(len(names))]
+        fitted[stage] = before.model_copy(
+            update={
+                name: float(value)
+                for name, value, was_done in zip(names, found, done, strict=True)
+                if was_done
+            }
+        )
+    return StageCosts(**fitted)
+
+
+def _equations(point: Point, stage: Stage) -> list[tuple[Work, float]]:
+    """Work and the seconds that it took."""
+    seconds = [getattr(times, stage) for times in point.ranks]
+    if stage not in _COMMUNICATION:
+        return list(zip(point.works, seconds, strict=True))
+    # All ranks do it together. One that comes early waits longer, which is not its cost.
+    busiest = max(point.works, key=lambda work: work.bytes_in_node + work.bytes_across_nodes)
+    return [(busiest, min(seconds))]
+
+
+def _least_squares(
+    rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """Non-negative ``costs`` with the least squares of ``rows @ costs / seconds - 1``.
+
+    With so few columns every set of those that are above zero can be tried; of sets that are
+    equally good the smallest counts.
+    """
+    scaled = rows / np.maximum(seconds, 1e-9)[:, None]
+    units = np.abs(scaled).max(axis=0)
+    columns = [column for column in range(rows.shape[1]) if units[column]]
+    best, least = np.zeros(rows.shape[1]), float(len(seconds))
+    for size in range(1, len(columns) + 1):
+        for chosen in combinations(columns, size):
+            part = list(chosen)
+            solution, *_ = np.linalg.lstsq(
+                scaled[:, part] / units[part], np.ones(len(seconds)), rcond=1e-6
+            )
+            if solution.min() < 0:
+                continue
+            error = float(np.square(scaled[:, part] / units[part] @ solution - 1).sum())
+            if error < least * (1 - 1e-6):
+                least = error
+                best = np.zeros(rows.shape[1])
+                best[part] = solution / units[part]
+    return best
+
+
+def _batch_sizes(batch_size: int) -> tuple[int, int, int]:
+    """Two to fit and between them one to predict: the largest is the registry's own."""
+    return max(1, batch_size // 4), max(2, batch_size // 2), max(3, batch_size)
+
+
+def _profile_points(
+    rank: int, world_size: int, job: Job, points: Sequence[tuple[Side, int]]
+) -> list[tuple[StageTimes, ShardingPlan]]:
+    """Stage times of this rank, and the plan, for each side and batch size."""
+    upstream_noise.silence()
+    return [_profile_point(rank, world_size, job, side, size) for side, size in points]
+
+
+def _profile_point(
+    rank: int, world_size: int, job: Job, side: Side, batch_size: int
+) -> tuple[StageTimes, ShardingPlan]:
+    registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
+    registry = registry.with_training({**job.overrides, "batch_size": batch_size})
+    device = device_of_rank(job.device)
+    parts = assemble(registry, side, device)
+    pipeline = parts.registry.train_pipeline(parts.dmp, parts.optimizer, device)
+    loader = parts.registry.dataloader(rank=rank, world_size=world_size, device=device)
+    steps = _WARMUP + 2 * _PROFILED_STEPS
+    # The pipeline reads ahead; without batches to read its last steps would do less.
+    batches = iter(Source(loader, epochs=2 * steps, steps=2 * steps))
+    with step_profile(device, warmup=_WARMUP) as profile:
+        for _ in range(steps):
+            with profile.step():
+                pipeline.progress(batches)
+    return profile.stages(), parts.dmp.plan
