@@ -22,6 +22,12 @@ from recd_plugins.versions import installed_set, mismatch
     "same weights, and show both. Writes no checkpoints.",
 )
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
+@click.option(
+    "--breakdown",
+    is_flag=True,
+    help="Profile 10 of the steps: seconds by stage (lookup, GEMM, all-to-all, all-reduce, other) "
+    "and memory of a step.",
+)
 @click.option("--ranks", type=click.IntRange(min=1), help="Overrides training.ranks.")
 @click.option("--workers", type=click.IntRange(min=0), help="Overrides training.workers.")
 @click.option("--steps", type=click.IntRange(min=1), help="Overrides training.steps.")
@@ -37,6 +43,7 @@ def run(
     registry: Path,
     compare: bool,
     resume: bool,
+    breakdown: bool,
     ranks: int | None,
     workers: int | None,
     steps: int | None,
@@ -60,7 +67,13 @@ def run(
     overrides = {name: value for name, value in options.items() if value is not None}
     if compare:
         overrides["checkpoint"] = {}
-    with session(registry, plugins_dir=plugins_dir, overrides=overrides, resume=resume) as trainer:
+    with session(
+        registry,
+        plugins_dir=plugins_dir,
+        overrides=overrides,
+        resume=resume,
+        breakdown=breakdown,
+    ) as trainer:
         if compare:
             comparison = Comparison(trainer.train("baseline"), trainer.train("plugins"))
             report, table = comparison.as_json(), comparison.table()

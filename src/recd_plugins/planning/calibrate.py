@@ -36,7 +36,6 @@ SIDES: tuple[Side, ...] = ("baseline", "plugins")
 MEANINGFUL_SHARE = 0.03
 
 _WARMUP = 3
-_PROFILED_STEPS = 5
 _COMMUNICATION: tuple[Stage, ...] = ("all_to_all", "all_reduce")
 
 
@@ -131,13 +130,16 @@ class Calibration:
         ]
 
 
-def calibrate(registry: Registry, job: Job, costs: StageCosts) -> Calibration:
+def calibrate(
+    registry: Registry, job: Job, costs: StageCosts, *, profiled_steps: int = 5
+) -> Calibration:
     """Profile training steps on ranks of this machine, and fit costs to them.
 
     Args:
         registry: as ``job`` says; its ``training.ranks`` ranks are started.
         job: the registry file with overrides, and the device.
         costs: for work that the steps do none of, such as bytes to other nodes.
+        profiled_steps: of each side and batch size; as many again are timed.
 
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
@@ -145,7 +147,9 @@ def calibrate(registry: Registry, job: Job, costs: StageCosts) -> Calibration:
     ranks = registry.training.ranks
     sizes = _batch_sizes(registry.training.batch_size)
     points = [(side, size) for size in sizes for side in SIDES]
-    by_rank = launch(_profile_points, ranks, job, points, backend=backend_for(job.device))
+    by_rank = launch(
+        _profile_points, ranks, job, points, profiled_steps, backend=backend_for(job.device)
+    )
     plugins = with_plugins(registry)
     candidates = {"plugins": plugins, "baseline": as_plain(plugins)}
     compute = measure_compute(registry)
@@ -241,15 +245,18 @@ def _batch_sizes(batch_size: int) -> tuple[int, int, int]:
 
 
 def _profile_points(
-    rank: int, world_size: int, job: Job, points: Sequence[tuple[Side, int]]
+    rank: int, world_size: int, job: Job, points: Sequence[tuple[Side, int]], profiled_steps: int
 ) -> list[tuple[StageTimes, ShardingPlan]]:
     """Stage times of this rank, and the plan, for each side and batch size."""
     upstream_noise.silence()
-    return [_profile_point(rank, world_size, job, side, size) for side, size in points]
+    return [
+        _profile_point(rank, world_size, job, side, size, _WARMUP + 2 * profiled_steps)
+        for side, size in points
+    ]
 
 
 def _profile_point(
-    rank: int, world_size: int, job: Job, side: Side, batch_size: int
+    rank: int, world_size: int, job: Job, side: Side, batch_size: int, steps: int
 ) -> tuple[StageTimes, ShardingPlan]:
     registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
     registry = registry.with_training({**job.overrides, "batch_size": batch_size})
@@ -257,7 +264,6 @@ def _profile_point(
     parts = assemble(registry, side, device)
     pipeline = parts.registry.train_pipeline(parts.dmp, parts.optimizer, device)
     loader = parts.registry.dataloader(rank=rank, world_size=world_size, device=device)
-    steps = _WARMUP + 2 * _PROFILED_STEPS
     # The pipeline reads ahead; without batches to read its last steps would do less.
     batches = iter(Source(loader, epochs=2 * steps, steps=2 * steps))
     with step_profile(device, warmup=_WARMUP) as profile:

@@ -82,6 +82,11 @@ class StepProfile:
             self._profiled.append(self._read(profiler))
 
     @property
+    def complete(self) -> bool:
+        """Whether there were steps enough: one that was timed and one that was profiled."""
+        return bool(self._profiled)
+
+    @property
     def step_seconds(self) -> float:
         """Median wall time of the steps that were not profiled.
 
@@ -118,7 +123,7 @@ class StepProfile:
         )
 
     def _check(self) -> None:
-        if not self._profiled:
+        if not self.complete:
             raise ValueError(
                 f"{self._step} steps are too few to profile: {self._warmup} fill the pipeline, "
                 "then one is timed and one profiled, and so on"

@@ -96,12 +96,18 @@ def figures(result: Result) -> dict[str, tuple[float | None, str]]:
         "samples_per_second": (result.samples_per_second, "samples/s"),
         "step_seconds": (result.step_seconds, "s"),
     }
+    if result.stages is not None:
+        for stage, seconds in result.stages.as_dict().items():
+            found[f"{stage}_seconds"] = (seconds, "s")
     for kind, num_bytes in result.collective_bytes.items():
         found[f"{kind}_bytes"] = (num_bytes, "B")
     total = sum(result.collective_bytes.values()) if result.collective_bytes else None
     found["collective_bytes"] = (total, "B")
     found["ids_looked_up"] = (result.ids_looked_up, "")
     found["peak_memory_bytes"] = (float(result.peak_memory_bytes), "B")
+    if result.step_memory is not None:
+        found["step_peak_bytes"] = (result.step_memory.peak, "B")
+        found["step_mean_bytes"] = (result.step_memory.mean, "B")
     found["last_loss"] = (result.losses[-1], "loss")
     for split, quality in (("train", result.train), ("test", result.test)):
         if quality is not None:
@@ -119,9 +125,16 @@ def _quality(split: str, quality: Quality) -> dict[str, tuple[float | None, str]
 
 _TITLES = {
     "step_seconds": "step time (median)",
+    "lookup_seconds": "  lookup",
+    "gemm_seconds": "  GEMM",
+    "all_to_all_seconds": "  all-to-all",
+    "all_reduce_seconds": "  all-reduce",
+    "other_seconds": "  other",
     "collective_bytes": "bytes sent a step, all collectives",
     "ids_looked_up": "ids looked up a step",
     "peak_memory_bytes": "peak memory of a rank",
+    "step_peak_bytes": "  above the start of a step, peak",
+    "step_mean_bytes": "  above the start of a step, mean",
     "last_loss": "loss at the last step",
 }
 

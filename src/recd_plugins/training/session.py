@@ -51,6 +51,7 @@ def session(
     plugins_dir: Path | None = None,
     overrides: Mapping[str, Any],
     resume: bool = False,
+    breakdown: bool = False,
 ) -> Iterator[Session]:
     """Check a registry, join the ranks where torchrun started them, and prepare the data once.
 
@@ -59,13 +60,20 @@ def session(
         plugins_dir: a folder of plugin files.
         overrides: fields of its ``training:`` section to set.
         resume: go on from the newest checkpoint, or from the start where there is none yet.
+        breakdown: profile some steps of every run.
 
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.
     """
     registry = load_registry(path, plugins_dir=plugins_dir).with_training(overrides)
     device = choose_device(registry)
-    job = Job(path, plugins_dir=plugins_dir, overrides=dict(overrides), device=device)
+    job = Job(
+        path,
+        plugins_dir=plugins_dir,
+        overrides=dict(overrides),
+        device=device,
+        breakdown=breakdown,
+    )
     if torchrun_rank() is None:
         _prepare(registry, registry.training.ranks, resume)
         yield Session(job, 0, registry.training.ranks)

@@ -17,6 +17,7 @@ from recd_plugins.interfaces import Split
 from recd_plugins.registry import Registry, TrainingSpec, load_registry
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import Side, assemble
+from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.device import device_of_rank
 from recd_plugins.training.memory import peak_bytes, reset_peak
@@ -25,8 +26,12 @@ from recd_plugins.training.pipeline import CheckedTrainPipeline
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions, Quality
 from recd_plugins.training.source import Source
+from recd_plugins.training.stages import StageTimes
 
 T = TypeVar("T")
+
+# Steps of a breakdown: half are timed and half profiled.
+PROFILED_STEPS = 10
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Job:
         plugins_dir: a folder of plugin files.
         overrides: fields of the registry's ``training:`` section to set.
         device: ``cpu`` or ``cuda``.
+        breakdown: profile some steps.
     """
 
     registry: Path
@@ -46,6 +52,7 @@ class Job:
     plugins_dir: Path | None = None
     overrides: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
+    breakdown: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,10 @@ class Result:
         train: quality of predictions made before their samples were trained on, since the run was
             started or resumed; None where it was resumed at its end.
         test: quality on the test split, None where there is none.
+        stages: seconds of a step by stage, the mean over ranks; None unless it was asked for, and
+            for a run too short to tell.
+        step_memory: bytes of a step above those at its start, of the rank that needs most; likewise
+            None.
     """
 
     samples_per_second: float | None
@@ -74,6 +85,8 @@ class Result:
     losses: list[float]
     train: Quality | None
     test: Quality | None
+    stages: StageTimes | None = None
+    step_memory: StepMemory | None = None
 
     def as_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -113,6 +126,9 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     source = Source(loader, progress, training.epochs, training.steps)
     batches = iter(source)
     meter = Meter(dmp, device)
+    profile = StepProfile(device, warmup=0)
+    first = progress.step + 1 + Meter.COUNTED_STEPS
+    profiled = range(first, first + PROFILED_STEPS if job.breakdown else first)
     predictions = Predictions()
     pending: list[Tensor] = []
     dmp.train()
@@ -120,7 +136,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     with progress_bar(rank, job.side, progress.step, source.expected_steps) as advance:
         while True:
             try:
-                with meter.step():
+                with profile.step() if progress.step in profiled else meter.step():
                     loss, logits, labels = pipeline.progress(batches)
             except StopIteration:
                 break
@@ -139,6 +155,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
 
     ranks = _from_every_rank((meter.per_step(), peak))
     counts = [count for count, _ in ranks if count is not None]
+    profiles = _from_every_rank((profile.stages(), profile.memory())) if profile.complete else []
     seconds = meter.step_seconds()
     samples = training.batch_size * world_size * len(seconds)
     return Result(
@@ -150,6 +167,10 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         losses=losses,
         train=predictions.summarize(),
         test=_evaluate(registry, dmp, pipeline, rank, world_size, device),
+        stages=StageTimes.mean([stages for stages, _ in profiles]) if profiles else None,
+        step_memory=max(
+            (memory for _, memory in profiles), key=lambda memory: memory.peak, default=None
+        ),
     )
 
 
