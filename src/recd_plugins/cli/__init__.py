@@ -17,6 +17,10 @@ COMMANDS = {
         "recd_plugins.cli.run:run",
         "Train the model of REGISTRY on its data with its plugins.",
     ),
+    "plan": (
+        "recd_plugins.cli.plan:plan",
+        "Plan the tables of REGISTRY's model for a cluster, without one.",
+    ),
     "validate": ("recd_plugins.cli.validate:validate", "Check a registry file."),
     "plugins": ("recd_plugins.cli.plugins:plugins", "List the plugins that are there."),
     "schema": ("recd_plugins.cli.schema:schema", "Print the JSON Schema of registry files."),

@@ -19,6 +19,7 @@ from torchrec.distributed.planner.types import (
     ParameterConstraints,
     PlannerError,
     PlannerErrorType,
+    Proposer,
     ShardingOption,
     Storage,
 )
@@ -28,6 +29,7 @@ from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.feasible import feasible
 from recd_plugins.planning.profile import DataProfile, measure_profile
+from recd_plugins.planning.proposers import UntilOneFits, proposers
 from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.tables import tables_of
 from recd_plugins.planning.topologies import this_machine
@@ -152,6 +154,26 @@ class RegistryPlanner(ShardingPlanner):
             NoPlanError: no plan fits into memory; names the largest tables.
             SetupError: plugins and tables do not go together.
         """
+        return self._search(module, sharders, proposers(self._topology.world_size))
+
+    def fits(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> bool:
+        """Whether there is a plan, which takes less time than to find the best one.
+
+        Raises:
+            RecdError: plugins and tables do not go together.
+        """
+        try:
+            self._search(module, sharders, [UntilOneFits(proposers(self._topology.world_size))])
+        except NoPlanError:
+            return False
+        return True
+
+    def _search(
+        self,
+        module: nn.Module,
+        sharders: list[ModuleSharder[nn.Module]],
+        tried: list[Proposer],
+    ) -> Planned:
         constraints = feasible(
             module, sharders, self._constraints_of(module), self._topology.compute_device
         )
@@ -167,6 +189,7 @@ class RegistryPlanner(ShardingPlanner):
             batch_size=self._training.batch_size,
             enumerator=enumerator,
             storage_reservation=Reservation(self._training),
+            proposer=tried,
             constraints=constraints,
             debug=False,
             callbacks=[keep],

@@ -19,6 +19,7 @@ from torchrec.distributed.planner.types import (
 )
 
 from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.planning.stage_times import StageCosts
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import did_you_mean, schema_problems
 
@@ -63,6 +64,9 @@ class TopologySpec(BaseModel):
         description="Of one rank to other nodes, one way, bytes a second."
     )
     flops: _Rate = Field(description="Dense float32 operations of a rank a second.")
+    costs: StageCosts | None = Field(
+        default=None, description="What the stages of a step cost, as recd plan --calibrate wrote."
+    )
 
     @model_validator(mode="after")
     def _gpu_has_memory(self) -> Self:

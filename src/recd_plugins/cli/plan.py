@@ -1,0 +1,115 @@
+"""``recd plan``: the sharding plan of a registry's model for any cluster, without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from recd_plugins.files import write_json
+
+
+class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Rows, or ``auto``."""
+
+    name = "N|auto"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """A positive number, or ``auto``."""
+        if value == "auto":
+            return "auto"
+        try:
+            number = int(value)
+        except ValueError:
+            number = 0
+        if number < 1:
+            self.fail(f"{value!r} is neither a number of rows nor auto", param, ctx)
+        return number
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@click.option(
+    "--topology",
+    default="machine",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="zionex-a100-40g, dgx-a100-80g, p4d.24xlarge, ndv4, dgx-h100, machine (this one), or a "
+    "YAML file.",
+)
+@click.option("--nodes", type=click.IntRange(min=1), help="Nodes; the topology's own without it.")
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(min=1),
+    help="Ranks of a node; the topology's own without it, training.ranks on this machine.",
+)
+@click.option(
+    "--batch-size",
+    type=_BatchSize(),
+    help="Rows of a rank, in place of training.batch_size; auto finds the most that fit.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write the whole report here.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write a picture of memory and times here (.png, .svg, .pdf).",
+)
+@click.pass_obj
+def plan(
+    plugins_dir: Path | None,
+    registry: Path,
+    topology: str,
+    nodes: int | None,
+    ranks_per_node: int | None,
+    batch_size: int | str | None,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Plan the tables of REGISTRY's model for a cluster, without one.
+
+    Shows the shards, memory of a rank, predicted times, and what the plugins change against plain
+    TorchRec.
+
+    \b
+    recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
+    """
+    import torch
+
+    from recd_plugins import load_registry
+    from recd_plugins.planning.report_plot import plot
+    from recd_plugins.planning.report_text import render
+    from recd_plugins.planning.study import study
+    from recd_plugins.planning.topologies import MACHINE, load_topology
+    from recd_plugins.training import upstream_noise
+    from recd_plugins.training.device import choose_device
+
+    upstream_noise.silence()
+    loaded = load_registry(registry, plugins_dir=plugins_dir)
+    here = torch.device(choose_device(loaded)) if topology == MACHINE else None
+    spec = load_topology(
+        topology,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        ranks=loaded.training.ranks,
+        device=here,
+    )
+    rows = loaded.training.batch_size if batch_size is None else batch_size
+    progress = Console(stderr=True)
+    with progress.status("reading the first rows") as status:
+        made = study(loaded, topology, spec, status.update)
+        report = made.report(loaded, None if rows == "auto" else int(rows))
+    Console().print(render(report))
+    if json_path is not None:
+        write_json(json_path, report.as_json())
+    if plot_path is not None:
+        plot(report, plot_path)

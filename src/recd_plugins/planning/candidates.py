@@ -1,0 +1,82 @@
+"""What is planned: the model of a registry, with its plugins and as plain TorchRec has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torchrec.distributed.planner import Topology
+from torchrec.distributed.types import ModuleSharder
+
+from recd_plugins.distributed import stock_sharders
+from recd_plugins.interfaces import Table
+from recd_plugins.planning.planner import Planned, RegistryPlanner
+from recd_plugins.planning.profile import DataProfile, measure_profile
+from recd_plugins.planning.tables import tables_of
+from recd_plugins.registry import Registry
+from recd_plugins.training.assembly import without_plugins
+from recd_plugins.training.prepare import build_model
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model that can be planned for any topology and batch size.
+
+    Attributes:
+        registry: prepared.
+        model: on the meta device, so that tables of any size take no memory.
+        sharders: of its embedding modules.
+        profile: of the features as this model is fed them.
+    """
+
+    registry: Registry
+    model: nn.Module
+    sharders: list[ModuleSharder[nn.Module]]
+    profile: DataProfile
+
+    @property
+    def tables(self) -> list[Table]:
+        """The embedding tables of the model."""
+        return tables_of(self.model)
+
+    def plan(self, topology: Topology, batch_size: int) -> Planned:
+        """The plan that training makes with so many rows a rank.
+
+        Raises:
+            NoPlanError: no plan fits into memory.
+            RecdError: plugins and tables do not go together.
+        """
+        return self._planner(topology, batch_size).plan_in_detail(self.model, self.sharders)
+
+    def fits(self, topology: Topology, batch_size: int) -> bool:
+        """Whether ``plan`` finds one that fits into memory.
+
+        Raises:
+            RecdError: plugins and tables do not go together.
+        """
+        return self._planner(topology, batch_size).fits(self.model, self.sharders)
+
+    def _planner(self, topology: Topology, batch_size: int) -> RegistryPlanner:
+        registry = self.registry.with_training({"batch_size": batch_size})
+        return registry.planner(topology, profile=self.profile)
+
+
+def with_plugins(registry: Registry) -> Candidate:
+    """What ``recd run`` trains.
+
+    Raises:
+        RecdError: the registry has no model, or the data is missing or wrong.
+    """
+    with torch.device("meta"):
+        model = registry.prepare(build_model(registry, registry.dataset.schema()))
+    return Candidate(registry, model, registry.sharders(), measure_profile(registry))
+
+
+def as_plain(candidate: Candidate) -> Candidate:
+    """The same without plugins, fed plain KJTs: the baseline of ``recd run --compare``."""
+    registry = candidate.registry
+    with torch.device("meta"):
+        model = build_model(registry, registry.dataset.schema())
+        plain = without_plugins(registry, model)
+    return Candidate(plain, model, stock_sharders(registry.training), candidate.profile.plain())

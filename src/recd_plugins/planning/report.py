@@ -1,0 +1,260 @@
+"""What ``recd plan`` finds: the plan with the plugins, and next to it the plain one."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_plugins.planning.candidates import Candidate
+from recd_plugins.planning.compute import Compute
+from recd_plugins.planning.planner import Planned
+from recd_plugins.planning.profile import DataProfile
+from recd_plugins.planning.stage_times import StageCosts, predict
+from recd_plugins.planning.storage import RESERVED_SHARE, dense_bytes, state_bytes
+from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.planning.work import work_of_step
+from recd_plugins.training.stages import StageTimes
+
+#: What takes the memory of a rank.
+COMPONENTS = ("embeddings", "optimizer", "inputs and outputs", "dense layers", "reserve")
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """How one table is sharded.
+
+    Attributes:
+        name: of the table.
+        features: that look it up.
+        num_embeddings: rows.
+        embedding_dim: scalars a row.
+        pooled: in bags, else a sequence.
+        sharding_type: TorchRec's name.
+        compute_kernel: likewise.
+        ranks: that hold a part of it.
+        bytes_per_rank: of its largest part, with optimizer state, inputs and outputs.
+        dedupe_factor: ids of its features over those that it is asked for.
+    """
+
+    name: str
+    features: tuple[str, ...]
+    num_embeddings: int
+    embedding_dim: int
+    pooled: bool
+    sharding_type: str
+    compute_kernel: str
+    ranks: tuple[int, ...]
+    bytes_per_rank: int
+    dedupe_factor: float
+
+
+@dataclass(frozen=True)
+class SideReport:
+    """A plan for the model with the plugins, or without them.
+
+    Attributes:
+        batch_size: rows of a rank.
+        largest_batch_size: that fits; None where it was not looked for.
+        tables: in the order of the model.
+        memory: bytes ``[world_size]`` by component, where tables live: on GPUs, or in host memory.
+        seconds: of a step by stage.
+    """
+
+    batch_size: int
+    largest_batch_size: int | None
+    tables: tuple[TableReport, ...]
+    memory: Mapping[str, NDArray[np.int64]]
+    seconds: StageTimes
+
+    @property
+    def memory_by_rank(self) -> NDArray[np.int64]:
+        """Bytes ``[world_size]`` of all components."""
+        return np.sum(list(self.memory.values()), axis=0, dtype=np.int64)
+
+    def samples_per_second(self, world_size: int) -> float:
+        """Of all ranks."""
+        return world_size * self.batch_size / self.seconds.total
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values."""
+        total = self.memory_by_rank
+        return {
+            "batch_size": self.batch_size,
+            "largest_batch_size": self.largest_batch_size,
+            "tables": [asdict(table) for table in self.tables],
+            "memory_bytes": {
+                "max": int(total.max()),
+                "mean": float(total.mean()),
+                "by_rank": {name: part.tolist() for name, part in self.memory.items()},
+            },
+            "seconds": {**self.seconds.as_dict(), "total": self.seconds.total},
+            "samples_per_second": self.samples_per_second(len(total)),
+        }
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """Both plans and what they were made for.
+
+    Attributes:
+        topology: its name.
+        spec: nodes and ranks.
+        costs_source: where the costs come from that ``seconds`` are reckoned with, in words.
+        profile: of the data, deduplicated.
+        plugins: the plan that ``recd run`` takes.
+        plain: TorchRec's own, without plugins; None where it does not fit.
+        plain_problem: why not.
+    """
+
+    topology: str
+    spec: TopologySpec
+    costs_source: str
+    profile: DataProfile
+    plugins: SideReport
+    plain: SideReport | None
+    plain_problem: str = ""
+
+    def changed(self) -> dict[tuple[str, str], list[str]]:
+        """Tables whose sharding type the plugins changed, by the types before and after."""
+        if self.plain is None:
+            return {}
+        before = {table.name: table.sharding_type for table in self.plain.tables}
+        found: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for table in self.plugins.tables:
+            # A plugin may have replaced a table by several.
+            if before.get(table.name, table.sharding_type) != table.sharding_type:
+                found[before[table.name], table.sharding_type].append(table.name)
+        return dict(found)
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``recd plan --json`` writes; ratios are plugins over plain."""
+        batch_size = self.plugins.batch_size
+        pooled = {name: table.pooled for table in self.plugins.tables for name in table.features}
+        return {
+            "topology": {
+                "name": self.topology,
+                **self.spec.model_dump(),
+                "world_size": self.spec.world_size,
+            },
+            "costs": self.costs_source,
+            "data": {
+                "source": self.profile.source,
+                "samples_per_session": self.profile.samples_per_session,
+                "features": {
+                    name: {
+                        "length": feature.length,
+                        "deduplicated": feature.deduplicated,
+                        "dedupe_factor": feature.dedupe_factor(
+                            batch_size, pooled=pooled.get(name, True)
+                        ),
+                    }
+                    for name, feature in self.profile.features.items()
+                },
+            },
+            "plugins": self.plugins.as_json(),
+            "plain": None if self.plain is None else self.plain.as_json(),
+            "plain_problem": self.plain_problem or None,
+            "ratios": self._ratios(),
+            "changed": [
+                {"before": before, "after": after, "tables": names}
+                for (before, after), names in self.changed().items()
+            ],
+        }
+
+    def _ratios(self) -> dict[str, float]:
+        if self.plain is None:
+            return {}
+        mine, plain, ranks = self.plugins, self.plain, self.spec.world_size
+        return {
+            "memory_max": float(mine.memory_by_rank.max() / plain.memory_by_rank.max()),
+            "step_seconds": mine.seconds.total / plain.seconds.total,
+            "samples_per_second": mine.samples_per_second(ranks) / plain.samples_per_second(ranks),
+            **(
+                {"largest_batch_size": mine.largest_batch_size / plain.largest_batch_size}
+                if mine.largest_batch_size and plain.largest_batch_size
+                else {}
+            ),
+        }
+
+
+def report_side(
+    candidate: Candidate,
+    planned: Planned,
+    spec: TopologySpec,
+    *,
+    batch_size: int,
+    largest_batch_size: int | None,
+    compute: Compute,
+    costs: StageCosts,
+) -> SideReport:
+    """Memory and time of a plan, reckoned."""
+    works = work_of_step(
+        candidate.tables,
+        planned.sharding,
+        candidate.profile,
+        compute,
+        batch_size=batch_size,
+        world_size=spec.world_size,
+        local_world_size=spec.ranks_per_node,
+    )
+    return SideReport(
+        batch_size,
+        largest_batch_size,
+        _tables(candidate, planned, batch_size),
+        _memory(candidate, planned, spec),
+        predict(works, costs),
+    )
+
+
+def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[TableReport, ...]:
+    options = {option.name: option for option in planned.options}
+    found = []
+    for table in candidate.tables:
+        option = options[table.name]
+        per_rank = Counter[int]()
+        for shard in option.shards:
+            per_rank[shard.rank] += shard.storage.hbm + shard.storage.ddr
+        features = [candidate.profile.of(feature) for feature in table.features]
+        all_ids = sum(feature.length for feature in features) * batch_size
+        ids = sum(feature.ids(batch_size, pooled=table.pooled) for feature in features)
+        found.append(
+            TableReport(
+                table.name,
+                table.features,
+                table.num_embeddings,
+                table.embedding_dim,
+                table.pooled,
+                option.sharding_type,
+                option.compute_kernel,
+                tuple(sorted(per_rank)),
+                max(per_rank.values()),
+                all_ids / ids if ids else 1.0,
+            )
+        )
+    return tuple(found)
+
+
+def _memory(
+    candidate: Candidate, planned: Planned, spec: TopologySpec
+) -> dict[str, NDArray[np.int64]]:
+    training = candidate.registry.training
+    on_gpu = spec.device == "cuda"
+    parts = {name: np.zeros(spec.world_size, np.int64) for name in COMPONENTS}
+    for option in planned.options:
+        for shard, static in zip(option.shards, planned.static[option.name], strict=True):
+            held = static.hbm if on_gpu else static.ddr
+            whole = shard.storage.hbm if on_gpu else shard.storage.ddr
+            # With tables in host memory, a GPU holds a cache of them and the state is elsewhere.
+            state = state_bytes(option, shard.size[0], training)
+            state = 0 if on_gpu and "uvm" in option.compute_kernel else state
+            parts["embeddings"][shard.rank] += held - state
+            parts["optimizer"][shard.rank] += state
+            parts["inputs and outputs"][shard.rank] += whole - held
+    parts["dense layers"] += dense_bytes(candidate.model, candidate.sharders, training)
+    parts["reserve"] += round(RESERVED_SHARE * spec.memory_bytes)
+    return parts

@@ -1,0 +1,216 @@
+"""The report of ``recd plan`` in a terminal."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from recd_plugins.planning.report import COMPONENTS, PlanReport, SideReport, TableReport
+
+# Tables up to this many have a line each; more are put together where they are alike.
+_LINES = 16
+# Ranks up to this many have a bar each.
+_BARS = 16
+_BAR_WIDTH = 50
+_MARKS = dict(zip(COMPONENTS, "█▓▒░·", strict=True))
+
+
+def render(report: PlanReport) -> RenderableType:
+    """Topology, shards, memory, times and what the plugins changed."""
+    parts: list[RenderableType] = [
+        _topology(report),
+        _data(report),
+        _shards(report.plugins),
+        _memory(report),
+    ]
+    if report.spec.world_size <= _BARS:
+        parts.append(_bars(report.plugins, report.spec.memory_bytes))
+    parts += [_times(report), _changes(report)]
+    spaced = [piece for part in parts for piece in (part, "")]
+    return Group(*spaced[:-1])
+
+
+def compressed(ranks: Iterable[int]) -> str:
+    """Ranks in ascending order as ranges: ``0-3, 8``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    return ", ".join(words[:6]) + (f" and {len(words) - 6} more" if len(words) > 6 else "")
+
+
+def size(num_bytes: float) -> str:
+    """Bytes in words."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def _topology(report: PlanReport) -> Text:
+    spec = report.spec
+    nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes:,} nodes"
+    ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size:,} ranks"
+    across = f", {spec.inter_node_bandwidth / 1e9:.3g} across nodes" if spec.nodes > 1 else ""
+    return Text(
+        f"{nodes} of {report.topology}: {ranks} on {spec.device}, {size(spec.memory_bytes)} each, "
+        f"{spec.intra_node_bandwidth / 1e9:.3g} GB/s in a node{across}"
+    )
+
+
+def _data(report: PlanReport) -> Text:
+    samples = report.profile.samples_per_session
+    of_sessions = "" if samples is None else f", {samples:.1f} samples a session"
+    return Text(f"lengths and dedupe factors: from {report.profile.source}{of_sessions}")
+
+
+def _shards(side: SideReport) -> Table:
+    table = Table(title=f"Shards, {side.batch_size:,} rows a rank", title_justify="left")
+    for column in ("table", "rows x dim", "sharding", "kernel", "ranks"):
+        table.add_column(column)
+    table.add_column("bytes a rank", justify="right")
+    table.add_column("dedupe factor", justify="right")
+    for tables in _alike(side.tables):
+        first = tables[0]
+        factors = [each.dedupe_factor for each in tables]
+        low, high = f"{min(factors):.2f}", f"{max(factors):.2f}"
+        name = first.name if len(tables) == 1 else f"{first.name} and {len(tables) - 1} more"
+        table.add_row(
+            name + ("" if first.pooled else " (sequence)"),
+            f"{first.num_embeddings:,} x {first.embedding_dim}",
+            first.sharding_type,
+            first.compute_kernel,
+            compressed(sorted({rank for each in tables for rank in each.ranks})),
+            size(max(each.bytes_per_rank for each in tables)),
+            low if low == high else f"{low} to {high}",
+        )
+    return table
+
+
+def _alike(tables: Sequence[TableReport]) -> list[list[TableReport]]:
+    """Tables of one size that are sharded in one way, where there are too many for a line each."""
+    if len(tables) <= _LINES:
+        return [[table] for table in tables]
+    found = defaultdict(list)
+    for table in tables:
+        spread = len(table.ranks) if len(table.ranks) > 1 else 1
+        shape = (table.num_embeddings, table.embedding_dim, table.pooled)
+        found[*shape, table.sharding_type, table.compute_kernel, spread].append(table)
+    return sorted(found.values(), key=lambda group: -max(each.bytes_per_rank for each in group))
+
+
+def _memory(report: PlanReport) -> Table:
+    table = Table(title="Memory of a rank", title_justify="left")
+    table.add_column("")
+    sides = _sides(report)
+    for name, _ in sides:
+        table.add_column(f"{name}: max", justify="right")
+        table.add_column("mean", justify="right")
+    fullest = {name: int(side.memory_by_rank.argmax()) for name, side in sides}
+    for component in COMPONENTS:
+        cells = [
+            size(value)
+            for name, side in sides
+            for value in (side.memory[component][fullest[name]], side.memory[component].mean())
+        ]
+        table.add_row(component, *cells)
+    totals = [side.memory_by_rank for _, side in sides]
+    table.add_section()
+    table.add_row("total", *(size(v) for total in totals for v in (total.max(), total.mean())))
+    capacity = report.spec.memory_bytes
+    shares = [f"{v / capacity:.0%}" for total in totals for v in (total.max(), total.mean())]
+    table.add_row(f"of {size(capacity)}", *shares)
+    return table
+
+
+def _bars(side: SideReport, capacity: int) -> Text:
+    """Memory of each rank, to the width of what there is."""
+    parts = np.stack([side.memory[component] for component in COMPONENTS])
+    edges = np.rint(np.cumsum(parts, axis=0) / capacity * _BAR_WIDTH).astype(int)
+    lines = []
+    for rank in range(parts.shape[1]):
+        widths = np.diff(edges[:, rank], prepend=0)
+        bar = "".join(mark * width for mark, width in zip(_MARKS.values(), widths, strict=True))
+        total = size(parts[:, rank].sum())
+        lines.append(f"rank {rank:>2} |{bar:<{_BAR_WIDTH}}| {total}")
+    legend = "  ".join(f"{mark} {component}" for component, mark in _MARKS.items())
+    return Text("\n".join([*lines, f"        {legend}"]))
+
+
+def _times(report: PlanReport) -> Table:
+    table = Table(
+        title="Predicted time of a step",
+        title_justify="left",
+        caption=f"Costs: {report.costs_source}",
+    )
+    table.caption_justify = "left"
+    table.add_column("stage")
+    sides = _sides(report)
+    for name, side in sides:
+        table.add_column(f"{name} ({side.batch_size:,} rows)", justify="right")
+    if report.plain is not None:
+        table.add_column("plugins / plain", justify="right")
+    rows = [side.seconds.as_dict() | {"total": side.seconds.total} for _, side in sides]
+    for stage in rows[0]:
+        if stage == "total":
+            table.add_section()
+        values = [row[stage] for row in rows]
+        table.add_row(stage.replace("_", "-"), *map(_seconds, values), *_ratio(values))
+    ranks = report.spec.world_size
+    rates = [side.samples_per_second(ranks) for _, side in sides]
+    table.add_row("samples a second", *(f"{rate:,.0f}" for rate in rates), *_ratio(rates))
+    return table
+
+
+def _changes(report: PlanReport) -> Text:
+    plain, mine = report.plain, report.plugins
+    if plain is None:
+        return Text(f"Without the plugins {report.plain_problem}")
+    lines = ["What the plugins change against plain TorchRec:"]
+    if mine.batch_size == plain.batch_size:
+        saved = plain.memory_by_rank.max() - mine.memory_by_rank.max()
+        lines.append(
+            f"  memory of the fullest rank: {size(plain.memory_by_rank.max())} -> "
+            f"{size(mine.memory_by_rank.max())} ({size(saved)} saved)"
+        )
+        faster = plain.seconds.total / mine.seconds.total
+        lines.append(
+            f"  predicted step: {_seconds(plain.seconds.total)} -> {_seconds(mine.seconds.total)} "
+            f"({faster:.2f}x as fast)"
+        )
+    if mine.largest_batch_size and plain.largest_batch_size:
+        more = mine.largest_batch_size / plain.largest_batch_size
+        lines.append(
+            f"  largest batch of a rank: {plain.largest_batch_size:,} -> "
+            f"{mine.largest_batch_size:,} rows ({more:.2f}x)"
+        )
+    for (before, after), names in report.changed().items():
+        listed = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more tables"
+        lines.append(f"  sharding: {listed}: {before} -> {after}")
+    if not report.changed():
+        lines.append("  sharding: every table is sharded alike")
+    return Text("\n".join(lines))
+
+
+def _sides(report: PlanReport) -> list[tuple[str, SideReport]]:
+    sides = [("plugins", report.plugins)]
+    return sides if report.plain is None else [*sides, ("plain", report.plain)]
+
+
+def _ratio(values: Sequence[float]) -> list[str]:
+    if len(values) < 2:
+        return []
+    return [f"{values[0] / values[1]:.2f}" if values[1] else "-"]
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.3f} ms"
