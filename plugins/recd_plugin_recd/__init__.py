@@ -41,9 +41,11 @@ def register_preprocessing() -> Sequence[type[Preprocessing]]:
 @hookimpl
 def register_poolings() -> Sequence[type[Pooling]]:
     from recd_plugin_recd.pooling.attention import AttentionPooling
-    from recd_plugin_recd.pooling.mean import MeanPooling
+    from recd_plugin_recd.pooling.din import DinPooling
+    from recd_plugin_recd.pooling.reductions import MaxPooling, MeanPooling, SumPooling
+    from recd_plugin_recd.pooling.transformer import TransformerPooling
 
-    return [AttentionPooling, MeanPooling]
+    return [AttentionPooling, DinPooling, MaxPooling, MeanPooling, SumPooling, TransformerPooling]
 
 
 @hookimpl
@@ -53,9 +55,11 @@ def register_commands(cli: click.Group) -> None:
     from recd_plugin_recd.generate import generate
     from recd_plugin_recd.layout.command import convert_layout
     from recd_plugin_recd.logs.commands import logs
+    from recd_plugin_recd.models.command import init
 
     cli.add_command(analyze)
     cli.add_command(cluster)
     cli.add_command(convert_layout)
     cli.add_command(generate)
+    cli.add_command(init)
     cli.add_command(logs)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from recd_plugins.interfaces import Plugin
+from recd_plugins.interfaces import Plugin, TargetPooling
 from recd_plugins.manager import PluginManager
 from recd_plugins.testing.contracts import (
     CacheContract,
@@ -10,6 +10,7 @@ from recd_plugins.testing.contracts import (
     PoolingContract,
     PreprocessingContract,
     ShardingContract,
+    TargetPoolingContract,
 )
 
 #: Options by name of the plugins that need some.
@@ -21,6 +22,8 @@ OPTIONS = {
     "recd.clamp": {"lower": 1, "upper": 2**62 + 1},
     "recd.box_cox": {"lambda1": 0.5, "lambda2": 4.0},
     "recd.onehot": {"classes": 3},
+    "recd.din": {"target": "item", "heads": 2},
+    "recd.transformer": {"layers": 2},
 }
 
 BUILT_IN = PluginManager().plugins
@@ -58,10 +61,28 @@ class TestPreprocessing(PreprocessingContract):
         return make("preprocessing", request.param)
 
 
+TARGET_POOLINGS = {
+    name for name, found in BUILT_IN["pooling"].items() if issubclass(found.cls, TargetPooling)
+}
+
+
 class TestPoolings(PoolingContract):
-    @pytest.fixture(params=BUILT_IN["pooling"])
+    @pytest.fixture(params=sorted(BUILT_IN["pooling"].keys() - TARGET_POOLINGS))
     def plugin(self, request):
         return make("pooling", request.param)
+
+
+class TestTargetPoolings(TargetPoolingContract):
+    @pytest.fixture(params=sorted(TARGET_POOLINGS))
+    def plugin(self, request):
+        return make("pooling", request.param)
+
+
+class TestSigmoidTargetPooling(TargetPoolingContract):
+    @pytest.fixture
+    def plugin(self):
+        cls = BUILT_IN["pooling"]["recd.din"].cls
+        return cls(cls.Options(target="item", weights="sigmoid"))
 
 
 class TestShardings(ShardingContract):

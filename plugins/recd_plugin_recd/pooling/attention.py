@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
@@ -10,7 +11,8 @@ from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import PluginOptions, Pooling
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+    from torchrec.sparse.jagged_tensor import JaggedTensor
 
 
 class AttentionPooling(Pooling):
@@ -26,12 +28,24 @@ class AttentionPooling(Pooling):
     options: Options
 
     def build(self, embedding_dim: int) -> nn.Module:
-        from recd_plugin_recd.pooling.modules import SelfAttention
+        from recd_plugin_recd.pooling.attention_modules import SelfAttention
 
-        heads = self.options.heads
-        if embedding_dim % heads:
-            raise RecdError(
-                f"recd.attention: heads ({heads}) must divide the model's embedding_dim "
-                f"({embedding_dim})"
-            )
-        return SelfAttention(embedding_dim, heads)
+        check_heads(self.name, self.options.heads, embedding_dim)
+        return SelfAttention(embedding_dim, self.options.heads)
+
+    def pool(self, modules: Sequence[Any], sequences: Sequence[JaggedTensor]) -> Tensor:
+        from recd_plugin_recd.pooling.attention_modules import pool_by_attention
+
+        return pool_by_attention(modules, sequences)
+
+
+def check_heads(plugin: str, heads: int, embedding_dim: int) -> None:
+    """Refuse heads that do not divide the dimension.
+
+    Raises:
+        RecdError: they do not.
+    """
+    if embedding_dim % heads:
+        raise RecdError(
+            f"{plugin}: heads ({heads}) must divide the model's embedding_dim ({embedding_dim})"
+        )

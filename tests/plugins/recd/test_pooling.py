@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_recd.pooling.attention import AttentionPooling
-from recd_plugin_recd.pooling.mean import MeanPooling
-from recd_plugin_recd.pooling.modules import SelfAttention
+from recd_plugin_recd.pooling.reductions import MeanPooling
+from recd_plugin_recd.pooling.attention_modules import SelfAttention
 from recd_plugins.errors import RecdError
 
 DIM = 8

@@ -17,7 +17,10 @@ pytest.register_assert_rewrite(*(f"{__name__}.{kind}" for kind in _KINDS))
 from recd_plugins.testing.contracts.cache import CacheContract  # noqa: E402
 from recd_plugins.testing.contracts.converter import ConverterContract  # noqa: E402
 from recd_plugins.testing.contracts.dataset import DatasetContract  # noqa: E402
-from recd_plugins.testing.contracts.pooling import PoolingContract  # noqa: E402
+from recd_plugins.testing.contracts.pooling import (  # noqa: E402
+    PoolingContract,
+    TargetPoolingContract,
+)
 from recd_plugins.testing.contracts.preprocessing import PreprocessingContract  # noqa: E402
 from recd_plugins.testing.contracts.sharding import ShardingContract  # noqa: E402
 
@@ -28,4 +31,5 @@ __all__ = [
     "PoolingContract",
     "PreprocessingContract",
     "ShardingContract",
+    "TargetPoolingContract",
 ]

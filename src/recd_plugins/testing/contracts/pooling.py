@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.interfaces import Pooling
+from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.testing.contracts.plugin import PluginContract
 
 _LENGTHS = [3, 0, 1, 3, 7, 0]
@@ -57,6 +57,15 @@ class PoolingContract(PluginContract):
             module(_jagged(rows[::-1])), pooled.flip(0), rtol=1e-5, atol=1e-6
         )
 
+    def test_a_group_is_pooled_as_its_features_one_by_one(self, plugin: Pooling) -> None:
+        modules = _modules(plugin, self.embedding_dim, num_features=3)
+        for lengths in _GROUPS:
+            sequences = _group(lengths, self.embedding_dim)
+            expected = [module(each) for module, each in zip(modules, sequences, strict=True)]
+            _assert_same(
+                plugin.pool(modules, sequences), torch.stack(expected, dim=1), modules, sequences
+            )
+
     def test_gradients_reach_embeddings_and_parameters(
         self, module: nn.Module, rows: list[Tensor]
     ) -> None:
@@ -82,6 +91,144 @@ class PoolingContract(PluginContract):
         assert isinstance(first, nn.Module)
         assert not {id(p) for p in first.parameters()} & {id(p) for p in second.parameters()}
         second.load_state_dict(first.state_dict())
+
+
+class TargetPoolingContract(PluginContract):
+    """Tests of a pooling plugin that needs targets: override the fixture ``plugin``."""
+
+    embedding_dim: ClassVar[int] = 8
+
+    @pytest.fixture
+    def module(self, plugin: TargetPooling) -> nn.Module:
+        torch.manual_seed(0)
+        return plugin.build(self.embedding_dim)
+
+    @pytest.fixture
+    def targets(self) -> Tensor:
+        """One for each place of ``_INVERSE``."""
+        return torch.randn(
+            len(_INVERSE), self.embedding_dim, generator=torch.Generator().manual_seed(2)
+        )
+
+    def test_it_names_its_target(self, plugin: TargetPooling) -> None:
+        assert isinstance(plugin.target, str)
+        assert plugin.target
+
+    def test_unique_rows_give_what_all_rows_give(
+        self, plugin: TargetPooling, targets: Tensor
+    ) -> None:
+        inverse = torch.tensor(_INVERSE)
+        modules = _modules(plugin, self.embedding_dim, num_features=3)
+        for lengths in _GROUPS[:-1]:
+            sequences = _group(lengths, self.embedding_dim)
+            pooled = plugin.pool_for(modules, sequences, targets, inverse)
+            assert pooled.shape == (len(_INVERSE), 3, self.embedding_dim)
+            every = [_expanded(each, _INVERSE) for each in sequences]
+            _assert_same(pooled, plugin.pool_for(modules, every, targets, None), modules, sequences)
+
+    def test_a_group_is_pooled_as_its_features_one_by_one(
+        self, plugin: TargetPooling, targets: Tensor
+    ) -> None:
+        inverse = torch.tensor(_INVERSE)
+        modules = _modules(plugin, self.embedding_dim, num_features=3)
+        for lengths in _GROUPS[:-1]:
+            sequences = _group(lengths, self.embedding_dim)
+            expected = [
+                module(each, targets, inverse)
+                for module, each in zip(modules, sequences, strict=True)
+            ]
+            _assert_same(
+                plugin.pool_for(modules, sequences, targets, inverse),
+                torch.stack(expected, dim=1),
+                modules,
+                sequences,
+            )
+
+    def test_an_empty_row_gives_zeros(self, module: nn.Module, targets: Tensor) -> None:
+        sequence = _group(_LENGTHS, self.embedding_dim)[0]
+        pooled = module(sequence, targets, torch.tensor(_INVERSE))
+        for row, vector in zip(_INVERSE, pooled, strict=True):
+            assert _LENGTHS[row] > 0 or not vector.any(), "the vector of an empty row is zeros"
+
+    @pytest.mark.parametrize("batch_size", [0, 4])
+    def test_takes_input_without_values(self, module: nn.Module, batch_size: int) -> None:
+        num_rows = min(batch_size, 2)
+        sequence = _jagged([torch.zeros(0, self.embedding_dim)] * num_rows)
+        inverse = torch.arange(batch_size) % max(num_rows, 1)
+        pooled = module(sequence, torch.randn(batch_size, self.embedding_dim), inverse)
+        assert pooled.shape == (batch_size, self.embedding_dim)
+        assert not pooled.any()
+        pooled.sum().backward()
+        for name, parameter in module.named_parameters():
+            assert parameter.grad is not None, f"no gradient reaches {name}"
+
+    def test_a_vector_depends_on_its_target(self, module: nn.Module, targets: Tensor) -> None:
+        sequence = _group(_LENGTHS, self.embedding_dim)[0]
+        inverse = torch.tensor(_INVERSE)
+        changed = targets.clone()
+        changed[0] += 1  # of a row with several values
+        difference = module(sequence, changed, inverse) - module(sequence, targets, inverse)
+        assert difference[0].abs().max() > 1e-5
+        assert difference[1:].abs().max() < 1e-5
+
+    def test_gradients_reach_embeddings_targets_and_parameters(
+        self, module: nn.Module, targets: Tensor
+    ) -> None:
+        sequence = _group(_LENGTHS, self.embedding_dim)[0]
+        targets.requires_grad_()
+        pooled = module(sequence, targets, torch.tensor(_INVERSE))
+        (pooled * torch.randn(pooled.shape)).sum().backward()
+        for gradient in (sequence.values().grad, targets.grad):
+            assert gradient is not None
+            assert gradient.any()
+            assert bool(gradient.isfinite().all())
+        for name, parameter in module.named_parameters():
+            assert parameter.grad is not None, f"no gradient reaches {name}"
+
+
+#: Lengths of the rows of a group: unlike, far apart, none, alike, no rows.
+_GROUPS = [_LENGTHS, [1, 60, 2, 0, 9, 12], [0] * 6, [4] * 6, []]
+#: Batch rows to the six rows of ``_LENGTHS``, not in order, one of them often.
+_INVERSE = [4, 0, 4, 1, 2, 4, 4, 3, 5, 0, 4, 4, 4]
+
+
+def _modules(plugin: Pooling, dim: int, num_features: int) -> list[nn.Module]:
+    torch.manual_seed(3)
+    modules = [plugin.build(dim) for _ in range(num_features)]
+    for module in modules:
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.3)  # else some start as zeros and hide mistakes
+    return modules
+
+
+def _group(lengths: list[int], dim: int) -> list[JaggedTensor]:
+    """Three features, the second with its rows the other way round."""
+    generator = torch.Generator().manual_seed(4)
+    return [
+        JaggedTensor(
+            torch.randn(sum(lengths), dim, generator=generator).requires_grad_(),
+            lengths=torch.tensor(each, dtype=torch.int64),
+        )
+        for each in (lengths, lengths[::-1], lengths)
+    ]
+
+
+def _expanded(sequence: JaggedTensor, inverse: list[int]) -> JaggedTensor:
+    rows = torch.split(sequence.values(), sequence.lengths().tolist())
+    return _jagged([rows[row] for row in inverse])
+
+
+def _assert_same(
+    pooled: Tensor, expected: Tensor, modules: list[nn.Module], sequences: list[JaggedTensor]
+) -> None:
+    """Vectors, and gradients of values and parameters."""
+    torch.testing.assert_close(pooled, expected, rtol=1e-5, atol=1e-5)
+    inputs = [sequence.values() for sequence in sequences]
+    inputs += [parameter for module in modules for parameter in module.parameters()]
+    weights = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(5))
+    found = torch.autograd.grad((pooled * weights).sum(), inputs)
+    wanted = torch.autograd.grad((expected * weights).sum(), inputs)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def _jagged(rows: list[Tensor], values: Tensor | None = None) -> JaggedTensor:

@@ -1,0 +1,164 @@
+"""Attention of targets, one a batch row, to sequences of unique rows.
+
+Scores and weighted sums belong to pairs of target and sequence, so nothing of them is the same for
+duplicates and B rows are computed. What need not be repeated are the sequences. Batch rows are
+brought into the order of their unique rows and cut into blocks of as many as a unique row has on
+average, so that a row with many targets has several blocks. A block holds its sequence once for all
+of its targets: at most 2 * U sequences in place of B, and at most 2 * B targets with padding.
+
+No projection runs on the values of sequences. That of the keys is applied to the query instead,
+``(W_q t) (W_k x) = (W_k^T W_q t) x``, and that of the values to the weighted sum: both are exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from recd_plugin_recd.pooling.packed_rows import PackedRows
+from recd_plugins.sparse.index_select import jagged_index_select
+from recd_plugins.sparse.jagged import offsets_of
+
+Weights = Literal["softmax", "sigmoid"]
+
+
+class TargetAttention(nn.Module):
+    """Multi-head attention with the target as its query and a sequence as keys and values.
+
+    With ``softmax`` it computes what ``nn.MultiheadAttention`` does; with ``sigmoid`` a weight is
+    the sigmoid of the same score.
+    """
+
+    def __init__(self, embedding_dim: int, heads: int, weights: Weights) -> None:
+        super().__init__()
+        self.heads = heads
+        self.weights = weights
+        self.query_projection = nn.Linear(embedding_dim, embedding_dim)
+        # A bias of keys adds the same to all scores of a query.
+        self.key_projection = nn.Linear(embedding_dim, embedding_dim, bias=False)
+        self.value_projection = nn.Linear(embedding_dim, embedding_dim)
+        self.out_projection = nn.Linear(embedding_dim, embedding_dim)
+
+    def forward(
+        self, sequences: JaggedTensor, targets: Tensor, inverse: Tensor | None = None
+    ) -> Tensor:
+        """Vectors ``[B, D]``.
+
+        Args:
+            sequences: ``[num_values, D]`` over U rows.
+            targets: ``[B, D]``.
+            inverse: the sequence of each target, int64 ``[B]``; None where there are B sequences.
+        """
+        return pool_for_targets([self], [sequences], targets, inverse)[:, 0]
+
+    def queries(self, targets: Tensor) -> Tensor:
+        """What is multiplied with values of the sequence itself, ``[B, heads, D]``."""
+        queries = self.query_projection(targets).view(
+            -1, self.heads, targets.shape[1] // self.heads
+        )
+        keys = self.key_projection.weight.view(self.heads, -1, targets.shape[1])
+        return torch.einsum("bhd,hde->bhe", queries, keys)
+
+    def outputs(self, sums: Tensor) -> Tensor:
+        """From weighted sums of values of the sequence, ``[B, heads, D]``, to ``[B, D]``."""
+        weights = self.value_projection.weight.view(self.heads, -1, sums.shape[2])
+        values = torch.einsum("bhe,hde->bhd", sums, weights).flatten(1)
+        vectors: Tensor = self.out_projection(values + self.value_projection.bias)
+        return vectors
+
+
+def pool_for_targets(
+    modules: Sequence[TargetAttention],
+    sequences: Sequence[JaggedTensor],
+    targets: Tensor,
+    inverse: Tensor | None,
+) -> Tensor:
+    """One attention for all features, each with its own projections.
+
+    Returns:
+        ``[B, num_features, D]``, zeros where a sequence is empty.
+    """
+    first = modules[0]
+    filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
+    queries = [module.queries(targets) for module in modules]
+    blocks = None
+    if inverse is not None:
+        filled = filled.index_select(0, inverse)
+        blocks = _blocks(inverse, num_rows=sequences[0].lengths().numel())
+        sequences = [jagged_index_select(each, blocks.rows) for each in sequences]
+        queries = [blocks.gather(each) for each in queries]
+    dim = targets.shape[1]
+    rows = PackedRows(sequences)
+    attend = _softmax_sums if first.weights == "softmax" else _sigmoid_sums
+    sums = rows.weighted_sums(
+        torch.cat(queries),
+        torch.cat([sequence.values() for sequence in sequences]),
+        partial(attend, scale=(dim // first.heads) ** -0.5),
+    )
+    pooled = []
+    for module, each in zip(modules, torch.split(sums, rows.num_rows), strict=True):
+        of_targets = each if blocks is None else blocks.scatter(each, first.heads)
+        pooled.append(module.outputs(of_targets))
+    return torch.stack(pooled, dim=1) * filled.unsqueeze(2)
+
+
+def _softmax_sums(queries: Tensor, values: Tensor, valid: Tensor | None, *, scale: float) -> Tensor:
+    mask = None if valid is None else valid.unsqueeze(1)
+    keys = values.unsqueeze(1)
+    sums = F.scaled_dot_product_attention(
+        queries.unsqueeze(1), keys, keys, attn_mask=mask, scale=scale
+    )
+    return sums.squeeze(1)
+
+
+def _sigmoid_sums(queries: Tensor, values: Tensor, valid: Tensor | None, *, scale: float) -> Tensor:
+    weights = torch.bmm(queries * scale, values.transpose(1, 2)).sigmoid()
+    if valid is not None:
+        weights = weights * valid
+    return torch.bmm(weights, values)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Batch rows in blocks with one unique row each.
+
+    Attributes:
+        rows: the unique row of each block, int64 ``[num_blocks]``.
+        width: places in a block.
+        places: the place of each batch row, int64 ``[B]``, below ``num_blocks * width``.
+    """
+
+    rows: Tensor
+    width: int
+    places: Tensor
+
+    def gather(self, vectors: Tensor) -> Tensor:
+        """``[B, heads, D]`` to ``[num_blocks, width * heads, D]``; places that are free get 0."""
+        num_blocks, (_, heads, dim) = self.rows.numel(), vectors.shape
+        placed = vectors.new_zeros(num_blocks * self.width, heads, dim)
+        placed = placed.index_copy(0, self.places, vectors)
+        return placed.view(num_blocks, self.width * heads, dim)
+
+    def scatter(self, vectors: Tensor, heads: int) -> Tensor:
+        """The inverse of ``gather``."""
+        placed = vectors.reshape(self.rows.numel() * self.width, heads * vectors.shape[2])
+        return placed.index_select(0, self.places).view(-1, heads, vectors.shape[2])
+
+
+def _blocks(inverse: Tensor, num_rows: int) -> _Blocks:
+    width = -(-inverse.numel() // max(num_rows, 1))
+    ordered, order = inverse.sort(stable=True)
+    counts = torch.bincount(inverse, minlength=num_rows)
+    num_blocks = (counts + width - 1) // max(width, 1)
+    nth = torch.arange(inverse.numel(), device=inverse.device) - offsets_of(counts)[ordered]
+    places = torch.empty_like(inverse)
+    places[order] = offsets_of(num_blocks)[ordered] * width + nth
+    rows = torch.repeat_interleave(num_blocks)
+    return _Blocks(rows, width, places)

@@ -1,0 +1,119 @@
+"""A transformer encoder over rows of embeddings, then the mean of its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from recd_plugin_recd.pooling.packed_rows import PackedRows, row_means
+
+Norm = Literal["pre", "post"]
+
+
+class EncoderLayer(nn.Module):
+    """One layer, with ReLU: what ``torch.nn.TransformerEncoderLayer`` computes without dropout."""
+
+    def __init__(self, dim: int, feed_forward: int) -> None:
+        super().__init__()
+        self.in_projection = nn.Linear(dim, 3 * dim)
+        self.out_projection = nn.Linear(dim, dim)
+        self.attention_norm = nn.LayerNorm(dim)
+        self.feed_forward_norm = nn.LayerNorm(dim)
+        self.expand = nn.Linear(dim, feed_forward)
+        self.contract = nn.Linear(feed_forward, dim)
+
+    def hidden(self, values: Tensor) -> Tensor:
+        """The feed-forward network up to its last linear layer."""
+        return self.expand(values).relu_()
+
+
+class Transformer(nn.Module):
+    """An encoder without positions, and the mean of what its last layer gives for each row."""
+
+    def __init__(
+        self, embedding_dim: int, layers: int, heads: int, feed_forward: int, norm: Norm
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = norm
+        self.layers = nn.ModuleList(
+            EncoderLayer(embedding_dim, feed_forward) for _ in range(layers)
+        )
+
+    def forward(self, sequences: JaggedTensor) -> Tensor:
+        """``[num_values, D]`` over R rows to ``[R, D]``."""
+        return pool_by_transformer([self], [sequences])[:, 0]
+
+
+def pool_by_transformer(
+    modules: Sequence[Transformer], sequences: Sequence[JaggedTensor]
+) -> Tensor:
+    """Encoders of several features in step: one attention a layer over the rows of all.
+
+    Returns:
+        ``[R, num_features, D]``.
+    """
+    rows = PackedRows(sequences)
+    heads, pre = modules[0].heads, modules[0].norm == "pre"
+    values = [sequence.values() for sequence in sequences]
+    stacks = list(zip(*(module.layers for module in modules), strict=True))
+    for layers in stacks[:-1]:
+        values = _layer(layers, values, rows, heads, pre)
+    pooled = _last_layer_means(stacks[-1], values, rows, heads, pre)
+    filled = (rows.lengths > 0).view(len(modules), -1, 1)
+    return (torch.stack(pooled) * filled).transpose(0, 1)
+
+
+def _attended(
+    layers: Sequence[EncoderLayer], values: list[Tensor], rows: PackedRows, heads: int, pre: bool
+) -> list[Tensor]:
+    """The first half of a layer."""
+    projected = [
+        layer.in_projection(layer.attention_norm(each) if pre else each)
+        for layer, each in zip(layers, values, strict=True)
+    ]
+    attended = torch.split(rows.self_attention(torch.cat(projected), heads), rows.num_values)
+    sums = [
+        each + layer.out_projection(part)
+        for layer, each, part in zip(layers, values, attended, strict=True)
+    ]
+    if pre:
+        return sums
+    return [layer.attention_norm(each) for layer, each in zip(layers, sums, strict=True)]
+
+
+def _layer(
+    layers: Sequence[EncoderLayer], values: list[Tensor], rows: PackedRows, heads: int, pre: bool
+) -> list[Tensor]:
+    attended = _attended(layers, values, rows, heads, pre)
+    outputs = []
+    for layer, each in zip(layers, attended, strict=True):
+        if pre:
+            outputs.append(each + layer.contract(layer.hidden(layer.feed_forward_norm(each))))
+        else:
+            outputs.append(layer.feed_forward_norm(each + layer.contract(layer.hidden(each))))
+    return outputs
+
+
+def _last_layer_means(
+    layers: Sequence[EncoderLayer], values: list[Tensor], rows: PackedRows, heads: int, pre: bool
+) -> list[Tensor]:
+    """The last layer and the mean over rows.
+
+    With the norm in front nothing follows the last linear layer but the mean, so that the mean
+    goes first: that layer then runs on rows instead of values.
+    """
+    lengths = torch.split(rows.lengths, rows.num_rows)
+    if not pre:
+        outputs = _layer(layers, values, rows, heads, pre)
+        return [row_means(*pair) for pair in zip(outputs, lengths, strict=True)]
+    attended = _attended(layers, values, rows, heads, pre)
+    return [
+        row_means(each, of_rows)
+        + layer.contract(row_means(layer.hidden(layer.feed_forward_norm(each)), of_rows))
+        for layer, each, of_rows in zip(layers, attended, lengths, strict=True)
+    ]
