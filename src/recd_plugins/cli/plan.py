@@ -64,6 +64,13 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write a picture of memory and times here (.png, .svg, .pdf).",
 )
+@click.option(
+    "--calibrate",
+    "calibrate_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="First train a few steps here, and write this machine, with what they cost, as a topology "
+    "to this YAML file; --topology takes it.",
+)
 @click.pass_obj
 def plan(
     plugins_dir: Path | None,
@@ -74,6 +81,7 @@ def plan(
     batch_size: int | str | None,
     json_path: Path | None,
     plot_path: Path | None,
+    calibrate_path: Path | None,
 ) -> None:
     """Plan the tables of REGISTRY's model for a cluster, without one.
 
@@ -83,8 +91,6 @@ def plan(
     \b
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
     """
-    import torch
-
     from recd_plugins import load_registry
     from recd_plugins.planning.report_plot import plot
     from recd_plugins.planning.report_text import render
@@ -93,22 +99,32 @@ def plan(
     from recd_plugins.training import upstream_noise
     from recd_plugins.training.device import choose_device
 
+    if calibrate_path is not None and (topology != MACHINE or (nodes or 1) > 1):
+        raise click.UsageError(
+            "--calibrate measures this machine: leave out --topology and --nodes"
+        )
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
-    here = torch.device(choose_device(loaded)) if topology == MACHINE else None
+    device = choose_device(loaded) if topology == MACHINE else "cpu"
     spec = load_topology(
         topology,
         nodes=nodes,
         ranks_per_node=ranks_per_node,
         ranks=loaded.training.ranks,
-        device=here,
+        device=device,
     )
+    progress, console = Console(stderr=True), Console()
+    if calibrate_path is not None:
+        from recd_plugins.planning.calibration_file import calibrate_machine
+
+        with progress.status("training a few steps to see what they cost"):
+            spec, calibration = calibrate_machine(loaded, plugins_dir, spec, calibrate_path)
+        console.print(calibration.table())
     rows = loaded.training.batch_size if batch_size is None else batch_size
-    progress = Console(stderr=True)
     with progress.status("reading the first rows") as status:
         made = study(loaded, topology, spec, status.update)
         report = made.report(loaded, None if rows == "auto" else int(rows))
-    Console().print(render(report))
+    console.print(render(report))
     if json_path is not None:
         write_json(json_path, report.as_json())
     if plot_path is not None:

@@ -11,9 +11,11 @@ from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.distributed import stock_sharders
 from recd_plugins.interfaces import Table
+from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned, RegistryPlanner
 from recd_plugins.planning.profile import DataProfile, measure_profile
 from recd_plugins.planning.tables import tables_of
+from recd_plugins.planning.work import rows_pooled
 from recd_plugins.registry import Registry
 from recd_plugins.training.assembly import without_plugins
 from recd_plugins.training.prepare import build_model
@@ -40,26 +42,35 @@ class Candidate:
         """The embedding tables of the model."""
         return tables_of(self.model)
 
-    def plan(self, topology: Topology, batch_size: int) -> Planned:
-        """The plan that training makes with so many rows a rank.
+    def plan(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> Planned:
+        """The plan that training makes with so many rows a rank, with room for activations.
 
         Raises:
             NoPlanError: no plan fits into memory.
             RecdError: plugins and tables do not go together.
         """
-        return self._planner(topology, batch_size).plan_in_detail(self.model, self.sharders)
+        planner = self._planner(topology, batch_size, activation_bytes)
+        return planner.plan_in_detail(self.model, self.sharders)
 
-    def fits(self, topology: Topology, batch_size: int) -> bool:
+    def fits(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> bool:
         """Whether ``plan`` finds one that fits into memory.
 
         Raises:
             RecdError: plugins and tables do not go together.
         """
-        return self._planner(topology, batch_size).fits(self.model, self.sharders)
+        planner = self._planner(topology, batch_size, activation_bytes)
+        return planner.fits(self.model, self.sharders)
 
-    def _planner(self, topology: Topology, batch_size: int) -> RegistryPlanner:
+    def activation_bytes(self, compute: Compute, batch_size: int) -> int:
+        """What a forward pass of a rank keeps beside its lookups."""
+        pooled = rows_pooled(self.tables, self.profile, compute, batch_size)
+        return round(compute.rest_saved_bytes * batch_size + compute.pooling_saved_bytes * pooled)
+
+    def _planner(
+        self, topology: Topology, batch_size: int, activation_bytes: int
+    ) -> RegistryPlanner:
         registry = self.registry.with_training({"batch_size": batch_size})
-        return registry.planner(topology, profile=self.profile)
+        return registry.planner(topology, profile=self.profile, activation_bytes=activation_bytes)
 
 
 def with_plugins(registry: Registry) -> Candidate:

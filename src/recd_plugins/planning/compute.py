@@ -17,6 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows
 from recd_plugins.errors import RecdError
+from recd_plugins.planning.activations import counting_saved
 from recd_plugins.registry import Prepared
 from recd_plugins.training.sequence_pooling import SequencePooling
 from recd_plugins.training.stages import stage_of
@@ -60,12 +61,16 @@ class Compute:
         pooling: for each row that sequence poolings see.
         rest: for each row of the batch.
         parameter_bytes: of its dense parameters, whose gradients are reduced.
+        pooling_saved_bytes: activations that poolings keep for the backward pass, a row they see.
+        rest_saved_bytes: those that all else keeps, a row of the batch.
         pools_all_rows: whether poolings see duplicates too, ``model.pool_rows: all``.
     """
 
     pooling: Operations
     rest: Operations
     parameter_bytes: int
+    pooling_saved_bytes: float = 0.0
+    rest_saved_bytes: float = 0.0
     pools_all_rows: bool = False
 
 
@@ -113,10 +118,10 @@ def count_operations(
         pools_all_rows: what to say of the model.
     """
     num_rows = batch.labels.shape[0]
-    with _Counter() as whole:
+    with _Counter() as whole, counting_saved(model.parameters()) as saved:
         model(batch)[0].backward()
     calls = _pooling_calls(model, batch)
-    with _Counter() as pooling:
+    with _Counter() as pooling, counting_saved(model.parameters()) as saved_by_pooling:
         for module, args in calls:
             module(*args).sum().backward()
     embeddings = {
@@ -131,6 +136,8 @@ def count_operations(
         parameter_bytes=sum(
             p.numel() * p.element_size() for p in model.parameters() if id(p) not in embeddings
         ),
+        pooling_saved_bytes=saved_by_pooling.num_bytes / num_rows,
+        rest_saved_bytes=max(0, saved.num_bytes - saved_by_pooling.num_bytes) / num_rows,
         pools_all_rows=pools_all_rows,
     )
 

@@ -6,16 +6,18 @@ from collections.abc import Callable
 
 from recd_plugins.errors import NoPlanError
 
-#: Batches are searched in steps of so many rows.
+#: The least step between two batch sizes, in rows.
 GRANULE = 64
+# Batches are found to one part in so many.
+_PARTS = 128
 # No batch of a rank is larger: some 16 million rows.
 _LIMIT = 2**24
 
 
-def largest_batch(fits: Callable[[int], bool], *, start: int) -> int:
-    """The largest multiple of ``GRANULE`` that fits, by doubling and bisection.
+def largest_batch(fits: Callable[[int], bool], *, start: int) -> tuple[int, int]:
+    """The largest batch that fits, and the step in which it was looked for.
 
-    ``fits`` was true of the result, and false of the next multiple.
+    ``fits`` was true of the result, and false of the result and a step more.
 
     Args:
         fits: whether there is a plan at a batch size.
@@ -24,13 +26,13 @@ def largest_batch(fits: Callable[[int], bool], *, start: int) -> int:
     Raises:
         NoPlanError: not even ``GRANULE`` rows fit.
     """
-    limit = _LIMIT // GRANULE
-    low, high = 0, max(1, start // GRANULE)
-    while high < limit and fits(high * GRANULE):
+    low, high = 0, max(GRANULE, start - start % GRANULE)
+    while high <= _LIMIT and fits(high):
         low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if fits(middle * GRANULE):
+    # A step divides low and high: they are GRANULE times a number, or one doubled.
+    while (high - low) > (step := granule(low)):
+        middle = low + max(step, (high - low) // 2 // step * step)
+        if fits(middle):
             low = middle
         else:
             high = middle
@@ -39,4 +41,12 @@ def largest_batch(fits: Callable[[int], bool], *, start: int) -> int:
             f"no plan fits, not even for batches of {GRANULE} rows a rank; use more ranks, or "
             "smaller tables"
         )
-    return low * GRANULE
+    return low, high - low
+
+
+def granule(batch_size: int) -> int:
+    """The step at a batch size: ``GRANULE`` doubled as long as it is a small part of it."""
+    step = GRANULE
+    while 2 * step * _PARTS <= batch_size:
+        step *= 2
+    return step

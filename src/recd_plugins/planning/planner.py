@@ -47,6 +47,7 @@ def build_planner(
     *,
     model: nn.Module | None = None,
     profile: DataProfile | None = None,
+    activation_bytes: int = 0,
     world_size: int | None = None,
     local_world_size: int | None = None,
     device: torch.device | None = None,
@@ -59,6 +60,7 @@ def build_planner(
         model: checked at once where it is given; ``plan`` and ``collective_plan`` check theirs.
         profile: lengths and dedupe factors of the features; without it ``measure_profile``, which
             reads the first rows of the data.
+        activation_bytes: to leave free on each rank for what a forward pass keeps beside lookups.
         world_size: ranks; those of the process group, else of the registry, without it.
         local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it.
         device: of the tables; CPU without it.
@@ -81,7 +83,7 @@ def build_planner(
 
     if model is not None:
         constraints(model)
-    return RegistryPlanner(topology, registry.training, constraints)
+    return RegistryPlanner(topology, registry.training, constraints, activation_bytes)
 
 
 def default_topology(
@@ -120,10 +122,12 @@ class RegistryPlanner(ShardingPlanner):
         topology: Topology,
         training: TrainingSpec,
         constraints: Callable[[nn.Module], _Constraints],
+        activation_bytes: int = 0,
     ) -> None:
         self._topology = topology
         self._training = training
         self._constraints_of = constraints
+        self._activation_bytes = activation_bytes
 
     def collective_plan(
         self,
@@ -188,7 +192,7 @@ class RegistryPlanner(ShardingPlanner):
             topology=self._topology,
             batch_size=self._training.batch_size,
             enumerator=enumerator,
-            storage_reservation=Reservation(self._training),
+            storage_reservation=Reservation(self._training, self._activation_bytes),
             proposer=tried,
             constraints=constraints,
             debug=False,

@@ -21,7 +21,14 @@ from recd_plugins.planning.work import work_of_step
 from recd_plugins.training.stages import StageTimes
 
 #: What takes the memory of a rank.
-COMPONENTS = ("embeddings", "optimizer", "inputs and outputs", "dense layers", "reserve")
+COMPONENTS = (
+    "embeddings",
+    "optimizer",
+    "inputs and outputs",
+    "activations",
+    "dense layers",
+    "reserve",
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,7 @@ class SideReport:
     Attributes:
         batch_size: rows of a rank.
         largest_batch_size: that fits; None where it was not looked for.
+        batch_step: rows more than ``largest_batch_size`` that were found not to fit.
         tables: in the order of the model.
         memory: bytes ``[world_size]`` by component, where tables live: on GPUs, or in host memory.
         seconds: of a step by stage.
@@ -67,6 +75,7 @@ class SideReport:
 
     batch_size: int
     largest_batch_size: int | None
+    batch_step: int | None
     tables: tuple[TableReport, ...]
     memory: Mapping[str, NDArray[np.int64]]
     seconds: StageTimes
@@ -86,6 +95,7 @@ class SideReport:
         return {
             "batch_size": self.batch_size,
             "largest_batch_size": self.largest_batch_size,
+            "batch_step": self.batch_step,
             "tables": [asdict(table) for table in self.tables],
             "memory_bytes": {
                 "max": int(total.max()),
@@ -189,6 +199,7 @@ def report_side(
     *,
     batch_size: int,
     largest_batch_size: int | None,
+    batch_step: int | None,
     compute: Compute,
     costs: StageCosts,
 ) -> SideReport:
@@ -205,8 +216,9 @@ def report_side(
     return SideReport(
         batch_size,
         largest_batch_size,
+        batch_step,
         _tables(candidate, planned, batch_size),
-        _memory(candidate, planned, spec),
+        _memory(candidate, planned, spec, candidate.activation_bytes(compute, batch_size)),
         predict(works, costs),
     )
 
@@ -240,7 +252,7 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Ta
 
 
 def _memory(
-    candidate: Candidate, planned: Planned, spec: TopologySpec
+    candidate: Candidate, planned: Planned, spec: TopologySpec, activation_bytes: int
 ) -> dict[str, NDArray[np.int64]]:
     training = candidate.registry.training
     on_gpu = spec.device == "cuda"
@@ -255,6 +267,7 @@ def _memory(
             parts["embeddings"][shard.rank] += held - state
             parts["optimizer"][shard.rank] += state
             parts["inputs and outputs"][shard.rank] += whole - held
+    parts["activations"] += activation_bytes
     parts["dense layers"] += dense_bytes(candidate.model, candidate.sharders, training)
     parts["reserve"] += round(RESERVED_SHARE * spec.memory_bytes)
     return parts

@@ -17,7 +17,7 @@ _LINES = 16
 # Ranks up to this many have a bar each.
 _BARS = 16
 _BAR_WIDTH = 50
-_MARKS = dict(zip(COMPONENTS, "█▓▒░·", strict=True))
+_MARKS = dict(zip(COMPONENTS, "█▓▒▚░·", strict=True))
 
 
 def render(report: PlanReport) -> RenderableType:
@@ -191,7 +191,8 @@ def _changes(report: PlanReport) -> Text:
         more = mine.largest_batch_size / plain.largest_batch_size
         lines.append(
             f"  largest batch of a rank: {plain.largest_batch_size:,} -> "
-            f"{mine.largest_batch_size:,} rows ({more:.2f}x)"
+            f"{mine.largest_batch_size:,} rows ({more:.2f}x); {plain.batch_step:,} and "
+            f"{mine.batch_step:,} rows more do not fit"
         )
     for (before, after), names in report.changed().items():
         listed = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more tables"

@@ -18,7 +18,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingType
 
 from recd_plugins.registry.schema import TrainingSpec
 
-#: Left to the activations of dense layers, the allocator and the interpreter.
+#: Left to the allocator and the interpreter; and to activations where nobody counted them.
 RESERVED_SHARE = 0.15
 
 
@@ -93,11 +93,16 @@ class Reservation(FixedPercentageStorageReservation):
     """``RESERVED_SHARE`` of each rank's memory, and what the layers take that are no tables.
 
     TorchRec's reserves memory of GPUs only.
+
+    Args:
+        training: says the optimizer of the dense layers.
+        activation_bytes: what a rank keeps of a forward pass beside its lookups.
     """
 
-    def __init__(self, training: TrainingSpec) -> None:
+    def __init__(self, training: TrainingSpec, activation_bytes: int = 0) -> None:
         super().__init__(RESERVED_SHARE)
         self._training = training
+        self._activation_bytes = activation_bytes
 
     def reserve(
         self,
@@ -109,7 +114,7 @@ class Reservation(FixedPercentageStorageReservation):
     ) -> Topology:
         """See TorchRec's ``StorageReservation.reserve``."""
         reserved = super().reserve(topology, batch_size, module, sharders, constraints)
-        dense = dense_bytes(module, sharders, self._training)
+        dense = dense_bytes(module, sharders, self._training) + self._activation_bytes
         for device in reserved.devices:
             if topology.compute_device == "cpu":
                 device.storage.ddr = int((1 - RESERVED_SHARE) * device.storage.ddr) - dense

@@ -64,24 +64,28 @@ class Study:
     def _side(
         self, what: str, candidate: Candidate, topology: Topology, batch_size: int | None
     ) -> SideReport:
-        largest = None
+        largest = step = None
         if batch_size is None:
-            largest = batch_size = self._largest(what, candidate, topology)
+            largest, step = self._largest(what, candidate, topology)
+            batch_size = largest
         self.say(f"planning {what}: batches of {batch_size:,} on {self.spec.world_size:,} ranks")
+        kept = candidate.activation_bytes(self.compute, batch_size)
         return report_side(
             candidate,
-            candidate.plan(topology, batch_size),
+            candidate.plan(topology, batch_size, kept),
             self.spec,
             batch_size=batch_size,
             largest_batch_size=largest,
+            batch_step=step,
             compute=self.compute,
             costs=self.spec.costs or StageCosts.of_topology(self.spec),
         )
 
-    def _largest(self, what: str, candidate: Candidate, topology: Topology) -> int:
+    def _largest(self, what: str, candidate: Candidate, topology: Topology) -> tuple[int, int]:
         def fits(batch_size: int) -> bool:
             self.say(f"looking for the largest batch {what}: {batch_size:,} rows a rank")
-            return candidate.fits(topology, batch_size)
+            kept = candidate.activation_bytes(self.compute, batch_size)
+            return candidate.fits(topology, batch_size, kept)
 
         return largest_batch(fits, start=candidate.registry.training.batch_size)
 

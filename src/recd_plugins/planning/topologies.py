@@ -158,7 +158,7 @@ def load_topology(
     nodes: int | None = None,
     ranks_per_node: int | None = None,
     ranks: int = 1,
-    device: torch.device | None = None,
+    device: str = "cpu",
 ) -> TopologySpec:
     """A topology by its name, or of a YAML file.
 
@@ -167,14 +167,14 @@ def load_topology(
         nodes: in place of the topology's own.
         ranks_per_node: likewise; no more than a node has GPUs.
         ranks: those of this machine where ``ranks_per_node`` does not say.
-        device: of this machine.
+        device: of this machine, ``cpu`` or ``cuda``.
 
     Raises:
         RegistryError: the file is wrong; says the line.
         RecdError: there is no topology of that name, or its nodes have no room for the ranks.
     """
     if name == MACHINE:
-        return this_machine(ranks_per_node or ranks, nodes=nodes or 1, device=device)
+        return this_machine(ranks_per_node or ranks, nodes=nodes or 1, device=torch.device(device))
     spec = read_topology(_path_of(name))
     if (
         ranks_per_node is not None

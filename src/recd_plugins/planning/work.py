@@ -104,6 +104,18 @@ def work_of_step(
     return works
 
 
+def rows_pooled(
+    tables: Sequence[Table], profile: DataProfile, compute: Compute, batch_size: int
+) -> float:
+    """Rows of a batch that sequence poolings see: its unique ones, if these are pooled alone."""
+    sequences = [f for table in tables if not table.pooled for f in table.features]
+    all_ids = batch_size * sum(profile.of(f).length for f in sequences)
+    # Poolings see unique rows, whatever ids of them are stored once.
+    unique_ids = sum(profile.of(f).ids(batch_size, pooled=True) for f in sequences)
+    share = unique_ids / all_ids if all_ids and not compute.pools_all_rows else 1.0
+    return batch_size * share
+
+
 class _Cluster(NamedTuple):
     batch_size: int
     world_size: int
@@ -115,12 +127,7 @@ def _dense_work(
 ) -> Work:
     """What every rank does apart from its tables."""
     batch_size, world_size = cluster.batch_size, cluster.world_size
-    sequences = [f for table in tables if not table.pooled for f in table.features]
-    all_ids = batch_size * sum(profile.of(f).length for f in sequences)
-    # Poolings see unique rows, whatever ids of them are stored once.
-    unique_ids = sum(profile.of(f).ids(batch_size, pooled=True) for f in sequences)
-    share = unique_ids / all_ids if all_ids and not compute.pools_all_rows else 1.0
-    pooled_rows = batch_size * share
+    pooled_rows = rows_pooled(tables, profile, compute, batch_size)
     expanded = sum(
         (batch_size + profile.of(feature).rows(batch_size)) * table.embedding_dim
         for table in tables

@@ -1,0 +1,49 @@
+"""Measures this machine and writes it as a topology."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from recd_plugins.errors import RecdError
+from recd_plugins.files import write_text
+from recd_plugins.planning.calibrate import Calibration, calibrate
+from recd_plugins.planning.stage_times import StageCosts
+from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.registry import Registry
+from recd_plugins.training.trainer import Job
+
+
+def calibrate_machine(
+    registry: Registry, plugins_dir: Path | None, spec: TopologySpec, path: Path
+) -> tuple[TopologySpec, Calibration]:
+    """Train on as many ranks as ``spec`` has, and write it to ``path`` with the costs measured.
+
+    Raises:
+        RecdError: there is such a file already, or training does not go.
+    """
+    if path.exists():
+        raise RecdError(f"{path} exists already; remove it, or name another file")
+    overrides = {"ranks": spec.ranks_per_node, "checkpoint": {}}
+    registry = registry.with_training(overrides)
+    registry.dataset.prepare()
+    job = Job(registry.path, plugins_dir=plugins_dir, overrides=overrides, device=spec.device)
+    found = calibrate(registry, job, StageCosts.of_topology(spec))
+    measured = spec.model_copy(update={"costs": found.costs})
+    write_topology(path, measured, f"Measured by recd plan {registry.path} --calibrate {path}.")
+    return measured, found
+
+
+def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:
+    """Write what ``read_topology`` takes, whole or not at all.
+
+    Raises:
+        RecdError: the place cannot be written.
+    """
+    text = StringIO()
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.dump(spec.model_dump(exclude_none=True), text)
+    write_text(path, f"# {comment}\n{text.getvalue()}")
