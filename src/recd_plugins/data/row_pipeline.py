@@ -73,11 +73,17 @@ class RowPipeline:
             yield item  # type: ignore[misc]
 
 
-def fit_converter(registry: Registry) -> None:
-    """Show the converter the first rows of the training split, the same on every rank, once."""
+def fit_converter(registry: Registry, rows: Rows | None = None) -> None:
+    """Show the converter the first rows of the training split, the same on every rank, once.
+
+    Args:
+        registry: whose converter it is.
+        rows: ``first_rows``, which are read without it.
+    """
     if registry.converter_fitted:
         return
-    rows = first_rows(registry)
+    if rows is None:
+        rows = first_rows(registry)
     with plugin_call(registry.converter, "fit"):
         registry.converter.fit(rows, registry.dataset.schema())
     registry.converter_fitted = True

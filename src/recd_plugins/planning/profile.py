@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from recd_plugins.data.arrow import sparse_column
-from recd_plugins.data.row_pipeline import RowPipeline, first_rows
+from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fit_converter
 from recd_plugins.data.statistics import FeatureStatistics
 
 if TYPE_CHECKING:
@@ -98,6 +98,7 @@ def measure_profile(registry: Registry) -> DataProfile:
         RegistryError: a pattern matches no feature.
     """
     rows = first_rows(registry)
+    fit_converter(registry, rows)
     batch = RowPipeline(registry).batch(rows)
     groups = list(_groups(batch))
     seen = {name: profile for group in groups for name, profile in group.items()}
