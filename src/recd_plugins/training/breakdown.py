@@ -36,6 +36,8 @@ from recd_plugins.training.stages import STAGES, Stage, StageTimes
 __all__ = ["StepMemory", "StepProfile", "static_bytes", "step_profile"]
 
 _CPU = torch.device("cpu")
+# Profiling an operator costs no more; where steps differ by more they differ by other things.
+_EVENT_SECONDS = 3e-6
 
 
 @dataclass(frozen=True)
@@ -102,11 +104,12 @@ class StepProfile:
         Raises:
             ValueError: there were too few steps.
         """
+        self._check()
         seconds = _medians([step.seconds for step in self._profiled])
         events = _medians([step.events for step in self._profiled])
         # Every event costs about the same, so that stages of many small operations pay most.
         excess = max(0.0, sum(seconds.values()) - self.step_seconds)
-        cost = excess / max(1.0, sum(events.values()))
+        cost = min(_EVENT_SECONDS, excess / max(1.0, sum(events.values())))
         left = {stage: max(0.0, seconds[stage] - cost * events[stage]) for stage in STAGES}
         return StageTimes(**left).scaled(self.step_seconds)
 

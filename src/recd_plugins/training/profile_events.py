@@ -121,12 +121,12 @@ def host_seconds(events: StepEvents) -> dict[Stage, float]:
     A moment belongs to the innermost span, or else to the closest around it, that has a stage.
     """
     nanoseconds: Counter[Stage] = Counter()
-    reducing = [span for span in events.in_flight if "all_reduce" in span.name]
+    of_gradients = [s for s in events.in_flight if s.name.endswith(("all_reduce", "broadcast"))]
     for start, end, stage, in_operator in _stretches(events):
         waited = 0
         if stage is None and not in_operator:
-            # DistributedDataParallel waits for its all-reduce in no operator.
-            waited = sum(max(0, min(s.end, end) - max(s.start, start)) for s in reducing)
+            # DistributedDataParallel waits for its collectives in no operator.
+            waited = sum(max(0, min(s.end, end) - max(s.start, start)) for s in of_gradients)
             waited = min(waited, end - start)
             nanoseconds["all_reduce"] += waited
         nanoseconds[stage or "other"] += end - start - waited

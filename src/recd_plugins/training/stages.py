@@ -23,7 +23,7 @@ class StageTimes:
         gemm: matrix products and attention, forward and backward.
         all_to_all: input dist and output dist of embeddings, row-wise tables' reduce-scatter
             included: the time that the step waits for them, and their own copies.
-        all_reduce: of dense gradients, likewise.
+        all_reduce: of dense gradients, likewise, with what else DistributedDataParallel sends.
         other: everything else, reading batches and the dense optimizer included.
     """
 
@@ -69,8 +69,8 @@ _RULES: tuple[tuple[Stage, str], ...] = (
     ),
     (
         "all_reduce",
-        r"c10d::allreduce|c10d_functional::all_reduce|distributed::reducer"
-        r"|ncclDevKernel_AllReduce",
+        r"c10d::(allreduce|_?broadcast)|c10d_functional::(all_reduce|broadcast)"
+        r"|distributed::reducer|ncclDevKernel_(AllReduce|Broadcast)",
     ),
     (
         "lookup",

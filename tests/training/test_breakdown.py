@@ -1,0 +1,272 @@
+"""Seconds by stage and bytes of real training steps, and of spans that a device would report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder, fused_params
+from recd_plugins.planning import default_topology
+from recd_plugins.registry import TrainingSpec
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.pipeline import build_train_pipeline
+from recd_plugins.training.profile_events import (
+    STEP,
+    Span,
+    StepEvents,
+    StepMemory,
+    device_seconds,
+    host_seconds,
+    memory_of_step,
+)
+from recd_plugins.training.stages import STAGES, StageTimes, stage_of
+
+CPU = torch.device("cpu")
+ROWS, DIM, BATCH, IDS = 1000, 32, 64, 20
+# Long against the rest of these steps, also on a machine that does other work.
+SLEEP = 0.3
+
+
+class Model(nn.Module):
+    """A bag of embeddings and a layer; it waits before both, where it is told to."""
+
+    def __init__(self, sleep: float) -> None:
+        super().__init__()
+        self.sleep = sleep
+        config = EmbeddingBagConfig(
+            name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["f"]
+        )
+        self.bags = EmbeddingBagCollection(tables=[config])
+        self.top = nn.Linear(DIM, 1)
+
+    def forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        time.sleep(self.sleep)
+        loss = self.top(self.bags(batch.sparse_features)["f"]).square().mean()
+        return loss, loss.detach()
+
+
+def batches() -> Iterator[ModelInput]:
+    while True:
+        yield ModelInput(
+            torch.zeros(BATCH, 0),
+            KeyedJaggedTensor(
+                ["f"], torch.randint(ROWS, (BATCH * IDS,)), lengths=torch.full((BATCH,), IDS)
+            ),
+            torch.zeros(BATCH),
+        )
+
+
+def sharded(
+    kind: str, world_size: int, sleep: float
+) -> tuple[DistributedModelParallel, torch.optim.Optimizer]:
+    training = TrainingSpec()
+    model = Model(sleep)
+    sharders = [ExactEmbeddingBagCollectionSharder(fused_params(training))]
+    planner = EmbeddingShardingPlanner(
+        topology=default_topology(world_size),
+        constraints={"t": ParameterConstraints(sharding_types=[kind])},
+    )
+    dmp = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=planner.collective_plan(model, sharders, dist.group.WORLD),
+        sharders=sharders,
+    )
+    return dmp, build_optimizer(dmp, training)
+
+
+def pipelined(rank: int, world_size: int, kind: str, slow: int) -> tuple[StageTimes, float, int]:
+    dmp, optimizer = sharded(kind, world_size, SLEEP if rank == slow else 0.0)
+    pipeline = build_train_pipeline(dmp, optimizer, CPU)
+    source = batches()
+    with step_profile(warmup=1) as profile:
+        for _ in range(3):
+            with profile.step():
+                pipeline.progress(source)
+    return profile.stages(), profile.step_seconds, static_bytes(dmp, optimizer)
+
+
+@pytest.mark.parametrize("kind", ["table_wise", "row_wise"])
+def test_a_rank_waits_for_a_slower_one_in_the_all_to_all(kind: str) -> None:
+    slow, fast = run_on_ranks(pipelined, 2, kind, 0)
+    for stages, seconds, _ in (slow, fast):
+        assert stages.total == pytest.approx(seconds)
+    assert slow[0].other > SLEEP / 2 > slow[0].all_to_all
+    assert fast[0].all_to_all > SLEEP / 2 > fast[0].other
+
+
+def test_static_bytes_of_a_sharded_table() -> None:
+    dense = 2 * 4 * (DIM + 1)  # with Adagrad's sums
+    dense += 2 * 4  # its two counts of steps
+    table = 4 * ROWS * (DIM + 1)  # with a sum of row-wise Adagrad
+    for kind, ranks in (("table_wise", 1), ("row_wise", 2)):
+        sizes = [size for _, _, size in run_on_ranks(pipelined, 2, kind, 2)]
+        assert sum(sizes) == pytest.approx(2 * dense + table, rel=0.01)
+        assert sum(size > dense + table / 4 for size in sizes) == ranks
+
+
+def data_parallel(rank: int, world_size: int) -> StageTimes:
+    del world_size
+    model = DistributedDataParallel(nn.Linear(64, 64))
+    with step_profile(warmup=1) as profile:
+        for _ in range(3):
+            with profile.step():
+                time.sleep(SLEEP if rank == 0 else 0.0)
+                model(torch.ones(8, 64)).sum().backward()
+    return profile.stages()
+
+
+def test_waiting_for_gradients_is_the_all_reduce() -> None:
+    slow, fast = run_on_ranks(data_parallel, 2)
+    assert slow.other > SLEEP / 2 > slow.all_reduce
+    assert fast.all_reduce > SLEEP / 2 > fast.other
+
+
+def profiled(run: nn.Module | None = None, size: int = 400) -> StepProfile:
+    with step_profile(warmup=0) as profile:
+        for _ in range(4):
+            with profile.step():
+                (run or nn.Identity())(torch.ones(size, size))
+    return profile
+
+
+def test_products_are_gemm() -> None:
+    class Products(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            for _ in range(10):
+                x = x @ x / x.shape[0]
+            return x
+
+    stages = profiled(Products()).stages()
+    assert stages.gemm > stages.total / 2
+    assert stages.lookup == stages.all_to_all == stages.all_reduce == 0
+
+
+def test_memory_is_that_of_the_step() -> None:
+    held = []
+
+    class Allocates(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            (x + 1).sum()
+            held.append(torch.empty(1000))
+            return x
+
+    memory = profiled(Allocates(), size=1000).memory()
+    # The input and the sum at once; the sums of single numbers come on top.
+    assert memory.peak == pytest.approx(2 * 4 * 1000**2, rel=0.01)
+    assert 0 < memory.mean < memory.peak
+
+
+def test_too_few_steps() -> None:
+    with step_profile() as profile, profile.step():
+        pass
+    assert not profile.complete
+    with pytest.raises(ValueError, match="3 fill the pipeline"):
+        profile.stages()
+    with pytest.raises(ValueError, match="1 steps"):
+        profile.memory()
+
+
+def seconds(**stages: float) -> dict[str, float]:
+    return {stage: stages.get(stage, 0.0) for stage in STAGES}
+
+
+def milliseconds(name: str, start: int, end: int, **attributes: int) -> Span:
+    return Span(name, start * 10**6, end * 10**6, **attributes)
+
+
+def test_a_moment_belongs_to_the_innermost_stage() -> None:
+    step = milliseconds(STEP, 0, 100)
+    events = StepEvents(
+        step,
+        host=[
+            milliseconds("All2All_Seq_Req_Wait", 10, 60),
+            milliseconds("aten::copy_", 20, 30),
+            milliseconds("aten::mm", 40, 50),
+            milliseconds("## backward 1 ##", 70, 100, is_region=True),
+            milliseconds("aten::copy_", 75, 80),
+            milliseconds("aten::mm", 0, 100, thread=1),  # of another thread
+        ],
+        in_flight=[milliseconds("gloo:all_reduce", 74, 90, thread=7)],
+    )
+    assert host_seconds(events) == seconds(
+        all_to_all=0.04, gemm=0.01, all_reduce=0.011, other=0.039
+    )
+
+
+def test_a_kernel_that_computes_hides_one_that_communicates() -> None:
+    events = StepEvents(
+        milliseconds(STEP, 0, 100),
+        host=[
+            milliseconds("[lookup]_[bags]_[table_wise]", 0, 5, is_region=True, operator=1),
+            milliseconds("aten::index", 1, 2, operator=2),
+            milliseconds("aten::mm", 6, 7, operator=3),
+            milliseconds("c10d::alltoall_base_", 8, 9, operator=4),
+        ],
+        kernels=[
+            milliseconds("elementwise_kernel", 10, 30, operator=2),
+            milliseconds("ncclDevKernel_SendRecv", 20, 60, operator=4),
+            milliseconds("sm80_xmma_gemm", 50, 70, operator=3),
+            milliseconds("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 80, 120),
+        ],
+    )
+    assert device_seconds(events) == pytest.approx(
+        seconds(lookup=0.02, all_to_all=0.02, gemm=0.02, all_reduce=0.02, other=0.02)
+    )
+
+
+def test_memory_above_the_start() -> None:
+    step = milliseconds(STEP, 100, 200)
+    at = [(50, 999), (100, 100), (150, 300), (175, -300), (250, 10**6)]
+    events = StepEvents(step, allocations=[(moment * 10**6, size) for moment, size in at])
+    assert memory_of_step(events) == StepMemory(
+        peak=400, mean=(50 * 100 + 25 * 400 + 25 * 100) / 100
+    )
+
+
+def test_stages_of_names() -> None:
+    for name, stage in {
+        "fbgemm::split_embedding_codegen_forward_cpu": "lookup",
+        "torch::autograd::CppNode<SplitVBELookupFunction_rowwise_adagrad_Op_pt2>": "lookup",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "gemm",
+        "[output_dist_wait]_[bags]_[row_wise]": "all_to_all",
+        "Variable_Batch_All2All_Pooled_ReqBackward": "all_to_all",
+        "## wait_sparse_data_dist 3 ##": "all_to_all",
+        "torch::distributed::reducer::mul_out": "all_reduce",
+        "aten::copy_": None,
+        "aten::native_dropout": None,
+        "## forward 7 ##": None,
+    }.items():
+        assert stage_of(name) == stage, name
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_cuda() -> None:
+    device = torch.device("cuda", 0)
+    x = torch.ones(4096, 4096, device=device)
+    with step_profile(device, warmup=2) as profile:
+        for _ in range(6):
+            with profile.step():
+                for _ in range(20):
+                    x = x @ x / 4096
+    stages = profile.stages()
+    assert stages.total == pytest.approx(profile.step_seconds)
+    assert stages.gemm > stages.total / 2
+    assert profile.memory().peak >= 4 * 4096**2
