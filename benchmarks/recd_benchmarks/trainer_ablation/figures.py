@@ -111,7 +111,7 @@ class Ablation:
 
     def time_table(self) -> Detail:
         """Figures 8 and 9 in numbers."""
-        headings = ["", "batch", "samples/s over baseline", "ms a step"]
+        headings = ["", "batch", "speedup", "ms a step"]
         rows: list[list[str | float]] = []
         for variant, found in self._rows():
             assert found.stages is not None, "every variant that trains is profiled"
@@ -126,7 +126,9 @@ class Ablation:
                     *milliseconds,
                 ]
             )
-        return Detail(f"{self.model}: time", [*headings, *STAGES], rows)
+        return Detail(
+            f"{self.model}: time", [*headings, *(s.replace("_", " ") for s in STAGES)], rows
+        )
 
     def work_table(self) -> Detail:
         """Table 2 in numbers, and counted work."""
@@ -184,11 +186,9 @@ class Ablation:
         if not _exchanged(before):
             return
         fewer = _exchanged(before) / _exchanged(after)
-        expected = sum(before.sent.values()) / sum(
-            num / (before.ids[feature] / after.ids[feature]) for feature, num in before.sent.items()
-        )
         yield self._figure("bytes_ratio", [fewer])
-        # 1 where every feature's bytes fall by its dedupe factor.
+        # 1 where every feature's bytes fall by its dedupe factor, of ids and of rows.
+        expected = _ratio(before.sent, after.sent)
         yield self._figure("bytes_over_dedupe_factor", [fewer / expected], goal=0.98)
 
     def _memory_figures(self) -> Iterator[Figure]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from itertools import cycle, islice
 from typing import Any
@@ -63,11 +62,11 @@ class OneTrainer:
         self._pipeline = parts.registry.train_pipeline(self.dmp, self.optimizer, device)
         self._losses: list[Tensor] = []
         self.dmp.train()
-        model = _model(self.dmp)
-        if model.sequence_pooling is not None:
-            _mark(model.sequence_pooling)
+        (model,) = (module for module in self.dmp.modules() if isinstance(module, DLRM))
         if variant.compiled:
             _compile(model)
+        elif model.sequence_pooling is not None:
+            _mark(model.sequence_pooling)
 
     def step(self) -> None:
         """One step."""
@@ -93,21 +92,21 @@ class OneTrainer:
             {feature: num / len(self.batches) for feature, num in ids.per_feature.items()},
         )
 
-    def sent_bytes(self) -> dict[str, float]:
-        """What the batches alone make a rank send in a step, by feature.
+    def sent_bytes(self) -> float:
+        """What the features make this rank send in a step where each table is on one rank.
 
-        Ids and lengths there, embeddings back and their gradients there, to all ranks but itself.
+        Ids and lengths there, embeddings of the rows that travel back and their gradients there,
+        to all ranks but itself.
         """
-        sent: Counter[str] = Counter()
+        sent = 0
         for batch in self.batches:
-            rows = batch.labels.numel()
             for kjt, pooled in ((batch.sparse_features, True), (batch.sequence_features, False)):
-                for feature, jagged in ({} if kjt is None else kjt.to_dict()).items():
-                    ids, lengths = jagged.values(), jagged.lengths()
-                    vectors = rows if pooled else ids.numel()
-                    sent[feature] += ids.nbytes + lengths.nbytes + vectors * self._vector_bytes
+                if kjt is not None:
+                    ids, lengths = kjt.values(), kjt.lengths()
+                    vectors = (lengths if pooled else ids).numel()
+                    sent += ids.nbytes + lengths.nbytes + vectors * self._vector_bytes
         ranks = dist.get_world_size()
-        return {f: num * (ranks - 1) / ranks / len(self.batches) for f, num in sent.items()}
+        return sent * (ranks - 1) / ranks / len(self.batches)
 
     def profiled(self, count: int) -> StepProfile:
         """``count`` steps timed and as many profiled, in turn."""
@@ -144,11 +143,6 @@ def _index_dedup(variant: Variant, training: TrainingSpec) -> list[ModuleSharder
     ]
 
 
-def _model(dmp: nn.Module) -> DLRM:
-    (model,) = (module for module in dmp.modules() if isinstance(module, DLRM))
-    return model
-
-
 def _mark(pooling: SequencePooling) -> None:
     """Have the profiler see where sequence pooling begins and ends."""
     forward = pooling.forward
@@ -161,11 +155,7 @@ def _mark(pooling: SequencePooling) -> None:
 
 
 def _compile(model: DLRM) -> None:
-    """The dense part: each pooling module, and all that follows the embeddings.
-
-    Numbers of unique rows and of ids vary by batch.
-    """
+    """The dense part; numbers of unique rows and of ids vary by batch."""
     if model.sequence_pooling is not None:
-        for module in model.sequence_pooling.poolings.values():
-            module.compile(dynamic=True)
+        model.sequence_pooling.compile(dynamic=True)
     model.top.compile(dynamic=True)

@@ -55,7 +55,7 @@ class Measured:
         losses: by step, the mean over ranks.
         bytes_by_kind: bytes sent in a step, all ranks.
         ids: ids looked up in a step by feature, all ranks.
-        sent: bytes that the batches make all ranks send in a step, by feature.
+        sent: bytes that the features make all ranks send in a step, see ``OneTrainer.sent_bytes``.
         stages: seconds of a step, the mean over ranks.
         pooling: sequence pooling's share of the stages gemm and other, likewise.
         static_bytes: parameters and optimizer state, of the rank that has most.
@@ -69,7 +69,7 @@ class Measured:
     losses: list[float] = field(default_factory=list)
     bytes_by_kind: dict[str, float] = field(default_factory=dict)
     ids: dict[str, float] = field(default_factory=dict)
-    sent: dict[str, float] = field(default_factory=dict)
+    sent: float = 0
     stages: StageTimes | None = None
     pooling: dict[Stage, float] = field(default_factory=dict)
     static_bytes: float = 0
@@ -97,7 +97,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:  # noq
         found.batch_size = trainer.batch_size
         by_kind, ids = zip(*_from_every_rank(trainer.counts()), strict=True)
         found.bytes_by_kind, found.ids = sum_by_kind(list(by_kind)), sum_by_kind(list(ids))
-        found.sent = sum_by_kind(_from_every_rank(trainer.sent_bytes()))
+        found.sent = sum(_from_every_rank(trainer.sent_bytes()))
     for turn in range(job.turns + 1):
         for name, trainer in trainers.items():
             spent = _turn(trainer, job.steps)

@@ -113,12 +113,19 @@ def _show(console: Console, result: dict[str, Any]) -> None:
     for detail in result["details"]:
         table = Table(title=detail["title"])
         for number, heading in enumerate(detail["headings"]):
-            table.add_column(heading, justify="right" if number else "left")
+            justify: Any = "right" if number else "left"
+            table.add_column(heading, justify=justify, min_width=0 if number else 18)
         for row in detail["rows"]:
-            table.add_row(*(c if isinstance(c, str) else f"{c:.3g}" for c in row))
+            table.add_row(*map(_cell, row))
         console.print(table)
     for note in result["notes"]:
         console.print(note, markup=False, highlight=False)
+
+
+def _cell(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _bound(value: float | str | None, better: str) -> str:

@@ -6,11 +6,14 @@ A user can do nothing about these lines, and they hide those that matter.
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 
 
 def silence() -> None:
     """Ignore these, and only these, in this process."""
+    # torch.profiler's library prints a line wherever a profile starts or stops (torch 2.13).
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     # torchrec.distributed.model_parallel wraps the dense layers with a deprecated argument.
     warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")
     # FBGEMM registers the gradient of its dense CPU kernel in a deprecated way. That it is right is
