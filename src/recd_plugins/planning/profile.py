@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import torch
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fit_converter
 from recd_plugins.data.statistics import FeatureStatistics
+from recd_plugins.sparse.dedup import Deduplicator
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -117,9 +118,15 @@ def measure_profile(registry: Registry) -> DataProfile:
 def _of_whole_table(
     group: Mapping[str, FeatureProfile], known: TableStatistics, rows: Rows
 ) -> dict[str, FeatureProfile]:
-    """Features that share their unique rows: a row repeats where all of them do."""
+    """Features that share their unique rows: a row repeats where all of them do.
+
+    How often the one that repeats least does so is known of the whole table; how often the others
+    do not repeat where it does, the first rows show.
+    """
     statistics = {name: known.features[name] for name in group}
     repeated_rows = min(feature.exact_rows for feature in statistics.values())
+    if len(group) > 1:
+        repeated_rows *= _coincidence(rows, list(group))
     found = {}
     for name, profile in group.items():
         own = statistics[name]
@@ -138,6 +145,16 @@ def _of_whole_table(
             shared_ids=_shifted(own) if partial else repeated,
         )
     return found
+
+
+def _coincidence(rows: Rows, names: Sequence[str]) -> float:
+    """Rows that repeat in all of several features over those that repeat in each one."""
+    columns = [sparse_column(rows, name) for name in names]
+    together, *alone = (
+        len(rows) - int(unique.inverse_lookup.max() + 1)
+        for unique in Deduplicator()([columns, *([column] for column in columns)], len(rows))
+    )
+    return together / min(alone) if min(alone) else 0.0
 
 
 def _shifted(feature: FeatureStatistics) -> float:

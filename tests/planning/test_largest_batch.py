@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recd_plugins.errors import NoPlanError
+from recd_plugins.planning.largest_batch import GRANULE, largest_batch
+
+
+@given(most=st.integers(GRANULE, 10**6), start=st.integers(1, 10**6))
+def test_it_fits_and_a_step_more_does_not(most: int, start: int) -> None:
+    asked: dict[int, bool] = {}
+
+    def fits(batch_size: int) -> bool:
+        asked[batch_size] = batch_size <= most
+        return asked[batch_size]
+
+    found, step = largest_batch(fits, start=start)
+    assert asked[found]
+    assert not asked[found + step]
+    assert step <= max(GRANULE, found / 64)
+    assert len(asked) <= 40
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(NoPlanError, match="not even for batches of 64 rows"):
+        largest_batch(lambda _: False, start=512)

@@ -1,0 +1,125 @@
+"""Lengths and dedupe factors of a profile against batches as the model gets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugins.data.row_pipeline import RowPipeline
+from recd_plugins.data.table_writer import TableWriter
+from recd_plugins.interfaces import SessionKeys
+from recd_plugins.planning.profile import DataProfile, FeatureProfile, measure_profile
+from recd_plugins.registry import Registry
+
+CONVERTERS = [
+    {"use": "recd.kjt"},
+    {"use": "recd.ikjt"},
+    {"use": "recd.ikjt", "options": {"groups": [["usr_0", "usr_1"], ["seq_0_0"]]}},
+    {"use": "recd.partial_ikjt"},
+]
+
+
+def travels(registry: Registry, num_batches: int) -> dict[str, float]:
+    """Ids that the model is fed by feature, the mean over batches."""
+    batch_size = registry.training.batch_size
+    reader = registry.dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
+    found: dict[str, float] = {}
+    for number, batch in enumerate(RowPipeline(registry).read(reader)):
+        if number == num_batches:
+            break
+        for kjt in (batch.sparse_features, batch.sequence_features):
+            if kjt is not None:
+                for name, ids in zip(kjt.keys(), kjt.length_per_key(), strict=True):
+                    found[name] = found.get(name, 0) + ids / num_batches
+    return found
+
+
+def is_pooled(name: str) -> bool:
+    return not name.startswith("seq_")
+
+
+@pytest.mark.parametrize("converter", CONVERTERS, ids=str)
+def test_of_the_first_batch_it_is_exact(make_registry, converter) -> None:
+    registry = make_registry(converter=converter)
+    profile = measure_profile(registry)
+    assert profile.source == "the first 256 rows"
+    ids = travels(registry, 1)
+    assert ids.keys() == profile.features.keys()
+    for name, feature in profile.features.items():
+        assert feature.ids(256, pooled=is_pooled(name)) == pytest.approx(ids[name])
+        assert feature.deduplicated == (name in registry.converter.dedupe_factors())
+
+
+def test_preprocessing_changes_lengths(make_registry) -> None:
+    plain = measure_profile(make_registry()).features
+    short = measure_profile(
+        make_registry(
+            preprocessing=[
+                {"use": "recd.first_x", "features": ["seq_0_0"], "options": {"x": 2}},
+            ]
+        )
+    ).features
+    assert short["seq_0_0"].length == 2 < plain["seq_0_0"].length
+    assert short["usr_0"] == plain["usr_0"]
+
+
+@pytest.fixture(scope="module")
+def with_footer(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same table, written with statistics."""
+    rows = pa.concat_tables([pq.read_table(file) for file in sorted(table.glob("*.parquet"))])
+    path = tmp_path_factory.mktemp("footer") / "table.parquet"
+    with TableWriter(path, rows.schema, keys=SessionKeys("session_id", "ts")) as writer:
+        for batch in rows.to_batches(1024):
+            writer.write(batch)
+    return path
+
+
+@pytest.mark.parametrize("converter", CONVERTERS, ids=str)
+@pytest.mark.parametrize("batch_size", [64, 512])
+def test_of_statistics_it_is_the_mean_over_the_table(
+    make_registry, with_footer: Path, converter, batch_size: int
+) -> None:
+    from tests.planning.conftest import SPARSE
+
+    registry = make_registry(
+        dataset={
+            "use": "recd.session_parquet",
+            "options": {"path": str(with_footer), "sparse": SPARSE},
+        },
+        converter=converter,
+        training={"batch_size": batch_size},
+    )
+    profile = measure_profile(registry)
+    assert "the table of 4,096 rows" in profile.source
+    assert profile.samples_per_session is not None
+    ids = travels(registry, 4096 // batch_size)
+    for name, feature in profile.features.items():
+        predicted = feature.ids(batch_size, pooled=is_pooled(name))
+        # Equal rows that are not adjacent are none of the statistics.
+        assert ids[name] == pytest.approx(
+            predicted, rel=0.15 if "options" in converter else 0.07
+        ), name
+
+
+def test_a_group_repeats_where_all_of_it_does(make_registry, with_footer: Path) -> None:
+    known = {"use": "recd.session_parquet", "options": {"path": str(with_footer)}}
+    grouped = {"use": "recd.ikjt", "options": {"groups": [["usr_0", "usr_1"]]}}
+    alone = measure_profile(make_registry(dataset=known)).features
+    together = measure_profile(make_registry(dataset=known, converter=grouped)).features
+    assert together["usr_0"].repeated_rows == together["usr_1"].repeated_rows
+    assert together["usr_0"].repeated_rows < 0.95 * alone["usr_0"].repeated_rows
+
+
+def test_no_batch_shares_more_than_it_has() -> None:
+    feature = FeatureProfile(10.0, True, 0.9, 0.9, 0.95)
+    assert feature.rows(1) == 1
+    assert feature.dedupe_factor(1, pooled=True) == 1
+    assert feature.dedupe_factor(2, pooled=True) == pytest.approx(2 / 1.1)
+    assert feature.dedupe_factor(10**9, pooled=True) == pytest.approx(10)
+    assert feature.dedupe_factor(10**9, pooled=False) == pytest.approx(20)
+    assert feature.plain().dedupe_factor(10**9, pooled=False) == 1
+    assert FeatureProfile(0.0).dedupe_factor(8, pooled=True) == 1
+    assert DataProfile({}).of("missing") == FeatureProfile(length=1.0)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.planning.calibration_file import write_topology
+from recd_plugins.planning.stage_times import GemmCost, StageCosts
+from recd_plugins.planning.topologies import (
+    MACHINE,
+    load_topology,
+    read_topology,
+    topology_names,
+)
+
+OWN = """
+device: cpu
+ranks_per_node: 4
+nodes: 2
+ddr_bytes: 1000000
+ddr_bandwidth: 4.0e+9
+intra_node_bandwidth: 2.0e+9
+inter_node_bandwidth: 1.0e+9
+flops: 1.0e+9
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.yaml"
+    path.write_text(OWN, encoding="utf-8")
+    return path
+
+
+def test_the_built_in_ones_are_there() -> None:
+    assert topology_names() == [
+        "dgx-a100-80g",
+        "dgx-h100",
+        "ndv4",
+        "p4d.24xlarge",
+        "zionex-a100-40g",
+        MACHINE,
+    ]
+
+
+@pytest.mark.parametrize("name", topology_names())
+def test_torchrec_gets_its_units(name: str) -> None:
+    spec = load_topology(name, nodes=3, ranks=2)
+    topology = spec.to_torchrec()
+    assert topology.world_size == spec.world_size == 3 * spec.ranks_per_node
+    assert topology.local_world_size == spec.ranks_per_node
+    assert topology.intra_host_bw == spec.intra_node_bandwidth / 1000  # bytes a millisecond
+    assert topology.inter_host_bw == spec.inter_node_bandwidth / 1000
+    assert topology.ddr_mem_bw == spec.ddr_bandwidth / 1000
+    storage = topology.devices[0].storage
+    assert spec.memory_bytes == (storage.ddr if spec.device == "cpu" else storage.hbm)
+    if spec.device == "cuda":
+        assert topology.hbm_mem_bw == spec.hbm_bandwidth / 1000
+
+
+def test_nodes_and_ranks_stand_in_for_the_topologys_own(own: Path) -> None:
+    assert load_topology("zionex-a100-40g").nodes == 4
+    assert load_topology("zionex-a100-40g", nodes=16, ranks_per_node=4).world_size == 64
+    with pytest.raises(RecdError, match=r"a node of dgx-h100 has 8 GPUs.* 9 ranks"):
+        load_topology("dgx-h100", ranks_per_node=9)
+    # Ranks of a CPU share what their node has.
+    half = load_topology(str(own), ranks_per_node=8)
+    assert (half.world_size, half.ddr_bytes, half.flops) == (16, 500000, 5e8)
+    assert load_topology(MACHINE, ranks=4).ddr_bytes == load_topology(MACHINE).ddr_bytes // 4
+
+
+def test_a_name_that_nobody_knows() -> None:
+    with pytest.raises(RecdError, match=r"no topology is named dgx-h1000; did you mean dgx-h100\?"):
+        load_topology("dgx-h1000")
+    with pytest.raises(RecdError, match=r"nothing; there are dgx-a100-80g, .*ends in \.yaml"):
+        load_topology("nothing")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("nodes: 2", "nodes: two", r"own.yaml:4 nodes: .*integer, got 'two'"),
+        ("nodes: 2", "node: 2", r"own.yaml:4 node: unknown key of a topology; did you mean nodes"),
+        ("flops: 1.0e+9", "flops: 0.0", r"own.yaml:9 flops: .*greater than 0"),
+        ("flops: 1.0e+9", "", r"own.yaml flops: is missing"),
+        ("device: cpu", "device: cuda", r"device cuda needs hbm_bytes, hbm_bandwidth, hbm_to"),
+        ("nodes: 2", "nodes: [", r"own.yaml:\d+: is not YAML"),
+        ("nodes: 2", "costs: {gemm: {flops: 1}}", r"own.yaml:4 costs.gemm.flops: unknown key"),
+    ],
+)
+def test_what_is_wrong_with_a_file(own: Path, before: str, after: str, message: str) -> None:
+    own.write_text(OWN.replace(before, after), encoding="utf-8")
+    with pytest.raises(RegistryError, match=message):
+        load_topology(str(own))
+
+
+def test_a_file_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(RegistryError, match=r"none\.yaml: cannot be read: No such file"):
+        load_topology(str(tmp_path / "none.yaml"))
+
+
+def test_a_topology_that_was_written_reads_the_same(own: Path, tmp_path: Path) -> None:
+    costs = StageCosts(gemm=GemmCost(steps=1e-3, matmul_flops=2e-11))
+    spec = read_topology(own).model_copy(update={"costs": costs})
+    write_topology(tmp_path / "folder" / "written.yaml", spec, "Where it comes from.")
+    assert read_topology(tmp_path / "folder" / "written.yaml") == spec
