@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
@@ -169,3 +172,85 @@ def test_stretches_move_along(partial_batch: Batch) -> None:
     moved = lower(partial_batch, Placement(sequence=("m",))).to(torch.device("meta"))
     assert moved.stretches["m"].offsets.is_meta
     assert moved.stretches["m"].lengths.is_meta
+
+
+class Calls(TorchFunctionMode):
+    """Which tensors are pinned, copied without blocking or kept for a stream; needs no device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pinned: list[int] = []
+        self.copied: list[int] = []
+        self.kept: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.Tensor.pin_memory:
+            self.pinned.append(id(args[0]))
+            return args[0]
+        if func is torch.Tensor.to and kwargs.get("non_blocking"):
+            self.copied.append(id(args[0]))
+            return args[0]
+        if func is torch.Tensor.record_stream:
+            self.kept.append(id(args[0]))
+            return None
+        return func(*args, **kwargs)
+
+
+def tensors_of(model_input: ModelInput) -> set[int]:
+    tensors = [model_input.dense_features, model_input.labels]
+    for kjt in (
+        model_input.sparse_features,
+        model_input.replicated_features,
+        model_input.sequence_features,
+    ):
+        assert kjt is not None
+        tensors += [kjt.values(), kjt.lengths(), kjt.weights_or_none()]
+        if (inverse_indices := kjt.inverse_indices_or_none()) is not None:
+            tensors.append(inverse_indices[1])
+    tensors += model_input.inverse_lookup.values()
+    for stretches in model_input.stretches.values():
+        tensors += [stretches.offsets, stretches.lengths]
+    return {id(tensor) for tensor in tensors if tensor is not None}
+
+
+@pytest.mark.parametrize("form", ["exact", "partial"])
+def test_copies_can_overlap(form: str, batch: Batch, partial_batch: Batch) -> None:
+    exact = Placement(pooled=("c", "a"), replicated=("d",), sequence=("b",))
+    partial = Placement(pooled=("c", "m"), replicated=("m",), sequence=("m", "n"))
+    model_input = lower(batch, exact) if form == "exact" else lower(partial_batch, partial)
+    assert model_input.sparse_features is not None
+    assert model_input.sparse_features.inverse_indices_or_none() is not None
+    with Calls() as calls:
+        model_input.pin_memory()
+        model_input.to(torch.device("cpu"), non_blocking=True)
+        model_input.record_stream(torch.Stream(device="cpu"))
+    expected = tensors_of(model_input)
+    assert set(calls.pinned) == set(calls.copied) == set(calls.kept) == expected
+
+
+def test_nothing_about_lengths_is_asked_of_a_device(batch: Batch) -> None:
+    placement = Placement(pooled=("c", "a"), replicated=("d",), sequence=("b",))
+    moved = lower(batch, placement).to(torch.device("meta"))
+    for kjt, expected in (
+        (moved.sparse_features, [3, 3]),
+        (moved.replicated_features, [2]),
+        (moved.sequence_features, [3]),
+    ):
+        assert kjt is not None
+        assert kjt.length_per_key() == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_pinned_batch_is_copied_without_blocking(batch: Batch) -> None:
+    pinned = lower(batch, Placement(pooled=("c", "a"), sequence=("b",))).pin_memory()
+    assert pinned.dense_features.is_pinned()
+    assert pinned.sparse_features is not None
+    assert pinned.sparse_features.values().is_pinned()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        moved = pinned.to(torch.device("cuda"), non_blocking=True)
+    torch.cuda.current_stream().wait_stream(stream)
+    moved.record_stream(torch.cuda.current_stream())
+    assert moved.sparse_features is not None
+    assert torch.equal(moved.sparse_features.values().cpu(), pinned.sparse_features.values())

@@ -37,6 +37,7 @@ def test_the_interaction_is_torchrecs() -> None:
         for keys in ("ab", "c")
     ]
     sparse = torch.stack([vectors[key] for key in "bac"], dim=1)
+    assert model.top.dense_arch is not None
     interactions = InteractionArch(3)(model.top.dense_arch(dense), sparse)
     expected = model.top.over_arch(interactions).squeeze(1)
     torch.testing.assert_close(model.top(dense, *tensors, None), expected)

@@ -94,6 +94,11 @@ class ModelInput(Pipelineable):
 
     def record_stream(self, stream: torch.Stream) -> None:
         self._map(lambda value: value.record_stream(stream))
+        if self.sparse_features is not None:
+            # A KeyedJaggedTensor (torchrec 1.6 to 1.9) leaves these out.
+            inverse_indices = self.sparse_features.inverse_indices_or_none()
+            if inverse_indices is not None:
+                inverse_indices[1].record_stream(stream)
 
     def _map(self, function: Any) -> Self:
         """Apply ``function`` to every tensor, to a shared one once."""
@@ -229,6 +234,8 @@ def _variable_batch_kjt(
         lengths=torch.cat([feature.jagged.lengths() for feature in chosen]),
         weights=_weights(names, [feature.jagged for feature in chosen]),
         stride_per_key_per_rank=[[feature.num_rows] for feature in chosen],
+        # Known here; asked of tensors on a device it would wait for them.
+        length_per_key=[feature.jagged.values().numel() for feature in chosen],
         inverse_indices=(
             list(names),
             torch.stack(
@@ -256,6 +263,7 @@ def _plain_kjt(
         lengths=torch.cat(lengths),
         weights=_weights(names, features),
         stride=stride,
+        length_per_key=[feature.values().numel() for feature in features],
     )
 
 
