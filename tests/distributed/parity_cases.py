@@ -38,9 +38,11 @@ from torchrec.optim.keyed import CombinedOptimizer
 from recd_plugins.data.model_input import ModelInput, lower
 from recd_plugins.distributed.guards import check_every_parameter_is_trained
 from recd_plugins.distributed.sharders import build_sharders
+from recd_plugins.interfaces import Pooling
 from recd_plugins.planning import tables_of
 from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.sequence_pooling import PoolRows
 from recd_plugins.training.weights import copy_weights
 
 CPU = torch.device("cpu")
@@ -62,6 +64,9 @@ class Case:
     form: Form = "unique"
     gradient_fault: bool = False
     gather_fault: bool = False
+    # A plugin that pools sequences, in place of the model's own; the reference pools all rows.
+    pooling: Pooling | None = None
+    pool_rows: PoolRows = "unique"
 
     @property
     def parts(self) -> Parts:
@@ -70,6 +75,8 @@ class Case:
             pooled=bags and self.sharding != "data_parallel",
             replicated=bags and self.sharding in ("data_parallel", "mixed"),
             sequence=sequences,
+            pooling=self.pooling,
+            pool_rows=self.pool_rows,
         )
 
     def sharding_of(self, table: str) -> str:
@@ -111,6 +118,11 @@ def run_case(rank: int, world_size: int, case: Case) -> Difference:
         num_modules=sum(isinstance(module, ShardedModule) for module in dmp.modules()),
         num_pipelined=num_pipelined,
     )
+
+
+def run_cases(rank: int, world_size: int, cases: list[Case]) -> list[Difference]:
+    """Several in one launch, which takes longer than a case."""
+    return [run_case(rank, world_size, case) for case in cases]
 
 
 def _shard(

@@ -14,7 +14,9 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.model_input import ModelInput, Placement
+from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.training.sequence_pooling import PoolRows, SequencePooling
 
 DIM = 8
 NUM_STEPS = 4
@@ -43,6 +45,9 @@ class Parts:
     pooled: bool
     replicated: bool
     sequence: bool
+    # A plugin in place of this file's own pooling of sequences.
+    pooling: Pooling | None = None
+    pool_rows: PoolRows = "unique"
 
     @property
     def placement(self) -> Placement:
@@ -66,12 +71,13 @@ class ParityModel(nn.Module):
         self.bags = _bags(placement.pooled)
         self.replicated_bags = _bags(placement.replicated)
         self.sequences = _sequences(placement.sequence)
-        self.attention = _Attention(placement.sequence) if placement.sequence else None
+        self.attention = _pooling(parts) if placement.sequence else None
         num_features = len(placement.pooled + placement.replicated + placement.sequence)
         self.head = _Head(num_features)
 
     def forward(self, batch: ModelInput) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         vectors = []
+        bags = {}
         if self.bags is not None:
             # By name: a sharded module orders its columns by sharding.
             bags = self.bags(batch.sparse_features)
@@ -80,10 +86,29 @@ class ParityModel(nn.Module):
             copies = self.replicated_bags(batch.replicated_features)
             vectors += [copies[name] for name in self.placement.replicated]
         if self.sequences is not None and self.attention is not None:
-            vectors.append(self.attention(self.sequences(batch.sequence_features), batch))
+            sequences = self.sequences(batch.sequence_features)
+            if isinstance(self.attention, SequencePooling):
+                targets = {name: bags[name] for name in self.attention.targets}
+                vectors.append(self.attention(sequences, batch, targets).flatten(1))
+            else:
+                vectors.append(self.attention(sequences, batch))
         output = self.head(batch.dense_features, torch.cat(vectors, dim=1))
         loss = ((output - batch.labels) ** 2).mean()
         return loss, (loss.detach(), output.detach())
+
+
+def _pooling(parts: Parts) -> nn.Module:
+    features = parts.placement.sequence
+    if parts.pooling is None:
+        return _Attention(features)
+    pooling = SequencePooling(features, DIM, parts.pool_rows)
+    for feature in features:
+        pooling.put(feature, parts.pooling)
+    if isinstance(parts.pooling, TargetPooling):
+        for parameter in pooling.parameters():
+            # Large, so that scores differ and their projections learn something in a few steps.
+            nn.init.normal_(parameter, std=0.5)
+    return pooling
 
 
 class _Attention(nn.Module):

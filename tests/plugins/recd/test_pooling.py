@@ -1,8 +1,9 @@
-"""Pooling modules against a loop over rows."""
+"""Pooling plugins against plain ones, row by row."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,32 +11,46 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_recd.pooling.attention import AttentionPooling
-from recd_plugin_recd.pooling.reductions import MeanPooling
 from recd_plugin_recd.pooling.attention_modules import SelfAttention
+from recd_plugin_recd.pooling.din import DinPooling
+from recd_plugin_recd.pooling.din_modules import TargetAttention
+from recd_plugin_recd.pooling.reductions import MaxPooling, MeanPooling, SumPooling
+from recd_plugin_recd.pooling.transformer import TransformerPooling
+from recd_plugin_recd.pooling.transformer_modules import EncoderLayer, Transformer
 from recd_plugins.errors import RecdError
+from recd_plugins.interfaces import Pooling
 
 DIM = 8
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+# Short rows; one long one among short ones, so that rows are ordered; no ids; no rows; alike.
+LENGTHS = [[3, 0, 5, 1], [2, 40, 0, 1, 9, 3, 38], [0, 0], [], [4], [6] * 3, [7, 0, 7, 8, 6, 7, 7]]
 
 
-def sequences(lengths: list[int]) -> JaggedTensor:
-    values = torch.randn(sum(lengths), DIM, requires_grad=True)
-    return JaggedTensor(values, lengths=torch.tensor(lengths, dtype=torch.int32))
+def sequences(lengths: list[int], device: str = "cpu") -> JaggedTensor:
+    values = torch.randn(sum(lengths), DIM, device=device, requires_grad=True)
+    return JaggedTensor(values, lengths=torch.tensor(lengths, dtype=torch.int32, device=device))
 
 
-def mean(row: Tensor) -> Tensor:
-    return row.mean(0)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("cls", "pool_row"),
+    [
+        (SumPooling, lambda row: row.sum(0)),
+        (MeanPooling, lambda row: row.mean(0)),
+        (MaxPooling, lambda row: row.amax(0)),
+    ],
+)
+def test_reductions(cls: type[Pooling], pool_row: Callable[[Tensor], Tensor], device: str) -> None:
+    check(cls(cls.Options()).build(DIM), pool_row, device)
 
 
-def test_mean() -> None:
-    module = MeanPooling(MeanPooling.Options()).build(DIM)
-    check(module, mean)
-
-
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("heads", [1, 2, 4])
-def test_attention_is_torchs_own(heads: int) -> None:
+def test_attention_is_torchs_own(heads: int, device: str) -> None:
     torch.manual_seed(0)
     module = AttentionPooling(AttentionPooling.Options(heads=heads)).build(DIM)
     assert isinstance(module, SelfAttention)
+    random_(module)
     oracle = nn.MultiheadAttention(DIM, heads, batch_first=True)
     oracle.load_state_dict(
         {
@@ -45,36 +60,170 @@ def test_attention_is_torchs_own(heads: int) -> None:
             "out_proj.bias": module.out_projection.bias,
         }
     )
-    check(module, lambda row: oracle(row[None], row[None], row[None])[0][0].mean(0))
+    oracle.to(device)
+    check(module, lambda row: oracle(row[None], row[None], row[None])[0][0].mean(0), device)
 
 
-def check(module: nn.Module, pool_row: Callable[[Tensor], Tensor]) -> None:
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize(("layers", "heads", "feed_forward"), [(1, 2, 12), (2, 1, None), (3, 4, 8)])
+def test_the_transformer_is_torchs_own(
+    layers: int, heads: int, feed_forward: int | None, norm: Any, device: str
+) -> None:
+    torch.manual_seed(0)
+    plugin = TransformerPooling(
+        TransformerPooling.Options(layers=layers, heads=heads, feed_forward=feed_forward, norm=norm)
+    )
+    module = plugin.build(DIM)
+    assert isinstance(module, Transformer)
+    random_(module)
+    layer = nn.TransformerEncoderLayer(
+        DIM, heads, feed_forward or 4 * DIM, dropout=0, batch_first=True, norm_first=norm == "pre"
+    )
+    oracle = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+    for ours, theirs in zip(module.layers, oracle.layers, strict=True):
+        theirs.load_state_dict(torchs_names(ours))
+    oracle.to(device)
+    check(module, lambda row: oracle(row[None])[0].mean(0), device)
+
+
+def torchs_names(layer: EncoderLayer) -> dict[str, Tensor]:
+    parts = {
+        "self_attn.in_proj_": layer.in_projection,
+        "self_attn.out_proj.": layer.out_projection,
+        "linear1.": layer.expand,
+        "linear2.": layer.contract,
+        "norm1.": layer.attention_norm,
+        "norm2.": layer.feed_forward_norm,
+    }
+    return {
+        f"{prefix}{name}": getattr(part, name)
+        for prefix, part in parts.items()
+        for name in ("weight", "bias")
+    }
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("weights", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("lengths", LENGTHS[:3] + LENGTHS[4:])
+@pytest.mark.parametrize("shared", ["some", "one_row", "none"])
+def test_din_is_attention_of_each_target(
+    shared: str, lengths: list[int], heads: int, weights: Any, device: str
+) -> None:
+    torch.manual_seed(0)
+    options = DinPooling.Options(target="item", heads=heads, weights=weights)
+    module = DinPooling(options).build(DIM)
+    assert isinstance(module, TargetAttention)
+    random_(module)
+    module.to(device)
+    num_rows = len(lengths)
+    inverse = {
+        "some": torch.randint(num_rows, (11,)),
+        "one_row": torch.cat([torch.full((9,), num_rows - 1), torch.arange(num_rows)]),
+        "none": torch.randperm(num_rows),
+    }[shared].to(device)
+    jagged = sequences(lengths, device)
+    targets = torch.randn(len(inverse), DIM, device=device, requires_grad=True)
+    rows = torch.split(jagged.values(), lengths)
+    nothing = jagged.values().sum() * 0
+    expected = [
+        one_target(module, target, rows[row]) if lengths[row] else target * 0 + nothing
+        for target, row in zip(targets, inverse.tolist(), strict=True)
+    ]
+    inputs = [jagged.values(), targets]
+    compare(module(jagged, targets, inverse), torch.stack(expected), inputs)
+
+
+def one_target(module: TargetAttention, target: Tensor, row: Tensor) -> Tensor:
+    queries = module.query_projection(target).chunk(module.heads)
+    keys = module.key_projection(row).chunk(module.heads, dim=1)
+    values = (row @ module.value_projection.weight.T).chunk(module.heads, dim=1)
+    sums = []
+    for query, key, value in zip(queries, keys, values, strict=True):
+        scores = key @ query / query.numel() ** 0.5
+        weights = scores.softmax(0) if module.weights == "softmax" else scores.sigmoid()
+        sums.append(weights @ value)
+    return module.out_projection(torch.cat(sums) + module.value_projection.bias)
+
+
+def test_din_with_softmax_is_torchs_own() -> None:
+    torch.manual_seed(0)
+    module = TargetAttention(DIM, 2, "softmax")
+    random_(module)
+    oracle = nn.MultiheadAttention(DIM, 2, batch_first=True)
+    projections = [module.query_projection, module.key_projection, module.value_projection]
+    oracle.load_state_dict(
+        {
+            "in_proj_weight": torch.cat([each.weight for each in projections]),
+            "in_proj_bias": torch.cat(
+                [torch.zeros(DIM) if each.bias is None else each.bias for each in projections]
+            ),
+            "out_proj.weight": module.out_projection.weight,
+            "out_proj.bias": module.out_projection.bias,
+        }
+    )
+    row, target = torch.randn(5, DIM), torch.randn(1, DIM)
+    pooled = module(JaggedTensor(row, lengths=torch.tensor([5])), target)
+    torch.testing.assert_close(pooled, oracle(target[None], row[None], row[None])[0][0])
+
+
+def test_a_row_with_most_targets_does_not_repeat_its_sequence_for_each() -> None:
+    """Sequences in blocks: no more than twice the unique rows, however targets are spread."""
+    from recd_plugin_recd.pooling.din_modules import _blocks
+
+    inverse = torch.cat([torch.zeros(1000, dtype=torch.int64), torch.arange(1, 100)])
+    blocks = _blocks(inverse, num_rows=100)
+    assert blocks.rows.numel() <= 2 * 100
+    assert blocks.rows.numel() * blocks.width <= 2 * len(inverse) + 100
+    assert blocks.rows[blocks.places // blocks.width].equal(inverse)
+    assert blocks.places.unique().numel() == len(inverse)
+
+
+def random_(module: nn.Module) -> None:
+    """Weights of which none is 0 or 1, as biases and norms start."""
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.4)
+
+
+def check(module: nn.Module, pool_row: Callable[[Tensor], Tensor], device: str) -> None:
     """Values and gradients equal those of each row on its own, zeros for empty rows."""
-    for lengths in ([3, 0, 5, 1], [0, 0], [], [4]):
+    module.to(device)
+    for lengths in LENGTHS:
         torch.manual_seed(1)
-        jagged = sequences(lengths)
+        jagged = sequences(lengths, device)
         pooled = module(jagged)
-        rows = torch.split(jagged.values(), lengths)
-        expected = [pool_row(row) if len(row) else torch.zeros(DIM) for row in rows]
         assert pooled.shape == (len(lengths), DIM)
-        weights = torch.randn(len(lengths), DIM)
-        if any(lengths):
-            torch.testing.assert_close(pooled, torch.stack(expected))
-            (wanted,) = torch.autograd.grad(
-                (torch.stack(expected) * weights).sum(), jagged.values(), retain_graph=True
-            )
-            (found,) = torch.autograd.grad((pooled * weights).sum(), jagged.values())
-            torch.testing.assert_close(found, wanted)
-        else:
+        if not any(lengths):
             assert not pooled.any()
+            continue
+        rows = torch.split(jagged.values(), lengths)
+        zeros = torch.zeros(DIM, device=device)
+        expected = [pool_row(row) if len(row) else zeros for row in rows]
+        compare(pooled, torch.stack(expected), [jagged.values()])
 
 
-def test_an_empty_batch_reaches_every_parameter() -> None:
-    module = AttentionPooling(AttentionPooling.Options()).build(DIM)
-    module(sequences([0, 0])).sum().backward()
+def compare(found: Tensor, wanted: Tensor, inputs: list[Tensor]) -> None:
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    if wanted.requires_grad:
+        weights = torch.randn(found.shape, device=found.device)
+        gradients = [
+            torch.autograd.grad((each * weights).sum(), inputs, retain_graph=True)
+            for each in (found, wanted)
+        ]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("lengths", [[0, 0], []])
+@pytest.mark.parametrize("cls", [AttentionPooling, TransformerPooling])
+def test_an_empty_batch_reaches_every_parameter(cls: Any, lengths: list[int]) -> None:
+    module = cls(cls.Options()).build(DIM)
+    module(sequences(lengths)).sum().backward()
     assert all(parameter.grad is not None for parameter in module.parameters())
 
 
-def test_heads_must_divide_the_dimension() -> None:
-    with pytest.raises(RecdError, match=r"heads \(3\) must divide .* \(8\)"):
-        AttentionPooling(AttentionPooling.Options(heads=3)).build(DIM)
+@pytest.mark.parametrize("cls", [AttentionPooling, TransformerPooling, DinPooling])
+def test_heads_must_divide_the_dimension(cls: Any) -> None:
+    options = {"heads": 3} | ({"target": "item"} if cls is DinPooling else {})
+    with pytest.raises(RecdError, match=rf"{cls.name}: heads \(3\) must divide .* \(8\)"):
+        cls(cls.Options(**options)).build(DIM)
