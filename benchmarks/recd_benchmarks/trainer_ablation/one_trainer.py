@@ -64,8 +64,10 @@ class OneTrainer:
         self.dmp.train()
         (model,) = (module for module in self.dmp.modules() if isinstance(module, DLRM))
         if variant.compiled:
-            _compile(model)
-        elif model.sequence_pooling is not None:
+            # Not sequence pooling: it cuts rows into buckets as their lengths come, so that nearly
+            # every batch would be compiled anew.
+            model.top.compile(dynamic=False)
+        if model.sequence_pooling is not None:
             _mark(model.sequence_pooling)
 
     def step(self) -> None:
@@ -152,10 +154,3 @@ def _mark(pooling: SequencePooling) -> None:
             return forward(*args, **kwargs)
 
     pooling.forward = marked  # type: ignore[method-assign]
-
-
-def _compile(model: DLRM) -> None:
-    """The dense part; numbers of unique rows and of ids vary by batch."""
-    if model.sequence_pooling is not None:
-        model.sequence_pooling.compile(dynamic=True)
-    model.top.compile(dynamic=True)

@@ -23,7 +23,7 @@ class Variant:
         batch: multiple of the model's batch size.
         dim: multiple of the model's embedding dim.
         index_dedup: TorchRec's own deduplication of ids in EmbeddingCollections.
-        compiled: torch.compile of sequence pooling, interaction and MLPs.
+        compiled: torch.compile of interaction and MLPs.
     """
 
     name: str
