@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torchrec.models.dlrm import InteractionArch
-from torchrec.sparse.jagged_tensor import KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.data.model_input import Placement
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.model_input import Placement, lower
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.registry import ModelSpec, Registry, load_registry
 from recd_plugins.training.dlrm import DLRM
-from recd_plugins.training.prepare import build_model
+from recd_plugins.training.prepare import build_model, put_poolings
 
 
 def test_the_order_of_a_keyed_tensor_does_not_matter() -> None:
@@ -89,3 +91,59 @@ def test_a_size_for_no_table_is_refused_with_its_line(tmp_path: Path) -> None:
     ]
     path.write_text(path.read_text().replace("t_usr", "t_us*").replace("ads*", "*"))
     assert build_model(load_registry(path), schema).bags is not None
+
+
+@pytest.mark.parametrize("pool_rows", ["unique", "all"])
+@pytest.mark.parametrize("target", ["city", "item", "seller"])
+def test_a_target_is_the_models_own_vector_of_the_item(
+    registry: Registry, target: str, pool_rows: Any
+) -> None:
+    """Looked up in bags, in replicated bags, and as a sequence of its own."""
+    torch.manual_seed(0)
+    placement = Placement(pooled=("city",), replicated=("item",), sequence=("seen", "seller"))
+    spec = ModelSpec(embedding_dim=4, num_embeddings=50, pool_rows=pool_rows)
+    model = DLRM(spec, num_dense=0, placement=placement)
+    with registry.path.open("a") as file:
+        file.write(
+            "pooling:\n"
+            f"  - {{use: recd.din, features: [seen], options: {{target: {target}}}}}\n"
+            "  - {use: recd.mean, features: [seller]}\n"
+        )
+    put_poolings(load_registry(registry.path), model)
+    kjt = KeyedJaggedTensor(
+        keys=["city", "item", "seen", "seller"],
+        values=torch.arange(20),
+        lengths=torch.tensor([1] * 3 + [1] * 3 + [4, 0, 4] + [2, 2, 2]),
+    )
+    batch = lower(Batch(torch.zeros(3, 0), torch.zeros(3), kjt), placement)
+    before = model(batch)[1][1]
+    table = dict(model.named_parameters())[
+        {
+            "city": "bags.embedding_bags.t_city.weight",
+            "item": "replicated_bags.embedding_bags.t_item.weight",
+            "seller": "sequences.embeddings.t_seller.weight",
+        }[target]
+    ]
+    pooling = model.sequence_pooling
+    assert pooling is not None
+    pooled: list[torch.Tensor] = []
+    pooling.register_forward_hook(lambda _module, _input, output: pooled.append(output[:, 0]))
+    model(batch)
+    with torch.no_grad():
+        table.add_(torch.randn_like(table))
+    model(batch)
+    assert not torch.allclose(pooled[0], pooled[1], rtol=1e-6, atol=0)
+    assert not pooled[1][1].any()
+    assert not torch.equal(before, model(batch)[1][1])
+
+
+def test_a_target_that_the_model_lacks_is_refused_with_its_line(registry: Registry) -> None:
+    model = DLRM(ModelSpec(), num_dense=0, placement=Placement(("item",), sequence=("seen",)))
+    with registry.path.open("a") as file:
+        file.write("pooling: [{use: recd.din, features: [seen], options: {target: items}}]\n")
+    with pytest.raises(
+        RegistryError,
+        match=r"registry\.yaml:6 pooling\[0\]\.options\.target: items is no feature that the "
+        r"model looks up; did you mean item\?",
+    ):
+        put_poolings(load_registry(registry.path), model)
