@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     EnumerableShardingSpec,
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 _SCALAR = 4  # bytes of a float32
 _ID = 8  # bytes of an id
-_LENGTH = 8  # bytes of a length
+_LENGTH = 4  # bytes of a length
 # Collectives of one kind of sharding of one module, in a step: lengths, ids, outputs, gradients.
 _COLLECTIVES = 4
+_EVERY_RANK = slice(None)
 # Rows are split over the ranks of one node.
 _WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
 
@@ -91,17 +93,27 @@ def work_of_step(
     """
     cluster = _Cluster(batch_size, world_size, local_world_size or world_size)
     by_name = {table.name: table for table in tables}
-    works = [_dense_work(tables, profile, compute, cluster)] * world_size
+    totals = {field.name: np.zeros(world_size) for field in fields(Work)}
+
+    def add(ranks: slice, work: Work) -> None:
+        for name, total in totals.items():
+            if (value := getattr(work, name)) and name != "steps":
+                total[ranks] += value
+
+    add(_EVERY_RANK, _dense_work(tables, profile, compute, cluster))
     for module in plan.plan.values():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
         kinds = set()
         for name, sharding in module.items():
             kinds.add(sharding.sharding_type)
-            for rank, work in _table_work(by_name[name], sharding, profile, cluster):
-                works[rank] += work
+            for ranks, work in _table_work(by_name[name], sharding, profile, cluster):
+                add(ranks, work)
         kinds.discard(ShardingType.DATA_PARALLEL.value)
-        works = [work + Work(collectives=_COLLECTIVES * len(kinds)) for work in works]
-    return works
+        add(_EVERY_RANK, Work(collectives=_COLLECTIVES * len(kinds)))
+    return [
+        Work(**{name: float(total[rank]) for name, total in totals.items()} | {"steps": 1.0})
+        for rank in range(world_size)
+    ]
 
 
 def rows_pooled(
@@ -151,7 +163,7 @@ def _dense_work(
 
 def _table_work(
     table: Table, sharding: ParameterSharding, profile: DataProfile, cluster: _Cluster
-) -> Iterator[tuple[int, Work]]:
+) -> Iterator[tuple[slice, Work]]:
     """What a table adds to the work of ranks: as owner of a shard, and as sender of ids."""
     batch_size, world_size, local = cluster
     rows = sum(profile.of(f).rows(batch_size) for f in table.features)
@@ -159,15 +171,14 @@ def _table_work(
     deduplicated = any(profile.of(f).deduplicated for f in table.features)
     if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
         num_bytes = table.num_embeddings * table.embedding_dim * _SCALAR
-        for rank in range(world_size):
-            yield (
-                rank,
-                Work(
-                    ids_looked_up=ids,
-                    bytes_looked_up=ids * table.embedding_dim * _SCALAR,
-                    bytes_reduced=2 * (world_size - 1) / world_size * num_bytes,
-                ),
-            )
+        yield (
+            _EVERY_RANK,
+            Work(
+                ids_looked_up=ids,
+                bytes_looked_up=ids * table.embedding_dim * _SCALAR,
+                bytes_reduced=2 * (world_size - 1) / world_size * num_bytes,
+            ),
+        )
         return
     within_node = table.pooled and sharding.sharding_type in _WITHIN_NODE
     for owner, share_of_rows, columns in _shards(table, sharding):
@@ -176,30 +187,26 @@ def _table_work(
         sent = ids * share_of_rows
         vectors = (rows if table.pooled else sent) * columns * _SCALAR
         inputs = sent * _ID + rows * _LENGTH
-        for rank in range(world_size):
-            same_node = rank // local == owner // local
-            # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
-            gradients = vectors / local if within_node and not same_node else vectors
-            if rank != owner:
-                yield rank, _sent(inputs + gradients, same_node=same_node)
-        in_node, nodes = (local - 1) * vectors, world_size // local
+        # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
+        across = inputs + (vectors / local if within_node else vectors)
+        in_node = inputs + vectors
+        first = owner // local * local
+        for others in (slice(0, first), slice(first + local, None)):
+            yield others, Work(bytes_across_nodes=across)
+        for others in (slice(first, owner), slice(owner + 1, first + local)):
+            yield others, Work(bytes_in_node=in_node)
+        nodes = world_size // local
         yield (
-            owner,
+            slice(owner, owner + 1),
             Work(
                 ids_looked_up=world_size * sent,
                 bytes_looked_up=world_size * sent * columns * _SCALAR,
                 rows_looked_up=world_size * rows if table.pooled and deduplicated else 0.0,
                 # The sums for other nodes are reduced in the node first, and gathered after.
-                bytes_in_node=in_node * (2 * nodes - 1 if within_node else 1),
+                bytes_in_node=(local - 1) * vectors * (2 * nodes - 1 if within_node else 1),
                 bytes_across_nodes=(nodes - 1) * vectors * (1 if within_node else local),
             ),
         )
-
-
-def _sent(num_bytes: float, *, same_node: bool) -> Work:
-    if same_node:
-        return Work(bytes_in_node=num_bytes)
-    return Work(bytes_across_nodes=num_bytes)
 
 
 def _shards(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, float, int]]:
