@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -188,7 +189,7 @@ def seconds(**stages: float) -> dict[str, float]:
     return {stage: stages.get(stage, 0.0) for stage in STAGES}
 
 
-def milliseconds(name: str, start: int, end: int, **attributes: int) -> Span:
+def milliseconds(name: str, start: int, end: int, **attributes: Any) -> Span:
     return Span(name, start * 10**6, end * 10**6, **attributes)
 
 

@@ -1,0 +1,133 @@
+"""Seconds from work: what costs are fitted to is what they predict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from recd_plugins.planning.calibrate import Point, calibrate, fit
+from recd_plugins.planning.stage_times import (
+    AllToAllCost,
+    GemmCost,
+    LookupCost,
+    OtherCost,
+    StageCosts,
+    predict,
+)
+from recd_plugins.planning.topologies import load_topology, this_machine
+from recd_plugins.planning.work import Work
+from recd_plugins.registry import load_registry
+from recd_plugins.training.stages import STAGES, StageTimes
+from recd_plugins.training.trainer import Job
+
+COSTS = StageCosts(
+    lookup=LookupCost(steps=1e-3, bytes_looked_up=2e-9),
+    gemm=GemmCost(matmul_flops=1e-10, attention_flops=5e-10),
+    all_to_all=AllToAllCost(collectives=1e-4, bytes_in_node=1e-9),
+    other=OtherCost(steps=2e-3, element_bytes=1e-10, ids_read=1e-8),
+)
+
+
+def work(scale: float, collectives: int = 4, ids: float = 1e5) -> Work:
+    return Work(
+        ids_looked_up=ids,
+        bytes_looked_up=1e6 * scale,
+        collectives=collectives,
+        bytes_in_node=2e6 * scale,
+        matmul_flops=1e8 * scale,
+        attention_flops=3e8 * scale**2,
+        element_bytes=1e8 * scale,
+        ids_read=1e6 * scale**0.5,
+    )
+
+
+def point(one: Work) -> Point:
+    return Point("plugins", 1, [one, one], [predict([one], COSTS)] * 2, fitted=True)
+
+
+def test_costs_are_found_again() -> None:
+    points = [point(work(1)), point(work(4)), point(work(2, collectives=12)), point(work(9))]
+    found = fit(points, StageCosts(all_to_all=AllToAllCost(bytes_across_nodes=7.0)))
+    new = [work(3, collectives=8)]
+    for stage in STAGES:
+        assert getattr(predict(new, found), stage) == pytest.approx(
+            getattr(predict(new, COSTS), stage), rel=1e-3, abs=1e-9
+        )
+    assert found.all_to_all.bytes_across_nodes == 7.0  # there was no such work
+    assert all(value >= 0 for stage in STAGES for value in getattr(found, stage).__dict__.values())
+
+
+def test_less_time_for_more_work_costs_nothing() -> None:
+    few, many = (
+        Point("plugins", 1, [work(scale)], [StageTimes(0.1, seconds, 0, 0, 0)], fitted=True)
+        for scale, seconds in ((1, 2.0), (4, 1.0))
+    )
+    gemm = fit([few, many], StageCosts()).gemm
+    assert gemm.matmul_flops == gemm.attention_flops == 0 < gemm.steps
+
+
+def test_ranks_with_less_work_wait_in_the_all_to_all() -> None:
+    even, uneven = [work(2), work(2)], [work(1), work(3)]
+    alone = predict(even, COSTS)
+    assert predict([work(2)], COSTS) == alone
+    most = predict([work(3)], COSTS)
+    assert predict(uneven, COSTS).total == pytest.approx(most.total)
+
+
+def test_topologies_give_lower_bounds() -> None:
+    topology = load_topology("dgx-h100", nodes=2)
+    costs = StageCosts.of_topology(topology)
+    assert costs.gemm.matmul_flops == 1 / topology.flops
+    assert costs.all_to_all.bytes_across_nodes == 1 / topology.inter_node_bandwidth
+    assert costs.all_reduce.bytes_reduced == 1 / topology.inter_node_bandwidth
+    cpu = this_machine(2)
+    assert StageCosts.of_topology(cpu).lookup.bytes_looked_up == 3 / cpu.ddr_bandwidth
+
+
+def test_costs_as_a_section_of_a_file() -> None:
+    assert StageCosts.model_validate(COSTS.model_dump()) == COSTS
+    with pytest.raises(ValidationError, match="per_flop"):
+        StageCosts.model_validate({"gemm": {"per_flop": 1.0}})
+    with pytest.raises(ValidationError, match="greater than or equal"):
+        StageCosts.model_validate({"gemm": {"steps": -1.0}})
+
+
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options: {{path: {folder}/table, generate: {{rows: 512, row_group_rows: 64}}}}
+converter: {{use: recd.ikjt}}
+pooling:
+  - {{use: recd.mean, features: ["seq_*"]}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 100}}}}
+model: {{embedding_dim: 8, num_embeddings: 100, bottom_mlp: [8], top_mlp: [8]}}
+training: {{batch_size: 16, ranks: 2}}
+"""
+
+
+def test_a_calibration_run(tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text(REGISTRY.format(folder=tmp_path), encoding="utf-8")
+    registry = load_registry(path)
+    registry.dataset.prepare()
+    start = StageCosts.of_topology(this_machine(2))
+    found = calibrate(registry, Job(path), start, profiled_steps=1)
+    assert [(p.side, p.batch_size, p.fitted) for p in found.points] == [
+        ("baseline", 4, True),
+        ("plugins", 4, True),
+        ("baseline", 8, False),
+        ("plugins", 8, False),
+        ("baseline", 16, True),
+        ("plugins", 16, True),
+    ]
+    assert all(len(p.works) == len(p.ranks) == 2 for p in found.points)
+    assert found.worst_factor >= 1
+    assert found.costs.other != start.other
+    assert found.costs.all_to_all.bytes_across_nodes == start.all_to_all.bytes_across_nodes
+    report = found.as_json()
+    assert StageCosts.model_validate(report["costs"]) == found.costs
+    assert found.table().row_count == len(STAGES)

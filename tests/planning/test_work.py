@@ -1,0 +1,187 @@
+"""The work that is computed of a step is the work that a real step is seen to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    EnumerableShardingSpec,
+    ParameterSharding,
+    ShardingPlan,
+    ShardMetadata,
+)
+
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.interfaces import Table
+from recd_plugins.planning.candidates import with_plugins
+from recd_plugins.planning.compute import Compute, Operations, count_operations, measure_compute
+from recd_plugins.planning.profile import DataProfile, FeatureProfile
+from recd_plugins.planning.topologies import this_machine
+from recd_plugins.planning.work import Work, work_of_step
+from recd_plugins.registry import load_registry
+from recd_plugins.training.session import session
+
+# Four steps are counted, and they read the whole table.
+BATCH_SIZE, RANKS, ROWS = 64, 2, 512
+
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options: {{path: {folder}/table, generate: {{rows: 512, row_group_rows: 64}}}}
+converter: {{use: {converter}}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 500}}}}
+pooling:
+  - {{use: recd.mean, features: ["seq_*"]}}
+sharding:
+  - {{use: torchrec.row_wise, tables: ["t_usr_1*", "t_seq_0*"]}}
+  - {{use: torchrec.table_wise, tables: ["t_item*", "t_usr_[02-9]", "t_usr_2?", "t_seq_[12]*"]}}
+model: {{embedding_dim: 8, num_embeddings: 500, bottom_mlp: [16], top_mlp: [16]}}
+training: {{batch_size: 64, ranks: 2, epochs: 2, evaluate: false}}
+"""
+
+NOTHING = Compute(Operations(), Operations(), 0)
+
+
+@pytest.mark.parametrize("converter", ["recd.kjt", "recd.ikjt"])
+def test_ids_and_bytes_are_those_of_a_run(tmp_path: Path, converter: str) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text(REGISTRY.format(folder=tmp_path, converter=converter), encoding="utf-8")
+    with session(path, overrides={}) as trainer:
+        seen = trainer.train("plugins")
+    registry = load_registry(path)
+    candidate = with_plugins(registry.with_training({"batch_size": ROWS}))
+    works = work_of_step(
+        candidate.tables,
+        candidate.plan(this_machine(RANKS).to_torchrec(), BATCH_SIZE).sharding,
+        candidate.profile,
+        measure_compute(registry),
+        batch_size=BATCH_SIZE,
+        world_size=RANKS,
+    )
+    kinds = ("all_to_all", "reduce_scatter", "all_gather")
+    exchanged = sum(seen.collective_bytes.get(kind, 0.0) for kind in kinds)
+    assert sum(work.ids_looked_up for work in works) == pytest.approx(seen.ids_looked_up, rel=0.1)
+    assert sum(work.bytes_in_node for work in works) == pytest.approx(exchanged, rel=0.1)
+    assert sum(work.bytes_reduced for work in works) == pytest.approx(
+        seen.collective_bytes["all_reduce"], rel=0.01
+    )
+
+
+def plan(kind: str, *shards: tuple[int, int, int]) -> ShardingPlan:
+    """Of table t: rank, rows and columns of each shard."""
+    by_columns = kind == "column_wise"
+    placed = [
+        ShardMetadata(
+            [0, index * columns] if by_columns else [index * rows, 0],
+            [rows, columns],
+            placement=f"rank:{rank}/cpu",
+        )
+        for index, (rank, rows, columns) in enumerate(shards)
+    ]
+    spec = EnumerableShardingSpec(placed) if placed else None
+    sharding = ParameterSharding(kind, "fused", [rank for rank, *_ in shards], spec)
+    return ShardingPlan({"": EmbeddingModuleShardingPlan({"t": sharding})})
+
+
+def works(
+    sharding: ShardingPlan, *, pooled: bool = True, local_world_size: int = 4, unique: float = 0.0
+) -> list[Work]:
+    """Of 4 ranks with batches of 10 rows of 3 ids; a table of 100 rows of 8 scalars."""
+    feature = FeatureProfile(3.0, unique > 0, unique, unique, unique)
+    return work_of_step(
+        [Table("t", ("f",), 100, 8, pooled)],
+        sharding,
+        DataProfile({"f": feature}),
+        NOTHING,
+        batch_size=10,
+        world_size=4,
+        local_world_size=local_world_size,
+    )
+
+
+def test_table_wise() -> None:
+    owner, other, *_ = works(plan("table_wise", (0, 100, 8)))
+    assert owner.ids_looked_up == 4 * 30
+    assert owner.bytes_looked_up == 4 * 30 * 8 * 4
+    assert owner.bytes_in_node == 3 * 10 * 8 * 4  # vectors to three others
+    assert other.ids_looked_up == 0
+    assert other.bytes_in_node == 30 * 8 + 10 * 4 + 10 * 8 * 4  # ids, lengths, gradients
+    assert owner.collectives == other.collectives == 4
+
+
+def test_a_sequence_table_gives_a_vector_for_each_id() -> None:
+    owner, *_ = works(plan("table_wise", (0, 100, 8)), pooled=False)
+    assert owner.bytes_in_node == 3 * 30 * 8 * 4
+
+
+def test_row_wise_spreads_ids_and_sums_everywhere() -> None:
+    ranks = works(plan("row_wise", *((rank, 25, 8) for rank in range(4))))
+    for work in ranks:
+        assert work.ids_looked_up == 30
+        # Partial sums of all rows to three others, and gradients to them; a quarter of the ids.
+        assert work.bytes_in_node == 3 * (2 * 10 * 8 * 4 + 30 / 4 * 8 + 10 * 4)
+
+
+def test_column_wise_sends_ids_to_each_shard() -> None:
+    ranks = works(plan("column_wise", (0, 100, 4), (1, 100, 4)))
+    assert [work.ids_looked_up for work in ranks] == [120, 120, 0, 0]
+    assert ranks[2].bytes_in_node == 2 * (30 * 8 + 10 * 4 + 10 * 4 * 4)
+
+
+def test_data_parallel_reduces_the_table() -> None:
+    for work in works(plan("data_parallel")):
+        assert work.ids_looked_up == 30
+        assert work.bytes_reduced == 2 * 3 / 4 * 100 * 8 * 4
+        assert work.collectives == work.bytes_in_node == 0
+
+
+def test_nodes() -> None:
+    owner, neighbour, *far = works(plan("table_wise", (0, 100, 8)), local_world_size=2)
+    vectors = 10 * 8 * 4
+    assert (owner.bytes_in_node, owner.bytes_across_nodes) == (vectors, 2 * vectors)
+    assert neighbour.bytes_across_nodes == 0
+    assert all(work.bytes_in_node == 0 < work.bytes_across_nodes for work in far)
+    # Row-wise in a node: each of its ranks sends the node's sums for one rank of the other.
+    ranks = works(plan("table_row_wise", (0, 50, 8), (1, 50, 8)), local_world_size=2)
+    inputs = 2 * (15 * 8 + 10 * 4)
+    assert ranks[0].bytes_across_nodes == vectors
+    assert ranks[2].bytes_across_nodes == inputs + vectors
+
+
+def test_deduplication_divides_everything_that_travels() -> None:
+    whole, part = (works(plan("table_wise", (0, 100, 8)), unique=u) for u in (0.0, 0.5))
+    unique_rows = 10 - 9 * 0.5
+    for before, after in zip(whole, part, strict=True):
+        assert after.bytes_in_node == pytest.approx(before.bytes_in_node * unique_rows / 10)
+        assert after.bytes_looked_up == pytest.approx(before.bytes_looked_up * unique_rows / 10)
+    assert part[0].rows_looked_up == 4 * unique_rows
+    assert whole[0].rows_looked_up == 0
+
+
+class Products(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 5, bias=False)
+
+    def forward(self, batch: ModelInput) -> tuple[Tensor]:
+        x = self.layer(batch.dense_features)
+        heads = x.view(2, 1, -1, 5)
+        return (F.scaled_dot_product_attention(heads, heads, heads).sum(),)
+
+
+def test_operations_of_products_and_attention() -> None:
+    batch = ModelInput(torch.ones(8, 6), None, torch.ones(8))
+    compute = count_operations(Products(), batch)
+    assert compute.parameter_bytes == 4 * 30
+    # Once forward and once for the gradient of the weight; 2 x 4 x 4 scores of 5 each.
+    assert compute.rest.matmul_flops == 2 * 2 * 6 * 5
+    assert compute.rest.attention_flops * 8 == (2 + 5) * 2 * 2 * 4 * 4 * 5
+    assert compute.rest.element_bytes > 0
+    assert compute.pooling == Operations()
