@@ -12,6 +12,7 @@ from recd_plugins.manager import PluginManager
 
 DOCS = Path(__file__).parents[2] / "docs"
 OF_RECD = sorted(PluginManager().plugins["preprocessing"])
+POOLINGS = sorted(PluginManager().plugins["pooling"])
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -37,8 +38,7 @@ def test_python_of_sparse_md_runs_as_one_program():
         ("converter", "recd.ikjt"),
         ("converter", "recd.partial_ikjt"),
         *(("preprocessing", name) for name in OF_RECD if name.startswith("recd.")),
-        ("pooling", "recd.mean"),
-        ("pooling", "recd.attention"),
+        *(("pooling", name) for name in POOLINGS if name.startswith("recd.")),
     ],
 )
 def test_recd_md_shows_valid_options_and_runs(kind, name):
