@@ -65,8 +65,11 @@ class OneTrainer:
         (model,) = (module for module in self.dmp.modules() if isinstance(module, DLRM))
         if variant.compiled:
             # Not sequence pooling: it cuts rows into buckets as their lengths come, so that nearly
-            # every batch would be compiled anew.
-            model.top.compile(dynamic=False)
+            # every batch would be compiled anew. Not the whole top either: TorchRec's outputs are
+            # awaited in it, by what cannot be compiled.
+            for module in (model.top.dense_arch, model.top.interaction, model.top.over_arch):
+                if module is not None:
+                    module.compile()
         if model.sequence_pooling is not None:
             _mark(model.sequence_pooling)
 
