@@ -7,10 +7,10 @@ them and compared with what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
-from typing import Any
+from itertools import combinations, islice
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,17 +25,21 @@ from recd_plugins.planning.work import Work, work_of_step
 from recd_plugins.registry import Registry, load_registry
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import Side, assemble
-from recd_plugins.training.breakdown import step_profile
+from recd_plugins.training.breakdown import StepProfile
 from recd_plugins.training.device import device_of_rank
-from recd_plugins.training.source import Source
 from recd_plugins.training.stages import STAGES, Stage, StageTimes
 from recd_plugins.training.trainer import Job
+
+T = TypeVar("T")
 
 SIDES: tuple[Side, ...] = ("baseline", "plugins")
 # A prediction is judged on stages that take at least this share of the step.
 MEANINGFUL_SHARE = 0.03
 
-_WARMUP = 3
+# Steps of one batch size in a round. A pipeline trains on a batch while it sends the next two.
+_LEAD, _MEASURED, _READ_AHEAD = 1, 4, 2
+# Below this a stage is lost in the noise, and how far it is off counts no more.
+_LEAST_SECONDS = 1e-4
 _COMMUNICATION: tuple[Stage, ...] = ("all_to_all", "all_reduce")
 
 
@@ -130,26 +134,21 @@ class Calibration:
         ]
 
 
-def calibrate(
-    registry: Registry, job: Job, costs: StageCosts, *, profiled_steps: int = 5
-) -> Calibration:
+def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 3) -> Calibration:
     """Profile training steps on ranks of this machine, and fit costs to them.
 
     Args:
         registry: as ``job`` says; its ``training.ranks`` ranks are started.
         job: the registry file with overrides, and the device.
         costs: for work that the steps do none of, such as bytes to other nodes.
-        profiled_steps: of each side and batch size; as many again are timed.
+        rounds: in each, two steps of each side and batch size are timed and two profiled.
 
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
     """
     ranks = registry.training.ranks
     sizes = _batch_sizes(registry.training.batch_size)
-    points = [(side, size) for size in sizes for side in SIDES]
-    by_rank = launch(
-        _profile_points, ranks, job, points, profiled_steps, backend=backend_for(job.device)
-    )
+    by_rank = launch(_profile_sides, ranks, job, sizes, rounds, backend=backend_for(job.device))
     plugins = with_plugins(registry)
     candidates = {"plugins": plugins, "baseline": as_plain(plugins)}
     compute = measure_compute(registry)
@@ -159,16 +158,17 @@ def calibrate(
             size,
             work_of_step(
                 candidates[side].tables,
-                by_rank[0][index][1],
+                by_rank[0][side][1],
                 candidates[side].profile,
                 compute,
                 batch_size=size,
                 world_size=ranks,
             ),
-            [results[index][0] for results in by_rank],
+            [sides[side][0][size] for sides in by_rank],
             fitted=size != sizes[1],
         )
-        for index, (side, size) in enumerate(points)
+        for side in SIDES
+        for size in sizes
     ]
     return Calibration(fit([point for point in measured if point.fitted], costs), measured)
 
@@ -214,24 +214,23 @@ def _equations(point: Point, stage: Stage) -> list[tuple[Work, float]]:
 def _least_squares(
     rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.float64]:
-    """Non-negative ``costs`` with the least squares of ``rows @ costs / seconds - 1``.
+    """Non-negative ``costs`` with the least squares of relative errors of ``rows @ costs``.
 
     With so few columns every set of those that are above zero can be tried; of sets that are
     equally good the smallest counts.
     """
-    scaled = rows / np.maximum(seconds, 1e-9)[:, None]
+    weights = 1 / np.maximum(seconds, _LEAST_SECONDS)
+    scaled, target = rows * weights[:, None], seconds * weights
     units = np.abs(scaled).max(axis=0)
     columns = [column for column in range(rows.shape[1]) if units[column]]
-    best, least = np.zeros(rows.shape[1]), float(len(seconds))
+    best, least = np.zeros(rows.shape[1]), float(np.square(target).sum())
     for size in range(1, len(columns) + 1):
         for chosen in combinations(columns, size):
             part = list(chosen)
-            solution, *_ = np.linalg.lstsq(
-                scaled[:, part] / units[part], np.ones(len(seconds)), rcond=1e-6
-            )
+            solution, *_ = np.linalg.lstsq(scaled[:, part] / units[part], target, rcond=1e-6)
             if solution.min() < 0:
                 continue
-            error = float(np.square(scaled[:, part] / units[part] @ solution - 1).sum())
+            error = float(np.square(scaled[:, part] / units[part] @ solution - target).sum())
             if error < least * (1 - 1e-6):
                 least = error
                 best = np.zeros(rows.shape[1])
@@ -244,30 +243,51 @@ def _batch_sizes(batch_size: int) -> tuple[int, int, int]:
     return max(1, batch_size // 4), max(2, batch_size // 2), max(3, batch_size)
 
 
-def _profile_points(
-    rank: int, world_size: int, job: Job, points: Sequence[tuple[Side, int]], profiled_steps: int
-) -> list[tuple[StageTimes, ShardingPlan]]:
-    """Stage times of this rank, and the plan, for each side and batch size."""
+def _profile_sides(
+    rank: int, world_size: int, job: Job, sizes: Sequence[int], rounds: int
+) -> dict[Side, tuple[dict[int, StageTimes], ShardingPlan]]:
+    """Stage times of this rank by batch size, and the plan, of each side."""
     upstream_noise.silence()
-    return [
-        _profile_point(rank, world_size, job, side, size, _WARMUP + 2 * profiled_steps)
-        for side, size in points
-    ]
+    return {side: _profile_side(rank, world_size, job, side, sizes, rounds) for side in SIDES}
 
 
-def _profile_point(
-    rank: int, world_size: int, job: Job, side: Side, batch_size: int, steps: int
-) -> tuple[StageTimes, ShardingPlan]:
+def _profile_side(
+    rank: int, world_size: int, job: Job, side: Side, sizes: Sequence[int], rounds: int
+) -> tuple[dict[int, StageTimes], ShardingPlan]:
     registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
-    registry = registry.with_training({**job.overrides, "batch_size": batch_size})
+    registry = registry.with_training({**job.overrides, "batch_size": max(sizes)})
     device = device_of_rank(job.device)
     parts = assemble(registry, side, device)
     pipeline = parts.registry.train_pipeline(parts.dmp, parts.optimizer, device)
-    loader = parts.registry.dataloader(rank=rank, world_size=world_size, device=device)
-    # The pipeline reads ahead; without batches to read its last steps would do less.
-    batches = iter(Source(loader, epochs=2 * steps, steps=2 * steps))
-    with step_profile(device, warmup=_WARMUP) as profile:
-        for _ in range(steps):
-            with profile.step():
+    loaders = {
+        size: parts.registry.with_training({"batch_size": size}).dataloader(
+            rank=rank, world_size=world_size, device=device
+        )
+        for size in sizes
+    }
+    # The sizes take turns, so that what else the machine does meanwhile slows all of them down.
+    turns = list(sizes) * rounds
+    batches = _in_turns({size: _endless(loader) for size, loader in loaders.items()}, turns)
+    profiles = {size: StepProfile(device, warmup=0) for size in sizes}
+    for size in turns:
+        for _ in range(_LEAD):
+            pipeline.progress(batches)
+        for _ in range(_MEASURED):
+            with profiles[size].step():
                 pipeline.progress(batches)
-    return profile.stages(), parts.dmp.plan
+        for _ in range(_READ_AHEAD):
+            pipeline.progress(batches)
+    return {size: profiles[size].stages() for size in sizes}, parts.dmp.plan
+
+
+def _in_turns(batches: Mapping[int, Iterator[T]], turns: Sequence[int]) -> Iterator[T]:
+    """Batches of one size after the other; then some more, for a pipeline that reads ahead."""
+    for size in turns:
+        yield from islice(batches[size], _LEAD + _MEASURED + _READ_AHEAD)
+    yield from islice(batches[turns[-1]], _READ_AHEAD)
+
+
+def _endless(loader: Iterable[T]) -> Iterator[T]:
+    """Epoch after epoch."""
+    while True:
+        yield from loader
