@@ -104,11 +104,12 @@ def run(size: Size) -> list[Figure]:
         path = _movielens()
         if path is not None:
             sources["movielens"] = [_movielens_trials(path)] * NUM_SEEDS
-        # One process serves all trials: to start one takes longer than most of them.
+        # One process serves all trials: to start one takes longer than most of them. One thread:
+        # steps are so small that a second one mostly waits, and on a busy machine costs far more.
         return [
             figure
             for name, trials in sources.items()
-            for figure in figures(name, launch(train_all, 1, Path(folder), trials)[0])
+            for figure in figures(name, launch(train_all, 1, Path(folder), trials, threads=1)[0])
         ]
 
 
