@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 from recd_plugins.files import write_json
-from recd_plugins.training.compare import Comparison
+from recd_plugins.training.compare import Comparison, figures
+from recd_plugins.training.profile_events import StepMemory
 from recd_plugins.training.quality import Quality
+from recd_plugins.training.stages import STAGES, StageTimes
 from recd_plugins.training.trainer import Result
 
 
@@ -32,6 +35,19 @@ def test_figures() -> None:
     assert report["ratios"]["samples_per_second"] == 4.0
     assert report["ratios"]["collective_bytes"] == 1.0
     assert report["baseline"]["losses"] == [0.5, 0.25]
+
+
+def test_stages_stand_under_the_step() -> None:
+    stages = StageTimes(0.1, 0.2, 0.05, 0.01, 0.14)
+    profiled = replace(result([0.5]), stages=stages, step_memory=StepMemory(4096.0, 2048.0))
+    comparison = Comparison(profiled, replace(profiled, stages=stages.scaled(0.25)))
+    names = list(figures(profiled))
+    assert names[2:7] == [f"{stage}_seconds" for stage in STAGES]
+    report = json.loads(json.dumps(comparison.as_json()))
+    assert sum(report["baseline"]["stages"].values()) == stages.total == 0.5
+    assert report["ratios"]["all_to_all_seconds"] == 0.5
+    assert report["plugins"]["step_memory"] == {"peak": 4096.0, "mean": 2048.0}
+    assert not {"gemm_seconds", "step_peak_bytes"} & figures(result([0.5])).keys()
 
 
 def test_nan_is_not_agreement(tmp_path: Path) -> None:

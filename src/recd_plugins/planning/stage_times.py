@@ -31,8 +31,8 @@ class StageCost(BaseModel):
 class LookupCost(StageCost):
     """Embedding lookups, forward and backward."""
 
-    ids_looked_up: Seconds = Field(default=0.0, description="For an id.")
     bytes_looked_up: Seconds = Field(default=0.0, description="For a byte of embeddings.")
+    ids_looked_up: Seconds = Field(default=0.0, description="For an id.")
     rows_looked_up: Seconds = Field(
         default=0.0, description="For a row of a deduplicated batch in a pooling lookup."
     )
