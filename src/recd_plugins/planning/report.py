@@ -69,7 +69,8 @@ class SideReport:
         largest_batch_size: that fits; None where it was not looked for.
         batch_step: rows more than ``largest_batch_size`` that were found not to fit.
         tables: in the order of the model.
-        memory: bytes ``[world_size]`` by component, where tables live: on GPUs, or in host memory.
+        memory: bytes ``[world_size]`` by component, of GPUs where there are some.
+        host_memory: bytes ``[world_size]`` of tables that GPUs read from their node's memory.
         seconds: of a step by stage.
     """
 
@@ -78,6 +79,7 @@ class SideReport:
     batch_step: int | None
     tables: tuple[TableReport, ...]
     memory: Mapping[str, NDArray[np.int64]]
+    host_memory: NDArray[np.int64]
     seconds: StageTimes
 
     @property
@@ -101,6 +103,7 @@ class SideReport:
                 "max": int(total.max()),
                 "mean": float(total.mean()),
                 "by_rank": {name: part.tolist() for name, part in self.memory.items()},
+                "host_by_rank": self.host_memory.tolist(),
             },
             "seconds": {**self.seconds.as_dict(), "total": self.seconds.total},
             "samples_per_second": self.samples_per_second(len(total)),
@@ -219,6 +222,7 @@ def report_side(
         batch_step,
         _tables(candidate, planned, batch_size),
         _memory(candidate, planned, spec, candidate.activation_bytes(compute, batch_size)),
+        _host_memory(planned, spec),
         predict(works, costs),
     )
 
@@ -271,3 +275,12 @@ def _memory(
     parts["dense layers"] += dense_bytes(candidate.model, candidate.sharders, training)
     parts["reserve"] += round(RESERVED_SHARE * spec.memory_bytes)
     return parts
+
+
+def _host_memory(planned: Planned, spec: TopologySpec) -> NDArray[np.int64]:
+    found = np.zeros(spec.world_size, np.int64)
+    if spec.device == "cuda":
+        for option in planned.options:
+            for shard in option.shards:
+                found[shard.rank] += shard.storage.ddr
+    return found

@@ -129,6 +129,10 @@ def _memory(report: PlanReport) -> Table:
     capacity = report.spec.memory_bytes
     shares = [f"{v / capacity:.0%}" for total in totals for v in (total.max(), total.mean())]
     table.add_row(f"of {size(capacity)}", *shares)
+    hosts = [side.host_memory for _, side in sides]
+    if any(host.any() for host in hosts):
+        in_hosts = (size(value) for host in hosts for value in (host.max(), host.mean()))
+        table.add_row("tables in the memory of the node", *in_hosts)
     return table
 
 

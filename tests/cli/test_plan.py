@@ -1,0 +1,111 @@
+"""`recd plan` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from recd_plugins.cli import main
+
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: table
+    sparse: [item_0, usr_0, "seq_0_*"]
+    generate: {rows: 1024, row_group_rows: 256}
+converter: {use: recd.ikjt}
+preprocessing:
+  - {use: recd.sigrid_hash, features: ["*"], options: {buckets: 500}}
+pooling:
+  - {use: recd.mean, features: ["seq_*"]}
+model: {embedding_dim: 8, num_embeddings: 500, bottom_mlp: [16], top_mlp: [16]}
+training: {batch_size: 64, ranks: 2, device: cpu}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    return tmp_path
+
+
+def plan(*arguments: str) -> Result:
+    result = CliRunner().invoke(main, ["plan", "registry.yaml", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_a_plan_for_this_machine(folder: Path) -> None:
+    result = plan("--json", "plan.json", "--plot", "plots/plan.png")
+    assert result.exit_code == 0, result.output
+    for words in ("1 node of machine: 2 ranks on cpu", "the first 64 rows", "t_seq_0_0", "reserve"):
+        assert words in result.stdout
+    report = json.loads((folder / "plan.json").read_text())
+    assert report["topology"]["name"] == "machine"
+    assert report["plugins"]["batch_size"] == report["plain"]["batch_size"] == 64
+    assert (folder / "plots" / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_batch_size_is_an_option(folder: Path) -> None:
+    result = plan(
+        "--topology", "ndv4", "--ranks-per-node", "2", "--batch-size", "96", "--json", "p"
+    )
+    assert result.exit_code == 0, result.output
+    report = json.loads((folder / "p").read_text())
+    assert report["topology"]["world_size"] == 2
+    assert report["plugins"]["batch_size"] == 96
+    assert report["plugins"]["largest_batch_size"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--topology", "dgx-h10"], "no topology is named dgx-h10; did you mean dgx-h100?"),
+        (["--topology", "own.yaml"], "own.yaml: cannot be read: No such file"),
+        (["--topology", "registry.yaml"], "registry.yaml:2 version: unknown key of a topology"),
+        (["--topology", "ndv4", "--ranks-per-node", "16"], "a node of ndv4 has 8 GPUs"),
+        (["--batch-size", "many"], "'many' is neither a number of rows nor auto"),
+        (["--calibrate", "c.yaml", "--nodes", "2"], "--calibrate measures this machine"),
+        (["--plot", "plan.txt"], "plan.txt: cannot be written"),
+    ],
+)
+def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
+    result = plan(*arguments)
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())
+
+
+def test_no_plan_fits(folder: Path) -> None:
+    text = REGISTRY.replace("num_embeddings: 500", "num_embeddings: 100000000000")
+    (folder / "registry.yaml").write_text(text, encoding="utf-8")
+    result = plan("--topology", "dgx-h100", "--json", "plan.json")
+    assert result.exit_code == 1
+    assert "no plan fits: the tables take" in result.output
+    assert not (folder / "plan.json").exists()
+
+
+def test_without_model_or_data(folder: Path) -> None:
+    (folder / "registry.yaml").write_text(
+        "\n".join(line for line in REGISTRY.splitlines() if not line.startswith("model:"))
+    )
+    assert "no model: section" in plan().output
+    (folder / "registry.yaml").write_text(
+        REGISTRY.replace("    generate: {rows: 1024, row_group_rows: 256}\n", "").replace(
+            "path: table", "path: missing"
+        )
+    )
+    assert "missing: no such file or folder" in plan().output
+
+
+def test_a_calibration_is_not_overwritten(folder: Path) -> None:
+    (folder / "here.yaml").write_text("mine")
+    result = plan("--calibrate", "here.yaml")
+    assert result.exit_code == 1
+    assert "here.yaml exists already" in result.output
+    assert (folder / "here.yaml").read_text() == "mine"

@@ -1,0 +1,190 @@
+"""Real plans of one model for every topology, with the plugins and plain."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from recd_plugins.errors import NoPlanError, RecdError
+from recd_plugins.planning.candidates import as_plain, with_plugins
+from recd_plugins.planning.compute import Compute, Operations, measure_compute
+from recd_plugins.planning.report import COMPONENTS, PlanReport
+from recd_plugins.planning.report_text import compressed, render, size
+from recd_plugins.planning.study import Study
+from recd_plugins.planning.topologies import TopologySpec, load_topology, topology_names
+from recd_plugins.registry import Registry
+
+COMPUTE = Compute(Operations(1e6, 1e6, 1e6), Operations(1e6, 1e6, 1e6), 10_000, 4000.0, 1000.0)
+
+
+def report(
+    registry: Registry, spec: TopologySpec, batch_size: int | None = 256, compute: Compute = COMPUTE
+) -> PlanReport:
+    return Study("some", spec, compute, lambda _: None).report(registry, batch_size)
+
+
+def text(made: PlanReport) -> str:
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(render(made))
+    return capture.get()
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes"), [*product(topology_names(), [1, 2]), ("zionex-a100-40g", 16)]
+)
+def test_every_topology_is_planned_for(make_registry, name: str, nodes: int) -> None:
+    spec = load_topology(name, nodes=nodes, ranks=2)
+    made = report(make_registry(), spec)
+    assert made.plain is not None
+    for side in (made.plugins, made.plain):
+        assert {table.name for table in side.tables} == {
+            "t_item_0", "t_usr_0", "t_usr_1", "t_seq_0_0", "t_seq_0_1", "t_seq_0_2"
+        }  # fmt: skip
+        assert tuple(side.memory) == COMPONENTS
+        assert side.memory_by_rank.shape == (spec.world_size,)
+        assert side.memory_by_rank.max() <= spec.memory_bytes
+        assert all((part >= 0).all() for part in side.memory.values())
+        weights = sum(
+            4
+            * t.num_embeddings
+            * t.embedding_dim
+            * (len(t.ranks) if t.sharding_type == "data_parallel" else 1)
+            for t in side.tables
+        )
+        assert side.memory["embeddings"].sum() == pytest.approx(weights, rel=0.05)
+    assert made.plugins.seconds.total < made.plain.seconds.total
+    before, after = (side.memory["inputs and outputs"].sum() for side in (made.plain, made.plugins))
+    assert after < before
+    assert f"{spec.world_size} ranks" in text(made)
+
+
+def test_a_dedupe_factor_divides_what_is_read_and_held(make_registry) -> None:
+    spec = load_topology("dgx-a100-80g")
+    sharding = [{"use": "torchrec.row_wise", "tables": ["*"]}]
+    made = report(make_registry(sharding=sharding, model={"embedding_dim": 64}), spec)
+    plugins = with_plugins(make_registry(sharding=sharding, model={"embedding_dim": 64}))
+    plain = as_plain(plugins)
+    topology = spec.to_torchrec()
+    mine = {o.name: o for o in plugins.plan(topology, 256).options}
+    # The plain one is sharded as TorchRec likes; so compare lookups, by the same sharding.
+    without = plugins.__class__(plugins.registry, plugins.model, plugins.sharders, plain.profile)
+    theirs = {o.name: o for o in without.plan(topology, 256).options}
+    for table in made.plugins.tables:
+        factor = table.dedupe_factor
+        # Besides ids, which the factor is of, there are rows, which repeat a little less or more.
+        a, b = mine[table.name].shards[0], theirs[table.name].shards[0]
+        assert mine[table.name].sharding_type == theirs[table.name].sharding_type == "row_wise"
+        for part in ("fwd_compute", "bwd_compute", "input_dist_comms"):
+            assert getattr(b.perf, part) / getattr(a.perf, part) == pytest.approx(factor, rel=0.06)
+    assert max(table.dedupe_factor for table in made.plugins.tables) > 2
+
+
+def test_the_largest_batch(make_registry) -> None:
+    spec = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 400_000_000})
+    registry = make_registry()
+    made = report(registry, spec, None)
+    assert made.plain is not None
+    sides = {"plugins": with_plugins(registry)}
+    sides["plain"] = as_plain(sides["plugins"])
+    topology = spec.to_torchrec()
+    for name, candidate in sides.items():
+        side = getattr(made, name)
+        assert side.batch_size == side.largest_batch_size
+        for batch_size, fits in (
+            (side.largest_batch_size, True),
+            (side.largest_batch_size + side.batch_step, False),
+        ):
+            kept = candidate.activation_bytes(COMPUTE, batch_size)
+            assert candidate.fits(topology, batch_size, kept) == fits
+            if not fits:
+                with pytest.raises(NoPlanError, match="no plan fits"):
+                    candidate.plan(topology, batch_size, kept)
+        assert side.memory_by_rank.max() > 0.97 * spec.memory_bytes
+    # Per row: activations of 5000 bytes, of which poolings' are divided, and what lookups hold.
+    assert made.plugins.largest_batch_size > 1.5 * made.plain.largest_batch_size
+    assert "rows more do not fit" in text(made)
+
+
+def test_the_plain_plan_may_not_fit(make_registry) -> None:
+    fits = report(make_registry(), load_topology("machine", ranks=2), 2048)
+    assert fits.plain is not None
+    used = [
+        side.memory_by_rank.max() - side.memory["reserve"][0] for side in (fits.plugins, fits.plain)
+    ]
+    between = int((used[0] + 0.2 * (used[1] - used[0])) / 0.85)
+    spec = fits.spec.model_copy(update={"ddr_bytes": between})
+    made = report(make_registry(), spec, 2048)
+    assert made.plain is None
+    assert "no plan fits" in made.plain_problem
+    assert made.as_json()["plain"] is None
+    assert "Without the plugins no plan fits" in text(made)
+
+
+def test_training_takes_the_same_plan(make_registry) -> None:
+    registry = make_registry()
+    spec = load_topology("machine", ranks=2)
+    planned = with_plugins(registry).plan(spec.to_torchrec(), registry.training.batch_size)
+    from recd_plugins.training.prepare import build_model
+
+    again = make_registry()
+    model = again.prepare(build_model(again, again.dataset.schema()))
+    assert again.planner(model=model).plan(model, again.sharders()) == planned.sharding
+
+
+def test_huge_tables_take_no_memory(make_registry) -> None:
+    registry = make_registry(model={"embedding_dim": 128, "num_embeddings": 2**28})
+    made = report(registry, load_topology("dgx-h100", nodes=2))
+    total = made.plugins.memory["embeddings"].sum()
+    assert total == pytest.approx(6 * 2**28 * 128 * 4, rel=0.01)
+    assert size(total) == "768.0 GiB"
+    # One node has no room on its GPUs for all of it.
+    made = report(registry, load_topology("dgx-h100"))
+    held = made.plugins.memory["embeddings"].sum() + made.plugins.host_memory.sum()
+    assert made.plugins.host_memory.any()
+    assert held >= 6 * 2**28 * 128 * 4
+    assert "tables in the memory of the node" in text(made)
+    registry = make_registry(model={"embedding_dim": 128, "num_embeddings": 2**31})
+    with pytest.raises(NoPlanError, match=r"no plan fits: .* on 8 ranks with 80\.0 GiB each"):
+        report(registry, load_topology("dgx-h100"))
+
+
+def test_json_is_complete(make_registry) -> None:
+    made = report(make_registry(), load_topology("zionex-a100-40g")).as_json()
+    assert made.keys() == {
+        "topology", "costs", "data", "plugins", "plain", "plain_problem", "ratios", "changed"
+    }  # fmt: skip
+    assert made["topology"]["world_size"] == 32
+    assert made["data"]["source"] == "the first 256 rows"
+    assert made["data"]["features"]["usr_0"]["dedupe_factor"] > 1
+    side = made["plugins"]
+    by_rank = side["memory_bytes"]["by_rank"]
+    assert side["memory_bytes"]["max"] == np.sum(list(by_rank.values()), axis=0).max()
+    assert side["seconds"]["total"] == pytest.approx(
+        sum(v for stage, v in side["seconds"].items() if stage != "total")
+    )
+    assert side["samples_per_second"] == pytest.approx(32 * 256 / side["seconds"]["total"])
+
+
+def test_activations_are_counted(make_registry) -> None:
+    registry = make_registry()
+    compute = measure_compute(registry)
+    # Six vectors of 16 scalars and their dot products are kept at the least.
+    assert compute.rest_saved_bytes > 4 * (6 * 16 + 15)
+    plugins = with_plugins(registry)
+    kept = plugins.activation_bytes(compute, 512)
+    assert kept < as_plain(plugins).activation_bytes(compute, 512)
+    assert plugins.activation_bytes(compute, 1024) == pytest.approx(2 * kept, rel=0.05)
+
+
+def test_a_model_is_needed(make_registry) -> None:
+    with pytest.raises(RecdError, match="no model: section"):
+        report(make_registry(model=None), load_topology("ndv4"))
+
+
+def test_ranks_in_few_words() -> None:
+    assert compressed([0, 1, 2, 3, 8]) == "0-3, 8"
+    assert compressed(range(0, 20, 2)) == "0, 2, 4, 6, 8, 10 and 4 more"
