@@ -104,6 +104,8 @@ def test_the_largest_batch(make_registry) -> None:
                 with pytest.raises(NoPlanError, match="no plan fits"):
                     candidate.plan(topology, batch_size, kept)
         assert side.memory_by_rank.max() > 0.97 * spec.memory_bytes
+    assert made.plugins.largest_batch_size
+    assert made.plain.largest_batch_size
     # Per row: activations of 5000 bytes, of which poolings' are divided, and what lookups hold.
     assert made.plugins.largest_batch_size > 1.5 * made.plain.largest_batch_size
     assert "rows more do not fit" in text(made)
