@@ -39,8 +39,8 @@ class _Run:
 
 
 _RUNS: dict[tuple[Device, Size], _Run] = {
-    ("cpu", "small"): _Run(0.125, 256, batches=4, turns=3, steps=1, profiled=1),
-    ("cpu", "reference"): _Run(0.125, 512, batches=6, turns=7, steps=2, profiled=3),
+    ("cpu", "small"): _Run(0.125, 256, batches=3, turns=3, steps=1, profiled=1),
+    ("cpu", "reference"): _Run(0.125, 512, batches=6, turns=7, steps=1, profiled=3),
     ("cuda", "small"): _Run(0.125, 1024, batches=6, turns=3, steps=4, profiled=2),
     ("cuda", "reference"): _Run(0.25, 2048, batches=6, turns=9, steps=8, profiled=3),
 }
@@ -53,7 +53,7 @@ def workload(size: Size, *, device: Device = "cpu", only: str | None = None) -> 
         f"{', '.join(_models(only))} at scale {run.scale:g}, {_ranks(device)} rank(s) on {device}, "
         f"batch {run.batch_size} each; readers are another tier: {run.batches} batches a rank are "
         "read, converted and lowered beforehand and go round, for all trainers alike; "
-        f"{run.turns} turns of {run.steps} steps"
+        f"{run.turns} turns of 1 step that warms up and {run.steps} timed"
     )
 
 

@@ -21,7 +21,7 @@ from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import RecdError
 from recd_plugins.registry import Registry, TrainingSpec
 from recd_plugins.training.assembly import assemble
-from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
+from recd_plugins.training.breakdown import StepProfile, static_bytes
 from recd_plugins.training.dlrm import DLRM
 from recd_plugins.training.sequence_pooling import SequencePooling
 from recd_plugins.training.stages import Stage
@@ -37,6 +37,10 @@ class OneTrainer:
         variant: what is trained.
         device: of this rank.
         num_batches: how many go round.
+
+    Attributes:
+        profiled: what ``profile`` saw.
+        pooling_shares: likewise, sequence pooling's share of the stages ``gemm`` and ``other``.
     """
 
     def __init__(
@@ -61,6 +65,8 @@ class OneTrainer:
         self._around: Iterator[Any] = cycle(self.batches)
         self._pipeline = parts.registry.train_pipeline(self.dmp, self.optimizer, device)
         self._losses: list[Tensor] = []
+        self.profiled = StepProfile(device, warmup=0)
+        self.pooling_shares: list[dict[Stage, float]] = []
         self.dmp.train()
         (model,) = (module for module in self.dmp.modules() if isinstance(module, DLRM))
         if variant.compiled:
@@ -113,17 +119,13 @@ class OneTrainer:
         ranks = dist.get_world_size()
         return sent * (ranks - 1) / ranks / len(self.batches)
 
-    def profiled(self, count: int) -> StepProfile:
-        """``count`` steps timed and as many profiled, in turn."""
-        with step_profile(self._device, warmup=1) as profile:
-            for _ in range(1 + 2 * count):
-                with profile.step():
-                    self.step()
-        return profile
-
-    def pooling_shares(self) -> dict[Stage, float]:
-        """Sequence pooling's share of the stages ``gemm`` and ``other``."""
-        return pooling_shares(lambda: self.steps(1), self._device)
+    def profile(self) -> None:
+        """One step that warms up, one timed, two profiled."""
+        self.steps(1)
+        for _ in range(2):
+            with self.profiled.step():
+                self.step()
+        self.pooling_shares.append(pooling_shares(lambda: self.steps(1), self._device))
 
     def static_bytes(self) -> int:
         """What stays on this rank from step to step."""

@@ -66,4 +66,5 @@ def _draw_throughput(axes: Axes, detail: dict[str, Any]) -> None:
     names, values = zip(*((row[0], row[_SPEEDUP]) for row in detail["rows"]), strict=True)
     bars = axes.barh(names, values, color=_COLORS[0])
     axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.margins(x=0.1)
     axes.set_xlabel("samples a second over the baseline")

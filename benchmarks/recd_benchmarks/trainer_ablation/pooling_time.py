@@ -56,16 +56,23 @@ def _pooling_seconds(events: Sequence[Any], on_device: bool) -> dict[Stage, floa
     intervals = _intervals(host)
     operators = [e for e in host if _within(e, intervals)]
     products = _union((e.start_ns(), e.end_ns()) for e in operators if stage_of(e.name()) == "gemm")
+    # Embeddings are awaited in there, too: waiting is the all-to-all's.
+    staged = _union((e.start_ns(), e.end_ns()) for e in operators if stage_of(e.name()) is not None)
     if not on_device:
-        gemm = _length(products)
-        return {"gemm": gemm / 1e9, "other": (_length(intervals) - gemm) / 1e9}
-    in_gemm = {e.correlation_id() for e in operators if _within(e, products)}
-    ours = {e.correlation_id() for e in operators}
+        return {
+            "gemm": _length(products) / 1e9,
+            "other": (_length(intervals) - _length(staged)) / 1e9,
+        }
+    in_products = {e.correlation_id() for e in operators if _within(e, products)}
+    unstaged = {e.correlation_id() for e in operators if not _within(e, staged)}
     seconds: dict[Stage, float] = {"gemm": 0.0, "other": 0.0}
     for kernel in filter(_on_cuda, events):
-        if not kernel.is_user_annotation() and kernel.linked_correlation_id() in ours:
-            is_gemm = kernel.linked_correlation_id() in in_gemm or stage_of(kernel.name()) == "gemm"
-            seconds["gemm" if is_gemm else "other"] += kernel.duration_ns() / 1e9
+        if kernel.is_user_annotation():
+            continue
+        if kernel.linked_correlation_id() in in_products:
+            seconds["gemm"] += kernel.duration_ns() / 1e9
+        elif kernel.linked_correlation_id() in unstaged:
+            seconds["other"] += kernel.duration_ns() / 1e9
     return seconds
 
 

@@ -32,7 +32,7 @@ class Job:
         num_batches: batches of a rank that go round; fewer of a variant with larger ones.
         turns: turns of each variant; one more warms up.
         steps: timed steps of a turn; one more before them warms up.
-        profiled: profiled steps of each variant.
+        profiled: turns in which each variant is profiled.
         device: ``cpu`` or ``cuda``.
     """
 
@@ -103,8 +103,11 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:  # noq
             spent = _turn(trainer, job.steps)
             if turn:
                 result[name].seconds.append(spent)
+    for _ in range(job.profiled):
+        for trainer in trainers.values():
+            trainer.profile()
     for name, trainer in trainers.items():
-        _profile(trainer, job.profiled, result[name])
+        _read_profile(trainer, result[name])
         result[name].losses = trainer.losses()
     return result
 
@@ -135,15 +138,15 @@ def _turn(trainer: OneTrainer, steps: int) -> float:
     return float(spent) / steps
 
 
-def _profile(trainer: OneTrainer, count: int, found: Measured) -> None:
+def _read_profile(trainer: OneTrainer, found: Measured) -> None:
     """Stages and memory, into ``found``."""
-    profile = trainer.profiled(count)
+    profile = trainer.profiled
     found.stages = StageTimes.mean(_from_every_rank(profile.stages()))
-    shares = _from_every_rank(trainer.pooling_shares())
+    shares = [share for rank in _from_every_rank(trainer.pooling_shares) for share in rank]
     found.pooling = {stage: sum(s[stage] for s in shares) / len(shares) for stage in shares[0]}
     memory = _from_every_rank((trainer.static_bytes(), profile.memory()))
-    static, peak = max(memory, key=lambda each: each[0] + each[1].peak)
-    found.static_bytes, found.peak_bytes, found.mean_bytes = static, peak.peak, peak.mean
+    found.static_bytes, of_step = max(memory, key=lambda each: each[0] + each[1].peak)
+    found.peak_bytes, found.mean_bytes = of_step.peak, of_step.mean
 
 
 def _from_every_rank(value: T) -> list[T]:
