@@ -227,3 +227,14 @@ def test_heads_must_divide_the_dimension(cls: Any) -> None:
     options = {"heads": 3} | ({"target": "item"} if cls is DinPooling else {})
     with pytest.raises(RecdError, match=rf"{cls.name}: heads \(3\) must divide .* \(8\)"):
         cls(cls.Options(**options)).build(DIM)
+
+
+def test_long_rows_do_not_pad_short_ones() -> None:
+    from recd_plugin_recd.pooling.packed_rows import PackedRows
+
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randn(300, generator=generator).add(2.6).exp().long().clamp(max=200)
+    values = torch.zeros(int(lengths.sum()), DIM)
+    rows = PackedRows([JaggedTensor(values, lengths=lengths)])
+    assert sum(places.shape[0] for places in rows._padded(values)) < 1.2 * len(values)
+    assert len(lengths) * int(lengths.max()) > 5 * len(values)
