@@ -94,7 +94,10 @@ def test_compare(folder: Path) -> None:
 
 
 def test_killed_and_resumed_is_as_if_never_killed(folder: Path) -> None:
-    whole = report_of("run", write_registry(folder))
+    # Profiling changes no loss.
+    whole = report_of("run", write_registry(folder), "--breakdown")
+    assert whole["stages"]["lookup"] > 0
+    assert 0 < whole["step_memory"]["mean"] < whole["step_memory"]["peak"]
 
     checkpoints = folder / "checkpoints"
     registry = write_registry(folder, f"{{path: {checkpoints}, every: 3, keep: 1}}")
