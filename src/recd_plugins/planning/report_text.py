@@ -76,7 +76,7 @@ def _data(report: PlanReport) -> Text:
 def _shards(side: SideReport) -> Table:
     table = Table(title=f"Shards, {side.batch_size:,} rows a rank", title_justify="left")
     for column in ("table", "rows x dim", "sharding", "kernel", "ranks"):
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     table.add_column("bytes a rank", justify="right")
     table.add_column("dedupe factor", justify="right")
     for tables in _alike(side.tables):
