@@ -52,7 +52,8 @@ def workload(size: Size, *, device: Device = "cpu", only: str | None = None) -> 
     return (
         f"{', '.join(_models(only))} at scale {run.scale:g}, {_ranks(device)} rank(s) on {device}, "
         f"batch {run.batch_size} each; readers are another tier: {run.batches} batches a rank are "
-        "read, converted and lowered beforehand and go round, for all trainers alike; "
+        "read, converted and lowered beforehand and go round, for all trainers alike; freed memory "
+        "used again; "
         f"{run.turns} turns of 1 step that warms up and {run.steps} timed"
     )
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from recd_benchmarks.frame import keep_freed_memory
 from recd_benchmarks.trainer_ablation.one_trainer import OneTrainer
 from recd_benchmarks.trainer_ablation.variants import Variant
 from recd_plugins.registry import load_registry
@@ -52,6 +53,7 @@ class Measured:
     Attributes:
         batch_size: rows of a step of one rank.
         seconds: wall time of a step, by turn.
+        num_batches: that go round, of one rank.
         losses: by step, the mean over ranks.
         bytes_by_kind: bytes sent in a step, all ranks.
         ids: ids looked up in a step by feature, all ranks.
@@ -66,6 +68,7 @@ class Measured:
 
     batch_size: int = 0
     seconds: list[float] = field(default_factory=list)
+    num_batches: int = 0
     losses: list[float] = field(default_factory=list)
     bytes_by_kind: dict[str, float] = field(default_factory=dict)
     ids: dict[str, float] = field(default_factory=dict)
@@ -81,6 +84,8 @@ class Measured:
 def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:  # noqa: ARG001
     """Everything about the variants of a job, by name. A collective call."""
     upstream_noise.silence()
+    # Or each large tensor is memory that the system clears page by page, above all the baseline's.
+    keep_freed_memory()
     device = torch.device(job.device, rank) if job.device == "cuda" else torch.device(job.device)
     trainers: dict[str, OneTrainer] = {}
     result: dict[str, Measured] = {}
@@ -94,7 +99,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:  # noq
     gc.freeze()
     for name, trainer in trainers.items():
         found = result[name]
-        found.batch_size = trainer.batch_size
+        found.batch_size, found.num_batches = trainer.batch_size, len(trainer.batches)
         by_kind, ids = zip(*_from_every_rank(trainer.counts()), strict=True)
         found.bytes_by_kind, found.ids = sum_by_kind(list(by_kind)), sum_by_kind(list(ids))
         found.sent = sum(_from_every_rank(trainer.sent_bytes()))
