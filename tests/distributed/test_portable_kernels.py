@@ -1,8 +1,9 @@
-"""The kernel for variable batches on CPU against FBGEMM's: outputs, and weights after a step."""
+"""The kernels for CPU against FBGEMM's: outputs, and weights and optimizer state after training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,13 @@ import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import ShardedTensorMetadata
-from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbeddingBag
+from torchrec.distributed.batched_embedding_kernel import (
+    BatchedFusedEmbedding,
+    BatchedFusedEmbeddingBag,
+)
 from torchrec.distributed.embedding_types import (
     EmbeddingComputeKernel,
     GroupedEmbeddingConfig,
@@ -21,14 +26,31 @@ from torchrec.distributed.embedding_types import (
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.portable_kernels import PortableEmbeddingBag
+from recd_plugins.distributed.one_table import fits_one_table
+from recd_plugins.distributed.portable_kernels import (
+    PortableEmbedding,
+    PortableEmbeddingBag,
+    use_portable_lookups,
+)
 
 ROWS = 7
 
 
+OPTIMIZERS = [
+    EmbOptimType.EXACT_SGD,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    EmbOptimType.EXACT_ADAGRAD,
+]
+
+
 def kernel(
-    widths: list[int], pooling: PoolingType, *, weighted: bool, shared: bool
-) -> BatchedFusedEmbeddingBag:
+    widths: list[int],
+    pooling: PoolingType,
+    *,
+    weighted: bool,
+    shared: bool,
+    optimizer: EmbOptimType = EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+) -> BatchedFusedEmbeddingBag | BatchedFusedEmbedding:
     """One table a width; with ``shared``, the first has a second feature."""
     tables = [
         ShardedEmbeddingTable(
@@ -54,13 +76,28 @@ def kernel(
         has_feature_processor=False,
         compute_kernel=EmbeddingComputeKernel.FUSED,
         embedding_tables=tables,
-        fused_params={
-            "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-            "learning_rate": 0.1,
-            "eps": 1e-3,
-        },
+        fused_params={"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-3},
     )
-    return BatchedFusedEmbeddingBag(config, device=torch.device("cpu"))
+    cls = BatchedFusedEmbedding if pooling == PoolingType.NONE else BatchedFusedEmbeddingBag
+    return cls(config, device=torch.device("cpu"))
+
+
+def pair(
+    portable: type[nn.Module], widths: list[int], pooling: PoolingType, **options: Any
+) -> list[nn.Module]:
+    """FBGEMM's kernel and the portable one, with the same weights."""
+    modules = [kernel(widths, pooling, **options) for _ in range(2)]
+    tables = [module.split_embedding_weights() for module in modules]
+    for weight, other in zip(*tables, strict=True):
+        other.copy_(weight)
+    modules[1].__class__ = portable
+    return modules
+
+
+def state(module: nn.Module) -> list[Tensor]:
+    """Weights and optimizer state, table by table."""
+    states = [tensor for table in module.emb_module.split_optimizer_states() for tensor in table]
+    return [*(w.clone() for w in module.split_embedding_weights()), *states]
 
 
 def _whole(width: int) -> ShardMetadata:
@@ -77,7 +114,10 @@ def one_rank() -> Iterator[None]:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    widths=st.lists(st.sampled_from([4, 8, 12, 16]), min_size=1, max_size=4),
+    widths=st.one_of(
+        st.lists(st.sampled_from([4, 8, 12, 16]), min_size=1, max_size=4),
+        st.integers(1, 4).map(lambda num_tables: [8] * num_tables),
+    ),
     pooling=st.sampled_from([PoolingType.SUM, PoolingType.MEAN]),
     weighted=st.booleans(),
     shared=st.booleans(),
@@ -93,13 +133,8 @@ def test_variable_batches(
     seed: int,
 ) -> None:
     torch.manual_seed(seed)
-    stock, portable = (kernel(widths, pooling, weighted=weighted, shared=shared) for _ in range(2))
-    for weight, other in zip(
-        stock.split_embedding_weights(), portable.split_embedding_weights(), strict=True
-    ):
-        other.copy_(weight)
-    portable.__class__ = PortableEmbeddingBag
-    names = stock.config.feature_names()
+    modules = pair(PortableEmbeddingBag, widths, pooling, weighted=weighted, shared=shared)
+    names = modules[0].config.feature_names()
     # Some features have no row from some ranks, and some rows have no id.
     strides = torch.randint(0, 4, (len(names), num_ranks))
     strides[0, 0] += 1
@@ -111,15 +146,124 @@ def test_variable_batches(
         weights=torch.rand(int(lengths.sum())) if weighted else None,
         stride_per_key_per_rank=strides.tolist(),
     )
-    outputs = [module(features) for module in (stock, portable)]
-    torch.testing.assert_close(*outputs)
-    upstream = torch.randn_like(outputs[0])
-    for output in outputs:
-        output.backward(upstream)
-    weights = [
-        torch.cat([w.flatten() for w in m.split_embedding_weights()]) for m in (stock, portable)
+    assert_trained_alike(modules, [features, features])
+
+
+def assert_trained_alike(modules: list[nn.Module], batches: list[KeyedJaggedTensor]) -> None:
+    before = state(modules[0])
+    for features in batches:
+        outputs = [module(features) for module in modules]
+        torch.testing.assert_close(*outputs)
+        upstream = torch.randn_like(outputs[0])
+        for output in outputs:
+            output.backward(upstream)
+    stock, portable = (state(module) for module in modules)
+    torch.testing.assert_close(portable, stock)
+    if any(len(features.values()) for features in batches):
+        assert any(not torch.equal(*each) for each in zip(stock, before, strict=True))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    num_tables=st.integers(1, 4),
+    width=st.sampled_from([4, 12, 16]),
+    optimizer=st.sampled_from(OPTIMIZERS),
+    shared=st.booleans(),
+    weighted=st.booleans(),
+    longest=st.integers(0, 5),
+    dtype=st.sampled_from([torch.int64, torch.int32]),
+    seed=st.integers(0, 2**16),
+)
+def test_sequences(
+    num_tables: int,
+    width: int,
+    optimizer: EmbOptimType,
+    shared: bool,
+    weighted: bool,
+    longest: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    torch.manual_seed(seed)
+    modules = pair(
+        PortableEmbedding,
+        [width] * num_tables,
+        PoolingType.NONE,
+        weighted=False,
+        shared=shared,
+        optimizer=optimizer,
+    )
+    names = modules[0].config.feature_names()
+    batches = []
+    for _ in range(3):
+        # Some features have no id at all.
+        lengths = torch.randint(0, longest + 1, (len(names), 3)) * torch.randint(
+            0, 2, (len(names), 1)
+        )
+        num_ids = int(lengths.sum())
+        batches.append(
+            KeyedJaggedTensor(
+                keys=names,
+                values=torch.randint(0, ROWS, (num_ids,), dtype=dtype),
+                lengths=lengths.flatten(),
+                weights=torch.rand(num_ids) if weighted else None,  # not read without pooling
+            )
+        )
+    assert_trained_alike(modules, batches)
+    # What is set later counts, too.
+    for module in modules:
+        module.emb_module.set_learning_rate(0.3)
+        module.emb_module.update_hyper_parameters({"eps": 0.5})
+    assert_trained_alike(modules, batches)
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.NONE, PoolingType.SUM])
+def test_an_id_out_of_its_table_is_not_one_of_the_next_table(pooling: PoolingType) -> None:
+    """FBGEMM warns, and takes the first row."""
+    portable = PortableEmbedding if pooling == PoolingType.NONE else PortableEmbeddingBag
+    modules = pair(portable, [4, 4], pooling, weighted=False, shared=False)
+    strides = None if pooling == PoolingType.NONE else [[1], [2]]
+    outputs = [
+        module(
+            KeyedJaggedTensor(
+                ["f0", "f1"],
+                torch.tensor([1, ROWS + 2, 3]),
+                lengths=torch.tensor([2, 1] if strides is None else [2, 1, 0]),
+                stride_per_key_per_rank=strides,
+            )
+        )
+        for module in modules
     ]
-    torch.testing.assert_close(*weights)
+    torch.testing.assert_close(*outputs)
+
+
+def test_state_dicts_are_unchanged() -> None:
+    stock, portable = pair(
+        PortableEmbedding, [4, 4], PoolingType.NONE, weighted=False, shared=False
+    )
+    features = KeyedJaggedTensor(["f0", "f1"], torch.tensor([1, 2]), lengths=torch.tensor([1, 1]))
+    portable(features).sum().backward()
+    assert portable.state_dict().keys() == stock.state_dict().keys()
+    assert [n for n, _ in portable.named_parameters()] == [n for n, _ in stock.named_parameters()]
+    kernels = portable.emb_module, stock.emb_module
+    assert kernels[0].state_dict().keys() == kernels[1].state_dict().keys()
+    assert kernels[0].pooling_mode == kernels[1].pooling_mode
+
+
+def test_what_is_looked_up_as_one_table() -> None:
+    equal, mixed, sequences = modules = [
+        kernel(widths, pooling, weighted=False, shared=True)
+        for widths, pooling in (
+            ([4, 4], PoolingType.MEAN),
+            ([4, 8], PoolingType.SUM),
+            ([8, 8], PoolingType.NONE),
+        )
+    ]
+    assert fits_one_table(equal.emb_module)
+    assert not fits_one_table(mixed.emb_module)
+    assert fits_one_table(sequences.emb_module)
+    use_portable_lookups(modules)
+    assert [type(m) for m in modules] == [PortableEmbeddingBag] * 2 + [PortableEmbedding]
 
 
 def test_plain_batches() -> None:

@@ -1,4 +1,4 @@
-"""Lookups that TorchRec has on CUDA only, or that are wrong on CPU, for CPU."""
+"""Lookups that TorchRec has on CUDA only, or that are wrong or slow on CPU, for CPU."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torchrec.distributed.batched_embedding_kernel import (
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.distributed.one_table import fits_one_table, look_up_bags
 from recd_plugins.distributed.torchrec_internals import require_attributes
 
 
@@ -60,8 +61,9 @@ class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
     """TorchRec's fused kernel, which takes variable batches without FBGEMM's metadata for them.
 
     On CPU FBGEMM (1.8) makes that metadata by several tensor operations a row, and then does not
-    use it: it pads every feature to the one with the most rows. This one pads the offsets itself
-    and takes the rows that there are out of the output. Values and gradients are the same.
+    use it: it pads every feature to the one with the most rows. Where tables are equally wide, this
+    one looks them up as one table, without padding; else it pads the offsets itself and takes the
+    rows that there are out of the output. Values and gradients are the same.
     """
 
     def forward(
@@ -76,10 +78,43 @@ class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
             return super().forward(features, vbe_output, vbe_output_offsets)
         widths = [self._local_cols[table] for table in self._feature_table_map]
         strides = torch.tensor(features.stride_per_key_per_rank()).view(len(widths), -1)
+        if fits_one_table(self._emb_module):
+            weights = features.weights_or_none()
+            if weights is not None and not weights.is_floating_point():
+                weights = None  # as the base class has it
+            output = look_up_bags(self._emb_module, features, features.offsets(), weights)
+            return _rank_by_rank(output, strides).flatten()
         output = super().forward(_padded(features, strides.sum(1)))
         unit = math.gcd(*widths)
         units = _units_of_rows(strides, torch.tensor(widths) // unit)
         return output.view(-1, unit).index_select(0, units).flatten()
+
+
+class PortableEmbedding(BatchedFusedEmbedding):
+    """TorchRec's fused kernel without pooling, whose ids FBGEMM looks up as bags of one id each.
+
+    Without pooling, FBGEMM's backward pass on CPU (1.6 to 1.9) collects the gradients of a batch in
+    a hash map of hash maps of vectors, with several allocations a distinct id of the batch: 24 to
+    32 times the time of its backward pass of bags, which sorts the ids and has vector
+    instructions. Values and gradients are the same. That saves time with and without duplicates.
+    """
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """Embeddings of the ids, ``[num_values, embedding_dim]``, in the order of the features."""
+        offsets = torch.arange(len(features.values()) + 1)
+        return look_up_bags(self._emb_module, features, offsets)
+
+
+def _rank_by_rank(rows: Tensor, strides: Tensor) -> Tensor:
+    """Rows that stand feature by feature, rank by rank: rank by rank, feature by feature.
+
+    Args:
+        rows: ``[num_rows, embedding_dim]``.
+        strides: rows of each feature from each rank, ``[F, num_ranks]``.
+    """
+    parts = torch.split(rows, strides.flatten().tolist())
+    num_ranks = strides.shape[1]
+    return torch.cat([part for rank in range(num_ranks) for part in parts[rank::num_ranks]])
 
 
 def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
@@ -188,3 +223,5 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
                 module.__class__ = _EMPTY[type(module)]
             elif type(module) is BatchedFusedEmbeddingBag:
                 module.__class__ = PortableEmbeddingBag
+            elif fits_one_table(module.emb_module):
+                module.__class__ = PortableEmbedding
