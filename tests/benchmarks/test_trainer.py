@@ -76,7 +76,7 @@ def test_what_cannot_run_is_said(ablation):
     (note, bound) = ablation.notes()
     assert "TorchRec's index dedup does not run here: " in note
     assert "jagged_unique_indices" in note
-    assert bound.startswith(f"rm1: bound {ablation.bound:.2f} from dedupe factors")
+    assert bound.startswith(f"rm1: bound {ablation.bound():.2f} from dedupe factors")
 
 
 def test_the_shares_of_a_step_are_shares(ablation):

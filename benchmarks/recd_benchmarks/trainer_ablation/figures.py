@@ -60,10 +60,9 @@ class Ablation:
         memory = {multiple: self._memory(v) for multiple, v in by_multiple.items()}
         return by_multiple[largest_batch(memory, self._memory(BASELINE))]
 
-    @cached_property
-    def factors(self) -> DedupeFactors:
-        """Of the work of the stock path over that of the deduplicated one."""
-        before, after = self._of(BASELINE), self._of(DEDUP)
+    def factors(self, stock: Variant = BASELINE) -> DedupeFactors:
+        """Of the work of a stock trainer over that of the deduplicated one."""
+        before, after = self._of(stock), self._of(DEDUP)
         ids = _ratio(_total(before.ids), _total(after.ids))
         return DedupeFactors(
             ids=ids,
@@ -72,23 +71,21 @@ class Ablation:
             pooling=_ratio(_total(before.ids, _SEQUENCES), _total(after.ids, _SEQUENCES)),
         )
 
-    @cached_property
-    def bound(self) -> float:
-        """What the measured breakdown of the stock path allows."""
-        before = self._of(BASELINE)
+    def bound(self, stock: Variant = BASELINE) -> float:
+        """What the measured breakdown of a stock trainer allows."""
+        before = self._of(stock)
         assert before.stages is not None, "every variant that trains is profiled"
-        return speedup_bound(before.stages, before.pooling, self.factors)
+        return speedup_bound(before.stages, before.pooling, self.factors(stock))
 
     def figures(self) -> list[Figure]:
         """All figures of the model."""
         goal, paper, paper_in_all = GOALS.get(self.model, (None, None, None))
-        speedup = self._speedups(DEDUP)
         return [
-            self._figure("speedup", speedup, goal=goal, paper=paper),
-            self._figure("bound", [self.bound]),
-            self._figure(
-                "share_of_bound", [each / self.bound for each in speedup], goal=_SHARE_GOAL
-            ),
+            self._figure("speedup", self._speedups(DEDUP), goal=goal, paper=paper),
+            self._figure("bound", [self.bound()]),
+            self._figure("share_of_bound", self._shares_of_bound(BASELINE), goal=_SHARE_GOAL),
+            self._figure("bound_equal_samples", [self.bound(CLUSTERED)]),
+            self._figure("share_of_bound_equal_samples", self._shares_of_bound(CLUSTERED)),
             self._figure("speedup_clustered_table", self._speedups(CLUSTERED)),
             self._figure("speedup_dedup_emb", self._speedups(DEDUP_EMB)),
             self._figure("speedup_larger_batch", self._speedups(self.larger), paper=paper_in_all),
@@ -163,14 +160,17 @@ class Ablation:
             for name, found in self.measured.items()
             if found.failure is not None
         ]
-        factors, pooling = self.factors, self._of(BASELINE).pooling
+        factors, pooling = self.factors(), self._of(BASELINE).pooling
         return [
             *failures,
-            f"{self.model}: bound {self.bound:.2f} from dedupe factors {factors.ids:.2f} (ids), "
+            f"{self.model}: bound {self.bound():.2f} from dedupe factors {factors.ids:.2f} (ids), "
             f"{factors.bytes:.2f} (bytes) and {factors.pooling:.2f} (ids of sequences); sequence "
             f"pooling is {pooling['gemm']:.0%} of gemm and {pooling['other']:.0%} of other work in "
             "the baseline",
         ]
+
+    def _shares_of_bound(self, stock: Variant) -> list[float]:
+        return [speedup / self.bound(stock) for speedup in self._speedups(DEDUP, stock)]
 
     def _against_strong_baselines(self) -> Iterator[Figure]:
         best = min(
