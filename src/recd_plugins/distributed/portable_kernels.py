@@ -83,7 +83,7 @@ class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
             if weights is not None and not weights.is_floating_point():
                 weights = None  # as the base class has it
             output = look_up_bags(self._emb_module, features, features.offsets(), weights)
-            return _rank_by_rank(output, strides).flatten()
+            return output.index_select(0, _rank_by_rank(strides)).flatten()
         output = super().forward(_padded(features, strides.sum(1)))
         unit = math.gcd(*widths)
         units = _units_of_rows(strides, torch.tensor(widths) // unit)
@@ -105,16 +105,19 @@ class PortableEmbedding(BatchedFusedEmbedding):
         return look_up_bags(self._emb_module, features, offsets)
 
 
-def _rank_by_rank(rows: Tensor, strides: Tensor) -> Tensor:
-    """Rows that stand feature by feature, rank by rank: rank by rank, feature by feature.
+def _rank_by_rank(strides: Tensor) -> Tensor:
+    """Where rows that come rank by rank, feature by feature, stand feature by feature.
 
     Args:
-        rows: ``[num_rows, embedding_dim]``.
         strides: rows of each feature from each rank, ``[F, num_ranks]``.
+
+    Returns:
+        ``[num_rows]``
     """
-    parts = torch.split(rows, strides.flatten().tolist())
-    num_ranks = strides.shape[1]
-    return torch.cat([part for rank in range(num_ranks) for part in parts[rank::num_ranks]])
+    first_row = strides.flatten().cumsum(0).view_as(strides) - strides
+    num_rows = strides.t().flatten()
+    shift = first_row.t().flatten() - (num_rows.cumsum(0) - num_rows)
+    return torch.arange(int(num_rows.sum())) + shift.repeat_interleave(num_rows)
 
 
 def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
