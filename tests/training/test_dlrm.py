@@ -147,3 +147,20 @@ def test_a_target_that_the_model_lacks_is_refused_with_its_line(registry: Regist
         r"model looks up; did you mean item\?",
     ):
         put_poolings(load_registry(registry.path), model)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("recd.attention, features: [seen], options: {heads: 3}", "heads \\(3\\) must divide"),
+        ("recd.din, features: [seen], options: {target: seen}", "its target seen is pooled by"),
+    ],
+)
+def test_a_pooling_that_does_not_suit_the_model_is_refused_with_its_line(
+    registry: Registry, entry: str, message: str
+) -> None:
+    model = DLRM(ModelSpec(), num_dense=0, placement=Placement(("item",), sequence=("seen",)))
+    with registry.path.open("a") as file:
+        file.write(f"pooling: [{{use: {entry}}}]\n")
+    with pytest.raises(RegistryError, match=rf"registry\.yaml:6 pooling\[0\]: recd.*: {message}"):
+        put_poolings(load_registry(registry.path), model)

@@ -12,10 +12,10 @@ from torch import nn
 from recd_plugins.data.feature_steps import num_dense_inputs
 from recd_plugins.distributed import guard
 from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
-from recd_plugins.interfaces import FeatureSchema, TargetPooling
+from recd_plugins.interfaces import FeatureSchema, Pooling, TargetPooling
 from recd_plugins.planning import rows_by_feature, tables_of
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Prepared
+from recd_plugins.registry import Entry, Prepared
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import did_you_mean, shortened
 from recd_plugins.training.dlrm import DLRM, table_name
@@ -114,7 +114,7 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
 
     Raises:
         RecdError: a sequence feature has no pooling, or its plugin makes none.
-        RegistryError: the target of a pooling is no feature of ``model``.
+        RegistryError: a pooling does not suit the model, or its target is no feature of it.
     """
     modules = [m for m in model.modules() if isinstance(m, SequencePooling)]
     claims = registry.claim("pooling", [f for module in modules for f in module.features])
@@ -122,7 +122,7 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
         for feature in module.features:
             entry = claims.get(feature)
             if entry is not None:
-                module.put(feature, entry.plugin)
+                _put(registry, module, feature, entry)
                 logger.info("%s pools %s", entry.plugin.name, feature)
             elif feature not in module.pooled_by:
                 raise RecdError(
@@ -130,6 +130,16 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
                     "name it in a pooling: entry"
                 )
     _check_targets(registry, model, modules)
+
+
+def _put(registry: Registry, module: SequencePooling, feature: str, entry: Entry[Pooling]) -> None:
+    try:
+        module.put(feature, entry.plugin)
+    except PluginError:
+        raise
+    except RecdError as error:
+        problem = Problem(str(registry.path), entry.line, entry.field, str(error))
+        raise RegistryError([problem]) from error
 
 
 def _check_targets(
