@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -158,11 +158,9 @@ class _Group:
 
     plugin: Pooling
     inverse: Tensor | None
-
-    def __post_init__(self) -> None:
-        self.features: list[str] = []
-        self.modules: list[nn.Module] = []
-        self.sequences: list[JaggedTensor] = []
+    features: list[str] = field(default_factory=list)
+    modules: list[nn.Module] = field(default_factory=list)
+    sequences: list[JaggedTensor] = field(default_factory=list)
 
     def add(self, feature: str, module: nn.Module, sequence: JaggedTensor) -> None:
         self.features.append(feature)
