@@ -41,11 +41,13 @@ def test_papercal_is_what_it_was():
     """Rows that version 1 made before there were other shapes."""
     rows = rows_of(shape_of("papercal"), 200)
     digest = hashlib.sha256()
-    for feature in papercal.FEATURES:
-        digest.update(np.ascontiguousarray(rows.column(feature.name).values))
+    for column in rows.columns:
+        lists = isinstance(column, pa.ListArray)
+        for array in (column.offsets, column.values) if lists else (column,):
+            digest.update(np.ascontiguousarray(array))
     assert (papercal.VERSION, digest.hexdigest()) == (
         1,
-        "5dcf471ace73bb6cfb689e79a1738f2262c73b11b126f08a0acaeca5fb3cc37f",
+        "bcdee4cb014725cdaaee22c3d761d14b3be91e5d2eaece18c82e14998865b322",
     )
     assert provenance_of(TableOptions(rows=5)) == {
         "version": 1, "rows": 5, "seed": 0, "layout": "clustered", "row_group_rows": 2048,
