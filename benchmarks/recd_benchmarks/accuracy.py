@@ -7,6 +7,7 @@ that were chosen for the interleaved order. Other sessions are held out for the 
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Mapping
@@ -184,7 +185,12 @@ def _papercal_trials(folder: Path, rows: int, seed: int, test: Path) -> Trials:
         path = folder / f"{layout}_{seed}.parquet"
         if not path.exists():
             write_table(path, rows, seed, layout)
-        return _PAPERCAL.format(path=path, test_path=test, shuffle=str(shuffle).lower(), seed=seed)
+        return _PAPERCAL.format(
+            path=_quoted(path),
+            test_path=_quoted(test),
+            shuffle=str(shuffle).lower(),
+            seed=seed,
+        )
 
     return {
         "interleaved": Trial(registry("interleaved"), "baseline"),
@@ -210,9 +216,16 @@ def _movielens() -> Path | None:
 
 
 def _movielens_trials(path: Path) -> Trials:
-    by_session = _MOVIELENS.format(path=path, order="session")
+    by_time, by_session = (
+        _MOVIELENS.format(path=_quoted(path), order=order) for order in ("time", "session")
+    )
     return {
-        "interleaved": Trial(_MOVIELENS.format(path=path, order="time"), "baseline"),
+        "interleaved": Trial(by_time, "baseline"),
         "clustered": Trial(by_session, "plugins"),
         "plain": Trial(by_session, "baseline"),
     }
+
+
+def _quoted(path: Path) -> str:
+    """As a YAML string: a path may hold any character."""
+    return json.dumps(str(path), ensure_ascii=False)
