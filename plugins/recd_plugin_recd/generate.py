@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,6 +69,8 @@ def generate(
     # Imported here: `recd --help` reads this module and has no use for Arrow.
     from recd_plugin_recd.papercal_table import TableOptions
 
+    if math.isnan(scale):  # what no range of click's refuses
+        raise click.UsageError("--scale is no number; it is above 0 and at most 1")
     if shape == "papercal" and scale != 1:
         raise click.UsageError("shape papercal has one size; --scale is for rm1, rm2 and rm3")
     options = TableOptions.model_validate(

@@ -60,7 +60,7 @@ class SessionParquet(Dataset):
             default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
         )
         generate: TableOptions | None = Field(
-            default=None, description="Generate this PAPERCAL table at path where it is missing."
+            default=None, description="Generate this table at path where it is missing."
         )
 
     options: Options
