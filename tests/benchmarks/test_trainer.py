@@ -9,7 +9,13 @@ from recd_benchmarks.frame import Findings
 from recd_benchmarks.trainer import MODELS, plot
 from recd_benchmarks.trainer_ablation.figures import GOALS, Ablation
 from recd_benchmarks.trainer_ablation.ranks import Job, measure
-from recd_benchmarks.trainer_ablation.variants import CLUSTERED, DEDUP, DEDUP_EMB, variants
+from recd_benchmarks.trainer_ablation.variants import (
+    CLUSTERED,
+    DEDUP,
+    DEDUP_EMB,
+    PLUGIN_SHARDERS,
+    variants,
+)
 from recd_plugins.cli import main
 from recd_plugins.distributed.launch import launch
 from recd_plugins.registry import load_registry
@@ -48,7 +54,9 @@ def ablation(tmp_path_factory):
 
 def test_every_figure_is_there_and_losses_agree(ablation):
     figures = {figure.figure: figure for figure in ablation.figures()}
-    for name in ("speedup", "bound", "share_of_bound", "memory_with_2x_dim", "lookup_share"):
+    names = ("speedup", "bound", "share_of_bound", "memory_with_2x_dim", "lookup_share")
+    alone = ("speedup_plugin_sharders", "speedup_dedup_alone", "share_of_bound_dedup_alone")
+    for name in names + alone:
         assert figures[f"rm1_{name}"].value > 0, name
     assert figures["rm1_speedup"].goal == GOALS["rm1"][0]
     assert figures["rm1_speedup"].runs == 2
@@ -60,6 +68,8 @@ def test_work_is_counted_on_equal_samples(ablation):
     figures = {figure.figure: figure.value for figure in ablation.figures()}
     assert 2 < figures["rm1_ids_ratio"] < 12
     assert ablation.measured[DEDUP.name].ids == ablation.measured[DEDUP_EMB.name].ids
+    # Other kernels deduplicate nothing.
+    assert ablation.measured[PLUGIN_SHARDERS.name].ids == ablation.measured[CLUSTERED.name].ids
     assert figures["rm1_bytes_ratio"] > 1.5
     # What features send, on their own, is what the collectives were seen to send.
     clustered = ablation.measured[CLUSTERED.name]

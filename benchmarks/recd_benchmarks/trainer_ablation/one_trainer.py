@@ -17,7 +17,11 @@ from torchrec.distributed.types import ModuleSharder
 from recd_benchmarks.trainer_ablation.pooling_time import POOLING_RANGE, pooling_shares
 from recd_benchmarks.trainer_ablation.variants import Variant
 from recd_plugins.distributed import CollectiveBytes, lookup_ids
-from recd_plugins.distributed.sharders import fused_params
+from recd_plugins.distributed.sharders import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+    fused_params,
+)
 from recd_plugins.errors import RecdError
 from recd_plugins.registry import Registry, TrainingSpec
 from recd_plugins.training.assembly import assemble
@@ -48,7 +52,7 @@ class OneTrainer:
     ) -> None:
         registry = variant.apply(registry)
         parts = assemble(
-            registry, variant.side, device, sharders=_index_dedup(variant, registry.training)
+            registry, variant.side, device, sharders=_sharders(variant, registry.training)
         )
         self.batch_size = registry.training.batch_size
         self.dmp, self.optimizer = parts.dmp, parts.optimizer
@@ -138,12 +142,20 @@ class OneTrainer:
         return (stacked / dist.get_world_size()).tolist()
 
 
-def _index_dedup(variant: Variant, training: TrainingSpec) -> list[ModuleSharder[nn.Module]] | None:
-    """Stock sharders that deduplicate the ids of each feature where TorchRec can: in an
-    EmbeddingCollection (its EmbeddingBagCollection has no such option)."""
-    if not variant.index_dedup:
-        return None
+def _sharders(variant: Variant, training: TrainingSpec) -> list[ModuleSharder[nn.Module]] | None:
+    """None for those of the variant's side.
+
+    TorchRec can deduplicate the ids of each feature in an EmbeddingCollection; its
+    EmbeddingBagCollection has no such option.
+    """
     params = fused_params(training)
+    if variant.sharders == "side":
+        return None
+    if variant.sharders == "plugins":
+        return [
+            ExactEmbeddingBagCollectionSharder(dict(params)),
+            ExactEmbeddingCollectionSharder(dict(params)),
+        ]
     return [
         EmbeddingBagCollectionSharder(dict(params)),
         EmbeddingCollectionSharder(dict(params), use_index_dedup=True),

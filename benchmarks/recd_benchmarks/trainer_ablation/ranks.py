@@ -125,7 +125,7 @@ def _try(variant: Variant, job: Job, device: torch.device) -> tuple[OneTrainer |
     try:
         trainer.steps(1)
     except NotImplementedError as error:
-        if not variant.index_dedup:
+        if variant.sharders != "index_dedup":
             raise
         return None, str(error).partition(".")[0]
     return trainer, None

@@ -22,7 +22,8 @@ class Variant:
         pool_rows: what poolings see: unique rows, or all rows by the jagged index select.
         batch: multiple of the model's batch size.
         dim: multiple of the model's embedding dim.
-        index_dedup: TorchRec's own deduplication of ids in EmbeddingCollections.
+        sharders: the side's; on the baseline's side also stock ones with TorchRec's own
+            deduplication of ids in EmbeddingCollections, or the plugins'.
         compiled: torch.compile of interaction and MLPs.
     """
 
@@ -32,7 +33,7 @@ class Variant:
     pool_rows: Literal["unique", "all"] = "unique"
     batch: int = 1
     dim: int = 1
-    index_dedup: bool = False
+    sharders: Literal["side", "index_dedup", "plugins"] = "side"
     compiled: bool = False
 
     def apply(self, registry: Registry) -> Registry:
@@ -55,12 +56,14 @@ DEDUP = Variant("+dedup compute")
 BATCH_2X = Variant("2x batch", batch=2)
 BATCH_3X = Variant("3x batch", batch=3)
 DIM_2X = Variant("2x embedding dim", dim=2)
-INDEX_DEDUP = Variant("TorchRec's index dedup", side="baseline", index_dedup=True)
+INDEX_DEDUP = Variant("TorchRec's index dedup", side="baseline", sharders="index_dedup")
+#: Nothing is deduplicated; what the sharders' kernels for CPU gain is here.
+PLUGIN_SHARDERS = Variant("plain, plugins' sharders", side="baseline", sharders="plugins")
 COMPILED_BASELINE = replace(BASELINE, name="baseline, compiled", compiled=True)
 COMPILED_DEDUP = replace(DEDUP, name="+dedup compute, compiled", compiled=True)
 
 #: Trained on the same samples from the same weights.
-SAME_SAMPLES = (CLUSTERED, DEDUP_EMB, DEDUP)
+SAME_SAMPLES = (CLUSTERED, PLUGIN_SHARDERS, DEDUP_EMB, DEDUP)
 #: Stock trainers at the same batch.
 BASELINES = (BASELINE, CLUSTERED, INDEX_DEDUP, COMPILED_BASELINE)
 
@@ -70,6 +73,7 @@ def variants(size: Size) -> tuple[Variant, ...]:
     chosen = (
         BASELINE,
         CLUSTERED,
+        PLUGIN_SHARDERS,
         DEDUP_EMB,
         DEDUP,
         BATCH_2X,
