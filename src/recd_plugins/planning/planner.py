@@ -14,7 +14,6 @@ from torch import nn
 from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
     PlannerError,
@@ -28,6 +27,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlan
 from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.feasible import feasible
+from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.profile import DataProfile, measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, proposers
 from recd_plugins.planning.storage import Reservation, StorageEstimator
@@ -194,6 +194,7 @@ class RegistryPlanner(ShardingPlanner):
             enumerator=enumerator,
             storage_reservation=Reservation(self._training, self._activation_bytes),
             proposer=tried,
+            performance_model=StepTime(self._topology),
             constraints=constraints,
             debug=False,
             callbacks=[keep],
@@ -221,7 +222,7 @@ class SortedEnumerator(EmbeddingEnumerator):
             batch_size=training.batch_size,
             constraints=constraints,
             estimator=[
-                EmbeddingPerfEstimator(topology=topology, constraints=constraints),
+                PerfEstimator(topology, constraints),
                 StorageEstimator(topology, constraints, training),
             ],
         )
