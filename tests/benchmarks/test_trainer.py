@@ -69,7 +69,8 @@ def test_work_is_counted_on_equal_samples(ablation):
     assert 2 < figures["rm1_ids_ratio"] < 12
     assert ablation.measured[DEDUP.name].ids == ablation.measured[DEDUP_EMB.name].ids
     # Other kernels deduplicate nothing.
-    assert ablation.measured[PLUGIN_SHARDERS.name].ids == ablation.measured[CLUSTERED.name].ids
+    plain = ablation.measured[PLUGIN_SHARDERS.name].ids
+    assert plain == pytest.approx(ablation.measured[CLUSTERED.name].ids)
     assert figures["rm1_bytes_ratio"] > 1.5
     # What features send, on their own, is what the collectives were seen to send.
     clustered = ablation.measured[CLUSTERED.name]
