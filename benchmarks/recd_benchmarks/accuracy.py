@@ -72,7 +72,7 @@ model:
     "t_*": {{num_embeddings: 1683}}
 training:
   batch_size: 256
-  learning_rate: 0.2
+  learning_rate: 0.4
   dense_learning_rate: 0.01
   eps: 1.0e-3
   device: cpu
