@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.planner.types import ShardingOption
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugins.planning.candidates import Candidate, as_plain, with_plugins
+from recd_plugins.planning.performance import StepTime
+from recd_plugins.planning.planner import Planned
+from recd_plugins.planning.topologies import load_topology
+
+FEW = 1000
+
+
+class Model(nn.Module):
+    """A pooled table for each given number of rows, and two of sequences; without memory."""
+
+    def __init__(self, *pooled: int) -> None:
+        super().__init__()
+        meta = torch.device("meta")
+        self.bags = EmbeddingBagCollection(
+            device=meta,
+            tables=[
+                EmbeddingBagConfig(
+                    name=f"bag_{i}",
+                    embedding_dim=16,
+                    num_embeddings=rows,
+                    feature_names=[("item_0", "usr_0", "usr_1")[i % 3]],
+                )
+                for i, rows in enumerate(pooled)
+            ],
+        )
+        self.sequences = EmbeddingCollection(
+            device=meta,
+            tables=[
+                EmbeddingConfig(
+                    name=name, embedding_dim=16, num_embeddings=FEW, feature_names=[name]
+                )
+                for name in ("seq_0_0", "seq_0_1")
+            ],
+        )
+
+
+def candidate(make_registry, side: str, model: nn.Module) -> Candidate:
+    plugins = with_plugins(make_registry())
+    chosen = plugins if side == "plugins" else as_plain(plugins)
+    return Candidate(chosen.registry, model, chosen.sharders, chosen.profile)
+
+
+def sharding(planned: Planned, module: str) -> Counter[str]:
+    return Counter(o.sharding_type for o in planned.options if o.path == module)
+
+
+@pytest.mark.parametrize("side", ["plugins", "plain"])
+def test_tables_that_fit_stay_whole_on_cpu(make_registry, side: str) -> None:
+    # So large that replicating them costs more than sending what is looked up.
+    model = candidate(make_registry, side, Model(*[20 * FEW] * 24))
+    planned = model.plan(load_topology("machine", ranks=2).to_torchrec(), 256)
+    assert sharding(planned, "bags") == {"table_wise": 24}
+    assert len(sharding(planned, "sequences")) == 1
+    busy = Counter(o.shards[0].rank for o in planned.options if o.path == "bags")
+    assert set(busy) == {0, 1}
+
+
+@pytest.mark.parametrize("batch_size", [256, 20_000])
+def test_a_table_that_fits_no_rank_is_split(make_registry, batch_size: int) -> None:
+    small, large = 20 * FEW, 10**7
+    ranks = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 600_000_000})
+    model = candidate(make_registry, "plugins", Model(*[small] * 8, large))
+    planned = model.plan(ranks.to_torchrec(), batch_size)
+    (kind,) = {o.sharding_type for o in planned.options if o.name == "bag_8"}
+    assert kind in ("row_wise", "table_row_wise")
+    # The others follow it where that saves more collectives than partial sums cost.
+    others = {o.sharding_type for o in planned.options if o.path == "bags" and o.name != "bag_8"}
+    assert others == ({kind} if batch_size == 256 else {"table_wise"})
+
+
+def options(make_registry, device: str) -> dict[tuple[str, str], ShardingOption]:
+    """Of a pooled and an unpooled table."""
+    from recd_plugins.planning.constraints import table_constraints
+    from recd_plugins.planning.planner import SortedEnumerator
+
+    model = candidate(make_registry, "plugins", Model(20 * FEW))
+    topology = load_topology(
+        "machine" if device == "cpu" else "dgx-a100-80g", ranks_per_node=2
+    ).to_torchrec()
+    constraints = table_constraints(
+        model.registry, model.tables, profile=model.profile, device_type=device
+    )
+    enumerator = SortedEnumerator(topology, constraints, model.registry.training)
+    return {(o.name, o.sharding_type): o for o in enumerator.enumerate(model.model, model.sharders)}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ["bag_0", "seq_0_0"])
+def test_split_rows_receive_each_id_once(make_registry, device: str, name: str) -> None:
+    found = options(make_registry, device)
+    whole = found[name, "table_wise"].shards
+    for kind in ("row_wise", "table_row_wise"):
+        split = found.get((name, kind))
+        if split is None:
+            continue
+        received = sum(shard.perf.input_dist_comms for shard in split.shards)
+        assert received == pytest.approx(whole[0].perf.input_dist_comms, rel=0.01)
+
+
+def test_lookups_on_cpu_take_as_long_whole_as_split(make_registry) -> None:
+    found = options(make_registry, "cpu")
+    whole, split = (found["seq_0_0", kind].shards for kind in ("table_wise", "row_wise"))
+    assert sum(shard.perf.fwd_compute for shard in split) == pytest.approx(
+        whole[0].perf.fwd_compute, rel=0.01
+    )
+
+
+def test_each_sharding_type_of_a_module_costs(make_registry) -> None:
+    topology = load_topology("machine", ranks=2).to_torchrec()
+    model = candidate(make_registry, "plugins", Model(20 * FEW, 20 * FEW))
+    planned = list(model.plan(topology, 256).options)
+    rating = StepTime(topology)
+    bags = [option for option in planned if option.path == "bags"]
+    alone = rating.rate(bags)
+    bags[0].sharding_type = "row_wise"
+    mixed = rating.rate(bags)
+    bags[0].sharding_type = "data_parallel"
+    assert mixed > alone
+    # Replicated tables send nothing with the batch.
+    assert rating.rate(bags) == alone
