@@ -236,5 +236,5 @@ def test_long_rows_do_not_pad_short_ones() -> None:
     lengths = torch.randn(300, generator=generator).add(2.6).exp().long().clamp(max=200)
     values = torch.zeros(int(lengths.sum()), DIM)
     rows = PackedRows([JaggedTensor(values, lengths=lengths)])
-    assert sum(places.shape[0] for places in rows._padded(values)) < 1.2 * len(values)
+    assert sum(places.shape[0] for places in rows._padded(values)) < 1.4 * len(values)
     assert len(lengths) * int(lengths.max()) > 5 * len(values)
