@@ -160,6 +160,22 @@ def test_features_that_share_their_rows_are_one_group(pool_rows: Any, groups: li
         torch.testing.assert_close(pooled[:, index], expected)
 
 
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [([], "gave 0 tensor(s); expected 2, one a group"), (None, "TypeError")],
+)
+def test_groups_without_vectors_are_told(result: Any, found: str) -> None:
+    plugin = Counts()
+    plugin.pool_groups = lambda groups: result  # type: ignore[method-assign]
+    pooling = SequencePooling("ab", 8)
+    for name in "ab":
+        pooling.put(name, plugin)
+    batch = group_batch(a=INVERSE, b=OTHER)
+    with pytest.raises(PluginError, match=r"^test\.counts: pooling a, b ") as caught:
+        pooling(group_embeddings(batch), batch)
+    assert found in str(caught.value)
+
+
 def test_features_of_two_entries_are_two_groups() -> None:
     first, second = Counts(), Counts()
     pooling = SequencePooling("ab", 8)

@@ -34,9 +34,15 @@ class AttentionPooling(Pooling):
         return SelfAttention(embedding_dim, self.options.heads)
 
     def pool(self, modules: Sequence[Any], sequences: Sequence[JaggedTensor]) -> Tensor:
-        from recd_plugin_recd.pooling.attention_modules import pool_by_attention
+        return self.pool_groups([(modules, sequences)])[0]
 
-        return pool_by_attention(modules, sequences)
+    def pool_groups(
+        self, groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]]
+    ) -> list[Tensor]:
+        from recd_plugin_recd.pooling.attention_modules import pool_by_attention
+        from recd_plugin_recd.pooling.packed_rows import all_groups_at_once
+
+        return all_groups_at_once(pool_by_attention, groups)
 
 
 def check_heads(plugin: str, heads: int, embedding_dim: int) -> None:

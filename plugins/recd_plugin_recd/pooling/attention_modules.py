@@ -26,16 +26,16 @@ class SelfAttention(nn.Module):
 
     def forward(self, sequences: JaggedTensor) -> Tensor:
         """``[num_values, D]`` over R rows to ``[R, D]``."""
-        return pool_by_attention([self], [sequences])[:, 0]
+        return pool_by_attention([self], [sequences])[0]
 
 
 def pool_by_attention(
     modules: Sequence[SelfAttention], sequences: Sequence[JaggedTensor]
-) -> Tensor:
+) -> list[Tensor]:
     """One attention over the rows of all features, each with its own projections.
 
     Returns:
-        ``[R, num_features, D]``.
+        ``[R, D]`` for each feature, R being its own number of rows.
     """
     rows = PackedRows(sequences)
     projected = [
@@ -45,5 +45,4 @@ def pool_by_attention(
     attended = rows.self_attention(torch.cat(projected), modules[0].heads)
     means = torch.split(row_means(attended, rows.lengths), rows.num_rows)
     pooled = [module.out_projection(mean) for module, mean in zip(modules, means, strict=True)]
-    filled = (rows.lengths > 0).view(len(modules), -1, 1)
-    return (torch.stack(pooled) * filled).transpose(0, 1)
+    return rows.zero_where_empty(pooled)

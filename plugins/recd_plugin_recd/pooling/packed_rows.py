@@ -161,12 +161,28 @@ class PackedRows:
             return sums[0]
         return torch.cat(sums).index_select(0, self._order.argsort())
 
+    def zero_where_empty(self, pooled: Sequence[Tensor]) -> list[Tensor]:
+        """Vectors ``[num_rows, D]`` of each feature, zeros for empty rows."""
+        filled = torch.split((self.lengths > 0).unsqueeze(1), self.num_rows)
+        return [vectors * mask for vectors, mask in zip(pooled, filled, strict=True)]
+
     def _padded(self, values: Tensor) -> tuple[Tensor, ...]:
         """The places of each bucket, ``[num_places, D]``."""
         if self._places is None:
             return (values,)
         padded = _spread(values, self._values, self._places)
         return torch.split(padded, [bucket.num_places for bucket in self._buckets])
+
+
+def all_groups_at_once(
+    pool: Callable[[list[Any], list[JaggedTensor]], list[Tensor]],
+    groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]],
+) -> list[Tensor]:
+    """The features of all groups by one call of ``pool``, ``[R, num_features, D]`` a group."""
+    modules = [module for of_group, _ in groups for module in of_group]
+    sequences = [sequence for _, of_group in groups for sequence in of_group]
+    vectors = iter(pool(modules, sequences))
+    return [torch.stack([next(vectors) for _ in of_group], dim=1) for of_group, _ in groups]
 
 
 def row_means(values: Tensor, lengths: Tensor) -> Tensor:

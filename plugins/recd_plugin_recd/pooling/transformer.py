@@ -45,6 +45,12 @@ class TransformerPooling(Pooling):
         return Transformer(embedding_dim, options.layers, options.heads, feed_forward, options.norm)
 
     def pool(self, modules: Sequence[Any], sequences: Sequence[JaggedTensor]) -> Tensor:
+        return self.pool_groups([(modules, sequences)])[0]
+
+    def pool_groups(
+        self, groups: Sequence[tuple[Sequence[Any], Sequence[JaggedTensor]]]
+    ) -> list[Tensor]:
+        from recd_plugin_recd.pooling.packed_rows import all_groups_at_once
         from recd_plugin_recd.pooling.transformer_modules import pool_by_transformer
 
-        return pool_by_transformer(modules, sequences)
+        return all_groups_at_once(pool_by_transformer, groups)

@@ -46,16 +46,16 @@ class Transformer(nn.Module):
 
     def forward(self, sequences: JaggedTensor) -> Tensor:
         """``[num_values, D]`` over R rows to ``[R, D]``."""
-        return pool_by_transformer([self], [sequences])[:, 0]
+        return pool_by_transformer([self], [sequences])[0]
 
 
 def pool_by_transformer(
     modules: Sequence[Transformer], sequences: Sequence[JaggedTensor]
-) -> Tensor:
+) -> list[Tensor]:
     """Encoders of several features in step: one attention a layer over the rows of all.
 
     Returns:
-        ``[R, num_features, D]``.
+        ``[R, D]`` for each feature, R being its own number of rows.
     """
     rows = PackedRows(sequences)
     heads, pre = modules[0].heads, modules[0].norm == "pre"
@@ -64,8 +64,7 @@ def pool_by_transformer(
     for layers in stacks[:-1]:
         values = _layer(layers, values, rows, heads, pre)
     pooled = _last_layer_means(stacks[-1], values, rows, heads, pre)
-    filled = (rows.lengths > 0).view(len(modules), -1, 1)
-    return (torch.stack(pooled) * filled).transpose(0, 1)
+    return rows.zero_where_empty(pooled)
 
 
 def _attended(

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torchrec.sparse.jagged_tensor import JaggedTensor
 
+    PoolingGroup = tuple[Sequence[nn.Module], Sequence[JaggedTensor]]
+
 
 class Pooling(Plugin, ABC):
     """Makes the modules that pool sequence features, one a feature.
@@ -48,6 +50,20 @@ class Pooling(Plugin, ABC):
 
         pooled = [module(rows) for module, rows in zip(modules, sequences, strict=True)]
         return torch.stack(pooled, dim=1)
+
+    def pool_groups(self, groups: Sequence[PoolingGroup]) -> list[Tensor]:
+        """Pool all groups of one entry.
+
+        Override it where one call for all of them costs less than one each, as attention does,
+        which pads rows of like lengths together. The vectors must be those of ``pool``.
+
+        Args:
+            groups: for each group what ``pool`` takes; groups differ in their number of rows.
+
+        Returns:
+            For each group what ``pool`` returns.
+        """
+        return [self.pool(modules, sequences) for modules, sequences in groups]
 
 
 class TargetPooling(Pooling):

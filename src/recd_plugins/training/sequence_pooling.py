@@ -25,7 +25,7 @@ class SequencePooling(nn.Module):
     A model holds one without pooling modules; ``Registry.prepare`` puts in what the registry names.
     The compute that deduplication saves is saved here: the modules see unique rows, and only their
     results are repeated (RecD, section 5). Features of one pooling entry that share
-    ``inverse_lookup`` are a group, with one call of the plugin and one index select.
+    ``inverse_lookup`` are a group, with one index select; the plugin gets all groups of its entry.
 
     Args:
         features: the order of the results.
@@ -94,9 +94,9 @@ class SequencePooling(nn.Module):
         """
         groups = self._groups(embeddings, batch)
         vectors: dict[str, Tensor] = {}
-        for group in groups:
-            if not isinstance(group.plugin, TargetPooling):
-                vectors |= group.each(self._expanded(group))
+        for entry in _by_plugin(groups):
+            for group, pooled in zip(entry, self._pooled(entry), strict=True):
+                vectors |= group.each(self._expanded(group, pooled))
         known = {**(targets or {}), **vectors}
         for group in groups:
             if isinstance(group.plugin, TargetPooling):
@@ -114,9 +114,18 @@ class SequencePooling(nn.Module):
             group.add(feature, self.poolings[_key(feature)], rows)
         return list(groups.values())
 
-    def _expanded(self, group: _Group) -> Tensor:
-        with plugin_call(group.plugin, group.described):
-            pooled = group.plugin.pool(group.modules, group.sequences)
+    def _pooled(self, entry: list[_Group]) -> list[Tensor]:
+        plugin, described = entry[0].plugin, _described(entry)
+        with plugin_call(plugin, described):
+            pooled = list(plugin.pool_groups([(each.modules, each.sequences) for each in entry]))
+        if len(pooled) != len(entry):
+            raise PluginError(
+                f"{plugin.name}: {described} gave {len(pooled)} tensor(s); expected {len(entry)}, "
+                "one a group"
+            )
+        return pooled
+
+    def _expanded(self, group: _Group, pooled: Tensor) -> Tensor:
         self._check(group, pooled, group.num_rows)
         if group.inverse is None:
             return pooled
@@ -133,7 +142,7 @@ class SequencePooling(nn.Module):
                 f"{plugin.name}: no vectors of its target {plugin.target}; pass them to "
                 "SequencePooling as targets={name: [B, embedding_dim]}"
             )
-        with plugin_call(plugin, group.described):
+        with plugin_call(plugin, _described([group])):
             pooled = plugin.pool_for(group.modules, group.sequences, target, group.inverse)
         self._check(group, pooled, target.shape[0])
         return pooled
@@ -144,7 +153,7 @@ class SequencePooling(nn.Module):
         if shape != expected:
             found = list(shape) if isinstance(vectors, Tensor) else type(vectors).__name__
             raise PluginError(
-                f"{group.plugin.name}: {group.described} gave {found}; expected "
+                f"{group.plugin.name}: {_described([group])} gave {found}; expected "
                 f"{list(expected)}, one vector of embedding_dim a row and feature"
             )
 
@@ -168,16 +177,25 @@ class _Group:
         self.sequences.append(sequence)
 
     @property
-    def described(self) -> str:
-        return f"pooling {', '.join(self.features)}"
-
-    @property
     def num_rows(self) -> int:
         return self.sequences[0].lengths().numel()
 
     def each(self, vectors: Tensor) -> dict[str, Tensor]:
         """By feature. Unbound, for the gradients then meet in one tensor, not in one each."""
         return dict(zip(self.features, vectors.unbind(1), strict=True))
+
+
+def _by_plugin(groups: list[_Group]) -> list[list[_Group]]:
+    """Groups of each pooling that needs no target."""
+    entries: dict[int, list[_Group]] = {}
+    for group in groups:
+        if not isinstance(group.plugin, TargetPooling):
+            entries.setdefault(id(group.plugin), []).append(group)
+    return list(entries.values())
+
+
+def _described(groups: list[_Group]) -> str:
+    return f"pooling {', '.join(name for group in groups for name in group.features)}"
 
 
 def _key(feature: str) -> str:

@@ -66,6 +66,15 @@ class PoolingContract(PluginContract):
                 plugin.pool(modules, sequences), torch.stack(expected, dim=1), modules, sequences
             )
 
+    def test_groups_are_pooled_as_one_by_one(self, plugin: Pooling) -> None:
+        modules = _modules(plugin, self.embedding_dim, num_features=3)
+        groups = [(modules, _group(lengths, self.embedding_dim)) for lengths in _GROUPS]
+        pooled = plugin.pool_groups(groups)
+        expected = [plugin.pool(modules, sequences) for _, sequences in groups]
+        assert [each.shape for each in pooled] == [each.shape for each in expected]
+        every = [each for _, sequences in groups for each in sequences]
+        _assert_same(torch.cat(pooled), torch.cat(expected), modules, every)
+
     def test_gradients_reach_embeddings_and_parameters(
         self, module: nn.Module, rows: list[Tensor]
     ) -> None:
