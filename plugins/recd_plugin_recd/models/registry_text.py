@@ -69,25 +69,18 @@ model:
   bottom_mlp: {bottom_mlp}
   top_mlp: {top_mlp}
   bag_pooling: mean
-  pool_rows: {pool_rows} # unique, or all: duplicates are made again before pooling
+  pool_rows: unique # unique, or all: duplicates are made again before pooling
 
 training:
   batch_size: {batch_size} # rows in a batch of one rank
   ranks: {ranks}
-{steps}  optimizer: {optimizer}
-{rates}"""
-
-_RATES = {
-    "rowwise_adagrad": """\
-  learning_rate: 0.1
-  dense_learning_rate: 0.01
-  eps: 1.0e-3 # smaller ones amplify rounding, and losses of --compare drift apart
-""",
-    "sgd": """\
-  learning_rate: 0.1
-  dense_learning_rate: 0.01
-""",
-}
+{steps}  optimizer: rowwise_adagrad
+  # A row's gradients are far below eps, so that it learns at about learning_rate / eps; an eps as
+  # small as they are amplifies rounding, and losses of --compare drift apart.
+  learning_rate: {learning_rate}
+  dense_learning_rate: {dense_learning_rate}
+  eps: 1.0e-3
+"""
 
 
 def rm_registry(
@@ -101,9 +94,6 @@ def rm_registry(
     batch_size: int = 256,
     ranks: int = 2,
     steps: int | None = None,
-    optimizer: Literal["rowwise_adagrad", "sgd"] = "rowwise_adagrad",
-    pool_rows: Literal["unique", "all"] = "unique",
-    embedding_dim: int | None = None,
     seed: int = 0,
 ) -> str:
     """The text of a registry file that trains a model on a table of its shape.
@@ -119,9 +109,6 @@ def rm_registry(
         batch_size: rows in a batch of one rank.
         ranks: processes.
         steps: stop after so many steps; None trains one epoch.
-        optimizer: of tables and dense layers.
-        pool_rows: what poolings see.
-        embedding_dim: in place of that of ``scale``; nothing else changes.
         seed: of the table.
 
     Raises:
@@ -133,6 +120,8 @@ def rm_registry(
     sequences, others = _features(name)
     pooling, pooling_options = _pooling(name, sizes)
     converter_comment, converter_entry = _CONVERTERS[converter]
+    # By NE over 16,384 rows at the default scale.
+    learning_rate, dense_learning_rate = (0.1, 0.01) if name == "papercal" else (20.0, 0.003)
     title = (
         "PAPERCAL's demo: a DLRM on a table with the duplication that the RecD paper measured."
         if name == "papercal"
@@ -153,15 +142,14 @@ def rm_registry(
         other_rows=sizes.other_rows,
         pooling=pooling,
         pooling_options=pooling_options,
-        embedding_dim=embedding_dim or sizes.embedding_dim,
+        embedding_dim=sizes.embedding_dim,
         bottom_mlp=list(sizes.bottom_mlp),
         top_mlp=list(sizes.top_mlp),
-        pool_rows=pool_rows,
         batch_size=batch_size,
         ranks=ranks,
         steps="" if steps is None else f"  steps: {steps}\n",
-        optimizer=optimizer,
-        rates=_RATES[optimizer],
+        learning_rate=learning_rate,
+        dense_learning_rate=dense_learning_rate,
     )
 
 

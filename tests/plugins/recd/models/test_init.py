@@ -101,21 +101,10 @@ def test_tables_of_other_options_are_other_folders(tmp_path):
     assert len(folders) == len(variants)
 
 
-def test_arguments_of_benchmarks(tmp_path):
+def test_steps_are_those_that_are_asked_for(tmp_path):
     path = tmp_path / "registry.yaml"
-    registry = registry_of(
-        path, "rm1", scale=0.125, converter="recd.kjt", steps=7, optimizer="sgd",
-        pool_rows="all", embedding_dim=32,
-    )  # fmt: skip
-    usual = registry_of(path, "rm1", scale=0.125)
-    assert registry.converter.name == "recd.kjt"
-    assert (registry.training.steps, registry.training.optimizer) == (7, "sgd")
-    assert usual.training.steps is None
-    assert registry.model.model_copy(update={"embedding_dim": 16, "pool_rows": "unique"}) == (
-        usual.model
-    )
-    (doubled,), (as_usual,) = registry.pooling, usual.pooling
-    assert doubled.plugin.options == as_usual.plugin.options
+    assert registry_of(path, "rm1", steps=7).training.steps == 7
+    assert registry_of(path, "rm1").training.steps is None
 
 
 def test_the_example_of_the_page_prints_what_it_says(tmp_path, monkeypatch):
