@@ -120,7 +120,7 @@ def rm_registry(
     sequences, others = _features(name)
     pooling, pooling_options = _pooling(name, sizes)
     converter_comment, converter_entry = _CONVERTERS[converter]
-    # By NE over 16,384 rows at the default scale.
+    # By NE of rm1, and of papercal, over 16,384 rows at the default scale.
     learning_rate, dense_learning_rate = (0.1, 0.01) if name == "papercal" else (20.0, 0.003)
     title = (
         "PAPERCAL's demo: a DLRM on a table with the duplication that the RecD paper measured."
