@@ -1,4 +1,24 @@
-"""Which rank holds which part of which table."""
+"""Which rank holds which part of which table, and what a step then takes.
+
+Making a plan:
+
+- ``topologies``: the ranks, their memory and their bandwidths (``topologies/*.yaml``).
+- ``tables``, ``profile``: the tables of a model; lengths and dedupe factors of its data.
+- ``constraints``, ``feasible``: what plugins and data tell TorchRec's planner of each table.
+- ``performance``, ``storage``, ``proposers``: TorchRec's estimates and search, put right.
+- ``planner``: all of these together, the one planner of ``recd run`` and ``recd plan``.
+
+What a plan comes to:
+
+- ``compute``, ``activations``: operations and memory of the model apart from its tables, counted.
+- ``work``: what a step of each rank does. ``stage_times``: the seconds of it.
+- ``calibrate``, ``calibration_file``: what stages cost on this machine, measured.
+
+``recd plan``:
+
+- ``candidates``, ``largest_batch``, ``study``: a model with the plugins and without, planned.
+- ``report``, ``report_text``, ``report_plot``: what comes out.
+"""
 
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.planner import build_planner, default_topology

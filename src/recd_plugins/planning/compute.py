@@ -17,6 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows
 from recd_plugins.errors import RecdError
+from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.planning.activations import counting_saved
 from recd_plugins.registry import Prepared
 from recd_plugins.training.sequence_pooling import SequencePooling
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     from recd_plugins.data.model_input import ModelInput
     from recd_plugins.registry import Registry
 
-# Rows to count on: enough that lengths are those of the data.
-_ROWS = 256
+# Rows to look at, enough that lengths are those of the data; and rows to count on, spread over
+# them: neighbours are of one session, so fewer of them than of others say how long sessions are.
+_ROWS, _COUNTED = 256, 64
 
 
 @dataclass(frozen=True)
@@ -143,13 +145,22 @@ def count_operations(
 
 
 def _sample(registry: Registry) -> ModelInput:
-    """The first rows of the data; every id is the only one that the model's tables have."""
-    batch = next(RowPipeline(registry).read([first_rows(registry)]))
+    """Some of the first rows; every id is the only one that the model's tables have."""
+    rows = _spread(first_rows(registry), _COUNTED)
+    counted = registry.with_training({"batch_size": len(rows)})
+    batch = next(RowPipeline(counted).read([rows]))
     return replace(
         batch,
         sparse_features=_first_id(batch.sparse_features),
         sequence_features=_first_id(batch.sequence_features),
     )
+
+
+def _spread(rows: Rows, count: int) -> Rows:
+    """At most ``count`` rows in even distances."""
+    places = list(range(0, len(rows), -(-len(rows) // count)))
+    origins = tuple(Origin(*rows.origin_of(place), num_rows=1) for place in places)
+    return Rows(rows.data.take(places), origins)
 
 
 def _first_id(kjt: KeyedJaggedTensor | None) -> KeyedJaggedTensor | None:

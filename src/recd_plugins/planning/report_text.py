@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -74,11 +75,18 @@ def _data(report: PlanReport) -> Text:
 
 
 def _shards(side: SideReport) -> Table:
-    table = Table(title=f"Shards, {side.batch_size:,} rows a rank", title_justify="left")
+    # Narrow columns, so that in 80 characters lines break between words.
+    table = Table(
+        title=f"Shards, {side.batch_size:,} rows a rank",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     for column in ("table", "rows x dim", "sharding", "kernel", "ranks"):
         table.add_column(column, overflow="fold")
-    table.add_column("bytes a rank", justify="right")
-    table.add_column("dedupe factor", justify="right")
+    table.add_column("bytes a rank", justify="right", overflow="fold")
+    table.add_column("dedupe factor", justify="right", overflow="fold")
     for tables in _alike(side.tables):
         first = tables[0]
         factors = [each.dedupe_factor for each in tables]
@@ -91,7 +99,7 @@ def _shards(side: SideReport) -> Table:
             first.compute_kernel,
             compressed(sorted({rank for each in tables for rank in each.ranks})),
             size(max(each.bytes_per_rank for each in tables)),
-            low if low == high else f"{low} to {high}",
+            low if low == high else f"{low}-{high}",
         )
     return table
 

@@ -116,7 +116,8 @@ def predict(works: Sequence[Work], costs: StageCosts) -> StageTimes:
     ]
     mean = StageTimes.mean(ranks)
     own = [rank.lookup + rank.gemm + rank.other for rank in ranks]
-    waiting = max(own) - sum(own) / len(own)
+    # As a mean of differences, so that ranks with equal work wait for exactly 0 seconds.
+    waiting = sum(max(own) - seconds for seconds in own) / len(own)
     return StageTimes(
         lookup=mean.lookup,
         gemm=mean.gemm,
