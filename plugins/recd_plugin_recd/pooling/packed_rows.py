@@ -121,7 +121,8 @@ class PackedRows:
         attended = []
         for bucket, places in zip(self._buckets, self._padded(query_key_value), strict=True):
             shape = (bucket.num_rows, bucket.longest, 3, heads, dim // heads)
-            query, key, value = places.view(shape).permute(2, 0, 3, 1, 4)
+            # Unbound first, so that the gradients of the three meet in the layout of places.
+            query, key, value = (each.transpose(1, 2) for each in places.view(shape).unbind(2))
             outputs = F.scaled_dot_product_attention(query, key, value, attn_mask=bucket.valid())
             attended.append(outputs.transpose(1, 2).reshape(bucket.num_places, dim))
         if self._places is None:
