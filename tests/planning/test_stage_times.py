@@ -131,3 +131,8 @@ def test_a_calibration_run(tmp_path: Path) -> None:
     report = found.as_json()
     assert StageCosts.model_validate(report["costs"]) == found.costs
     assert found.table().row_count == len(STAGES)
+
+
+@pytest.mark.parametrize("ranks", [3, 7, 24, 1024])
+def test_ranks_with_equal_work_wait_for_none(ranks: int) -> None:
+    assert predict([Work(element_bytes=0.1)] * ranks, COSTS).all_to_all == 0.0

@@ -10,6 +10,8 @@ from rich.console import Console
 
 from recd_plugins.files import write_json
 
+_PICTURES = (".png", ".svg", ".pdf")
+
 
 class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """Rows, or ``auto``."""
@@ -103,6 +105,8 @@ def plan(
         raise click.UsageError(
             "--calibrate measures this machine: leave out --topology and --nodes"
         )
+    if plot_path is not None and plot_path.suffix not in _PICTURES:
+        raise click.UsageError(f"--plot {plot_path} ends in none of {', '.join(_PICTURES)}")
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     device = choose_device(loaded) if topology == MACHINE else "cpu"

@@ -203,7 +203,9 @@ class RegistryPlanner(ShardingPlanner):
         try:
             sharding = planner.plan(module, sharders)
         except PlannerError as error:
-            raise _explain(error, module, constraints, self._topology) from error
+            raise _explain(
+                error, module, constraints, self._topology, self._training.batch_size
+            ) from error
         return Planned(sharding, tuple(chosen), enumerator.static_storage(chosen))
 
 
@@ -248,7 +250,11 @@ class SortedEnumerator(EmbeddingEnumerator):
 
 
 def _explain(
-    error: PlannerError, module: nn.Module, constraints: _Constraints, topology: Topology
+    error: PlannerError,
+    module: nn.Module,
+    constraints: _Constraints,
+    topology: Topology,
+    batch_size: int,
 ) -> SetupError:
     if error.error_type not in (
         PlannerErrorType.INSUFFICIENT_STORAGE,
@@ -262,12 +268,13 @@ def _explain(
     storage = topology.devices[0].storage
     memory = storage.hbm if topology.compute_device == "cuda" else storage.ddr
     listed = ", ".join(
-        f"{name} ({_gib(size[name])}, {_describe(constraints[name])})" for name in largest
+        f"{name} ({_bytes(size[name])}, {_describe(constraints[name])})" for name in largest
     )
     return NoPlanError(
-        f"no plan fits: the tables take {_gib(sum(size.values()))} without optimizer state and "
-        f"batches, on {topology.world_size} ranks with {_gib(memory)} each; the largest: {listed}. "
-        "Use more ranks or smaller tables, or let large tables be split: torchrec.row_wise"
+        f"no plan fits batches of {batch_size:,} rows: without them and optimizer state the tables "
+        f"take {_bytes(sum(size.values()))}, on {topology.world_size} ranks with {_bytes(memory)} "
+        f"each; the largest: {listed}. Use more ranks, smaller batches or smaller tables, or let "
+        "large tables be split: torchrec.row_wise"
     )
 
 
@@ -279,5 +286,6 @@ def _describe(constraints: ParameterConstraints) -> str:
     return " ".join(wishes) or "any way"
 
 
-def _gib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"
+def _bytes(num_bytes: float) -> str:
+    unit, name = (2**30, "GiB") if num_bytes >= 2**30 else (2**20, "MiB")
+    return f"{num_bytes / unit:.1f} {name}"
