@@ -10,7 +10,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.planning.candidates import Candidate, as_plain, with_plugins
-from recd_plugins.planning.performance import StepTime
+from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.planner import Planned
 from recd_plugins.planning.topologies import load_topology
 
@@ -115,6 +115,26 @@ def test_lookups_on_cpu_take_as_long_whole_as_split(make_registry) -> None:
     assert sum(shard.perf.fwd_compute for shard in split) == pytest.approx(
         whole[0].perf.fwd_compute, rel=0.01
     )
+
+
+def test_each_shard_takes_as_long_as_torchrec_says(make_registry) -> None:
+    from recd_plugins.planning.constraints import table_constraints
+    from recd_plugins.planning.planner import SortedEnumerator
+
+    model = candidate(make_registry, "plugins", Model(20 * FEW + 1))
+    topology = load_topology("dgx-a100-80g", nodes=2).to_torchrec()
+    constraints = table_constraints(
+        model.registry, model.tables, profile=model.profile, device_type="cuda"
+    )
+    enumerator = SortedEnumerator(topology, constraints, model.registry.training)
+    found = enumerator.enumerate(model.model, model.sharders)
+    assert any(len({tuple(shard.size) for shard in option.shards}) > 1 for option in found)
+    before = [[shard.perf for shard in option.shards] for option in found]
+    # TorchRec's own goes through all shards.
+    super(PerfEstimator, PerfEstimator(topology, constraints)).estimate(
+        found, enumerator._sharder_data_map
+    )
+    assert before == [[shard.perf for shard in option.shards] for option in found]
 
 
 def test_each_sharding_type_of_a_module_costs(make_registry) -> None:
