@@ -46,7 +46,14 @@ class Variant:
             }
         )
         registry = replace(registry, spec=registry.spec.model_copy(update={"model": model}))
-        return registry.with_training({"batch_size": registry.training.batch_size * self.batch})
+        return registry.with_training(
+            {
+                "batch_size": registry.training.batch_size * self.batch,
+                # Rates at which a model learns amplify rounding too; here losses are compared.
+                "learning_rate": 0.1,
+                "dense_learning_rate": 0.01,
+            }
+        )
 
 
 BASELINE = Variant("baseline", layout="stream", side="baseline")
