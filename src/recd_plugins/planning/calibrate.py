@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, islice
+from statistics import fmean
 from typing import Any, TypeVar
 
 import numpy as np
@@ -134,7 +135,7 @@ class Calibration:
         ]
 
 
-def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 3) -> Calibration:
+def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 6) -> Calibration:
     """Profile training steps on ranks of this machine, and fit costs to them.
 
     Args:
@@ -206,9 +207,12 @@ def _equations(point: Point, stage: Stage) -> list[tuple[Work, float]]:
     seconds = [getattr(times, stage) for times in point.ranks]
     if stage not in _COMMUNICATION:
         return list(zip(point.works, seconds, strict=True))
-    # All ranks do it together. One that comes early waits longer, which is not its cost.
+    # All ranks do it together. What one waits because it has less work is predicted from the work;
+    # what all wait, now one and now another, is part of the cost.
     busiest = max(point.works, key=lambda work: work.bytes_in_node + work.bytes_across_nodes)
-    return [(busiest, min(seconds))]
+    own = [times.lookup + times.gemm + times.other for times in point.ranks]
+    waiting = max(own) - fmean(own)
+    return [(busiest, max(min(seconds), fmean(seconds) - waiting))]
 
 
 def _least_squares(
