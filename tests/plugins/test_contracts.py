@@ -82,7 +82,7 @@ class TestSigmoidTargetPooling(TargetPoolingContract):
     @pytest.fixture
     def plugin(self):
         cls = BUILT_IN["pooling"]["recd.din"].cls
-        return cls(cls.Options(target="item", weights="sigmoid"))
+        return cls(cls.Options.model_validate({"target": "item", "weights": "sigmoid"}))
 
 
 class TestShardings(ShardingContract):

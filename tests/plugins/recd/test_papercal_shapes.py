@@ -44,7 +44,7 @@ def test_papercal_is_what_it_was():
     for column in rows.columns:
         lists = isinstance(column, pa.ListArray)
         for array in (column.offsets, column.values) if lists else (column,):
-            digest.update(np.ascontiguousarray(array))
+            digest.update(np.ascontiguousarray(array).tobytes())
     assert (papercal.VERSION, digest.hexdigest()) == (
         1,
         "bcdee4cb014725cdaaee22c3d761d14b3be91e5d2eaece18c82e14998865b322",

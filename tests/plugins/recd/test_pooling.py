@@ -82,6 +82,7 @@ def test_the_transformer_is_torchs_own(
     )
     oracle = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
     for ours, theirs in zip(module.layers, oracle.layers, strict=True):
+        assert isinstance(ours, EncoderLayer)
         theirs.load_state_dict(torchs_names(ours))
     oracle.to(device)
     check(module, lambda row: oracle(row[None])[0].mean(0), device)

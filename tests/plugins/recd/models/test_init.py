@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from recd_plugin_recd.models.registry_text import rm_registry
+from recd_plugin_recd.models.sizes import ModelName
 from recd_plugins.cli import main
 from recd_plugins.registry import RegistrySpec, load_registry
 
@@ -22,7 +24,7 @@ def init(*arguments: object):
     return CliRunner().invoke(main, ["init", *map(str, arguments)])
 
 
-def registry_of(path: Path, name: str, **arguments: object):
+def registry_of(path: Path, name: ModelName, **arguments: Any):
     path.write_text(rm_registry(name, folder=path.parent, rows=640, **arguments), encoding="utf-8")
     return load_registry(path)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugin_recd.models.sizes import sizes_of
+from recd_plugin_recd.models.sizes import ModelName, sizes_of
 from recd_plugin_recd.papercal_shapes import shape_of
 from recd_plugins.errors import RecdError
 
@@ -47,13 +47,17 @@ def test_the_page_shows_the_sizes():
         value, unit = cell("bytes of rm1's tables").split()
         scalars = sum(tables) * sizes.embedding_dim
         assert 4 * scalars / {"MB": 1e6, "GB": 1e9}[unit] == pytest.approx(float(value), rel=0.03)
-        for name, row in (("rm1", "multiply-adds of MLPs and interaction in those of rm1"),
-                          ("rm2", "of rm2"), ("rm3", "of rm3")):  # fmt: skip
+        rows: tuple[tuple[ModelName, str], ...] = (
+            ("rm1", "multiply-adds of MLPs and interaction in those of rm1"),
+            ("rm2", "of rm2"),
+            ("rm3", "of rm3"),
+        )
+        for name, row in rows:
             shown = float(cell(row).rstrip(" %"))
             assert 100 * dense_share(name, scale) == pytest.approx(shown, rel=0.04)
 
 
-def dense_share(name: str, scale: float) -> float:
+def dense_share(name: ModelName, scale: float) -> float:
     """Multiply-adds of MLPs and interaction over those of all but lookups."""
     sizes, shape = sizes_of(name, scale), shape_of(name, scale)
     dim, num_features = sizes.embedding_dim, len(shape.features)
