@@ -47,12 +47,12 @@ def test_the_page_shows_the_sizes():
         value, unit = cell("bytes of rm1's tables").split()
         scalars = sum(tables) * sizes.embedding_dim
         assert 4 * scalars / {"MB": 1e6, "GB": 1e9}[unit] == pytest.approx(float(value), rel=0.03)
-        rows: tuple[tuple[ModelName, str], ...] = (
+        named: tuple[tuple[ModelName, str], ...] = (
             ("rm1", "multiply-adds of MLPs and interaction in those of rm1"),
             ("rm2", "of rm2"),
             ("rm3", "of rm3"),
         )
-        for name, row in rows:
+        for name, row in named:
             shown = float(cell(row).rstrip(" %"))
             assert 100 * dense_share(name, scale) == pytest.approx(shown, rel=0.04)
 
