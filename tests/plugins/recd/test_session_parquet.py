@@ -221,10 +221,10 @@ def test_generates_a_missing_table_once(tmp_path):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_two_first_runs_at_once_share_a_table_of_the_same_options(tmp_path, monkeypatch, seed):
-    def while_another_run_writes(keys):
+    def while_another_run_writes(keys, shape):
         monkeypatch.undo()
         write_table(tmp_path / "t", TableOptions(rows=50, seed=seed))
-        return papercal.make_rows(keys)
+        return papercal.make_rows(keys, shape)
 
     monkeypatch.setattr(papercal, "make_rows", while_another_run_writes)
     mine = dataset(tmp_path / "t", generate={"rows": 50, "seed": 1})
