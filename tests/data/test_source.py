@@ -125,7 +125,7 @@ def test_a_dataset_without_sessions_is_refused(tmp_path):
         "    name = 'acme.plain'\n"
         "    def prepare(self): pass\n"
         "    def schema(self): return FeatureSchema(('x',), (), 'label')\n"
-        "    def reader(self, **options): raise NotImplementedError\n"
+        "    def reader(self, **options): raise AssertionError('nothing is read')\n"
         "@hookimpl\n"
         "def register_datasets(): return [Plain]\n"
     )

@@ -68,6 +68,17 @@ def test_less_time_for_more_work_costs_nothing() -> None:
     assert gemm.matmul_flops == gemm.attention_flops == 0 < gemm.steps
 
 
+def test_what_ranks_wait_in_turns_is_a_cost_and_what_work_explains_is_not() -> None:
+    def cost(*ranks: StageTimes) -> float:
+        one = Point("plugins", 1, [work(1), work(1)], list(ranks), fitted=True)
+        return predict([work(1)], fit([one], StageCosts())).all_to_all
+
+    in_turns = cost(StageTimes(0, 5, 1, 0, 0), StageTimes(0, 5, 3, 0, 0))
+    assert in_turns == pytest.approx(2)
+    explained = cost(StageTimes(0, 7, 1, 0, 0), StageTimes(0, 3, 5, 0, 0))
+    assert explained == pytest.approx(1)
+
+
 def test_ranks_with_less_work_wait_in_the_all_to_all() -> None:
     even, uneven = [work(2), work(2)], [work(1), work(3)]
     alone = predict(even, COSTS)

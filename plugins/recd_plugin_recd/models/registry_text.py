@@ -94,7 +94,6 @@ def rm_registry(
     batch_size: int = 256,
     ranks: int = 2,
     steps: int | None = None,
-    seed: int = 0,
 ) -> str:
     """The text of a registry file that trains a model on a table of its shape.
 
@@ -109,14 +108,13 @@ def rm_registry(
         batch_size: rows in a batch of one rank.
         ranks: processes.
         steps: stop after so many steps; None trains one epoch.
-        seed: of the table.
 
     Raises:
         RecdError: ``scale`` does not suit the model.
     """
     sizes = sizes_of(name, scale)
     scaled = "" if name == "papercal" else f"-scale{scale:g}"
-    table = folder / f"{name}{scaled}-{layout}-{rows}-seed{seed}"
+    table = folder / f"{name}{scaled}-{layout}-{rows}"
     sequences, others = _features(name)
     pooling, pooling_options = _pooling(name, sizes)
     converter_comment, converter_entry = _CONVERTERS[converter]
@@ -135,7 +133,7 @@ def rm_registry(
         path=json.dumps(str(table), ensure_ascii=False),
         generate=f"shape: {name}, "
         + (f"scale: {float(scale)!r}, " if scaled else "")
-        + f"rows: {rows}, layout: {layout}, seed: {seed}",
+        + f"rows: {rows}, layout: {layout}",
         converter_comment=converter_comment,
         converter=converter_entry,
         sequence_rows=sizes.sequence_rows,

@@ -24,8 +24,8 @@ from torchrec.distributed.types import ShardingType
 
 # Milliseconds of a step for each sharding type of a module, however little it shards: a batch is
 # split once more, and four more collectives follow each other (lengths, ids, embeddings,
-# gradients; of variable batches five, with their sizes). On CPU measured over gloo, with 100
-# features; on GPUs an assumption.
+# gradients; of variable batches five, with their sizes). On CPU inferred from steps over gloo with
+# 100 features, on a machine with other load; on GPUs an assumption.
 _SHARDING_TYPE_MS = {"cpu": 4.0, "cuda": 0.2}
 
 

@@ -97,7 +97,6 @@ def test_tables_of_other_options_are_other_folders(tmp_path):
         {},
         {"scale": 0.5},
         {"layout": "interleaved"},
-        {"seed": 1},
     ]
     folders = {registry_of(path, "rm2", **variant).dataset.options.path for variant in variants}
     assert len(folders) == len(variants)
