@@ -6,6 +6,7 @@ import pytest
 
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.planning.calibration_file import write_topology
+from recd_plugins.planning.collective_rates import CollectiveRates, TierMemory
 from recd_plugins.planning.stage_times import GemmCost, StageCosts
 from recd_plugins.planning.topologies import (
     MACHINE,
@@ -87,6 +88,16 @@ def test_a_name_that_nobody_knows() -> None:
         ("device: cpu", "device: cuda", r"device cuda needs hbm_bytes, hbm_bandwidth, hbm_to"),
         ("nodes: 2", "nodes: [", r"own.yaml:\d+: is not YAML"),
         ("nodes: 2", "costs: {gemm: {flops: 1}}", r"own.yaml:4 costs.gemm.flops: unknown key"),
+        (
+            "nodes: 2",
+            "collectives: {a2a_global: {}}",
+            r"own.yaml:4 collectives.a2a_global.bytes_pe",
+        ),
+        (
+            "nodes: 2",
+            "tiers: {memory_multiplier: 0.5}",
+            r"tiers.memory_multiplier: .*than or equal",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file(own: Path, before: str, after: str, message: str) -> None:
@@ -100,8 +111,44 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
         load_topology(str(tmp_path / "none.yaml"))
 
 
+def rates(**spec: float | str) -> dict[str, float]:
+    found = load_topology("dgx-a100-80g").model_copy(update=spec).collective_rates
+    return {name: rate.bytes_per_second for name, rate in found}
+
+
+def test_collectives_of_links() -> None:
+    """4 nodes of 8 ranks: 24 of 32 parts of an all-to-all cross, 7 stay in the node."""
+    links = {"nodes": 4, "intra_node_bandwidth": 300e9, "inter_node_bandwidth": 25e9}
+    assert rates(**links) == pytest.approx(
+        {
+            "a2a_global": 25e9 * 32 / 24,
+            "a2a_intra": 300e9 * 8 / 7,
+            "ar_global": 25e9 * 32 / 6,
+            "ar_cross": 25e9 * 4 / 6,
+        }
+    )
+    one_node = rates(nodes=1, intra_node_bandwidth=300e9)
+    assert one_node["a2a_global"] == one_node["a2a_intra"] == pytest.approx(300e9 * 8 / 7)
+    assert one_node["ar_global"] == pytest.approx(300e9 * 8 / 14)
+    # A rank alone sends nothing; what it then takes is finite all the same.
+    assert all(0 < rate < 1e12 for rate in rates(nodes=1, ranks_per_node=1).values())
+
+
+def test_zionex_has_what_its_collectives_reached() -> None:
+    collectives = load_topology("zionex-a100-40g").collective_rates.collectives()
+    assert collectives.a2a_global.bytes_per_second == 25.6e9
+    assert collectives.ar_cross.seconds == 1.8e-3
+
+
 def test_a_topology_that_was_written_reads_the_same(own: Path, tmp_path: Path) -> None:
     costs = StageCosts(gemm=GemmCost(steps=1e-3, matmul_flops=2e-11))
-    spec = read_topology(own).model_copy(update={"costs": costs})
+    spec = read_topology(own)
+    spec = spec.model_copy(
+        update={
+            "costs": costs,
+            "collectives": CollectiveRates.of_topology(spec),
+            "tiers": TierMemory(memory_multiplier=2.5, saved_activations=1.25),
+        }
+    )
     write_topology(tmp_path / "folder" / "written.yaml", spec, "Where it comes from.")
     assert read_topology(tmp_path / "folder" / "written.yaml") == spec

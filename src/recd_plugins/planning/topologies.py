@@ -19,6 +19,7 @@ from torchrec.distributed.planner.types import (
 )
 
 from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.planning.collective_rates import CollectiveRates, TierMemory
 from recd_plugins.planning.stage_times import StageCosts
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import did_you_mean, schema_problems
@@ -67,6 +68,12 @@ class TopologySpec(BaseModel):
     costs: StageCosts | None = Field(
         default=None, description="What the stages of a step cost, as recd plan --calibrate wrote."
     )
+    collectives: CollectiveRates | None = Field(
+        default=None, description="What collectives reach; else what the bandwidths allow."
+    )
+    tiers: TierMemory | None = Field(
+        default=None, description="What replicated rows take, as recd plan --tiers measured it."
+    )
 
     @model_validator(mode="after")
     def _gpu_has_memory(self) -> Self:
@@ -89,6 +96,11 @@ class TopologySpec(BaseModel):
     def memory_bytes(self) -> int:
         """Of a rank, where tables live."""
         return self.hbm_bytes if self.device == "cuda" and self.hbm_bytes else self.ddr_bytes
+
+    @property
+    def collective_rates(self) -> CollectiveRates:
+        """Those of the section ``collectives``, or what the bandwidths allow."""
+        return self.collectives or CollectiveRates.of_topology(self)
 
     def to_torchrec(self) -> Topology:
         """What TorchRec's planner takes; its bandwidths are bytes a millisecond."""

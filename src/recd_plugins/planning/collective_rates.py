@@ -1,0 +1,90 @@
+"""What collectives reach on a topology: what was measured there, or what its links allow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from recd_plugins.planning.tiers.cluster import Collectives
+    from recd_plugins.planning.topologies import TopologySpec
+
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class CollectiveRate(BaseModel):
+    """Seconds of one collective: a latency, and bytes over a bandwidth.
+
+    Bytes are those of FlexShard's cost model (arXiv 2301.02959): of an all-to-all all that a rank
+    puts in, its own share too; of an all-reduce the tensor.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bytes_per_second: _Rate = Field(description="Of one rank.")
+    seconds: _Seconds = Field(default=0.0, description="However few the bytes are.")
+
+
+class CollectiveRates(BaseModel):
+    """The section ``collectives`` of a topology."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    a2a_global: CollectiveRate = Field(description="All-to-all of all ranks.")
+    a2a_intra: CollectiveRate = Field(description="All-to-all of the ranks of a node.")
+    ar_global: CollectiveRate = Field(description="All-reduce of all ranks.")
+    ar_cross: CollectiveRate = Field(
+        description="All-reduce of ranks with the same place in their nodes, all at once."
+    )
+
+    @classmethod
+    def of_topology(cls, topology: TopologySpec) -> Self:
+        """Bounds: the busiest link decides, nothing has a latency, and no rank waits.
+
+        Of what a rank of U = N x W ranks puts into an all-to-all, (U - W) / U go through its
+        network and (W - 1) / U through its node. All-reduces move 2 (n - 1) / n of the tensor; one
+        of all ranks reduces in the node, then a W-th of the tensor across nodes. A group of one
+        rank counts as if its link carried everything once.
+        """
+        ranks, nodes = topology.ranks_per_node, topology.nodes
+        world = ranks * nodes
+        intra, inter = topology.intra_node_bandwidth, topology.inter_node_bandwidth
+
+        def rate(in_node: float, across: float) -> CollectiveRate:
+            """For a byte put in, so many are sent through either link."""
+            seconds = max(in_node / intra, across / inter)
+            return CollectiveRate(bytes_per_second=1 / (seconds or 1 / intra))
+
+        return cls(
+            a2a_global=rate((ranks - 1) / world, (world - ranks) / world),
+            a2a_intra=rate((ranks - 1) / ranks, 0),
+            ar_global=rate(2 * (ranks - 1) / ranks, 2 * (nodes - 1) / world),
+            ar_cross=rate(0, 2 * (nodes - 1) / nodes or 1),
+        )
+
+    def collectives(self) -> Collectives:
+        """The same as the cost model of tiers takes it."""
+        from recd_plugins.planning.tiers.cluster import Collective, Collectives
+
+        return Collectives(
+            **{
+                name: Collective(rate.bytes_per_second, rate.seconds)
+                for name, rate in self
+                if isinstance(rate, CollectiveRate)
+            }
+        )
+
+
+class TierMemory(BaseModel):
+    """The section ``tiers`` of a topology: what replicated rows take in memory, measured."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        description="M: bytes that a replicated row takes on a rank, over those of its weights."
+    )
+    saved_activations: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        description="c: embeddings that a rank need not hold for an access of a replicated row."
+    )
