@@ -6,6 +6,8 @@ import json
 import math
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +30,31 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         RecdError: the place cannot be written.
     """
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A path to write, which becomes ``path`` at the end, and is gone where writing fails.
+
+    Missing folders are made; a file that is there is replaced.
+
+    Raises:
+        RecdError: the place cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Opened as any other file, so that it gets the permissions that the user's umask leaves.
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
         try:
-            with temporary.open("x", encoding="utf-8") as stream:
-                stream.write(text)
+            # Opened as any other file, so that it gets the permissions that the umask leaves.
+            yield temporary
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise RecdError(f"{path}: cannot be written ({error.strerror})") from error
+        raise RecdError(f"{path}: cannot be written ({error.strerror or error})") from error
 
 
 def _finite(value: Any) -> Any:

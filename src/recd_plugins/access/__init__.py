@@ -1,0 +1,5 @@
+"""How often each row of a table is read: counted from data, or drawn from a distribution."""
+
+from recd_plugins.access.profile import AccessProfile, TableAccess
+
+__all__ = ["AccessProfile", "TableAccess"]

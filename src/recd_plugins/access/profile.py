@@ -1,0 +1,195 @@
+"""Access profiles: how often each row of a table is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_plugins.access.counts import add_counts, most_read_first
+from recd_plugins.errors import DataError
+
+
+# Arrays have no one truth value, so profiles are compared by identity.
+@dataclass(frozen=True, eq=False)
+class TableAccess:
+    """How often the rows of one table are read.
+
+    Attributes:
+        table: its name.
+        features: those that look it up; their accesses are added up.
+        num_embeddings: rows of the table.
+        samples: rows of the dataset that were seen. Those of distributions have seen 1.
+        rows: int64 ``[known]``: the rows that are known one by one, most read first; of rows that
+            are read equally often the smaller id is first.
+        accesses: float64 ``[known]``: how often each of them is read, non-increasing.
+        total: all accesses, those of rows that are not known one by one too.
+        error: how much too low one of ``accesses`` may be, and how many a row that is not in
+            ``rows`` may have. 0: all counts are exact, and other rows are never read.
+    """
+
+    table: str
+    features: tuple[str, ...]
+    num_embeddings: int
+    samples: int
+    rows: NDArray[np.int64]
+    accesses: NDArray[np.float64]
+    total: float
+    error: float = 0.0
+
+    @classmethod
+    def from_counts(
+        cls,
+        table: str,
+        features: tuple[str, ...],
+        num_embeddings: int,
+        *,
+        samples: int,
+        rows: NDArray[np.int64],
+        accesses: NDArray[np.float64],
+        total: float | None = None,
+        error: float = 0.0,
+    ) -> Self:
+        """Of distinct rows in any order; ``total`` is the sum of ``accesses`` without it."""
+        ordered = most_read_first(rows, accesses)
+        if total is None:
+            total = float(accesses.sum())
+        return cls(table, features, num_embeddings, samples, *ordered, total, error)
+
+    @property
+    def length(self) -> float:
+        """Mean accesses of a sample: FlexShard's L."""
+        return self.total / self.samples
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """Accesses of a sample, of each of ``rows``; above 1 for one that is read twice a sample.
+
+        float64 ``[known]``, non-increasing: FlexShard's p (arXiv 2301.02959, section 3).
+        """
+        return self.accesses / self.samples
+
+    @property
+    def tail_rows(self) -> int:
+        """Rows of the table that are not in ``rows``."""
+        return self.num_embeddings - len(self.rows)
+
+    @cached_property
+    def tail_accesses(self) -> float:
+        """Accesses that are not in ``accesses``."""
+        return max(0.0, self.total - float(self.accesses.sum()))
+
+    @property
+    def tail_probability(self) -> float:
+        """Accesses of a sample of a row that is not in ``rows``: what is left, spread evenly.
+
+        0 where counts are exact. A sketch that is much too small can give them more than the last
+        of ``rows``.
+        """
+        return self.tail_accesses / self.samples / self.tail_rows if self.tail_rows else 0.0
+
+    def covered(self, num_rows: int) -> float:
+        """The share of all accesses that the ``num_rows`` most read rows have."""
+        known = min(num_rows, len(self.rows))
+        accesses = float(self.accesses[:known].sum())
+        if self.tail_rows:
+            accesses += self.tail_accesses * (num_rows - known) / self.tail_rows
+        return accesses / self.total if self.total else 0.0
+
+    def merge(self, other: TableAccess) -> TableAccess:
+        """What both have seen together. Of sketches the errors add up.
+
+        Raises:
+            DataError: the tables have other names, features or numbers of rows.
+        """
+        for what in ("table", "features", "num_embeddings"):
+            mine, theirs = getattr(self, what), getattr(other, what)
+            if mine != theirs:
+                raise DataError(
+                    f"table {self.table}: its {what} is {mine} in one profile and {theirs} in the "
+                    "other; only profiles of one table can be merged"
+                )
+        rows, accesses = add_counts([self.rows, other.rows], [self.accesses, other.accesses])
+        return TableAccess.from_counts(
+            self.table,
+            self.features,
+            self.num_embeddings,
+            samples=self.samples + other.samples,
+            rows=rows,
+            accesses=accesses,
+            total=self.total + other.total,
+            error=self.error + other.error,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class AccessProfile:
+    """How often the rows of some tables are read.
+
+    Attributes:
+        tables: by name.
+        source: where the counts come from, in words.
+    """
+
+    tables: Mapping[str, TableAccess]
+    source: str
+
+    @classmethod
+    def load(cls, path: Path) -> AccessProfile:
+        """Read the Parquet file of a profile.
+
+        Raises:
+            DataError: the file is missing, damaged or no profile; says what is wrong.
+        """
+        from recd_plugins.access.profile_file import read_profile
+
+        return read_profile(path)
+
+    def save(self, path: Path) -> None:
+        """Write a Parquet file, whole or not at all, in place of one that is there.
+
+        Raises:
+            RecdError: the place cannot be written.
+        """
+        from recd_plugins.access.profile_file import write_profile
+
+        write_profile(self, path)
+
+    def merge(self, other: AccessProfile) -> AccessProfile:
+        """What both have seen together; a table that only one has is taken as it is.
+
+        Raises:
+            DataError: a table has other features or another number of rows in the other.
+        """
+        tables = dict(self.tables)
+        for name, table in other.tables.items():
+            tables[name] = tables[name].merge(table) if name in tables else table
+        return AccessProfile(tables, f"{self.source}; {other.source}")
+
+    def covering(self, table: str, num_embeddings: int) -> TableAccess:
+        """The profile of a table of so many rows.
+
+        Raises:
+            DataError: there is none, or it is of a table with another number of rows.
+        """
+        found = self.tables.get(table)
+        if found is None:
+            near = get_close_matches(table, self.tables, n=1)
+            names = ", ".join(self.tables) or "none"
+            advice = f"did you mean {near[0]}?" if near else f"its tables: {names}"
+            raise DataError(
+                f"the access profile of {self.source} does not cover table {table}; {advice}. "
+                "Make one with recd profile registry"
+            )
+        if found.num_embeddings != num_embeddings:
+            raise DataError(
+                f"the access profile of {self.source} has table {table} with "
+                f"{found.num_embeddings:,} rows, and the model's has {num_embeddings:,}; profile "
+                "the data anew with recd profile registry"
+            )
+        return found
