@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations, islice
+from itertools import islice
 from statistics import fmean
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from rich.table import Table as TextTable
 from torchrec.distributed.types import ShardingPlan
 
 from recd_plugins.distributed.launch import backend_for, launch
 from recd_plugins.planning.candidates import as_plain, with_plugins
 from recd_plugins.planning.compute import measure_compute
+from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.planning.stage_times import StageCosts, predict
 from recd_plugins.planning.work import Work, work_of_step
 from recd_plugins.registry import Registry, load_registry
@@ -190,7 +190,7 @@ def fit(points: Sequence[Point], costs: StageCosts) -> StageCosts:
             for work, measured in _equations(point, stage):
                 rows.append([getattr(work, name) for name in names])
                 seconds.append(measured)
-        found = _least_squares(np.array(rows), np.array(seconds))
+        found = fit_costs(np.array(rows), np.array(seconds), least=_LEAST_SECONDS)
         done = [any(row[column] for row in rows) for column in range(len(names))]
         fitted[stage] = before.model_copy(
             update={
@@ -213,33 +213,6 @@ def _equations(point: Point, stage: Stage) -> list[tuple[Work, float]]:
     own = [times.lookup + times.gemm + times.other for times in point.ranks]
     waiting = max(own) - fmean(own)
     return [(busiest, max(min(seconds), fmean(seconds) - waiting))]
-
-
-def _least_squares(
-    rows: npt.NDArray[np.float64], seconds: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """Non-negative ``costs`` with the least squares of relative errors of ``rows @ costs``.
-
-    With so few columns every set of those that are above zero can be tried; of sets that are
-    equally good the smallest counts.
-    """
-    weights = 1 / np.maximum(seconds, _LEAST_SECONDS)
-    scaled, target = rows * weights[:, None], seconds * weights
-    units = np.abs(scaled).max(axis=0)
-    columns = [column for column in range(rows.shape[1]) if units[column]]
-    best, least = np.zeros(rows.shape[1]), float(np.square(target).sum())
-    for size in range(1, len(columns) + 1):
-        for chosen in combinations(columns, size):
-            part = list(chosen)
-            solution, *_ = np.linalg.lstsq(scaled[:, part] / units[part], target, rcond=1e-6)
-            if solution.min() < 0:
-                continue
-            error = float(np.square(scaled[:, part] / units[part] @ solution - target).sum())
-            if error < least * (1 - 1e-6):
-                least = error
-                best = np.zeros(rows.shape[1])
-                best[part] = solution / units[part]
-    return best
 
 
 def _batch_sizes(batch_size: int) -> tuple[int, int, int]:
