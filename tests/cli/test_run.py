@@ -153,6 +153,14 @@ def test_torchrun(folder: Path) -> None:
     assert report["losses"] == pytest.approx(report_of("run", registry, "--steps", 2)["losses"])
 
 
+def test_torchrun_says_what_a_node_is(folder: Path) -> None:
+    program = (TORCHRUN, "--nproc-per-node", "2", "--no-python", RECD)
+    registry = write_registry(folder)
+    done = recd("run", registry, "--ranks-per-node", 1, program=program)
+    assert "ranks_per_node is 1, but torchrun starts 2 ranks a node" in done.stderr
+    assert "Traceback" not in done.stderr.split("torch.distributed.elastic")[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -162,6 +170,7 @@ def test_torchrun(folder: Path) -> None:
         (("registry.yaml", "--ranks", "0"), "--ranks"),
         (("registry.yaml", "--workers", "-1"), "--workers"),
         (("registry.yaml", "--ranks", "81"), "too few"),
+        (("registry.yaml", "--ranks-per-node", "3"), "2 ranks do not fill nodes of 3"),
     ],
 )
 def test_mistakes(folder: Path, arguments: tuple[str, ...], message: str) -> None:

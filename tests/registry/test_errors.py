@@ -106,6 +106,10 @@ def test_a_missing_file(tmp_path):
         ),
         (HEAD + "training: {ranks: true}\n", "training.ranks: input should be a valid integer"),
         (HEAD + "training: {ranks: 2.5}\n", "training.ranks: input should be a valid integer"),
+        (
+            HEAD + "training:\n  ranks: 4\n  ranks_per_node: 3\n",
+            "r.yaml:6 training.ranks_per_node: 4 ranks do not fill nodes of 3 each",
+        ),
         ("dataset: 5\n", "r.yaml:1 dataset: input should be a mapping, got 5"),
         (HEAD + "training: {learning_rate: .nan}\n", "training.learning_rate"),
         (HEAD + "training: {seed: 2020-01-01}\n", "training.seed"),

@@ -47,7 +47,8 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 @click.option(
     "--ranks-per-node",
     type=click.IntRange(min=1),
-    help="Ranks of a node; the topology's own without it, training.ranks on this machine.",
+    help="Ranks of a node; the topology's own without it; on this machine as training.ranks and "
+    "training.ranks_per_node say.",
 )
 @click.option(
     "--batch-size",
@@ -110,6 +111,8 @@ def plan(
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     device = choose_device(loaded) if topology == MACHINE else "cpu"
+    if (topology, nodes, ranks_per_node, calibrate_path) == (MACHINE, None, None, None):
+        nodes, ranks_per_node = loaded.training.nodes, loaded.training.ranks_per_node
     spec = load_topology(
         topology,
         nodes=nodes,

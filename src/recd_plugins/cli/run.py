@@ -29,6 +29,11 @@ from recd_plugins.versions import installed_set, mismatch
     "and memory of a step.",
 )
 @click.option("--ranks", type=click.IntRange(min=1), help="Overrides training.ranks.")
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(min=1),
+    help="Overrides training.ranks_per_node: this machine pretends to be several nodes.",
+)
 @click.option("--workers", type=click.IntRange(min=0), help="Overrides training.workers.")
 @click.option("--steps", type=click.IntRange(min=1), help="Overrides training.steps.")
 @click.option(
@@ -45,6 +50,7 @@ def run(
     resume: bool,
     breakdown: bool,
     ranks: int | None,
+    ranks_per_node: int | None,
     workers: int | None,
     steps: int | None,
     json_path: Path | None,
@@ -63,7 +69,12 @@ def run(
 
     if compare and resume:
         raise click.UsageError("--compare starts both sides at the first step; leave out --resume")
-    options: dict[str, Any] = {"ranks": ranks, "workers": workers, "steps": steps}
+    options: dict[str, Any] = {
+        "ranks": ranks,
+        "ranks_per_node": ranks_per_node,
+        "workers": workers,
+        "steps": steps,
+    }
     overrides = {name: value for name, value in options.items() if value is not None}
     if compare:
         overrides["checkpoint"] = {}

@@ -268,6 +268,11 @@ def torchrun_rank() -> int | None:
     return int(os.environ["RANK"])
 
 
+def torchrun_ranks_per_node() -> int:
+    """Ranks on this machine; all of them where the launcher does not say."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+
+
 @contextmanager
 def join_torchrun(
     backend: str = "gloo", timeout: timedelta = _DEFAULT_TIMEOUT

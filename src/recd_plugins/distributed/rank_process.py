@@ -90,7 +90,7 @@ def _join_process_group(rank: int, connection: Connection, setup: RankSetup) -> 
     torch.set_num_threads(setup.threads)
     local_rank = rank % setup.local_world_size
     if "nccl" in setup.backend:
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(rank)  # pretended nodes share this machine
     store = _store(rank, connection, setup)
     os.environ.update(
         {

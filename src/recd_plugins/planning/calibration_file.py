@@ -26,7 +26,7 @@ def calibrate_machine(
     """
     if path.exists():
         raise RecdError(f"{path} exists already; remove it, or name another file")
-    overrides = {"ranks": spec.ranks_per_node, "checkpoint": {}}
+    overrides = {"ranks": spec.ranks_per_node, "ranks_per_node": None, "checkpoint": {}}
     registry = registry.with_training(overrides)
     registry.dataset.prepare()
     job = Job(registry.path, plugins_dir=plugins_dir, overrides=overrides, device=spec.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationInfo, field_validator
 
 # Strict: true is no number, and 2.5 is not 2.
 Count = Annotated[StrictInt, Field(gt=0)]
@@ -101,6 +101,12 @@ class TrainingSpec(_Spec):
         description="Learning rate of the dense parameters; null takes learning_rate.",
     )
     ranks: Count = Field(default=1, description="Processes to train on.")
+    ranks_per_node: Count | None = Field(
+        default=None,
+        description="Ranks that make a node, where `recd run` starts them itself: one machine can "
+        "pretend to be several nodes; null makes all ranks one node. Under torchrun its nodes "
+        "count.",
+    )
     workers: StrictInt = Field(
         default=0,
         ge=0,
@@ -121,6 +127,22 @@ class TrainingSpec(_Spec):
     evaluate: bool = Field(
         default=True, description="Measure the test split at the end, where there is one."
     )
+
+    @field_validator("ranks_per_node")
+    @classmethod
+    def _fill_nodes(cls, ranks_per_node: int | None, info: ValidationInfo) -> int | None:
+        ranks = info.data.get("ranks")
+        if ranks and ranks_per_node and ranks % ranks_per_node:
+            raise ValueError(
+                f"{ranks} ranks do not fill nodes of {ranks_per_node} each; every node needs as "
+                "many"
+            )
+        return ranks_per_node
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that the ranks make."""
+        return self.ranks // (self.ranks_per_node or self.ranks)
 
 
 class RegistrySpec(_Spec):

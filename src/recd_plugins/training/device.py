@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import torch
 
-from recd_plugins.distributed.launch import torchrun_rank
+from recd_plugins.distributed.launch import torchrun_rank, torchrun_ranks_per_node
 from recd_plugins.errors import SetupError
 from recd_plugins.registry import Registry
 from recd_plugins.versions import fbgemm_has_cuda
@@ -36,10 +35,8 @@ def choose_device(registry: Registry) -> str:
 
 
 def device_of_rank(kind: str) -> torch.device:
-    """This rank's: both torchrun and ``launch`` tell its number among the ranks of its machine."""
-    return (
-        torch.device(kind, int(os.environ["LOCAL_RANK"])) if kind == "cuda" else torch.device(kind)
-    )
+    """This rank's: what made it a rank of ``launch`` or of torchrun has chosen its CUDA device."""
+    return torch.device(kind, torch.cuda.current_device() if kind == "cuda" else None)
 
 
 def _lack_for_cuda(registry: Registry) -> str:
@@ -57,4 +54,4 @@ def _lack_for_cuda(registry: Registry) -> str:
 def _ranks_here(registry: Registry) -> int:
     if torchrun_rank() is None:
         return registry.training.ranks
-    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    return torchrun_ranks_per_node()

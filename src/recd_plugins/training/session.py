@@ -10,8 +10,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from recd_plugins.distributed.launch import backend_for, join_torchrun, launch, torchrun_rank
-from recd_plugins.errors import RecdError
+from recd_plugins.distributed.launch import (
+    backend_for,
+    join_torchrun,
+    launch,
+    torchrun_rank,
+    torchrun_ranks_per_node,
+)
+from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.registry import Registry, load_registry
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.device import choose_device
@@ -26,11 +32,13 @@ class Session:
         job: what every run shares.
         rank: this process under torchrun; else 0, the parent of the ranks.
         world_size: number of ranks.
+        ranks_per_node: how many of them make a node.
     """
 
     job: Job
     rank: int
     world_size: int
+    ranks_per_node: int
 
     def train(self, side: Side) -> Result:
         """One run on all ranks.
@@ -41,7 +49,13 @@ class Session:
         job = replace(self.job, side=side)
         if dist.is_initialized():
             return train(self.rank, self.world_size, job)
-        return launch(train, self.world_size, job, backend=backend_for(job.device))[0]
+        return launch(
+            train,
+            self.world_size,
+            job,
+            backend=backend_for(job.device),
+            local_world_size=self.ranks_per_node,
+        )[0]
 
 
 @contextmanager
@@ -74,15 +88,22 @@ def session(
         device=device,
         breakdown=breakdown,
     )
+    training = registry.training
     if torchrun_rank() is None:
-        _prepare(registry, registry.training.ranks, resume)
-        yield Session(job, 0, registry.training.ranks)
+        _prepare(registry, training.ranks, resume)
+        yield Session(job, 0, training.ranks, training.ranks_per_node or training.ranks)
         return
+    ranks_per_node = torchrun_ranks_per_node()
+    if training.ranks_per_node not in (None, ranks_per_node):
+        raise SetupError(
+            f"{path}: training.ranks_per_node is {training.ranks_per_node}, but torchrun starts "
+            f"{ranks_per_node} ranks a node; leave it out (null) under torchrun"
+        )
     with join_torchrun(backend_for(device)) as (rank, world_size):
         if rank == 0:
             _prepare(registry, world_size, resume)
         dist.barrier()
-        yield Session(job, rank, world_size)
+        yield Session(job, rank, world_size, ranks_per_node)
 
 
 def _prepare(registry: Registry, world_size: int, resume: bool) -> None:
