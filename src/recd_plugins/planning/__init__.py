@@ -14,14 +14,39 @@ What a plan comes to:
 - ``work``: what a step of each rank does. ``stage_times``: the seconds of it.
 - ``calibrate``, ``calibration_file``: what stages cost on this machine, measured.
 
+Tiers of rows, with NumPy alone:
+
+- ``tiers``: what the rows of a table cost by tier, where to cut, and what a plan sends.
+
 ``recd plan``:
 
 - ``candidates``, ``largest_batch``, ``study``: a model with the plugins and without, planned.
 - ``report``, ``report_text``, ``report_plot``: what comes out.
 """
 
-from recd_plugins.planning.constraints import table_constraints
-from recd_plugins.planning.planner import build_planner, default_topology
-from recd_plugins.planning.tables import rows_by_feature, tables_of
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from recd_plugins.planning.constraints import table_constraints
+    from recd_plugins.planning.planner import build_planner, default_topology
+    from recd_plugins.planning.tables import rows_by_feature, tables_of
+
+# Imported at first use: tiers are also planned where torch is not wanted.
+_MODULES = {
+    "build_planner": "planner",
+    "default_topology": "planner",
+    "rows_by_feature": "tables",
+    "table_constraints": "constraints",
+    "tables_of": "tables",
+}
 
 __all__ = ["build_planner", "default_topology", "rows_by_feature", "table_constraints", "tables_of"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
