@@ -14,7 +14,7 @@ from recd_plugins.interfaces.dataset import (
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
 from recd_plugins.interfaces.preprocessing import Preprocessing
-from recd_plugins.interfaces.sharding import Sharding, Table
+from recd_plugins.interfaces.sharding import Setting, Sharding, Table, TrainingData
 
 __all__ = [
     "Cache",
@@ -29,8 +29,10 @@ __all__ = [
     "Reader",
     "Rows",
     "SessionKeys",
+    "Setting",
     "Sharding",
     "Split",
     "Table",
     "TargetPooling",
+    "TrainingData",
 ]

@@ -10,11 +10,13 @@ from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.distributed import stock_sharders
-from recd_plugins.interfaces import Table
+from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned, RegistryPlanner
-from recd_plugins.planning.profile import DataProfile, measure_profile
+from recd_plugins.planning.profile import DataProfile
+from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.tables import tables_of
+from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import rows_pooled
 from recd_plugins.registry import Registry
 from recd_plugins.training.assembly import without_plugins
@@ -24,6 +26,8 @@ from recd_plugins.training.prepare import build_model
 @dataclass(frozen=True)
 class Candidate:
     """A model that can be planned for any topology and batch size.
+
+    Where plugins have tiers of rows, they suit one topology and batch size: see ``with_plugins``.
 
     Attributes:
         registry: prepared.
@@ -73,15 +77,28 @@ class Candidate:
         return registry.planner(topology, profile=self.profile, activation_bytes=activation_bytes)
 
 
-def with_plugins(registry: Registry) -> Candidate:
+def with_plugins(
+    registry: Registry, topology: TopologySpec | None = None, data: TrainingData | None = None
+) -> Candidate:
     """What ``recd run`` trains.
+
+    Plugins that have tiers of rows choose them for ``topology`` and the registry's batch size.
+
+    Args:
+        registry: not prepared.
+        topology: the ranks; those that ``recd run`` would start here without it.
+        data: of the registry, where it was looked at already.
 
     Raises:
         RecdError: the registry has no model, or the data is missing or wrong.
     """
+    data = data or RegistryData(registry)
     with torch.device("meta"):
-        model = registry.prepare(build_model(registry, registry.dataset.schema()))
-    return Candidate(registry, model, registry.sharders(), measure_profile(registry))
+        model = registry.prepare(
+            build_model(registry, registry.dataset.schema()),
+            setting_of(registry, topology, data=data),
+        )
+    return Candidate(registry, model, registry.sharders(), data.profile())
 
 
 def as_plain(candidate: Candidate) -> Candidate:

@@ -32,7 +32,7 @@ from recd_plugins.planning.profile import DataProfile, measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, proposers
 from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.tables import tables_of
-from recd_plugins.planning.topologies import this_machine
+from recd_plugins.planning.topologies import TopologySpec, this_machine
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
@@ -62,7 +62,8 @@ def build_planner(
             reads the first rows of the data.
         activation_bytes: to leave free on each rank for what a forward pass keeps beside lookups.
         world_size: ranks; those of the process group, else of the registry, without it.
-        local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it.
+        local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it; the
+            registry's where its ``world_size`` counts.
         device: of the tables; CPU without it.
 
     Raises:
@@ -71,9 +72,7 @@ def build_planner(
         SetupError: plugins contradict each other. From ``plan``: there is no plan; says why.
     """
     if topology is None:
-        if world_size is None:
-            world_size = dist.get_world_size() if dist.is_initialized() else registry.training.ranks
-        topology = default_topology(world_size, local_world_size, device)
+        topology = machine_of(registry, world_size, local_world_size, device).to_torchrec()
     known = profile or measure_profile(registry)
 
     def constraints(module: nn.Module) -> _Constraints:
@@ -86,17 +85,50 @@ def build_planner(
     return RegistryPlanner(topology, registry.training, constraints, activation_bytes)
 
 
+def machine_of(
+    registry: Registry,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
+    device: torch.device | None = None,
+) -> TopologySpec:
+    """The ranks that ``registry`` is trained on from here, on machines like this one.
+
+    Args:
+        registry: says how many ranks, where there is no process group.
+        world_size: ranks; those of the process group, else of the registry, without it.
+        local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it; the
+            registry's where its ``world_size`` counts.
+        device: of the tables; CPU without it.
+
+    Raises:
+        SetupError: the ranks do not fill nodes.
+    """
+    if world_size is None:
+        if dist.is_initialized():
+            world_size = dist.get_world_size()
+        else:
+            world_size = registry.training.ranks
+            local_world_size = local_world_size or registry.training.ranks_per_node
+    return _machine(world_size, local_world_size, device)
+
+
 def default_topology(
     world_size: int, local_world_size: int | None = None, device: torch.device | None = None
 ) -> Topology:
     """Ranks on machines like this one, which share its memory, each with a GPU on CUDA."""
+    return _machine(world_size, local_world_size, device).to_torchrec()
+
+
+def _machine(
+    world_size: int, local_world_size: int | None, device: torch.device | None
+) -> TopologySpec:
     local = local_world_size or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     local = min(local, world_size)
     if world_size % local:
         raise SetupError(
             f"{world_size} ranks do not fill nodes of {local} each; every node needs as many"
         )
-    return this_machine(local, nodes=world_size // local, device=device).to_torchrec()
+    return this_machine(local, nodes=world_size // local, device=device)
 
 
 @dataclass(frozen=True)

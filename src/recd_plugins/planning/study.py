@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from torchrec.distributed.planner import Topology
+from functools import cache
 
 from recd_plugins.errors import NoPlanError
 from recd_plugins.planning.candidates import Candidate, as_plain, with_plugins
 from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.largest_batch import largest_batch
 from recd_plugins.planning.report import PlanReport, SideReport, report_side
+from recd_plugins.planning.setting import RegistryData
 from recd_plugins.planning.stage_times import StageCosts
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import Registry
+
+# By batch size.
+_Candidates = Callable[[int], Candidate]
 
 
 @dataclass(frozen=True)
@@ -40,13 +43,20 @@ class Study:
             NoPlanError: the plan with the plugins does not fit.
             RecdError: registry, data and model do not go together.
         """
-        plugins = with_plugins(registry)
-        plain = as_plain(plugins)
-        topology = self.spec.to_torchrec()
-        mine = self._side("with the plugins", plugins, topology, batch_size)
+        data, start = RegistryData(registry), registry.training.batch_size
+        at_start = with_plugins(registry, self.spec, data)
+        plain = as_plain(at_start)
+
+        @cache
+        def plugins(rows: int) -> Candidate:
+            # Tiers of rows are chosen for a batch size.
+            changed = registry.with_training({"batch_size": rows})
+            return at_start if rows == start else with_plugins(changed, self.spec, data)
+
+        mine = self._side("with the plugins", plugins, batch_size, start)
         theirs, problem = None, ""
         try:
-            theirs = self._side("plain", plain, topology, batch_size)
+            theirs = self._side("plain", lambda _: plain, batch_size, start)
         except NoPlanError as error:
             problem = str(error)
         return PlanReport(
@@ -55,20 +65,29 @@ class Study:
             "measured, of the topology"
             if self.spec.costs
             else "bandwidths and operations a second of the topology: what none can be faster than",
-            plugins.profile,
+            data.profile(),
             mine,
             theirs,
             problem,
         )
 
     def _side(
-        self, what: str, candidate: Candidate, topology: Topology, batch_size: int | None
+        self, what: str, candidates: _Candidates, batch_size: int | None, start: int
     ) -> SideReport:
         largest = step = None
+        topology = self.spec.to_torchrec()
+
+        def fits(rows: int) -> bool:
+            self.say(f"looking for the largest batch {what}: {rows:,} rows a rank")
+            candidate = candidates(rows)
+            kept = candidate.activation_bytes(self.compute, rows)
+            return candidate.fits(topology, rows, kept)
+
         if batch_size is None:
-            largest, step = self._largest(what, candidate, topology)
+            largest, step = largest_batch(fits, start=start)
             batch_size = largest
         self.say(f"planning {what}: batches of {batch_size:,} on {self.spec.world_size:,} ranks")
+        candidate = candidates(batch_size)
         kept = candidate.activation_bytes(self.compute, batch_size)
         return report_side(
             candidate,
@@ -80,14 +99,6 @@ class Study:
             compute=self.compute,
             costs=self.spec.costs or StageCosts.of_topology(self.spec),
         )
-
-    def _largest(self, what: str, candidate: Candidate, topology: Topology) -> tuple[int, int]:
-        def fits(batch_size: int) -> bool:
-            self.say(f"looking for the largest batch {what}: {batch_size:,} rows a rank")
-            kept = candidate.activation_bytes(self.compute, batch_size)
-            return candidate.fits(topology, batch_size, kept)
-
-        return largest_batch(fits, start=candidate.registry.training.batch_size)
 
 
 def study(registry: Registry, name: str, spec: TopologySpec, say: Callable[[str], None]) -> Study:

@@ -1,6 +1,6 @@
 """``registry.yaml``: which plugins a training run uses, and with which options."""
 
-from recd_plugins.registry.registry import Entry, Prepared, Registry, load_registry
+from recd_plugins.registry.registry import Entry, Prepared, Registry, at_entry, load_registry
 from recd_plugins.registry.schema import (
     CheckpointSpec,
     ModelSpec,
@@ -18,5 +18,6 @@ __all__ = [
     "RegistrySpec",
     "TableSpec",
     "TrainingSpec",
+    "at_entry",
     "load_registry",
 ]

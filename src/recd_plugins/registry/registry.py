@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
-from recd_plugins.errors import Problem, RegistryError
+from pydantic import ValidationError
+
+from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces import (
     Cache,
     Converter,
@@ -23,6 +26,7 @@ from recd_plugins.manager import KINDS, PluginManager
 from recd_plugins.registry.loader import read_yaml, render
 from recd_plugins.registry.resolve import Resolved, did_you_mean, resolve, shortened
 from recd_plugins.registry.schema import FeatureEntrySpec, ModelSpec, RegistrySpec, TrainingSpec
+from recd_plugins.registry.variants import with_sharding
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +37,10 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.loader import DataLoader
     from recd_plugins.data.model_input import Placement
+    from recd_plugins.interfaces import Setting
     from recd_plugins.planning.planner import RegistryPlanner
     from recd_plugins.planning.profile import DataProfile
+    from recd_plugins.planning.tiers.plan import TierPlan
     from recd_plugins.training.pipeline import CheckedTrainPipeline
 
 P = TypeVar("P", bound=Plugin, covariant=True)
@@ -61,6 +67,21 @@ class Entry(Generic[P]):
         return any(fnmatchcase(name, pattern) for pattern in self.patterns)
 
 
+@contextmanager
+def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
+    """A context in which a plugin works for its entry: what it refuses names the entry's line.
+
+    Raises:
+        RegistryError: a RecdError was raised; a PluginError, which names the plugin, stays one.
+    """
+    try:
+        yield
+    except (PluginError, RegistryError):
+        raise
+    except RecdError as error:
+        raise RegistryError([Problem(str(path), entry.line, entry.field, str(error))]) from error
+
+
 @dataclass(frozen=True)
 class Prepared:
     """What ``Registry.prepare`` learnt of a model, so that batches and plan suit it.
@@ -68,10 +89,12 @@ class Prepared:
     Attributes:
         placement: which features the model looks up how.
         num_embeddings: rows of the table of each feature.
+        tier_plans: of sharding entries whose plugins have tiers of rows, by ``Entry.field``.
     """
 
     placement: Placement
     num_embeddings: Mapping[str, int]
+    tier_plans: Mapping[str, TierPlan] = field(default_factory=dict)
 
 
 @dataclass
@@ -110,9 +133,21 @@ class Registry:
         """The same with fields of the ``training`` section set.
 
         Raises:
-            ValueError: a value is not allowed.
+            RegistryError: a value is not allowed, or not together with the others.
         """
-        training = TrainingSpec.model_validate({**self.training.model_dump(), **overrides})
+        try:
+            training = TrainingSpec.model_validate({**self.training.model_dump(), **overrides})
+        except ValidationError as error:
+            problems = [
+                Problem(
+                    str(self.path),
+                    0,
+                    ".".join(map(str, ("training", *details["loc"]))),
+                    details["msg"].removeprefix("Value error, "),
+                )
+                for details in error.errors()
+            ]
+            raise RegistryError(problems) from error
         return replace(self, spec=self.spec.model_copy(update={"training": training}))
 
     @overload
@@ -185,8 +220,13 @@ class Registry:
             for claimants, claimed in together.items()
         ]
 
-    def prepare(self, model: nn.Module) -> nn.Module:
+    def prepare(self, model: nn.Module, setting: Setting | None = None) -> nn.Module:
         """The model with poolings, and with what sharding plugins replace; batches then suit it.
+
+        Args:
+            model: not sharded; may stand on the meta device.
+            setting: the ranks that it will be sharded for; those that this process is one of, or
+                would start, without it (:func:`recd_plugins.planning.setting.setting_of`).
 
         Raises:
             RegistryError: a pattern matches no table or feature, or two entries claim one.
@@ -194,7 +234,7 @@ class Registry:
         """
         from recd_plugins.training.prepare import prepare_model
 
-        return prepare_model(self, model)
+        return prepare_model(self, model, setting)
 
     def planner(
         self,
@@ -270,18 +310,24 @@ class Registry:
         return build_train_pipeline(dmp, optimizer, device)
 
 
-def load_registry(path: str | Path, *, plugins_dir: str | Path | None = None) -> Registry:
+def load_registry(
+    path: str | Path, *, plugins_dir: str | Path | None = None, sharding: str | None = None
+) -> Registry:
     """Read a registry file, find its plugins and check all of it. Reads no data.
 
     Args:
         path: the file.
         plugins_dir: a folder of plugin files besides the installed ones.
+        sharding: a plugin that takes the tables of the first sharding entry that is enabled, in
+            place of that entry's.
 
     Raises:
         RegistryError: everything that is wrong with the file, with lines.
         PluginError: an installed plugin does not load.
     """
     document = read_yaml(Path(path))
+    if sharding is not None:
+        document = with_sharding(document, sharding)
     spec, resolved = resolve(document, PluginManager(plugins_dir))
     by_kind: dict[str, list[Resolved]] = {kind: [] for kind in KINDS}
     for item in resolved:

@@ -15,6 +15,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed import stock_sharders
 from recd_plugins.planning import rows_by_feature, tables_of
+from recd_plugins.planning.setting import setting_of
 from recd_plugins.registry import Prepared, Registry
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.placement import plan_placement
@@ -68,7 +69,7 @@ def assemble(
         registry = without_plugins(registry, model)
         own = stock_sharders(registry.training)
     else:
-        model = registry.prepare(model)
+        model = registry.prepare(model, setting_of(registry, device=device))
         own = registry.sharders()
     chosen = list(sharders) if sharders is not None else own
     planner = registry.planner(model=model, world_size=dist.get_world_size(), device=device)

@@ -12,10 +12,18 @@ from torch import nn
 from recd_plugins.data.feature_steps import num_dense_inputs
 from recd_plugins.distributed import guard
 from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
-from recd_plugins.interfaces import FeatureSchema, Pooling, TargetPooling
+from recd_plugins.interfaces import (
+    FeatureSchema,
+    Pooling,
+    Setting,
+    Sharding,
+    Table,
+    TargetPooling,
+)
 from recd_plugins.planning import rows_by_feature, tables_of
+from recd_plugins.planning.setting import setting_of
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, Prepared
+from recd_plugins.registry import Entry, Prepared, at_entry
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import did_you_mean, shortened
 from recd_plugins.training.dlrm import DLRM, table_name
@@ -71,7 +79,9 @@ def _check_tables(registry: Registry, names: list[str]) -> None:
         )
 
 
-def prepare_model(registry: Registry, model: nn.Module) -> nn.Module:
+def prepare_model(
+    registry: Registry, model: nn.Module, setting: Setting | None = None
+) -> nn.Module:
     """Put what the registry names into ``model``; each change is logged.
 
     Afterwards ``Registry.dataloader`` gives batches in the form that this model takes.
@@ -80,6 +90,7 @@ def prepare_model(registry: Registry, model: nn.Module) -> nn.Module:
         registry: says what goes where.
         model: any model with EmbeddingBagCollections (fed ``batch.sparse_features``) and
             EmbeddingCollections (fed ``batch.sequence_features`` and pooled by SequencePooling).
+        setting: the ranks that it will be sharded for; ``setting_of(registry)`` without it.
 
     Raises:
         RegistryError: a pattern matches no table or feature, or two entries claim one.
@@ -88,25 +99,40 @@ def prepare_model(registry: Registry, model: nn.Module) -> nn.Module:
     tables = tables_of(model)
     claims = registry.claim("sharding", [table.name for table in tables])
     registry.claim("cache", [table.name for table in tables])
+    plugins = {name: entry.plugin for name, entry in claims.items()}
+    # Plugins that look at the data see it as the model will.
+    registry.prepared = Prepared(placement_of(model, plugins), rows_by_feature(tables))
+    setting = setting or setting_of(registry)
+    tier_plans = {}
     for entry in registry.sharding:
         claimed = [table for table in tables if claims.get(table.name) is entry]
-        before = model
-        with plugin_call(entry.plugin, "rewrite"):
-            model = entry.plugin.rewrite(model, claimed)
-        if not isinstance(model, nn.Module):
-            raise PluginError(
-                f"{entry.plugin.name}: rewrite returned {model!r}; expected the model"
-            )
-        names = ", ".join(table.name for table in claimed)
-        verb = "shards" if model is before else "replaces"
-        logger.info("%s %s %s", entry.plugin.name, verb, names)
+        model = _rewritten(registry, model, entry, claimed, setting)
+        with plugin_call(entry.plugin, "tiers"), at_entry(registry.path, entry):
+            plan = entry.plugin.tiers(claimed, setting)
+        if plan is not None:
+            tier_plans[entry.field] = plan
     put_poolings(registry, model)
     guard(model)
-    registry.prepared = Prepared(
-        placement=placement_of(model, {name: entry.plugin for name, entry in claims.items()}),
-        num_embeddings=rows_by_feature(tables),
-    )
+    registry.prepared = Prepared(placement_of(model, plugins), rows_by_feature(tables), tier_plans)
     return model
+
+
+def _rewritten(
+    registry: Registry,
+    model: nn.Module,
+    entry: Entry[Sharding],
+    tables: list[Table],
+    setting: Setting,
+) -> nn.Module:
+    with plugin_call(entry.plugin, "rewrite"), at_entry(registry.path, entry):
+        rewritten = entry.plugin.rewrite(model, tables, setting)
+    if not isinstance(rewritten, nn.Module):
+        raise PluginError(
+            f"{entry.plugin.name}: rewrite returned {rewritten!r}; expected the model"
+        )
+    names = ", ".join(table.name for table in tables)
+    logger.info("%s shards %s", entry.plugin.name, names)
+    return rewritten
 
 
 def put_poolings(registry: Registry, model: nn.Module) -> None:
@@ -133,13 +159,8 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
 
 
 def _put(registry: Registry, module: SequencePooling, feature: str, entry: Entry[Pooling]) -> None:
-    try:
+    with at_entry(registry.path, entry):
         module.put(feature, entry.plugin)
-    except PluginError:
-        raise
-    except RecdError as error:
-        problem = Problem(str(registry.path), entry.line, entry.field, str(error))
-        raise RegistryError([problem]) from error
 
 
 def _check_targets(

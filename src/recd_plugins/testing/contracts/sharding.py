@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,12 +13,57 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.interfaces import Sharding, Table
+from recd_plugins.access.profile import AccessProfile, TableAccess
+from recd_plugins.interfaces import Setting, Sharding, Table, TrainingData
+from recd_plugins.planning.profile import DataProfile
+from recd_plugins.planning.topologies import this_machine
 from recd_plugins.testing.contracts.plugin import PluginContract
+
+
+class SkewedData(TrainingData):
+    """Data that reads an eighth of the rows of each table much more often than the others."""
+
+    def profile(self) -> DataProfile:
+        """Of features with one id a row."""
+        return DataProfile({})
+
+    def access(
+        self,
+        tables: Sequence[Table],
+        rows: int | None,  # noqa: ARG002
+    ) -> AccessProfile:
+        """Counts of a thousand rows of data."""
+        return AccessProfile({table.name: self._access(table) for table in tables}, "a test")
+
+    def _access(self, table: Table) -> TableAccess:
+        ids = np.arange(table.num_embeddings)
+        accesses = np.where(ids < table.num_embeddings // 8, 40.0, 1.0)
+        return TableAccess.from_counts(
+            table.name,
+            table.features,
+            table.num_embeddings,
+            samples=1000,
+            rows=ids,
+            accesses=accesses,
+        )
 
 
 class ShardingContract(PluginContract):
     """Tests of a sharding plugin: override the fixture ``plugin``."""
+
+    @pytest.fixture
+    def setting(self) -> Setting:
+        """Two nodes of two ranks, whose data is ``SkewedData``."""
+        topology = this_machine(2, nodes=2)
+        return Setting(
+            world_size=topology.world_size,
+            ranks_per_node=topology.ranks_per_node,
+            batch_size=64,
+            optimizer="sgd",
+            device_type=topology.device,
+            rates=topology.collective_rates,
+            data=SkewedData(),
+        )
 
     @pytest.fixture
     def tables(self) -> Sequence[Table]:
@@ -74,10 +120,10 @@ class ShardingContract(PluginContract):
         assert dict(plugin.constraints([])) == {}
 
     def test_rewrite_leaves_other_tables_alone(
-        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table]
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: Setting
     ) -> None:
         before = {name: value.clone() for name, value in model.state_dict().items()}
-        rewritten = plugin.rewrite(model, tables[:-1])
+        rewritten = plugin.rewrite(model, tables[:-1], setting)
         assert isinstance(rewritten, nn.Module)
         other = {
             name: value for name, value in rewritten.state_dict().items() if tables[-1].name in name
@@ -87,10 +133,22 @@ class ShardingContract(PluginContract):
             torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
     def test_rewrite_without_tables_changes_nothing(
-        self, plugin: Sharding, model: nn.Module
+        self, plugin: Sharding, model: nn.Module, setting: Setting
     ) -> None:
         before = list(model.state_dict())
-        assert list(plugin.rewrite(model, []).state_dict()) == before
+        assert list(plugin.rewrite(model, [], setting).state_dict()) == before
+
+    def test_tiers_are_of_the_tables_it_is_given(
+        self, plugin: Sharding, tables: Sequence[Table], setting: Setting
+    ) -> None:
+        plan = plugin.tiers(tables[:-1], setting)
+        if plan is not None:
+            assert {table.name for table in plan.tables} <= {table.name for table in tables[:-1]}
+            sizes = {table.name: table.num_embeddings for table in tables}
+            assert all(t.hot + t.flex <= sizes[t.name] for t in plan.tables)
+
+    def test_no_tables_have_no_tiers(self, plugin: Sharding, setting: Setting) -> None:
+        assert plugin.tiers([], setting) is None
 
     def test_sharders_shard_modules(self, plugin: Sharding) -> None:
         sharders = plugin.sharders({})

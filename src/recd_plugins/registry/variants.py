@@ -1,0 +1,48 @@
+"""A registry document with another sharding for the same tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from recd_plugins.errors import RegistryError
+from recd_plugins.registry.loader import Document
+
+
+def with_sharding(document: Document, name: str) -> Document:
+    """The document with the plugin ``name`` in place of its first ``sharding`` entry.
+
+    An entry of that plugin for the same ``tables``, enabled or not, says its options; without one
+    they are the plugin's defaults.
+
+    Raises:
+        RegistryError: no entry is enabled, so that no tables are named.
+    """
+    entries = document.data.get("sharding")
+    entries = list(entries) if isinstance(entries, list) else []
+    first = next((i for i, entry in enumerate(entries) if _enabled(entry)), None)
+    if first is None:
+        raise RegistryError(
+            [
+                document.problem(
+                    ("sharding",),
+                    f"has no entry that is enabled, whose tables {name} could take; add one",
+                )
+            ]
+        )
+    tables = entries[first].get("tables")
+    other = next((i for i, entry in enumerate(entries) if _is(entry, name, tables)), None)
+    if other is None:
+        entries[first] = {**entries[first], "use": name, "options": {}}
+    else:
+        entries[first] = {**entries[first], "enabled": False}
+        entries[other] = {**entries[other], "enabled": True}
+    return replace(document, data={**document.data, "sharding": entries})
+
+
+def _enabled(entry: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("enabled", True) is True
+
+
+def _is(entry: Any, name: str, tables: Any) -> bool:
+    return isinstance(entry, dict) and entry.get("use") == name and entry.get("tables") == tables
