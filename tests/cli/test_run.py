@@ -93,6 +93,25 @@ def test_compare(folder: Path) -> None:
     assert plugins["train"]["auc"] == pytest.approx(baseline["train"]["auc"], abs=1e-3)
 
 
+def test_shardings_side_by_side(folder: Path) -> None:
+    checkpoints = folder / "shardings"
+    registry = write_registry(folder, f"{{path: {checkpoints}, every: 3}}")
+    text = registry.read_text(encoding="utf-8").replace(
+        "sharding:", "sharding:\n  - {use: torchrec.row_wise, tables: ["t_seq_*"]}"
+    )
+    registry.write_text(text, encoding="utf-8")
+    names = ["torchrec.row_wise", "torchrec.data_parallel"]
+    report = report_of("run", registry, *(f"--sharding={name}" for name in names))
+    assert not checkpoints.exists(), "a comparison keeps no checkpoints"
+    assert list(report["shardings"]) == names
+    assert report["loss_max_abs_diff"]["torchrec.row_wise"] == 0
+    assert report["loss_max_abs_diff"]["torchrec.data_parallel"] < 1e-5
+    sent = [report["shardings"][name]["collective_bytes"]["all_to_all"] for name in names]
+    ratios = report["ratios"]["torchrec.data_parallel"]
+    assert ratios["all_to_all_bytes"] == pytest.approx(sent[1] / sent[0])
+    assert ratios["all_to_all_bytes"] < 0.5, "bags alone still go by all-to-all"
+
+
 def test_killed_and_resumed_is_as_if_never_killed(folder: Path) -> None:
     # Profiling changes no loss.
     whole = report_of("run", write_registry(folder), "--breakdown")
@@ -167,6 +186,8 @@ def test_torchrun_says_what_a_node_is(folder: Path) -> None:
         (("missing.yaml",), "missing.yaml"),
         (("registry.yaml", "--resume"), "training.checkpoint.path"),
         (("registry.yaml", "--resume", "--compare"), "--compare"),
+        (("registry.yaml", "--sharding=a", "--sharding=b", "--compare"), "one --sharding"),
+        (("registry.yaml", "--sharding=torchrec.row_wize"), "did you mean torchrec.row_wise?"),
         (("registry.yaml", "--ranks", "0"), "--ranks"),
         (("registry.yaml", "--workers", "-1"), "--workers"),
         (("registry.yaml", "--ranks", "81"), "too few"),

@@ -21,6 +21,15 @@ from recd_plugins.versions import installed_set, mismatch
     help="Train without the plugins too (stock TorchRec, plain KJTs), on the same batches from the "
     "same weights, and show both. Writes no checkpoints.",
 )
+@click.option(
+    "--sharding",
+    "shardings",
+    multiple=True,
+    metavar="NAME",
+    help="A sharding plugin for the tables of the first sharding entry, in its place. Given "
+    "several times: train under each, on the same batches from the same weights, and show all. "
+    "Writes no checkpoints then.",
+)
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
 @click.option(
     "--breakdown",
@@ -47,6 +56,7 @@ def run(
     plugins_dir: Path | None,
     registry: Path,
     compare: bool,
+    shardings: tuple[str, ...],
     resume: bool,
     breakdown: bool,
     ranks: int | None,
@@ -65,10 +75,18 @@ def run(
     """
     _warn_of_mismatch()
     from recd_plugins.training.compare import Comparison, result_table
+    from recd_plugins.training.compare_shardings import ShardingComparison
     from recd_plugins.training.session import session
 
-    if compare and resume:
-        raise click.UsageError("--compare starts both sides at the first step; leave out --resume")
+    several = len(shardings) > 1
+    if resume and (compare or several):
+        raise click.UsageError(
+            "a comparison starts every run at the first step; leave out --resume"
+        )
+    if compare and several:
+        raise click.UsageError("--compare takes one --sharding")
+    if len(set(shardings)) < len(shardings):
+        raise click.UsageError(f"--sharding names one twice: {', '.join(shardings)}")
     options: dict[str, Any] = {
         "ranks": ranks,
         "ranks_per_node": ranks_per_node,
@@ -76,7 +94,7 @@ def run(
         "steps": steps,
     }
     overrides = {name: value for name, value in options.items() if value is not None}
-    if compare:
+    if compare or several:
         overrides["checkpoint"] = {}
     with session(
         registry,
@@ -84,8 +102,13 @@ def run(
         overrides=overrides,
         resume=resume,
         breakdown=breakdown,
+        shardings=shardings,
     ) as trainer:
-        if compare:
+        if several:
+            results = {name: trainer.train("plugins", name) for name in shardings}
+            compared = ShardingComparison(results)
+            report, table = compared.as_json(), compared.table()
+        elif compare:
             comparison = Comparison(trainer.train("baseline"), trainer.train("plugins"))
             report, table = comparison.as_json(), comparison.table()
         else:

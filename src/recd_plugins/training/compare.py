@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from recd_plugins.training.figure_text import bytes_text
 from recd_plugins.training.quality import Quality
 from recd_plugins.training.trainer import Result
 
@@ -69,9 +70,9 @@ class Comparison:
             table.add_column(heading, justify="right")
         for figure in self.figures():
             table.add_row(
-                _words(figure.name),
-                _value(figure.baseline, figure.unit),
-                _value(figure.plugins, figure.unit),
+                words(figure.name),
+                shown(figure.baseline, figure.unit),
+                shown(figure.plugins, figure.unit),
                 "" if figure.ratio is None else f"{figure.ratio:.3g}x",
             )
         table.caption = (
@@ -86,7 +87,7 @@ def result_table(result: Result) -> Table:
     table.add_column("", overflow="fold")
     table.add_column("value", justify="right")
     for name, (value, unit) in figures(result).items():
-        table.add_row(_words(name), _value(value, unit))
+        table.add_row(words(name), shown(value, unit))
     return table
 
 
@@ -139,7 +140,8 @@ _TITLES = {
 }
 
 
-def _words(name: str) -> str:
+def words(name: str) -> str:
+    """A figure's name as tables show it."""
     if name in _TITLES:
         return _TITLES[name]
     if name.endswith("_bytes"):
@@ -147,21 +149,14 @@ def _words(name: str) -> str:
     return name.replace("_", " ").replace("auc", "AUC")
 
 
-def _value(value: float | None, unit: str) -> str:
+def shown(value: float | None, unit: str) -> str:
+    """A figure's value as tables show it."""
     if value is None:
         return "-"
     if unit == "B":
-        return _bytes(value)
+        return bytes_text(value)
     if unit == "loss":
         return f"{value:.5f}"
     if unit == "s":
         return f"{value * 1e3:.1f} ms"
     return f"{value:,.0f}"
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            break
-        value /= 1000
-    return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"

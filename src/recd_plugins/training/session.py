@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,13 +40,13 @@ class Session:
     world_size: int
     ranks_per_node: int
 
-    def train(self, side: Side) -> Result:
-        """One run on all ranks.
+    def train(self, side: Side, sharding: str | None = None) -> Result:
+        """One run on all ranks; with another ``sharding`` than the session's where it is given.
 
         It has processes of its own, so that no run sees what another left in memory; under
         torchrun all share the processes that are there.
         """
-        job = replace(self.job, side=side)
+        job = replace(self.job, side=side, sharding=sharding or self.job.sharding)
         if dist.is_initialized():
             return train(self.rank, self.world_size, job)
         return launch(
@@ -66,6 +66,7 @@ def session(
     overrides: Mapping[str, Any],
     resume: bool = False,
     breakdown: bool = False,
+    shardings: Sequence[str] = (),
 ) -> Iterator[Session]:
     """Check a registry, join the ranks where torchrun started them, and prepare the data once.
 
@@ -75,11 +76,17 @@ def session(
         overrides: fields of its ``training:`` section to set.
         resume: go on from the newest checkpoint, or from the start where there is none yet.
         breakdown: profile some steps of every run.
+        shardings: plugins in place of the first sharding entry's, as ``load_registry`` takes one;
+            a run has the first of them unless it names another.
 
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.
     """
-    registry = load_registry(path, plugins_dir=plugins_dir).with_training(overrides)
+    first, *others = shardings or (None,)
+    for sharding in others:
+        load_registry(path, plugins_dir=plugins_dir, sharding=sharding)
+    registry = load_registry(path, plugins_dir=plugins_dir, sharding=first)
+    registry = registry.with_training(overrides)
     device = choose_device(registry)
     job = Job(
         path,
@@ -87,6 +94,7 @@ def session(
         overrides=dict(overrides),
         device=device,
         breakdown=breakdown,
+        sharding=first,
     )
     training = registry.training
     if torchrun_rank() is None:

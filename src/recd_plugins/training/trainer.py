@@ -45,6 +45,7 @@ class Job:
         overrides: fields of the registry's ``training:`` section to set.
         device: ``cpu`` or ``cuda``.
         breakdown: profile some steps.
+        sharding: a plugin in place of the first sharding entry's, as ``load_registry`` takes it.
     """
 
     registry: Path
@@ -53,6 +54,7 @@ class Job:
     overrides: Mapping[str, Any] = field(default_factory=dict)
     device: str = "cpu"
     breakdown: bool = False
+    sharding: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         RecdError: the registry, the data or the checkpoint does not allow it.
     """
     upstream_noise.silence()
-    registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
+    registry = load_registry(job.registry, plugins_dir=job.plugins_dir, sharding=job.sharding)
     registry = registry.with_training(job.overrides)
     training = registry.training
     if training.workers:
@@ -133,7 +135,9 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     pending: list[Tensor] = []
     dmp.train()
     reset_peak(device)
-    with progress_bar(rank, job.side, progress.step, source.expected_steps) as advance:
+    with progress_bar(
+        rank, job.sharding or job.side, progress.step, source.expected_steps
+    ) as advance:
         while True:
             try:
                 with profile.step() if progress.step in profiled else meter.step():
