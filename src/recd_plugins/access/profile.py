@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.access.counts import add_counts, most_read_first
+from recd_plugins.access.counts import add_counts, keep_most_read, most_read_first
 from recd_plugins.errors import DataError
 
 
@@ -126,6 +126,16 @@ class TableAccess:
             error=self.error + other.error,
         )
 
+    def bounded(self, bound: int) -> TableAccess:
+        """A sketch of at most ``bound`` known rows, itself where it has no more.
+
+        The count of the most read row that goes is taken off all others, and added to the error.
+        """
+        if len(self.rows) <= bound:
+            return self
+        rows, accesses, error = keep_most_read(self.rows, self.accesses, bound)
+        return replace(self, rows=rows, accesses=accesses, error=self.error + error)
+
 
 @dataclass(frozen=True, eq=False)
 class AccessProfile:
@@ -170,6 +180,11 @@ class AccessProfile:
         for name, table in other.tables.items():
             tables[name] = tables[name].merge(table) if name in tables else table
         return AccessProfile(tables, f"{self.source}; {other.source}")
+
+    def bounded(self, bound: int) -> AccessProfile:
+        """The same with at most ``bound`` known rows a table; see ``TableAccess.bounded``."""
+        tables = {name: table.bounded(bound) for name, table in self.tables.items()}
+        return AccessProfile(tables, self.source)
 
     def covering(self, table: str, num_embeddings: int) -> TableAccess:
         """The profile of a table of so many rows.

@@ -21,6 +21,10 @@ COMMANDS = {
         "recd_plugins.cli.plan:plan",
         "Plan the tables of REGISTRY's model for a cluster, without one.",
     ),
+    "profile": (
+        "recd_plugins.cli.profile:profile",
+        "Count how often each row of a table is read.",
+    ),
     "validate": ("recd_plugins.cli.validate:validate", "Check a registry file."),
     "plugins": ("recd_plugins.cli.plugins:plugins", "List the plugins that are there."),
     "schema": ("recd_plugins.cli.schema:schema", "Print the JSON Schema of registry files."),

@@ -1,0 +1,150 @@
+"""Access profiles of the tables that a registry's data is looked up in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from recd_plugins.access.counting import TableCounter
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.errors import DataError
+from recd_plugins.plugin_call import plugin_call
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from recd_plugins.interfaces import Rows, Table
+    from recd_plugins.registry import Registry
+
+#: Distinct rows that are counted exactly, of all tables together, unless a bound is given.
+EXACT_ROWS = 1 << 25
+_LEAST_BOUND = 1 << 16
+
+
+def measure_access(
+    registry: Registry,
+    tables: Sequence[Table],
+    *,
+    rows: int | None = None,
+    bound: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> AccessProfile:
+    """How often the training split reads each row of ``tables``, after preprocessing.
+
+    It streams, and is the same in every process. Rows of the data count as they are, before any
+    deduplication.
+
+    Args:
+        registry: its dataset and preprocessing are used, its model and converter are not.
+        tables: with their features; ids of all features of a table are added up.
+        rows: read the first so many rows of the training split; None: all.
+        bound: distinct rows a table that are counted exactly; beyond it a sketch is kept, whose
+            error the profile says. None: the tables share ``EXACT_ROWS`` evenly.
+        progress: told after each batch how many rows it had.
+
+    Raises:
+        DataError: the data is missing or wrong, has no rows or lacks a feature, or an id is outside
+            its table.
+        PluginError: a plugin failed.
+        RegistryError: a pattern of preprocessing matches no feature.
+    """
+    from recd_plugins.planning.tables import rows_by_feature
+
+    _check_features(registry, tables)
+    if bound is None:
+        bound = max(_LEAST_BOUND, EXACT_ROWS // max(1, len(tables)))
+    counters = {table.name: TableCounter(bound) for table in tables}
+    num_embeddings = rows_by_feature(tables)
+    ids_of = _IdsOf(registry, num_embeddings)
+    samples = 0
+    for batch in _training_rows(registry, rows):
+        ids = ids_of(batch)
+        for table in tables:
+            for feature in table.features:
+                counters[table.name].add(ids[feature])
+        samples += len(batch)
+        if progress is not None:
+            progress(len(batch))
+    if not samples:
+        raise DataError(f"{registry.path}: the training split has no rows to profile")
+    return AccessProfile(
+        {
+            table.name: counters[table.name].access(
+                table.name, table.features, table.num_embeddings, samples
+            )
+            for table in tables
+        },
+        f"{'the first ' if rows == samples else ''}{samples:,} rows of {registry.path}",
+    )
+
+
+class _IdsOf:
+    """The ids of features in a batch of rows, as their tables see them."""
+
+    def __init__(self, registry: Registry, num_embeddings: Mapping[str, int]) -> None:
+        from recd_plugins.data.feature_steps import feature_steps
+        from recd_plugins.data.preprocess import Preprocess
+
+        self._num_embeddings = num_embeddings
+        self._preprocess = Preprocess(feature_steps(registry, registry.dataset.schema()))
+
+    def __call__(self, rows: Rows) -> dict[str, NDArray[np.int64]]:
+        import torch
+
+        from recd_plugins.data.arrow import sparse_column
+        from recd_plugins.data.batch import Batch
+        from recd_plugins.data.check_ids import check_ids
+        from recd_plugins.sparse.from_columns import kjt_from_columns
+
+        columns = {name: sparse_column(rows, name) for name in self._num_embeddings}
+        nothing = torch.empty(len(rows), 0)
+        batch = self._preprocess(
+            Batch(nothing, nothing.sum(1), kjt_from_columns(columns, len(rows)))
+        )
+        check_ids(batch, self._num_embeddings, rows)
+        assert batch.kjt is not None, "preprocessing keeps it"
+        return {name: jagged.values().numpy() for name, jagged in batch.kjt.to_dict().items()}
+
+
+def _training_rows(registry: Registry, limit: int | None) -> Iterator[Rows]:
+    """The first rows of the training split; a dataset that cannot scan is read as one rank."""
+    from recd_plugins.interfaces import Rows
+
+    dataset = registry.dataset
+    with plugin_call(dataset, "reading"):
+        if dataset.session_keys() is None:
+            batch_size = registry.training.batch_size
+            batches = iter(
+                dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
+            )
+        else:
+            batches = dataset.scan("train")
+    left = limit
+    while left is None or left > 0:
+        with plugin_call(dataset, "reading"):
+            rows = next(batches, None)
+        if rows is None:
+            return
+        if left is not None:
+            if len(rows) > left:
+                rows = Rows(rows.data.slice(0, left), rows.origins)
+            left -= len(rows)
+        yield rows
+
+
+def _check_features(registry: Registry, tables: Sequence[Table]) -> None:
+    with plugin_call(registry.dataset, "schema"):
+        features = registry.dataset.schema().sparse
+    for table in tables:
+        for feature in table.features:
+            if feature not in features:
+                near = get_close_matches(feature, features, n=1)
+                advice = f"did you mean {near[0]}?" if near else f"it has {', '.join(features)}"
+                raise DataError(
+                    f"{registry.path}: table {table.name} looks up feature {feature}, which the "
+                    f"dataset does not have; {advice}"
+                )

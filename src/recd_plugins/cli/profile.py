@@ -1,0 +1,393 @@
+"""``recd profile``: how often each row of a table is read, from data or from a distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from rich.console import Console
+
+from recd_plugins.errors import DataError, RecdError
+from recd_plugins.files import write_json
+
+if TYPE_CHECKING:
+    from recd_plugins.access import AccessProfile
+    from recd_plugins.interfaces import Table
+    from recd_plugins.registry import Registry
+
+_PICTURES = (".png", ".svg", ".pdf")
+_FILE = click.Path(path_type=Path, dir_okay=False)
+_AT_LEAST_1 = click.IntRange(min=1)
+_ABOVE_0 = click.FloatRange(min=0, min_open=True)
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def _written(command: _Command) -> _Command:
+    """Where the profile goes."""
+    for option in (
+        click.option("--force", is_flag=True, help="Replace FILE where it is there."),
+        click.option(
+            "-o", "--output", type=_FILE, required=True, metavar="FILE", help="Write it here."
+        ),
+    ):
+        command = option(command)
+    return _shown(command)
+
+
+def _shown(command: _Command) -> _Command:
+    """What is shown of the profile."""
+    for option in (
+        click.option(
+            "--plot",
+            "plot_path",
+            type=_FILE,
+            help="Write a picture of the share of accesses by rows here (.png, .svg, .pdf).",
+        ),
+        click.option("--json", "json_path", type=_FILE, help="Write the figures here."),
+    ):
+        command = option(command)
+    return command
+
+
+def _of_distribution(command: _Command) -> _Command:
+    """The table of a profile that comes from no data."""
+    for option in (
+        click.option(
+            "--in-order",
+            is_flag=True,
+            help="Row 0 is read most, row 1 next, and so on; else rows are shuffled.",
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Shuffles rows.",
+        ),
+        click.option("--table", required=True, metavar="NAME", help="Its name in the model."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group()
+def profile() -> None:
+    """Count how often each row of a table is read, or take it from a distribution.
+
+    A profile is a Parquet file. Plugins that treat rows by how often they are read take it, and
+    recd simulate plays it.
+
+    \b
+    recd profile registry registry.yaml -o profile.parquet
+    recd profile distribution zipf --table t_items --rows 1000000 --length 50 -o zipf.parquet
+    recd profile merge monday.parquet tuesday.parquet -o both.parquet
+    recd profile show profile.parquet
+    """
+
+
+@profile.command("registry")
+@click.argument("registry", type=click.Path(path_type=Path))
+@click.option("--rows", type=_AT_LEAST_1, help="Read the first so many rows of the data, not all.")
+@click.option(
+    "--tables",
+    multiple=True,
+    metavar="PATTERN",
+    help="Tables to profile, a name or glob; all without it. Can be repeated.",
+)
+@click.option(
+    "--table",
+    "own_tables",
+    multiple=True,
+    type=(str, _AT_LEAST_1, str),
+    metavar="NAME ROWS FEATURES",
+    help="A table of a model of your own, its rows, and the features that look it up, with commas "
+    "between them; in place of the tables of the file's model: section. Can be repeated.",
+)
+@click.option(
+    "--bound",
+    type=_AT_LEAST_1,
+    help="Rows of a table that are counted one by one, exactly; where more are read, the counts of "
+    "the most read are kept, with a bound of their error. Without it tables share 33,554,432.",
+)
+@_written
+@click.pass_obj
+def registry_command(
+    plugins_dir: Path | None,
+    registry: Path,
+    rows: int | None,
+    tables: tuple[str, ...],
+    own_tables: tuple[tuple[str, int, str], ...],
+    bound: int | None,
+    output: Path,
+    force: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
+    from recd_plugins import load_registry
+    from recd_plugins.access.measure import measure_access
+    from recd_plugins.training import upstream_noise
+
+    _check_outputs(output, force, plot_path)
+    upstream_noise.silence()
+    loaded = load_registry(registry, plugins_dir=plugins_dir)
+    loaded.dataset.prepare()
+    chosen = _matching(_tables(loaded, own_tables), tables)
+    statistics = loaded.dataset.statistics()
+    in_all = None if statistics is None else statistics.rows
+    if rows is not None:
+        in_all = rows if in_all is None else min(rows, in_all)
+    with _progress("reading rows", in_all) as advance:
+        made = measure_access(loaded, chosen, rows=rows, bound=bound, progress=advance)
+    _finish(made, output, json_path, plot_path)
+
+
+@profile.command("distribution")
+@click.argument(
+    "form", type=click.Choice(["zipf", "zipf-mandelbrot", "exponential", "half-normal"])
+)
+@click.option("--rows", type=_AT_LEAST_1, required=True, help="Rows of the table.")
+@click.option("--length", type=_ABOVE_0, required=True, help="Accesses of a sample: L.")
+@click.option(
+    "--exponent",
+    type=_ABOVE_0,
+    default=1.0,
+    show_default=True,
+    help="Of zipf and zipf-mandelbrot: row k is read in proportion to (k + shift)^-exponent.",
+)
+@click.option(
+    "--shift", type=click.FloatRange(min=0), default=0.0, help="Of zipf-mandelbrot.", metavar="Q"
+)
+@click.option(
+    "--scale",
+    type=_ABOVE_0,
+    help="Of exponential, exp(-(k - 1) / scale), and half-normal, exp(-((k - 1) / scale)^2 / 2).",
+)
+@click.option("--cap", type=_ABOVE_0, help="No row is read more often a sample.")
+@_of_distribution
+@_written
+def distribution_command(
+    form: str,
+    rows: int,
+    length: float,
+    exponent: float,
+    shift: float,
+    scale: float | None,
+    cap: float | None,
+    table: str,
+    seed: int,
+    in_order: bool,
+    output: Path,
+    force: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Make the profile of a table that is read as FORM says."""
+    from recd_plugins.access import AccessProfile
+    from recd_plugins.access.distributions import exponential, half_normal, zipf
+
+    if (scale is None) == (form in ("exponential", "half-normal")):
+        raise click.UsageError(
+            "--scale is for exponential and half-normal, and they need it"
+            if scale is not None
+            else f"{form} needs --scale"
+        )
+    if shift and form != "zipf-mandelbrot":
+        raise click.UsageError(f"--shift is for zipf-mandelbrot, not for {form}")
+    _check_outputs(output, force, plot_path)
+    drawn = None if in_order else seed
+    if scale is None:
+        made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
+    else:
+        make = exponential if form == "exponential" else half_normal
+        made = make(table, rows, length, scale, cap=cap, seed=drawn)
+    parameters = f"scale {scale:g}" if scale is not None else f"exponent {exponent:g}"
+    if shift:
+        parameters += f", shift {shift:g}"
+    source = f"{form} ({parameters})"
+    _finish(AccessProfile({table: made}, source), output, json_path, plot_path)
+
+
+@profile.command("reuse")
+@click.argument("histograms", type=click.Path(path_type=Path))
+@click.option("--name", help="Which histogram of the file, where it has several.")
+@click.option("--rows", type=_AT_LEAST_1, help="Rows of the table; without it those that are read.")
+@click.option(
+    "--read-rows",
+    type=_AT_LEAST_1,
+    help="Rows that are read at all, in place of the histogram's; the shape stays.",
+)
+@click.option("--length", type=_ABOVE_0, help="Accesses of a sample, in place of the histogram's.")
+@_of_distribution
+@_written
+def reuse_command(
+    histograms: Path,
+    name: str | None,
+    rows: int | None,
+    read_rows: int | None,
+    length: float | None,
+    table: str,
+    seed: int,
+    in_order: bool,
+    output: Path,
+    force: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Make the profile of a table from a text file with histograms of how often rows are read."""
+    from recd_plugins.access import AccessProfile
+    from recd_plugins.access.reuse import from_reuse_histogram, read_reuse_histograms
+
+    _check_outputs(output, force, plot_path)
+    found = read_reuse_histograms(histograms)
+    if name is None and len(found) == 1:
+        name = next(iter(found))
+    if name not in found:
+        raise DataError(
+            f"{histograms}: "
+            + ("choose a histogram with --name" if name is None else f"no histogram {name}")
+            + f"; there are {', '.join(found)}"
+        )
+    made = from_reuse_histogram(
+        table,
+        found[name],
+        num_embeddings=rows,
+        read_rows=read_rows,
+        length=length,
+        seed=None if in_order else seed,
+    )
+    source = f"{name} of {histograms}"
+    _finish(AccessProfile({table: made}, source), output, json_path, plot_path)
+
+
+@profile.command("merge")
+@click.argument("profiles", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--bound", type=_AT_LEAST_1, help="Keep the counts of at most so many rows a table.")
+@_written
+def merge_command(
+    profiles: tuple[Path, ...],
+    bound: int | None,
+    output: Path,
+    force: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Add up PROFILES of the same tables, as those of several days or parts of the data."""
+    from recd_plugins.access import AccessProfile
+
+    _check_outputs(output, force, plot_path)
+    made: AccessProfile | None = None
+    for path in profiles:
+        part = AccessProfile.load(path)
+        try:
+            made = part if made is None else made.merge(part)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+        if bound is not None:
+            made = made.bounded(bound)
+    assert made is not None, "click wants one at least"
+    _finish(made, output, json_path, plot_path)
+
+
+@profile.command("show")
+@click.argument("file", type=click.Path(path_type=Path))
+@_shown
+def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> None:
+    """Show the tables of the profile FILE."""
+    from recd_plugins.access import AccessProfile
+
+    _check_picture(plot_path)
+    _show(AccessProfile.load(file), json_path, plot_path)
+
+
+def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Table]:
+    """Those of the command line, else those of the registry's model."""
+    from recd_plugins.interfaces import Table
+
+    if own:
+        return [
+            Table(name, tuple(features.split(",")), rows, embedding_dim=0, pooled=True)
+            for name, rows, features in own
+        ]
+    if registry.model is None:
+        raise RecdError(
+            f"{registry.path}: no model: section says the tables; add one, or name the tables of "
+            "your own model with --table NAME ROWS FEATURES"
+        )
+    import torch
+
+    from recd_plugins.planning.tables import tables_of
+    from recd_plugins.training.prepare import build_model
+
+    with torch.device("meta"):
+        return tables_of(build_model(registry, registry.dataset.schema()))
+
+
+def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
+    from recd_plugins.registry.resolve import did_you_mean, shortened
+
+    names = [table.name for table in tables]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = did_you_mean(pattern, names) or f"; the tables: {shortened(names)}"
+            raise click.UsageError(f"--tables {pattern} matches no table{near}")
+    if not patterns:
+        return tables
+    return [t for t in tables if any(fnmatchcase(t.name, pattern) for pattern in patterns)]
+
+
+def _check_outputs(output: Path, force: bool, picture: Path | None) -> None:
+    if output.exists() and not force:
+        raise RecdError(f"{output} exists already; name another file, or replace it with --force")
+    _check_picture(picture)
+
+
+def _check_picture(picture: Path | None) -> None:
+    if picture is not None and picture.suffix not in _PICTURES:
+        raise click.UsageError(f"--plot {picture} ends in none of {', '.join(_PICTURES)}")
+
+
+@contextmanager
+def _progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda rows: progress.advance(task, rows)
+
+
+def _finish(
+    made: AccessProfile, output: Path, json_path: Path | None, plot_path: Path | None
+) -> None:
+    with Console(stderr=True).status(f"writing {output}"):
+        made.save(output)
+    _show(made, json_path, plot_path)
+
+
+def _show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -> None:
+    from recd_plugins.access.report import as_json, plot, render
+
+    Console().print(render(made))
+    if json_path is not None:
+        write_json(json_path, as_json(made))
+    if plot_path is not None:
+        plot(made, plot_path)
