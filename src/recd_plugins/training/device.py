@@ -36,7 +36,7 @@ def choose_device(registry: Registry) -> str:
 
 def device_of_rank(kind: str) -> torch.device:
     """This rank's: what made it a rank of ``launch`` or of torchrun has chosen its CUDA device."""
-    return torch.device(kind, torch.cuda.current_device() if kind == "cuda" else None)
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def _lack_for_cuda(registry: Registry) -> str:
