@@ -1,0 +1,17 @@
+"""FlexShard (arXiv 2301.02959): rows of sequence tables in tiers, by how often they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import Sharding
+
+
+@hookimpl
+def register_shardings() -> Sequence[type[Sharding]]:
+    from recd_plugin_flexshard.joint import Joint
+    from recd_plugin_flexshard.three_tier import ThreeTier
+    from recd_plugin_flexshard.two_tier import TwoTier
+
+    return [TwoTier, ThreeTier, Joint]

@@ -1,0 +1,34 @@
+"""The option ``budget``: memory in words."""
+
+from __future__ import annotations
+
+import re
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
+}
+_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+
+
+def read_budget(budget: str | int) -> dict[str, float]:
+    """A budget as the cost model takes it: ``memory_ratio`` or ``memory_bytes``.
+
+    Raises:
+        ValueError: says which forms there are.
+    """
+    if budget == "memory_neutral":
+        return {"memory_ratio": 1.0}
+    match = _FORM.fullmatch(str(budget).strip())
+    if match is not None:
+        number, unit = float(match[1]), match[2]
+        if number and unit == "x":
+            return {"memory_ratio": number}
+        if number and unit in _UNITS:
+            return {"memory_bytes": number * _UNITS[unit]}
+    raise ValueError(
+        f"{budget!r} is no budget; write memory_neutral, a multiple of row-wise memory as 1.5x, or "
+        "bytes as 2GiB"
+    )

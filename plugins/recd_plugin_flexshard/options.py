@@ -1,0 +1,86 @@
+"""Options that the three plugins share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator
+
+from recd_plugin_flexshard.budget import read_budget
+from recd_plugins.interfaces import PluginOptions
+
+Count = Annotated[StrictInt, Field(gt=0)]
+DedupeFactor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+
+
+class OtherCluster(BaseModel):
+    """What tiers are planned for where that is not what trains."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    topology: str = Field(
+        default="machine",
+        description="Name or file of a topology, as recd plan --topology takes it.",
+    )
+    nodes: Count | None = Field(default=None, description="Nodes; null takes the topology's.")
+    ranks_per_node: Count | None = Field(
+        default=None, description="Ranks of a node; null takes the topology's."
+    )
+    batch_size: Count | None = Field(
+        default=None, description="Rows of a rank; null takes training.batch_size."
+    )
+
+
+class TierOptions(PluginOptions):
+    """Where accesses are counted, and how much memory tiers may take."""
+
+    profile: Path | None = Field(
+        default=None,
+        description="Access profile, as recd profile writes it; null counts at start, on every "
+        "rank.",
+    )
+    profile_rows: Count | None = Field(
+        default=65_536,
+        description="Rows of the training split, the first ones, that are counted at start; null "
+        "counts all.",
+    )
+    budget: str | Annotated[StrictInt, Field(gt=0)] = Field(
+        default="memory_neutral",
+        description="Memory of a rank for these tables: memory_neutral (what plain row-wise "
+        "takes), a multiple of that as 1.5x, or bytes as 2GiB.",
+    )
+    memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="M: memory that a copied row takes, over that of its weights; null takes what "
+        "the topology has measured, else 6.",
+    )
+    saved_activations: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = Field(
+        default=None,
+        description="c: embeddings that need not be held for a read of a row that is on every "
+        "rank; null takes what the topology has measured, else 1.",
+    )
+    dedupe: Literal["data", "none"] | DedupeFactor | dict[str, DedupeFactor] = Field(
+        default="data",
+        description="Dedupe factors to plan with: those of the data, none, one number, or numbers "
+        "by feature.",
+    )
+    retier_every: Count | None = Field(
+        default=None,
+        description="Choose the rows of the tiers anew after so many steps, from the reads in "
+        "them; null keeps them.",
+    )
+    plan_for: OtherCluster | None = Field(
+        default=None,
+        description="Choose the tiers for this cluster, whatever trains; null: for what trains.",
+    )
+
+    @field_validator("budget")
+    @classmethod
+    def _budget_is_known(cls, value: str | int) -> str | int:
+        read_budget(value)
+        return value
+
+    def cost_options(self) -> dict[str, Any]:
+        """Fields of the cost model's options."""
+        return dict(read_budget(self.budget))

@@ -1,0 +1,111 @@
+"""From tables, their accesses and a cluster to a plan of tiers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.errors import DataError, SetupError
+from recd_plugins.planning.tiers import Cluster, CostOptions, TableDemand, TierPlan, plan_tiers
+
+if TYPE_CHECKING:
+    from recd_plugin_flexshard.options import OtherCluster, TierOptions
+    from recd_plugins.interfaces import Setting, Table
+    from recd_plugins.planning.collective_rates import TierMemory
+    from recd_plugins.planning.tiers import Strategy
+
+
+def plan(
+    strategy: Strategy, options: TierOptions, tables: Sequence[Table], setting: Setting
+) -> TierPlan:
+    """The tiers of ``tables`` together.
+
+    Raises:
+        DataError: the data cannot be read, or the access profile is not of these tables.
+        SetupError: there is no such plan; says what to change.
+    """
+    if strategy == "three_tier" and setting.nodes == 1:
+        raise _one_node("the ranks are one node")
+    demands = _demands(options, tables, setting)
+    if options.plan_for is None:
+        return plan_tiers(demands, setting.cluster, strategy, _costs(options, setting.memory))
+    cluster, memory = _other(options.plan_for, setting)
+    if strategy == "three_tier" and cluster.nodes == 1:
+        raise _one_node("plan_for is one node")
+    chosen = plan_tiers(demands, cluster, strategy, _costs(options, memory))
+    return chosen.on(setting.cluster)
+
+
+def _one_node(what: str) -> SetupError:
+    return SetupError(
+        f"three tiers need several nodes, as flex rows are once in every node, and {what}: use "
+        "flexshard.two_tier, or flexshard.joint, which takes two tiers there (ranks of one machine "
+        "can stand for nodes: training.ranks_per_node)"
+    )
+
+
+def _costs(options: TierOptions, memory: TierMemory | None) -> CostOptions:
+    multiplier, saved = options.memory_multiplier, options.saved_activations
+    if multiplier is None:
+        multiplier = memory.memory_multiplier if memory else CostOptions.memory_multiplier
+    if saved is None:
+        saved = memory.saved_activations if memory else CostOptions.saved_activations
+    return CostOptions(
+        memory_multiplier=multiplier, saved_activations=saved, **options.cost_options()
+    )
+
+
+def _other(other: OtherCluster, setting: Setting) -> tuple[Cluster, TierMemory | None]:
+    from recd_plugins.planning.topologies import load_topology
+
+    spec = load_topology(
+        other.topology,
+        nodes=other.nodes,
+        ranks_per_node=other.ranks_per_node,
+        ranks=setting.ranks_per_node,
+        device=setting.device_type,
+    )
+    batch_size = other.batch_size or setting.batch_size
+    rates = spec.collective_rates.collectives()
+    return Cluster(spec.nodes, spec.ranks_per_node, batch_size, rates), spec.tiers
+
+
+def _demands(options: TierOptions, tables: Sequence[Table], setting: Setting) -> list[TableDemand]:
+    if options.profile is None:
+        profile = setting.data.access(tables, options.profile_rows)
+    else:
+        profile = AccessProfile.load(options.profile)
+    return [
+        TableDemand.from_access(
+            profile.covering(table.name, table.num_embeddings),
+            table.embedding_dim,
+            _dedupe_factor(options, table, setting),
+        )
+        for table in tables
+    ]
+
+
+def _dedupe_factor(options: TierOptions, table: Table, setting: Setting) -> float:
+    """Ids of a table's features over those that are looked up."""
+    dedupe = options.dedupe
+    if dedupe == "none":
+        return 1.0
+    if isinstance(dedupe, float):
+        return dedupe
+    known = setting.data.profile()
+    all_ids = unique_ids = 0.0
+    for name in table.features:
+        feature = known.of(name)
+        if isinstance(dedupe, dict):
+            if name not in dedupe:
+                raise DataError(
+                    f"the option dedupe has no number for feature {name} of table {table.name}; "
+                    "give it one, 1 if it is not deduplicated"
+                )
+            factor = dedupe[name]
+        else:
+            factor = feature.dedupe_factor(setting.batch_size, pooled=False)
+        all_ids += feature.length
+        unique_ids += feature.length / factor
+    return all_ids / unique_ids if unique_ids else 1.0

@@ -1,0 +1,56 @@
+"""Puts TieredEmbeddingCollections where a model has EmbeddingCollections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingCollection
+
+from recd_plugins.distributed.tiered import TieredEmbeddingCollection
+from recd_plugins.errors import SetupError
+
+if TYPE_CHECKING:
+    from recd_plugins.distributed.tiered import RowTiers
+
+
+def with_tiers(
+    model: nn.Module, tiers: Mapping[str, RowTiers], retier_every: int | None
+) -> nn.Module:
+    """The model, with tiers for the tables that ``tiers`` names; paths and parameters stay.
+
+    Tiers that other entries have put into a collection stay too.
+
+    Raises:
+        SetupError: tables of one collection are to be retiered after different numbers of steps.
+    """
+    tiered = {
+        module: _tiered(path, module, tiers, retier_every)
+        for path, module in model.named_modules()
+        if isinstance(module, EmbeddingCollection)
+        and any(config.name in tiers for config in module.embedding_configs())
+    }
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, EmbeddingCollection) and child in tiered:
+                setattr(parent, name, tiered[child])
+    if isinstance(model, EmbeddingCollection):
+        return tiered.get(model, model)
+    return model
+
+
+def _tiered(
+    path: str, collection: EmbeddingCollection, tiers: Mapping[str, RowTiers], every: int | None
+) -> TieredEmbeddingCollection:
+    names = [config.name for config in collection.embedding_configs()]
+    chosen = {name: tiers[name] for name in names if name in tiers}
+    if isinstance(collection, TieredEmbeddingCollection):
+        if collection.retier_every != every:
+            raise SetupError(
+                f"tables {', '.join([*collection.tiers, *chosen])} are in one "
+                f"EmbeddingCollection ({path}), whose tiers are chosen anew together, but their "
+                f"entries say retier_every {collection.retier_every} and {every}; give them one"
+            )
+        chosen = {**collection.tiers, **chosen}
+    return TieredEmbeddingCollection(collection, chosen, every)

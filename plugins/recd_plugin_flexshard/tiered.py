@@ -1,0 +1,93 @@
+"""What the three plugins do alike: plan tiers, and put them into the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+
+from recd_plugin_flexshard.options import TierOptions
+from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import Setting, Sharding, Table
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import ModuleSharder
+
+    from recd_plugins.planning.tiers import TierPlan
+
+
+class TieredSharding(Sharding):
+    """Cold rows are the user's row-wise table; copies of hot and flex rows are laid over it."""
+
+    strategy: ClassVar[Literal["two_tier", "three_tier", "joint"]]
+
+    class Options(TierOptions):
+        """Those that all have."""
+
+    _planned: tuple[tuple[Sequence[Table], Setting], TierPlan] | None = None
+
+    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: Setting) -> nn.Module:
+        """Put TieredEmbeddingCollections with the tiers of ``tables`` into ``model``.
+
+        Raises:
+            SetupError: see ``tiers``.
+        """
+        from recd_plugin_flexshard.rewrite import with_tiers
+        from recd_plugins.distributed.tiered import RowTiers
+
+        plan = self.tiers(tables, setting)
+        if plan is None:
+            return model
+        rows = {table.name: RowTiers(table.hot_rows, table.flex_rows) for table in plan.tables}
+        return with_tiers(model, rows, self._tier_options.retier_every)
+
+    def tiers(self, tables: Sequence[Table], setting: Setting) -> TierPlan | None:
+        """The plan for ``tables`` together, made once for a setting.
+
+        Raises:
+            SetupError: a table is pooled; or there is no such plan, as with a flex tier on one
+                node or a budget that cannot be kept.
+            DataError: the data cannot be read, or the access profile is not of these tables.
+        """
+        if not tables:
+            return None
+        self._refuse_pooled(tables)
+        key = (tuple(tables), setting)
+        if self._planned is None or self._planned[0] != key:
+            from recd_plugin_flexshard.plan import plan
+
+            self._planned = key, plan(self.strategy, self._tier_options, tables, setting)
+        return self._planned[1]
+
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        """Row-wise, with the kernel whose optimizer runs in the backward pass."""
+        from torchrec.distributed.planner.types import ParameterConstraints
+
+        return {
+            table.name: ParameterConstraints(sharding_types=["row_wise"], compute_kernels=["fused"])
+            for table in tables
+        }
+
+    def sharders(self, fused_params: dict[str, Any]) -> Sequence[ModuleSharder[nn.Module]]:
+        """That of TieredEmbeddingCollections."""
+        from recd_plugins.distributed.tiered import TieredEmbeddingCollectionSharder
+
+        return [TieredEmbeddingCollectionSharder(fused_params)]
+
+    @property
+    def _tier_options(self) -> TierOptions:
+        return cast(TierOptions, self.options)
+
+    def _refuse_pooled(self, tables: Sequence[Table]) -> None:
+        pooled = [table for table in tables if table.pooled]
+        if pooled:
+            names = ", ".join(table.name for table in pooled)
+            features = ", ".join(feature for table in pooled for feature in table.features)
+            raise SetupError(
+                f"{self.name} is for tables of sequences, and {names} "
+                f"{'is' if len(pooled) == 1 else 'are'} looked up in bags (an "
+                "EmbeddingBagCollection), which sends one vector a row of the batch however long "
+                f"its list is: name {features} in a pooling: entry if these are sequences, or use "
+                "torchrec.row_wise"
+            )
