@@ -1,0 +1,100 @@
+"""An EmbeddingCollection that knows which rows of its tables are to have copies when sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.embedding_modules import EmbeddingCollection
+
+from recd_plugins.distributed.tiered.tiers import RowTiers
+from recd_plugins.errors import SetupError
+
+_SCALAR_BYTES = 4
+# Which row of its table an overlay's row is, and two sorted ids to find it by.
+_INDEX_BYTES = 8
+_SORTED_BYTES = 16
+
+
+class TieredEmbeddingCollection(EmbeddingCollection):
+    """The same tables, parameters, state dict and forward as the collection that it replaces.
+
+    DistributedModelParallel shards it by ``TieredEmbeddingCollectionSharder``. The tables stay
+    whole and in their own order; copies of the rows in ``tiers`` are laid over them.
+
+    Args:
+        collection: whose tables these are; they are shared, not copied.
+        tiers: by table name; tables without an entry have no tiers.
+        retier_every: choose the tiers' rows anew after that many steps, from the accesses in them.
+            Without it they stay. The tiers' sizes stay in any case.
+
+    Raises:
+        SetupError: tiers of a table that is not there, of rows that it does not have, or of one
+            whose rows are not 32-bit floats.
+    """
+
+    def __init__(
+        self,
+        collection: EmbeddingCollection,
+        tiers: Mapping[str, RowTiers],
+        retier_every: int | None = None,
+    ) -> None:
+        configs = collection.embedding_configs()
+        super().__init__(
+            tables=configs,
+            device=torch.device("meta"),  # the tables below are the collection's
+            need_indices=collection.need_indices(),
+            use_gather_select=collection.use_gather_select(),
+            use_gather_select_per_sharding=collection.use_gather_select_per_sharding(),
+        )
+        self.embeddings = collection.embeddings
+        self._device = collection.device
+        by_name = {config.name: config for config in configs}
+        for table, rows in tiers.items():
+            if table not in by_name:
+                raise SetupError(
+                    f"tiers of table {table}, but the EmbeddingCollection has {', '.join(by_name)}"
+                )
+            if by_name[table].data_type != DataType.FP32:
+                raise SetupError(
+                    f"table {table} has rows of {by_name[table].data_type.value}; "
+                    "tiers are for tables of 32-bit floats"
+                )
+            rows.check(table, by_name[table].num_embeddings)
+        if retier_every is not None and retier_every < 1:
+            raise SetupError(f"retier_every is {retier_every}: give a number of steps from 1")
+        self.tiers: dict[str, RowTiers] = {
+            # In the order of the tables, whatever the order of the mapping.
+            config.name: tiers[config.name]
+            for config in configs
+            if config.name in tiers
+        }
+        self.retier_every = retier_every
+
+    @property
+    def num_hot(self) -> int:
+        """Rows of all tables that are hot."""
+        return sum(len(tiers.hot) for tiers in self.tiers.values())
+
+    @property
+    def num_flex(self) -> int:
+        """Rows of all tables that are flex."""
+        return sum(len(tiers.flex) for tiers in self.tiers.values())
+
+    def overlay_bytes(self, ranks_per_node: int, optimizer: str) -> int:
+        """Bytes that the copies take on the rank with most of them, beside the sharded tables.
+
+        Copies with their optimizer state, and what finds ids in them. Buffers of a step (a gradient
+        of the size of the copies while the backward pass runs) are not in it.
+
+        Args:
+            ranks_per_node: that deal a node's flex rows out among them.
+            optimizer: ``"sgd"`` or ``"rowwise_adagrad"``, which has one scalar a row.
+        """
+        scalars = self.embedding_dim() + (optimizer == "rowwise_adagrad")
+        held = self.num_hot + -(-self.num_flex // ranks_per_node)
+        return (
+            held * (scalars * _SCALAR_BYTES + _INDEX_BYTES)
+            + (self.num_hot + self.num_flex) * _SORTED_BYTES
+        )

@@ -1,0 +1,84 @@
+"""The process groups of the tiers."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from recd_plugins.errors import SetupError
+
+
+@dataclass(frozen=True)
+class TierGroups:
+    """One group for the collectives of each tier, so that their traffic can be told apart.
+
+    Attributes:
+        cold: all ranks; the all-to-alls of the sharded tables.
+        hot: all ranks; the all-reduce of the hot rows' gradients.
+        flex: the ranks of this node; the all-to-alls of the flex rows.
+        flex_gradients: the ranks of all nodes that hold the same flex rows; the all-reduce of their
+            gradients.
+    """
+
+    cold: dist.ProcessGroup
+    hot: dist.ProcessGroup
+    flex: dist.ProcessGroup
+    flex_gradients: dist.ProcessGroup
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Tier by group name, as ``CollectiveBytes`` has them."""
+        return {
+            self.cold.group_name: "cold",
+            self.hot.group_name: "hot",
+            self.flex.group_name: "flex",
+            self.flex_gradients.group_name: "flex_gradients",
+        }
+
+
+_made: tuple[dist.ProcessGroup, TierGroups] | None = None
+
+
+def tier_groups() -> TierGroups:
+    """The groups of this process group's ranks, made in the first call: all ranks make it together.
+
+    The ranks of a node are ``LOCAL_WORLD_SIZE`` (environment) consecutive ones, as TorchRec has it;
+    all of them where it is not set. Backends are those of the default process group.
+
+    Raises:
+        SetupError: nodes have different numbers of ranks.
+    """
+    global _made
+    world = dist.group.WORLD
+    if world is None:
+        raise SetupError("tiers need a process group: call torch.distributed.init_process_group")
+    if _made is None or _made[0] is not world:
+        _made = (world, _make_groups(dist.get_rank(), dist.get_world_size()))
+    return _made[1]
+
+
+def _make_groups(rank: int, world_size: int) -> TierGroups:
+    per_node = _ranks_per_node(world_size)
+    num_nodes = world_size // per_node
+    everyone = list(range(world_size))
+    nodes = [everyone[node * per_node : (node + 1) * per_node] for node in range(num_nodes)]
+    across = [everyone[local::per_node] for local in range(per_node)]
+    cold, hot = (dist.new_group(everyone) for _ in range(2))
+    # Every rank makes every group, its own or not.
+    flex = [dist.new_group(ranks) for ranks in nodes]
+    flex_gradients = [dist.new_group(ranks) for ranks in across]
+    return TierGroups(cold, hot, flex[rank // per_node], flex_gradients[rank % per_node])
+
+
+def _ranks_per_node(world_size: int) -> int:
+    mine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    of_all: list[int] = [0] * world_size
+    dist.all_gather_object(of_all, mine)
+    if len(set(of_all)) > 1 or mine < 1 or world_size % mine:
+        raise SetupError(
+            f"{world_size} ranks on nodes of {', '.join(map(str, sorted(set(of_all))))} ranks "
+            "(LOCAL_WORLD_SIZE): tiers need as many ranks on every node"
+        )
+    return mine

@@ -1,0 +1,77 @@
+"""Embeddings of the tiers, merged into the order of the ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torchrec.distributed.types import LazyAwaitable
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from recd_plugins.distributed.tiered.flex import FlexLookup
+from recd_plugins.distributed.tiered.split import Split
+
+
+class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
+    """What the sharded collection returns: every feature in the order of its ids.
+
+    Args:
+        split: of the batch.
+        cold: embeddings of the ids that have no copy, and of untiered features.
+        hot: embeddings, ``[num_hot, embedding_dim]``; None without hot rows.
+        flex: their lookup; None without flex rows.
+        need_indices: give the ids as the JaggedTensors' weights.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        cold: LazyAwaitable[dict[str, JaggedTensor]],
+        hot: Tensor | None,
+        flex: FlexLookup | None,
+        need_indices: bool,
+    ) -> None:
+        super().__init__()
+        self._split = split
+        self._cold = cold
+        self._hot = hot
+        self._flex = flex
+        self._need_indices = need_indices
+
+    def _wait_impl(self) -> dict[str, JaggedTensor]:
+        split = self._split
+        output = dict(self._cold.wait())
+        features = split.index.features
+        tiers = [output[name].values() for name in features]
+        if self._hot is not None:
+            tiers.append(self._hot)
+        if self._flex is not None:
+            tiers.append(self._flex.wait())
+        merged = _Merge.apply(split.place, split.source, *tiers)
+        values = torch.split(merged, split.ids_per_feature)
+        ids = torch.split(split.ids, split.ids_per_feature)
+        for number, name in enumerate(features):
+            output[name] = JaggedTensor(
+                values=values[number],
+                lengths=split.lengths[number],
+                weights=ids[number] if self._need_indices else None,
+            )
+        return output
+
+
+class _Merge(torch.autograd.Function):
+    """Rows of several matrices in another order."""
+
+    @staticmethod
+    def forward(ctx: Any, place: Tensor, source: Tensor, *tiers: Tensor) -> Tensor:
+        ctx.sizes = [len(tier) for tier in tiers]
+        ctx.save_for_backward(source)
+        return torch.cat(tiers).index_select(0, place)
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (source,) = ctx.saved_tensors
+        return None, None, *torch.split(gradient.index_select(0, source), ctx.sizes)

@@ -1,0 +1,209 @@
+"""An EmbeddingCollection whose often read rows have copies, sharded."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchrec.distributed.embedding import EmbeddingCollectionContext
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
+from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingEnv2D,
+    ShardingType,
+)
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recd_plugins.distributed.sharded_modules import (
+    ExactShardedEmbeddingCollection,
+    refuse_inverse_indices,
+)
+from recd_plugins.distributed.tiered.collection import TieredEmbeddingCollection
+from recd_plugins.distributed.tiered.flex import FlexLookup, FlexSizesAwaitable
+from recd_plugins.distributed.tiered.groups import TierGroups, tier_groups
+from recd_plugins.distributed.tiered.merge import TieredAwaitable
+from recd_plugins.distributed.tiered.overlay import Overlay
+from recd_plugins.distributed.tiered.split import Split, TierIndex
+from recd_plugins.distributed.tiered.update_rule import update_rules
+from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.errors import ExactnessError, SetupError
+
+
+@dataclass
+class TieredContext(EmbeddingCollectionContext):
+    """Also where the ids of the batch went."""
+
+    split: Split | None = None
+    flex: FlexSizesAwaitable | None = None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until ``stream`` is done with it."""
+        super().record_stream(stream)
+        if self.split is not None:
+            self.split.record_stream(stream)
+
+
+class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
+    """The tables, sharded as planned, are the cold tier; two overlays hold the copies.
+
+    FlexShard (arXiv 2301.02959): hot rows on every rank, flex rows in every node. A step is that of
+    the tables without tiers: the copies learn in the backward pass, by the update rule and with the
+    learning rate of the tables' kernels.
+
+    Attributes:
+        groups: of the tiers' collectives.
+        index: where the chosen rows are.
+        hot: copies of the hot rows of all tables.
+        flex: copies of this rank's part of the flex rows.
+    """
+
+    def __init__(
+        self,
+        module: TieredEmbeddingCollection,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+        **arguments: Any,
+    ) -> None:
+        _check_plan(module, table_name_to_parameter_sharding)
+        self._has_tiers = False  # while the base class loads the tables
+        groups = tier_groups()
+        super().__init__(
+            module,
+            table_name_to_parameter_sharding,
+            _with_group(env, groups),
+            fused_params,
+            device,
+            **arguments,
+        )
+        # Private, torchrec 1.6 to 1.9.
+        require_attributes(self, "_use_index_dedup", "_lookups", "_need_indices")
+        if self._use_index_dedup:
+            raise ExactnessError(
+                "use_index_dedup and tiers in one EmbeddingCollection: leave one of them away"
+            )
+        self.groups: TierGroups = groups
+        rules = update_rules(self._lookups)
+        where = device or torch.device("cpu")
+        node = groups.flex
+        self.index = TierIndex(module.embedding_configs(), module.tiers, node.size(), where)
+        dim = module.embedding_dim()
+        self.hot = Overlay(self.index.hot_rows(), dim, rules, groups.hot, where)
+        self.flex = Overlay(
+            self.index.flex_rows(node.rank()), dim, rules, groups.flex_gradients, where
+        )
+        self._has_tiers = self.index.num_hot + self.index.num_flex > 0
+        self.refresh()
+
+    def create_context(self) -> TieredContext:
+        """One for each batch."""
+        return TieredContext(sharding_contexts=[])
+
+    def input_dist(
+        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """As the base class; ids that have copies stay on the rank, or in the node.
+
+        Raises:
+            ExactnessError: the input is deduplicated as a VBE KeyedJaggedTensor.
+        """
+        if not self._has_tiers:
+            return super().input_dist(ctx, features)
+        assert isinstance(ctx, TieredContext)
+        refuse_inverse_indices(features)
+        with torch.no_grad():
+            ctx.split = self.index.split(features)
+            awaitable = super().input_dist(ctx, ctx.split.cold)
+            assert isinstance(awaitable, KJTListSplitsAwaitable)
+            if self.index.num_flex:
+                ctx.flex = FlexSizesAwaitable(ctx.split, self.groups.flex)
+                awaitable.awaitables.append(ctx.flex)
+                awaitable._sharding_types.append("flex")
+        return awaitable
+
+    def compute_and_output_dist(
+        self, ctx: EmbeddingCollectionContext, input: KJTList
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """As the base class."""
+        if not self._has_tiers:
+            return super().compute_and_output_dist(ctx, input)
+        assert isinstance(ctx, TieredContext)
+        assert ctx.split is not None
+        parts = list(input)
+        wanted = parts.pop() if ctx.flex is not None else None
+        cold = super().compute_and_output_dist(ctx, KJTList(parts))
+        flex = hot = None
+        if wanted is not None:
+            assert ctx.flex is not None
+            assert ctx.flex.sizes is not None
+            flex = FlexLookup(self.flex, wanted.values(), ctx.flex.sizes, self.groups.flex)
+        if self.index.num_hot:
+            hot = self.hot.look_up(ctx.split.hot)
+        return TieredAwaitable(ctx.split, cold, hot, flex, self._need_indices)
+
+    def output_dist(
+        self, ctx: EmbeddingCollectionContext, output: list[Tensor]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """Not without ``compute_and_output_dist``, which looks all tiers up."""
+        if not self._has_tiers:
+            return super().output_dist(ctx, output)
+        raise ExactnessError(
+            "output_dist of a tiered EmbeddingCollection alone would leave the tiers out: "
+            "call compute_and_output_dist"
+        )
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Set the copies from the tables: all ranks together."""
+        for overlay in (self.hot, self.flex):
+            for table, positions in overlay.positions.items():
+                config = self._table_name_to_config[table]
+                whole = torch.zeros(config.num_embeddings, config.embedding_dim)
+                for shard in self._model_parallel_name_to_local_shards[table]:
+                    start = shard.metadata.shard_offsets[0]
+                    whole[start : start + shard.metadata.shard_sizes[0]] = shard.tensor
+                dist.all_reduce(whole)
+                overlay.weights[positions] = whole[overlay.rows[table]]
+
+
+def _with_group(env: ShardingEnv, groups: TierGroups) -> ShardingEnv:
+    if isinstance(env, ShardingEnv2D) or env.world_size != groups.cold.size():
+        raise SetupError(
+            f"tiers over {env.world_size} of {groups.cold.size()} ranks: shard a tiered "
+            "EmbeddingCollection over all ranks of the default process group"
+        )
+    env = copy.copy(env)
+    env.process_group = groups.cold
+    return env
+
+
+def _check_plan(module: TieredEmbeddingCollection, plan: dict[str, ParameterSharding]) -> None:
+    looked_up: dict[str, str] = {}
+    for config in module.embedding_configs():
+        for feature in config.feature_names:
+            first = looked_up.setdefault(feature, config.name)
+            if first != config.name and {first, config.name} & module.tiers.keys():
+                raise SetupError(
+                    f"feature {feature} looks up tables {first} and {config.name}, one of which "
+                    "has tiers: put them into an EmbeddingCollection each"
+                )
+    for table in module.tiers:
+        sharding = plan[table]
+        if (sharding.sharding_type, sharding.compute_kernel) != (
+            ShardingType.ROW_WISE.value,
+            EmbeddingComputeKernel.FUSED.value,
+        ):
+            raise SetupError(
+                f"table {table} has tiers and is planned as {sharding.sharding_type} with the "
+                f"kernel {sharding.compute_kernel}: plan it as row_wise, fused "
+                "(ParameterConstraints(sharding_types=['row_wise'], compute_kernels=['fused']))"
+            )

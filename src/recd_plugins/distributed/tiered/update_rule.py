@@ -1,0 +1,87 @@
+"""How FBGEMM's fused kernels update a row, for copies of rows that are not in a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor, nn
+from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbedding
+
+from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.errors import ExactnessError
+
+
+class UpdateRule:
+    """The update of one fused kernel, with the learning rate and eps that it has now.
+
+    Args:
+        kernel: FBGEMM's.
+        tables: names of its tables, for errors.
+
+    Raises:
+        ExactnessError: its optimizer is neither SGD nor row-wise Adagrad, or has options that
+            change the update.
+    """
+
+    def __init__(self, kernel: Any, tables: Iterable[str]) -> None:
+        require_attributes(kernel, "optimizer", "optimizer_args", "get_learning_rate")
+        self._kernel = kernel
+        names = ", ".join(tables)
+        if kernel.optimizer not in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD):
+            raise ExactnessError(
+                f"tiered tables {names} have the optimizer {kernel.optimizer.value}; copies of "
+                "rows learn by exact_sgd or exact_row_wise_adagrad only"
+            )
+        arguments = kernel.optimizer_args
+        for option in ("weight_decay", "gradient_clipping", "max_norm", "weight_decay_mode"):
+            if getattr(arguments, option):
+                raise ExactnessError(
+                    f"tiered tables {names} have {option}={getattr(arguments, option)} in their "
+                    "optimizer, which copies of rows do not follow: leave it away"
+                )
+
+    @property
+    def has_state(self) -> bool:
+        """Whether a row has a sum of squared gradients."""
+        return bool(self._kernel.optimizer == EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+
+    def update(self, weights: Tensor, state: Tensor | None, gradient: Tensor) -> None:
+        """Update rows in place.
+
+        SGD: ``w -= lr * g``. Row-wise Adagrad: ``s += mean(g * g)`` over the row's scalars, then
+        ``w -= lr * g / (sqrt(s) + eps)``. Rows without a gradient stay as they are.
+
+        Args:
+            weights: ``[n, embedding_dim]``.
+            state: sums of squares, ``[n]``; None where there are none.
+            gradient: ``[n, embedding_dim]``.
+        """
+        rate = self._kernel.get_learning_rate()
+        if not self.has_state:
+            weights.add_(gradient, alpha=-rate)
+            return
+        assert state is not None
+        norms = torch.linalg.vector_norm(gradient, dim=1)
+        state.addcmul_(norms, norms, value=1 / gradient.shape[1])
+        scale = rate / (state.sqrt() + self._kernel.optimizer_args.eps)
+        # With eps 0 a row that never had a gradient would become 0 * infinity.
+        scale.masked_fill_(state == 0, 0)
+        weights.addcmul_(gradient, scale.unsqueeze(1), value=-1)
+
+
+def update_rules(lookups: Iterable[nn.Module]) -> dict[str, UpdateRule]:
+    """The rule of each table that has a fused kernel; tables of one kernel share one.
+
+    Raises:
+        ExactnessError: see ``UpdateRule``.
+    """
+    rules: dict[str, UpdateRule] = {}
+    for module in (module for lookup in lookups for module in lookup.modules()):
+        if isinstance(module, BatchedFusedEmbedding):
+            tables = [table.name for table in module.config.embedding_tables]
+            rule = UpdateRule(module.emb_module, tables)
+            rules.update(dict.fromkeys(tables, rule))
+    return rules
