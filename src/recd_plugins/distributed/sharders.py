@@ -122,25 +122,25 @@ def build_sharders(registry: Registry) -> list[ModuleSharder[nn.Module]]:
     The tables' optimizer runs inside the backward pass, as ``training:`` says.
 
     Raises:
-        SetupError: two sharders are for one module type.
+        SetupError: sharders of two types are for one module type.
     """
     params = fused_params(registry.training)
     sharders: list[ModuleSharder[nn.Module]] = [
         ExactEmbeddingBagCollectionSharder(dict(params)),
         ExactEmbeddingCollectionSharder(dict(params)),
     ]
-    made_by = {sharder.module_type: "recd_plugins" for sharder in sharders}
+    made_by = {sharder.module_type: ("recd_plugins", sharder) for sharder in sharders}
     for entry in registry.sharding:
         for sharder in entry.plugin.sharders(dict(params)):
-            first = made_by.setdefault(sharder.module_type, entry.plugin.name)
-            if first == entry.plugin.name:
-                if not any(type(sharder) is type(other) for other in sharders):
-                    sharders.append(sharder)
-                continue
-            raise SetupError(
-                f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name} and {first} both "
-                f"shard {sharder.module_type.__name__}; a plugin gives a module type of its own"
-            )
+            name, first = made_by.setdefault(sharder.module_type, (entry.plugin.name, sharder))
+            if first is sharder:
+                sharders.append(sharder)
+            elif type(first) is not type(sharder):
+                raise SetupError(
+                    f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name} and {name} "
+                    f"both shard {sharder.module_type.__name__}; a plugin gives a module type of "
+                    "its own"
+                )
     return sharders
 
 
