@@ -107,15 +107,21 @@ def run(
         if several:
             results = {name: trainer.train("plugins", name) for name in shardings}
             compared = ShardingComparison(results)
-            report, table = compared.as_json(), compared.table()
+            report, tables = compared.as_json(), [compared.table()]
         elif compare:
             comparison = Comparison(trainer.train("baseline"), trainer.train("plugins"))
-            report, table = comparison.as_json(), comparison.table()
+            report, tables = comparison.as_json(), [comparison.table()]
+            results = {"plugins": comparison.plugins}
         else:
             result = trainer.train("plugins")
-            report, table = result.as_json(), result_table(result)
+            report, tables = result.as_json(), [result_table(result)]
+            results = {"": result}
+        tables += [
+            result.tiers.table(name) for name, result in results.items() if result.tiers is not None
+        ]
         if trainer.rank == 0:
-            Console().print(table)
+            for table in tables:
+                Console().print(table)
             if json_path is not None:
                 write_json(json_path, report)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +21,8 @@ from recd_plugins.planning.profile import DataProfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from recd_plugins.planning.tiers import TableTiers
 
 _SCALAR = 4  # bytes of a float32
 _ID = 8  # bytes of an id
@@ -44,7 +46,7 @@ class Work:
         collectives: of the embeddings' input dist and output dist.
         bytes_in_node: that it sends to ranks of its node in them, and receives likewise.
         bytes_across_nodes: that it sends to ranks of other nodes.
-        bytes_reduced: gradients that all ranks reduce.
+        bytes_reduced: gradients that ranks reduce.
         matmul_flops: operations of matrix products.
         attention_flops: operations of torch's fused attention.
         element_bytes: read and written by all else that computes.
@@ -79,6 +81,7 @@ def work_of_step(
     batch_size: int,
     world_size: int,
     local_world_size: int | None = None,
+    tiers: Mapping[str, TableTiers] | None = None,
 ) -> list[Work]:
     """The work of each rank.
 
@@ -90,6 +93,7 @@ def work_of_step(
         batch_size: rows of a rank.
         world_size: ranks.
         local_world_size: ranks of a node; all of them without it.
+        tiers: of rows, by table name (``Registry.tiers``).
     """
     cluster = _Cluster(batch_size, world_size, local_world_size or world_size)
     by_name = {table.name: table for table in tables}
@@ -106,14 +110,47 @@ def work_of_step(
         kinds = set()
         for name, sharding in module.items():
             kinds.add(sharding.sharding_type)
-            for ranks, work in _table_work(by_name[name], sharding, profile, cluster):
+            found = None if tiers is None else tiers.get(name)
+            cold_share = 1.0 if found is None else found.cold_share
+            for ranks, work in _table_work(by_name[name], sharding, profile, cluster, cold_share):
                 add(ranks, work)
+            if found is not None:
+                add(_EVERY_RANK, _copies_work(by_name[name], found, profile, cluster))
+        if tiers is not None and any(name in tiers and tiers[name].flex for name in module):
+            add(_EVERY_RANK, Work(collectives=_COLLECTIVES))
         kinds.discard(ShardingType.DATA_PARALLEL.value)
         add(_EVERY_RANK, Work(collectives=_COLLECTIVES * len(kinds)))
     return [
         Work(**{name: float(total[rank]) for name, total in totals.items()} | {"steps": 1.0})
         for rank in range(world_size)
     ]
+
+
+def bytes_of_tables(
+    tables: Sequence[Table],
+    shardings: Mapping[str, ParameterSharding],
+    profile: DataProfile,
+    *,
+    batch_size: int,
+    world_size: int,
+) -> dict[str, float]:
+    """What all ranks together send in the input dist and output dist of each table, in one step.
+
+    Args:
+        tables: those to tell of.
+        shardings: where each is, by name.
+        profile: of their features.
+        batch_size: rows of a rank.
+        world_size: ranks.
+    """
+    cluster = _Cluster(batch_size, world_size, world_size)
+    return {
+        table.name: sum(
+            (work.bytes_in_node + work.bytes_across_nodes) * len(range(world_size)[ranks])
+            for ranks, work in _table_work(table, shardings[table.name], profile, cluster)
+        )
+        for table in tables
+    }
 
 
 def rows_pooled(
@@ -162,12 +199,16 @@ def _dense_work(
 
 
 def _table_work(
-    table: Table, sharding: ParameterSharding, profile: DataProfile, cluster: _Cluster
+    table: Table,
+    sharding: ParameterSharding,
+    profile: DataProfile,
+    cluster: _Cluster,
+    cold_share: float = 1.0,
 ) -> Iterator[tuple[slice, Work]]:
     """What a table adds to the work of ranks: as owner of a shard, and as sender of ids."""
     batch_size, world_size, local = cluster
     rows = sum(profile.of(f).rows(batch_size) for f in table.features)
-    ids = sum(profile.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
+    ids = cold_share * ids_of(table, profile, batch_size)
     deduplicated = any(profile.of(f).deduplicated for f in table.features)
     if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
         num_bytes = table.num_embeddings * table.embedding_dim * _SCALAR
@@ -207,6 +248,31 @@ def _table_work(
                 bytes_across_nodes=(nodes - 1) * vectors * (1 if within_node else local),
             ),
         )
+
+
+def _copies_work(table: Table, tiers: TableTiers, profile: DataProfile, cluster: _Cluster) -> Work:
+    """What hot and flex rows add to the work of every rank (FlexShard, table 2).
+
+    Ids of hot rows are looked up where they are. Those of flex rows are dealt evenly to the ranks
+    of the node, so a rank looks up as many as it sends. Gradients of the copies are reduced, of hot
+    rows over all ranks, of flex rows over those that hold the same ones.
+    """
+    batch_size, world_size, local = cluster
+    nodes, width = world_size // local, table.embedding_dim * _SCALAR
+    ids = ids_of(table, profile, batch_size)
+    hot, flex = ids * tiers.hot_share, ids * tiers.flex_share
+    return Work(
+        ids_looked_up=hot + flex,
+        bytes_looked_up=(hot + flex) * width,
+        bytes_in_node=(local - 1) / local * flex * (_ID + 2 * width),
+        bytes_reduced=2 * (world_size - 1) / world_size * tiers.hot * width
+        + 2 * (nodes - 1) / nodes * tiers.flex / local * width,
+    )
+
+
+def ids_of(table: Table, profile: DataProfile, batch_size: int) -> float:
+    """Ids of a rank's batch that a table is asked for."""
+    return sum(profile.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
 
 
 def _shards(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, float, int]]:

@@ -14,6 +14,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed import stock_sharders
+from recd_plugins.interfaces import Setting, Table
 from recd_plugins.planning import rows_by_feature, tables_of
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.registry import Prepared, Registry
@@ -33,11 +34,15 @@ class Assembled:
         registry: prepared; its loaders suit the model.
         dmp: the sharded model.
         optimizer: over all of its parameters.
+        tables: of the model.
+        setting: what its sharding plugins decided by; None of a baseline.
     """
 
     registry: Registry
     dmp: DistributedModelParallel
     optimizer: CombinedOptimizer
+    tables: tuple[Table, ...]
+    setting: Setting | None
 
 
 def assemble(
@@ -65,13 +70,16 @@ def assemble(
     schema = registry.dataset.schema()
     torch.manual_seed(registry.training.seed)
     model: torch.nn.Module = build_model(registry, schema)
+    setting = None
     if side == "baseline":
         registry = without_plugins(registry, model)
         own = stock_sharders(registry.training)
     else:
-        model = registry.prepare(model, setting_of(registry, device=device))
+        setting = setting_of(registry, device=device)
+        model = registry.prepare(model, setting)
         own = registry.sharders()
     chosen = list(sharders) if sharders is not None else own
+    tables = tuple(tables_of(model))
     planner = registry.planner(model=model, world_size=dist.get_world_size(), device=device)
     plan = planner.collective_plan(model, chosen, dist.group.WORLD)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
@@ -82,9 +90,11 @@ def assemble(
         plan=plan,
         sharders=chosen,
     )
-    copy_weights(dmp.state_dict(), weights)
+    state = dmp.state_dict()
+    copy_weights(state, weights)
+    dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
-    return Assembled(registry, dmp, optimizer)
+    return Assembled(registry, dmp, optimizer, tables, setting)
 
 
 def without_plugins(registry: Registry, model: torch.nn.Module) -> Registry:

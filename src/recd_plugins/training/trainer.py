@@ -27,6 +27,8 @@ from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions, Quality
 from recd_plugins.training.source import Source
 from recd_plugins.training.stages import StageTimes
+from recd_plugins.training.tier_report import TierReport
+from recd_plugins.training.tiers import report_tiers, tiers_of_collectives
 
 T = TypeVar("T")
 
@@ -77,6 +79,7 @@ class Result:
             for a run too short to tell.
         step_memory: bytes of a step above those at its start, of the rank that needs most; likewise
             None.
+        tiers: traffic of tiers of rows, where the model has some.
     """
 
     samples_per_second: float | None
@@ -89,10 +92,12 @@ class Result:
     test: Quality | None
     stages: StageTimes | None = None
     step_memory: StepMemory | None = None
+    tiers: TierReport | None = None
 
     def as_json(self) -> dict[str, Any]:
         """JSON values."""
-        return asdict(self)
+        tiers = None if self.tiers is None else self.tiers.as_json()
+        return {**asdict(self), "tiers": tiers}
 
 
 def train(rank: int, world_size: int, job: Job) -> Result:
@@ -127,7 +132,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
 
     source = Source(loader, progress, training.epochs, training.steps)
     batches = iter(source)
-    meter = Meter(dmp, device)
+    meter = Meter(dmp, device, tiers_of_collectives(dmp))
     profile = StepProfile(device, warmup=0)
     first = progress.step + 1 + Meter.COUNTED_STEPS
     profiled = range(first, first + PROFILED_STEPS if job.breakdown else first)
@@ -165,8 +170,8 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     return Result(
         samples_per_second=samples / sum(seconds) if seconds else None,
         step_seconds=statistics.median(seconds) if seconds else None,
-        collective_bytes=sum_by_kind([by_kind for by_kind, _ in counts]),
-        ids_looked_up=sum(ids for _, ids in counts) if counts else None,
+        collective_bytes=sum_by_kind([count.sent for count in counts]),
+        ids_looked_up=sum(count.ids for count in counts) if counts else None,
         peak_memory_bytes=max(peak for _, peak in ranks),
         losses=losses,
         train=predictions.summarize(),
@@ -174,6 +179,9 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         stages=StageTimes.mean([stages for stages, _ in profiles]) if profiles else None,
         step_memory=max(
             (memory for _, memory in profiles), key=lambda memory: memory.peak, default=None
+        ),
+        tiers=report_tiers(
+            parts, sum_by_kind([count.sent_by_tier for count in counts]) if counts else None
         ),
     )
 
