@@ -3,7 +3,8 @@
 NumPy alone: neither torch nor TorchRec is imported.
 
 - ``cluster``: ranks and their collectives. ``demand``: how often rows are accessed.
-- ``costs``: the strategies and their options. ``cuts``, ``joint``: where the tiers end.
+- ``costs``: the strategies and their options. ``ranking``: all rows, most accessed first.
+- ``cuts``, ``joint``: where the tiers end.
 - ``plan``: tables into tiers. ``traffic``: what these send. ``paper``: the paper's own figures.
 """
 
@@ -13,15 +14,18 @@ from recd_plugins.planning.tiers.cluster import (
     Cluster,
     Collective,
     Collectives,
+    CollectiveSeconds,
 )
-from recd_plugins.planning.tiers.costs import CostOptions
+from recd_plugins.planning.tiers.costs import CostOptions, breakpoints
 from recd_plugins.planning.tiers.demand import TableDemand
 from recd_plugins.planning.tiers.plan import (
-    CollectiveSeconds,
     Strategy,
     TableTiers,
     TierPlan,
+    four_points,
+    pareto_curve,
     plan_tiers,
+    two_tier_curve,
 )
 from recd_plugins.planning.tiers.traffic import TIERS, Tier, TierTraffic, traffic
 
@@ -40,6 +44,10 @@ __all__ = [
     "Tier",
     "TierPlan",
     "TierTraffic",
+    "breakpoints",
+    "four_points",
+    "pareto_curve",
     "plan_tiers",
     "traffic",
+    "two_tier_curve",
 ]

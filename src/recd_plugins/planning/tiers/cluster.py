@@ -81,3 +81,17 @@ class Cluster:
     @property
     def world_size(self) -> int:
         return self.nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class CollectiveSeconds:
+    """Seconds of each collective in a step, forward and backward (FlexShard, table 6)."""
+
+    a2a_global: float
+    a2a_intra: float
+    ar_global: float
+    ar_cross: float
+
+    def exposed(self, overlap: float = 0.0) -> float:
+        """Seconds of all, with a share of all but the global all-to-all hidden."""
+        return self.a2a_global + (1 - overlap) * (self.a2a_intra + self.ar_global + self.ar_cross)

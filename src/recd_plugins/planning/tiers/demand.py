@@ -87,6 +87,8 @@ class TableDemand:
             kept = int((probabilities >= access.tail_probability).sum())
         tail_rows = access.tail_rows + len(probabilities) - kept
         tail = access.tail_rows * access.tail_probability + float(probabilities[kept:].sum())
+        # The mean of values that are none above the last one kept, but for rounding.
+        highest = float(probabilities[kept - 1]) if kept else np.inf
         return cls(
             name=access.table,
             num_embeddings=access.num_embeddings,
@@ -94,17 +96,25 @@ class TableDemand:
             probabilities=probabilities[:kept],
             rows=access.rows[:kept],
             tail_rows=tail_rows,
-            tail_probability=tail / tail_rows if tail_rows else 0.0,
+            tail_probability=min(tail / tail_rows, highest) if tail_rows else 0.0,
             dedupe_factor=dedupe_factor,
             features=len(access.features),
         )
 
+    def accesses(self, rows: int) -> float:
+        """Mean accesses by one sample to the first ``rows`` rows."""
+        known = min(rows, self._known)
+        tail = (rows - known) * self.tail_probability
+        if self.repeats is None:
+            return float(self.probabilities[:known].sum()) + tail
+        before = np.cumsum(self.repeats) - self.repeats
+        counted = np.clip(known - before, 0, self.repeats)
+        return float(self.probabilities @ counted) + tail
+
     @property
     def length(self) -> float:
         """L: mean accesses by one sample, to all rows."""
-        counts = 1 if self.repeats is None else self.repeats
-        known = float((self.probabilities * counts).sum())
-        return known + self.tail_rows * self.tail_probability
+        return self.accesses(self.num_embeddings)
 
     def ids(self, start: int, stop: int) -> NDArray[np.int64]:
         """The rows of ranks ``start`` to ``stop``, most accessed first; of the tail by number."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from recd_plugins.planning.tiers.plan import TierPlan
+from recd_plugins.planning.tiers.plan import TableTiers, TierPlan
 
 Tier = Literal["cold", "hot", "flex", "flex_gradients"]
 TIERS: tuple[Tier, ...] = ("cold", "hot", "flex", "flex_gradients")
@@ -30,6 +31,61 @@ class TierTraffic:
         return self.integer_bytes + self.float_bytes
 
 
+# TorchRec sends ids and lengths as int64.
+_INTEGER_BYTES = 8
+
+
 def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
-    """What each tier of ``plan`` sends in a step."""
-    raise NotImplementedError
+    """What each tier of ``plan`` sends in a step (conventions of docs/measuring.md).
+
+    Of n ranks that ids are spread over, one sends (n - 1) / n of them to others, and 2 (n - 1) / n
+    of a tensor that is reduced. The global all-to-all also sends the lengths of all lists, to each
+    rank. The sizes that ranks tell each other before are left out.
+    """
+    cluster, options, tables = plan.cluster, plan.options, plan.tables
+    ranks, node = cluster.world_size, cluster.ranks_per_node
+
+    def embeddings(sent: Callable[[TableTiers], float]) -> float:
+        return 2 * options.wire_bytes * sum(t.demand.embedding_dim * sent(t) for t in tables)
+
+    def weights(rows: Callable[[TableTiers], float]) -> float:
+        return options.bytes_per_scalar * sum(t.demand.embedding_dim * rows(t) for t in tables)
+
+    lists = sum(t.demand.features / t.demand.dedupe_factor for t in tables) * cluster.batch_size
+    cold_ids = _INTEGER_BYTES * sum(t.cold_sent for t in tables)
+    flex_ids = _INTEGER_BYTES * sum(t.flex_sent for t in tables)
+    return {
+        "cold": TierTraffic(
+            "all_to_all",
+            "global",
+            integer_bytes=_others(ranks) * cold_ids + (ranks - 1) * _INTEGER_BYTES * lists,
+            float_bytes=_others(ranks) * embeddings(lambda t: t.cold_sent),
+            seconds=plan.seconds.a2a_global,
+        ),
+        "hot": TierTraffic(
+            "all_reduce",
+            "global",
+            integer_bytes=0.0,
+            float_bytes=2 * _others(ranks) * weights(lambda t: t.hot),
+            seconds=plan.seconds.ar_global,
+        ),
+        "flex": TierTraffic(
+            "all_to_all",
+            "node",
+            integer_bytes=_others(node) * flex_ids,
+            float_bytes=_others(node) * embeddings(lambda t: t.flex_sent),
+            seconds=plan.seconds.a2a_intra,
+        ),
+        "flex_gradients": TierTraffic(
+            "all_reduce",
+            "cross",
+            integer_bytes=0.0,
+            float_bytes=2 * _others(cluster.nodes) * weights(lambda t: t.flex / node),
+            seconds=plan.seconds.ar_cross,
+        ),
+    }
+
+
+def _others(ranks: int) -> float:
+    """The share of what is spread evenly over ``ranks`` that is another's."""
+    return (ranks - 1) / ranks
