@@ -133,7 +133,8 @@ def _training_rows(registry: Registry, limit: int | None) -> Iterator[Rows]:
             if len(rows) > left:
                 rows = Rows(rows.data.slice(0, left), rows.origins)
             left -= len(rows)
-        yield rows
+        if len(rows):
+            yield rows
 
 
 def _check_features(registry: Registry, tables: Sequence[Table]) -> None:

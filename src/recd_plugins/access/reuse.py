@@ -19,6 +19,8 @@ from recd_plugins.errors import DataError
 
 _BIN = re.compile(r"\(\s*(\d+)(?:,\s*(\d+)\s*\]|\+)\s*:\s*([\d.eE+-]+)\s*")
 _BATCH = re.compile(r"Locality stats after processing 1 batches of size (\d+)")
+# Half of the last digit of shares.
+_ROUNDING = 0.0005
 _COUNT = re.compile(r"Avg # of (indices|unique cols):\s*(\d+)")
 
 
@@ -64,9 +66,10 @@ def from_reuse_histogram(
 ) -> TableAccess:
     """A table whose rows are read as often as the histogram says.
 
-    A bin has as many rows as the file says, where these can have its accesses; where the file's
-    rounded share cannot be true, as many as have them at the geometric mean of its bounds. Within a
-    bin reads fall from its upper bound to its lower, so that they sum to the bin's.
+    A bin has as many rows as the file says, where these can have its accesses. Where the file's
+    share of rows, of three digits, cannot be true, it has as many as have them at the geometric
+    mean of its bounds, as far as rounding allows. Within a bin reads fall from its upper bound to
+    its lower, so that they sum to the bin's.
 
     Args:
         table: its name.
@@ -107,11 +110,15 @@ def _bins(histogram: ReuseHistogram) -> tuple[NDArray[np.float64], NDArray[np.fl
     share = histogram.share_of_accesses / histogram.share_of_accesses.sum()
     accesses = share * histogram.accesses
     stated = histogram.share_of_rows * histogram.unique_rows
+    rounding = _ROUNDING * histogram.unique_rows
     with np.errstate(divide="ignore", invalid="ignore"):
         means = accesses / stated
+        least, most = accesses / (stated + rounding), accesses / np.maximum(stated - rounding, 0)
     # The first bin's rows are all read once: reads are whole numbers.
     middle = np.where(lower == 0, upper, np.sqrt(lower * upper))
-    means = np.where((means > lower) & (means <= upper), means, middle)
+    means = np.where((means > lower) & (means <= upper), means, np.clip(middle, least, most))
+    # An edge of the bin would be a mean of rows that are all on it.
+    means = np.clip(means, lower + 1e-3 * (upper - lower), upper)
     return accesses / means, means
 
 

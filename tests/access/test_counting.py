@@ -1,0 +1,91 @@
+"""Counting against exact counting, whatever the ids, the batches, the bound and the merging."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from recd_plugins.access import TableAccess
+from recd_plugins.access.counting import TableCounter
+
+_ROWS = 40
+ids = st.lists(st.integers(0, _ROWS - 1), max_size=60)
+batches = st.lists(ids, max_size=6)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def adds_up_often() -> None:
+    """Else a counter adds up when it has 65,536 ids."""
+    from recd_plugins.access import counting
+
+    counting._PENDING_IDS = 20
+
+
+def counted(parts: list[list[int]], bound: int) -> TableAccess:
+    counter = TableCounter(bound)
+    for part in parts:
+        counter.add(np.array(part, np.int64))
+    return counter.access("t", ("f",), _ROWS, samples=max(1, len(parts)))
+
+
+def true_counts(parts: list[list[int]]) -> NDArray[np.int64]:
+    return np.bincount([id for part in parts for id in part], minlength=_ROWS)
+
+
+def check(access: TableAccess, truth: NDArray[np.int64], bound: int) -> None:
+    """What a profile promises."""
+    assert access.total == truth.sum()
+    assert access.error <= access.total / (bound + 1)
+    estimate = np.zeros(_ROWS)
+    estimate[access.rows] = access.accesses
+    assert (estimate <= truth).all()
+    assert (truth <= estimate + access.error).all()
+    assert (np.diff(access.accesses) <= 0).all()
+    assert len(np.unique(access.rows)) == len(access.rows)
+    if access.tail_rows:
+        spread = access.tail_rows * access.tail_probability * access.samples
+        assert access.accesses.sum() + spread == pytest.approx(access.total)
+
+
+@given(batches)
+def test_counts_are_exact_up_to_the_bound(parts: list[list[int]]) -> None:
+    truth = true_counts(parts)
+    access = counted(parts, bound=_ROWS)
+    assert access.error == 0
+    check(access, truth, _ROWS)
+    assert access.rows.tolist() == sorted(np.flatnonzero(truth), key=lambda row: (-truth[row], row))
+
+
+@given(batches, st.integers(1, 12))
+def test_beyond_the_bound_the_error_is_known(parts: list[list[int]], bound: int) -> None:
+    access = counted(parts, bound)
+    assert len(access.rows) <= bound
+    check(access, true_counts(parts), bound)
+
+
+@given(batches, batches, st.integers(1, 12), st.booleans())
+@settings(deadline=None)
+def test_profiles_merge_whether_exact_or_not(
+    mine: list[list[int]], theirs: list[list[int]], bound: int, exact: bool
+) -> None:
+    merged = counted(mine, bound).merge(counted(theirs, _ROWS if exact else bound))
+    truth = true_counts(mine + theirs)
+    check(merged, truth, bound)
+    small = merged.bounded(bound)
+    assert len(small.rows) <= bound
+    check(small, truth, bound)
+
+
+def test_a_sketch_keeps_what_is_read_most() -> None:
+    random = np.random.default_rng(0)
+    stream = np.minimum(random.zipf(1.3, 200_000), 100_000) - 1
+    counter = TableCounter(1000)
+    for part in np.array_split(stream, 50):
+        counter.add(part)
+    access = counter.access("t", ("f",), 100_000, samples=1)
+    truth = np.bincount(stream, minlength=100_000)
+    assert 0 < access.error < len(stream) / 1000
+    assert set(np.argsort(-truth)[:50]) <= set(access.rows[:60])

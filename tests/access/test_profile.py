@@ -1,0 +1,200 @@
+"""Profiles: what they say of rows, their file, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugins.access import AccessProfile, TableAccess
+from recd_plugins.errors import DataError, RecdError
+
+_KEY = b"recd_plugins.access_profile"
+
+
+def table_access(name: str = "t", **changes: Any) -> TableAccess:
+    arguments: dict[str, Any] = {
+        "samples": 10,
+        "rows": np.array([5, 3, 9, 1]),
+        "accesses": np.array([2.0, 7.0, 2.0, 0.0]),
+    }
+    return TableAccess.from_counts(name, ("a", "b"), 100, **{**arguments, **changes})
+
+
+def saved(path: Path) -> Path:
+    profile = AccessProfile(
+        {"t": table_access(), "u": table_access("u", total=15.0, error=1.0)}, "x"
+    )
+    profile.save(path / "p.parquet")
+    return path / "p.parquet"
+
+
+def test_the_most_read_rows_come_first_and_of_equal_ones_the_smaller() -> None:
+    access = table_access()
+    assert access.rows.tolist() == [3, 5, 9, 1]
+    assert access.accesses.tolist() == [7.0, 2.0, 2.0, 0.0]
+    assert access.length == pytest.approx(1.1)
+    assert access.probabilities().tolist() == [0.7, 0.2, 0.2, 0.0]
+    assert [access.covered(rows) for rows in (1, 3, 100)] == [7 / 11, 1.0, 1.0]
+
+
+def test_accesses_of_unknown_rows_are_spread_over_them() -> None:
+    access = table_access(total=11 + 9.6, error=3.0)
+    assert access.tail_rows == 96
+    assert access.tail_probability == pytest.approx(0.01)
+    assert access.covered(52) == pytest.approx((11 + 4.8) / 20.6)
+    assert table_access().tail_probability == 0.0
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Several row groups a table.
+    monkeypatch.setattr("recd_plugins.access.profile_file._LINES", 3)
+    path = saved(tmp_path)
+    profile, loaded = AccessProfile.load(path), AccessProfile.load(path)
+    assert loaded.source == "x"
+    assert list(loaded.tables) == ["t", "u"]
+    for name, table in loaded.tables.items():
+        assert vars(table).keys() == vars(profile.tables[name]).keys()
+        assert (table.features, table.num_embeddings, table.samples) == (("a", "b"), 100, 10)
+        np.testing.assert_array_equal(table.rows, [3, 5, 9, 1])
+        np.testing.assert_array_equal(table.accesses, [7, 2, 2, 0])
+    assert (loaded.tables["u"].total, loaded.tables["u"].error) == (15.0, 1.0)
+
+
+def test_a_table_without_accesses(tmp_path: Path) -> None:
+    nothing = table_access(rows=np.empty(0, np.int64), accesses=np.empty(0))
+    AccessProfile({"t": nothing}, "x").save(tmp_path / "p")
+    loaded = AccessProfile.load(tmp_path / "p").tables["t"]
+    assert (loaded.length, loaded.tail_probability, loaded.covered(5)) == (0.0, 0.0, 0.0)
+
+
+def test_merging_adds_up() -> None:
+    mine = AccessProfile({"t": table_access()}, "monday")
+    theirs = AccessProfile({"t": table_access(error=1.0, total=20.0), "u": table_access("u")}, "b")
+    both = mine.merge(theirs)
+    assert both.source == "monday; b"
+    assert both.tables["u"] is theirs.tables["u"]
+    table = both.tables["t"]
+    assert (table.samples, table.total, table.error) == (20, 31.0, 1.0)
+    assert table.rows.tolist() == [3, 5, 9, 1]
+    assert table.accesses.tolist() == [14.0, 4.0, 4.0, 0.0]
+
+
+@pytest.mark.parametrize("changes", [{"features": ("a",)}, {"num_embeddings": 99}])
+def test_only_profiles_of_one_table_are_merged(changes: dict[str, Any]) -> None:
+    arguments = {"features": ("a", "b"), "num_embeddings": 100, **changes}
+    other = TableAccess(
+        "t", samples=1, rows=np.array([1]), accesses=np.ones(1), total=1, **arguments
+    )
+    with pytest.raises(DataError, match=f"its {next(iter(changes))} is"):
+        table_access().merge(other)
+
+
+def test_covering() -> None:
+    profile = AccessProfile({"t_items": table_access("t_items")}, "rows of r.yaml")
+    assert profile.covering("t_items", 100) is profile.tables["t_items"]
+    with pytest.raises(DataError, match="does not cover table t_item; did you mean t_items"):
+        profile.covering("t_item", 100)
+    with pytest.raises(DataError, match="t_items with 100 rows, and the model's has 101"):
+        profile.covering("t_items", 101)
+
+
+def edit(change: Callable[[pa.Table, dict[str, Any]], pa.Table]) -> Callable[[Path], None]:
+    """Rewrites a profile with lines or metadata that ``change`` changed."""
+
+    def apply(path: Path) -> None:
+        lines = pq.read_table(path)
+        head = json.loads(lines.schema.metadata[_KEY])
+        lines = change(lines, head)
+        if head:
+            lines = lines.replace_schema_metadata({_KEY: json.dumps(head)})
+        pq.write_table(lines, path, row_group_size=4)
+
+    return apply
+
+
+def put(column: str, line: int, value: float) -> Callable[[Path], None]:
+    def change(lines: pa.Table, head: dict[str, Any]) -> pa.Table:
+        index = lines.schema.get_field_index(column)
+        values = lines[column].to_numpy().copy()
+        values[line] = value
+        return lines.set_column(index, lines.schema.field(index), pa.array(values))
+
+    return edit(change)
+
+
+def say(key: str, value: Any, table: int | None = None) -> Callable[[Path], None]:
+    def change(lines: pa.Table, head: dict[str, Any]) -> pa.Table:
+        (head if table is None else head["tables"][table])[key] = value
+        return lines
+
+    return edit(change)
+
+
+def without_metadata(lines: pa.Table, head: dict[str, Any]) -> pa.Table:
+    head.clear()
+    return lines.replace_schema_metadata({})
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[8:60] = bytes(52)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("break_file", "message"),
+    [
+        (Path.unlink, "cannot be read"),
+        (cut, "no Parquet file, or a damaged one"),
+        (damage, "p.parquet: "),
+        (lambda path: path.write_text("table,row\n"), "no Parquet file, or a damaged one"),
+        (edit(without_metadata), "no access profile, but some other Parquet file"),
+        (edit(lambda lines, head: lines.drop_columns("row")), "its columns are table"),
+        (edit(lambda lines, head: lines.slice(0, 7)), "has 7 lines, and its metadata says 8"),
+        (
+            edit(lambda lines, head: lines.take([4, 5, 6, 7, 0, 1, 2, 3])),
+            "row group 0 is of table u",
+        ),
+        (say("version", 2), "of version 2; this recd reads version 1"),
+        (say("known_rows", -1, 0), "tables.0.known_rows: Input should be greater"),
+        (say("known_rows", 3, 0), "has 8 lines, and its metadata says 7"),
+        (say("samples", 0, 1), "tables.1.samples: Input should be greater"),
+        (
+            say("num_embeddings", 9, 0),
+            "line 2 of it .from 0.: row 9 with 2 accesses",
+        ),
+        (say("table", "t", 1), "one table twice"),
+        (say("total", 10, 0), "its rows have 11 accesses, and its metadata says 10"),
+        (put("row", 1, -5), "row -5 with 2 accesses; the table has rows 0 to 99"),
+        (put("row", 1, 9), "table t: a row stands in it twice"),
+        (put("accesses", 3, -1.0), "row 1 with -1 accesses; accesses are 0 or more"),
+        (put("accesses", 0, np.nan), "accesses are 0 or more"),
+        (put("accesses", 2, 5.0), "row 9 with 5 accesses; lines stand most read first"),
+    ],
+)
+def test_a_broken_file_is_refused(
+    tmp_path: Path, break_file: Callable[[Path], None], message: str
+) -> None:
+    path = saved(tmp_path)
+    break_file(path)
+    with pytest.raises(DataError, match=message) as caught:
+        AccessProfile.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_place_that_cannot_be_written_keeps_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "p.parquet").mkdir()
+    with pytest.raises(RecdError, match=r"p\.parquet: cannot be written"):
+        saved(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["p.parquet"]
