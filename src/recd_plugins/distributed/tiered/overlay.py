@@ -34,6 +34,7 @@ class Overlay:
         weights: ``[num_rows, embedding_dim]`` float32; zeros until they are set.
         state: sums of row-wise Adagrad, ``[num_rows]`` float32; None with SGD.
         rows: as given; another mapping when the rows have moved.
+        num_updates: backward passes that trained the rows.
     """
 
     def __init__(
@@ -45,14 +46,20 @@ class Overlay:
         device: torch.device,
     ) -> None:
         num_rows = sum(map(len, rows.values()))
-        self.rows: Mapping[str, Tensor] = rows
         self.weights = torch.zeros(num_rows, embedding_dim, device=device)
         has_state = any(rules[table].has_state for table in rows)
         self.state = torch.zeros(num_rows, device=device) if has_state else None
+        self.num_updates = 0
+        self._rules = rules
         self._group = group
+        self.hold(rows)
+
+    def hold(self, rows: Mapping[str, Tensor]) -> None:
+        """Say which rows the positions stand for from now on; they are as many as before."""
+        self.rows: Mapping[str, Tensor] = rows
         # Tables of one kernel are updated together.
         self._updates: list[tuple[UpdateRule, slice]] = []
-        for rule, tables in groupby(self.positions.items(), key=lambda item: rules[item[0]]):
+        for rule, tables in groupby(self.positions.items(), key=lambda item: self._rules[item[0]]):
             slices = [positions for _, positions in tables]
             self._updates.append((rule, slice(slices[0].start, slices[-1].stop)))
 
@@ -71,7 +78,9 @@ class Overlay:
         It does so without positions, too, as other ranks have some.
         """
         anchor = torch.zeros((), requires_grad=True)
-        output: Tensor = _Lookup.apply(anchor, self, positions)
+        output: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
+            anchor, self, positions
+        )
         return output
 
     def train(self, rows: Mapping[str, Tensor], positions: Tensor, gradients: Tensor) -> None:
@@ -95,7 +104,7 @@ class Overlay:
             )
         total = _sum_by_position(gradients, positions, len(self.weights))
         work = None
-        if self._group.size() > 1:
+        if self._group.size() > 1 and len(total):
             work = dist.all_reduce(total, group=self._group, async_op=True)
         divisor = dist.get_world_size() if comm_ops.get_gradient_division() else 1
 
@@ -113,6 +122,7 @@ class Overlay:
         for rule, positions in self._updates:
             state = None if self.state is None else self.state[positions]
             rule.update(self.weights[positions], state, gradient[positions])
+        self.num_updates += 1
 
 
 class _Lookup(torch.autograd.Function):
@@ -123,7 +133,7 @@ class _Lookup(torch.autograd.Function):
         return overlay.weights.index_select(0, positions)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None]:
         ctx.overlay.train(ctx.rows, *ctx.saved_tensors, gradients)
         return None, None, None

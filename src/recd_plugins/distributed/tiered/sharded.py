@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.embedding import EmbeddingCollectionContext
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
@@ -20,7 +19,9 @@ from torchrec.distributed.types import (
     ShardingEnv2D,
     ShardingType,
 )
+from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.distributed.sharded_modules import (
     ExactShardedEmbeddingCollection,
@@ -32,6 +33,8 @@ from recd_plugins.distributed.tiered.groups import TierGroups, tier_groups
 from recd_plugins.distributed.tiered.merge import TieredAwaitable
 from recd_plugins.distributed.tiered.overlay import Overlay
 from recd_plugins.distributed.tiered.split import Split, TierIndex
+from recd_plugins.distributed.tiered.state import CopiedRows, FoldingOptimizer
+from recd_plugins.distributed.tiered.tracking import flex_lookup, hot_lookup
 from recd_plugins.distributed.tiered.update_rule import update_rules
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError, SetupError
@@ -86,7 +89,14 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             **arguments,
         )
         # Private, torchrec 1.6 to 1.9.
-        require_attributes(self, "_use_index_dedup", "_lookups", "_need_indices")
+        require_attributes(
+            self,
+            "_use_index_dedup",
+            "_lookups",
+            "_need_indices",
+            "_optim",
+            "_model_parallel_name_to_sharded_tensor",
+        )
         if self._use_index_dedup:
             raise ExactnessError(
                 "use_index_dedup and tiers in one EmbeddingCollection: leave one of them away"
@@ -102,6 +112,16 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             self.index.flex_rows(node.rank()), dim, rules, groups.flex_gradients, where
         )
         self._has_tiers = self.index.num_hot + self.index.num_flex > 0
+        if self._has_tiers:
+            self._copies = CopiedRows(
+                self._model_parallel_name_to_sharded_tensor,
+                self._optim,
+                self.hot,
+                self.flex,
+                self.index,
+                groups,
+            )
+        self._register_folding()
         self.refresh()
 
     def create_context(self) -> TieredContext:
@@ -119,6 +139,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         if not self._has_tiers:
             return super().input_dist(ctx, features)
         assert isinstance(ctx, TieredContext)
+        features = maybe_td_to_kjt(features)
         refuse_inverse_indices(features)
         with torch.no_grad():
             ctx.split = self.index.split(features)
@@ -138,16 +159,24 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             return super().compute_and_output_dist(ctx, input)
         assert isinstance(ctx, TieredContext)
         assert ctx.split is not None
+        self._copies.hold(ctx.split.index)
         parts = list(input)
         wanted = parts.pop() if ctx.flex is not None else None
         cold = super().compute_and_output_dist(ctx, KJTList(parts))
         flex = hot = None
         if wanted is not None:
             assert ctx.flex is not None
-            assert ctx.flex.sizes is not None
-            flex = FlexLookup(self.flex, wanted.values(), ctx.flex.sizes, self.groups.flex)
+            sizes = ctx.flex.sizes
+            assert sizes is not None
+            flex = FlexLookup(self.flex, wanted.values(), sizes, self.groups.flex)
+            if self.post_lookup_tracker_fn is not None:
+                features = ctx.split.index.features
+                lookup = flex_lookup(features, wanted.values(), sizes, self.flex)
+                self.post_lookup_tracker_fn(*lookup, self, None)
         if self.index.num_hot:
             hot = self.hot.look_up(ctx.split.hot)
+            if self.post_lookup_tracker_fn is not None:
+                self.post_lookup_tracker_fn(*hot_lookup(ctx.split, self.hot), self, None)
         return TieredAwaitable(ctx.split, cold, hot, flex, self._need_indices)
 
     def output_dist(
@@ -161,18 +190,34 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             "call compute_and_output_dist"
         )
 
-    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Initialize the tables, and the copies from them."""
+        super().reset_parameters()
+        if self._has_tiers:
+            self.refresh()
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """Of the tables, in the form of tables without tiers; all ranks use its state together."""
+        return self._folding_optimizer
+
+    def fold(self) -> None:
+        """Write what the copies have learned into the tables: all ranks together."""
+        if self._has_tiers:
+            self._copies.fold()
+
     def refresh(self) -> None:
         """Set the copies from the tables: all ranks together."""
-        for overlay in (self.hot, self.flex):
-            for table, positions in overlay.positions.items():
-                config = self._table_name_to_config[table]
-                whole = torch.zeros(config.num_embeddings, config.embedding_dim)
-                for shard in self._model_parallel_name_to_local_shards[table]:
-                    start = shard.metadata.shard_offsets[0]
-                    whole[start : start + shard.metadata.shard_sizes[0]] = shard.tensor
-                dist.all_reduce(whole)
-                overlay.weights[positions] = whole[overlay.rows[table]]
+        if self._has_tiers:
+            self._copies.refresh()
+
+    def _register_folding(self) -> None:
+        """State dicts are those of tables without tiers, from the first one on."""
+        self._folding_optimizer = FoldingOptimizer(self._optim, self.fold, self.refresh)
+        self.register_state_dict_pre_hook(lambda *_: self.fold())
+        # What a state dict lacks, the optimizer's state, is to be that of the copies.
+        self._register_load_state_dict_pre_hook(lambda *_: self.fold())
+        self.register_load_state_dict_post_hook(lambda *_: self.refresh())
 
 
 def _with_group(env: ShardingEnv, groups: TierGroups) -> ShardingEnv:
