@@ -29,11 +29,6 @@ class FlexSizes:
     sent: list[list[int]]
     received: list[list[int]]
 
-    @property
-    def received_per_feature(self) -> list[int]:
-        """Of all ranks of the node."""
-        return [sum(of_ranks) for of_ranks in zip(*self.received, strict=True)]
-
 
 class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
     """Sends the sizes; what it waits for sends the ids.
@@ -98,11 +93,15 @@ class FlexLookup:
     ) -> None:
         self._exchange = _Exchange(group, _totals(sizes.received), _totals(sizes.sent))
         anchor = torch.zeros((), requires_grad=True)
-        self._token: Tensor = _Send.apply(anchor, overlay, positions, self._exchange)
+        self._token: Tensor = _Send.apply(  # type: ignore[no-untyped-call]
+            anchor, overlay, positions, self._exchange
+        )
 
     def wait(self) -> Tensor:
         """Embeddings of the ids that this rank wants, ``[num_flex, embedding_dim]``."""
-        output: Tensor = _Receive.apply(self._token, self._exchange)
+        output: Tensor = _Receive.apply(  # type: ignore[no-untyped-call]
+            self._token, self._exchange
+        )
         return output
 
 
@@ -142,7 +141,7 @@ class _Send(torch.autograd.Function):
         return anchor.new_empty(0)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, _: Tensor) -> tuple[None, None, None, None]:
         ctx.overlay.train(ctx.rows, *ctx.saved_tensors, ctx.exchange.finish())
         return None, None, None, None
@@ -158,7 +157,7 @@ class _Receive(torch.autograd.Function):
         return exchange.finish()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, None]:
         ctx.exchange.start(gradients, back=True)
         (token,) = ctx.saved_tensors

@@ -49,7 +49,9 @@ class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
             tiers.append(self._hot)
         if self._flex is not None:
             tiers.append(self._flex.wait())
-        merged = _Merge.apply(split.place, split.source, *tiers)
+        merged = _Merge.apply(  # type: ignore[no-untyped-call]
+            split.place, split.source, *tiers
+        )
         values = torch.split(merged, split.ids_per_feature)
         ids = torch.split(split.ids, split.ids_per_feature)
         for number, name in enumerate(features):
@@ -71,7 +73,7 @@ class _Merge(torch.autograd.Function):
         return torch.cat(tiers).index_select(0, place)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         (source,) = ctx.saved_tensors
         return None, None, *torch.split(gradient.index_select(0, source), ctx.sizes)

@@ -51,14 +51,6 @@ class Split:
             tensor.record_stream(stream)
         self.lengths.record_stream(stream)
 
-    def hot_per_feature(self) -> list[int]:
-        """How many ids of each tiered feature are hot."""
-        num_cold = len(self.source) - len(self.hot) - len(self.flex)
-        source = self.source[num_cold : num_cold + len(self.hot)]
-        ends = torch.tensor(self.ids_per_feature, device=source.device).cumsum(0)
-        features = torch.bucketize(source, ends, right=True)
-        return torch.bincount(features, minlength=len(ends)).tolist()
-
 
 @dataclass(eq=False)
 class TierIndex:
