@@ -17,7 +17,7 @@ from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.tables import tables_of
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.planning.work import rows_pooled
+from recd_plugins.planning.work import ids_of, rows_pooled
 from recd_plugins.registry import Registry
 from recd_plugins.training.assembly import without_plugins
 from recd_plugins.training.prepare import build_model
@@ -66,9 +66,20 @@ class Candidate:
         return planner.fits(self.model, self.sharders)
 
     def activation_bytes(self, compute: Compute, batch_size: int) -> int:
-        """What a forward pass of a rank keeps beside its lookups."""
+        """What a forward pass of a rank keeps beside its lookups in sharded tables.
+
+        An id of a hot row is one embedding, one of a flex row two: where it is read, and here.
+        """
         pooled = rows_pooled(self.tables, self.profile, compute, batch_size)
-        return round(compute.rest_saved_bytes * batch_size + compute.pooling_saved_bytes * pooled)
+        copied = sum(
+            4 * table.embedding_dim * (tiers.hot_share + 2 * tiers.flex_share) * ids
+            for table in self.tables
+            if (tiers := self.registry.tiers.get(table.name)) is not None
+            for ids in (ids_of(table, self.profile, batch_size),)
+        )
+        return round(
+            compute.rest_saved_bytes * batch_size + compute.pooling_saved_bytes * pooled + copied
+        )
 
     def _planner(
         self, topology: Topology, batch_size: int, activation_bytes: int

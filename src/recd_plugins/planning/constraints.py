@@ -40,7 +40,8 @@ def table_constraints(
     ``ParameterConstraints.batch_sizes`` says, with the mean length of those rows as
     ``pooling_factors``: TorchRec's estimators reckon compute, communication, input dist and the
     storage of inputs and outputs from the two. (``pooling_factors`` alone would leave the
-    communication of pooled embeddings as it is.)
+    communication of pooled embeddings as it is.) Of a table with tiers of rows, only ids of cold
+    rows count.
 
     Args:
         registry: its sharding and cache entries constrain the tables that they name; its batch
@@ -76,8 +77,13 @@ def table_constraints(
         if table.name in replicated:
             # Data-parallel kernels are fed every row.
             features = [feature.plain() for feature in features]
+        cold_share = registry.tiers[table.name].cold_share if table.name in registry.tiers else 1.0
         merged[table.name] = _with_batch_sizes(
-            merged.get(table.name, _UNSET), table, registry.training.batch_size, features
+            merged.get(table.name, _UNSET),
+            table,
+            registry.training.batch_size,
+            features,
+            cold_share,
         )
     not_replicated = _not_replicated(replicated, tables, profile, device_type)
     for table in tables:
@@ -151,6 +157,7 @@ def _with_batch_sizes(
     table: Table,
     batch_size: int,
     features: Sequence[FeatureProfile],
+    cold_share: float,
 ) -> ParameterConstraints:
     """With rows and lengths by feature, where no plugin has set them."""
     if constraints.batch_sizes is None:
@@ -158,7 +165,7 @@ def _with_batch_sizes(
         constraints = replace(constraints, batch_sizes=sizes)
     if constraints.pooling_factors == _UNSET.pooling_factors:
         lengths = [
-            feature.ids(batch_size, pooled=table.pooled) / size
+            cold_share * feature.ids(batch_size, pooled=table.pooled) / size
             for feature, size in zip(features, constraints.batch_sizes or (), strict=True)
         ]
         constraints = replace(constraints, pooling_factors=lengths)

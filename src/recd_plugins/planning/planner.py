@@ -30,7 +30,7 @@ from recd_plugins.planning.feasible import feasible
 from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.profile import DataProfile, measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, proposers
-from recd_plugins.planning.storage import Reservation, StorageEstimator
+from recd_plugins.planning.storage import Reservation, StorageEstimator, copies_bytes
 from recd_plugins.planning.tables import tables_of
 from recd_plugins.planning.topologies import TopologySpec, this_machine
 
@@ -235,9 +235,7 @@ class RegistryPlanner(ShardingPlanner):
         try:
             sharding = planner.plan(module, sharders)
         except PlannerError as error:
-            raise _explain(
-                error, module, constraints, self._topology, self._training.batch_size
-            ) from error
+            raise _explain(error, module, constraints, self._topology, self._training) from error
         return Planned(sharding, tuple(chosen), enumerator.static_storage(chosen))
 
 
@@ -286,7 +284,7 @@ def _explain(
     module: nn.Module,
     constraints: _Constraints,
     topology: Topology,
-    batch_size: int,
+    training: TrainingSpec,
 ) -> SetupError:
     if error.error_type not in (
         PlannerErrorType.INSUFFICIENT_STORAGE,
@@ -302,11 +300,13 @@ def _explain(
     listed = ", ".join(
         f"{name} ({_bytes(size[name])}, {_describe(constraints[name])})" for name in largest
     )
+    copies = copies_bytes(module, topology.local_world_size, training)
+    of_copies = f" and copies of rows {_bytes(copies)} a rank" if copies else ""
     return NoPlanError(
-        f"no plan fits batches of {batch_size:,} rows: without them and optimizer state the tables "
-        f"take {_bytes(sum(size.values()))}, on {topology.world_size} ranks with {_bytes(memory)} "
-        f"each; the largest: {listed}. Use more ranks, smaller batches or smaller tables, or let "
-        "large tables be split: torchrec.row_wise"
+        f"no plan fits batches of {training.batch_size:,} rows: without them and optimizer state "
+        f"the tables take {_bytes(sum(size.values()))}{of_copies}, on {topology.world_size} ranks "
+        f"with {_bytes(memory)} each; the largest: {listed}. Use more ranks, smaller batches or "
+        "smaller tables, or let large tables be split: torchrec.row_wise"
     )
 
 

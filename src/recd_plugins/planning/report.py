@@ -15,7 +15,7 @@ from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned
 from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.stage_times import StageCosts, predict
-from recd_plugins.planning.storage import RESERVED_SHARE, dense_bytes, state_bytes
+from recd_plugins.planning.storage import RESERVED_SHARE, copies_bytes, dense_bytes, state_bytes
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.training.stages import StageTimes
@@ -24,6 +24,7 @@ from recd_plugins.training.stages import StageTimes
 COMPONENTS = (
     "embeddings",
     "optimizer",
+    "copies of rows",
     "inputs and outputs",
     "activations",
     "dense layers",
@@ -46,6 +47,9 @@ class TableReport:
         ranks: that hold a part of it.
         bytes_per_rank: of its largest part, with optimizer state, inputs and outputs.
         dedupe_factor: ids of its features over those that it is asked for.
+        hot_rows: rows with a copy on every rank.
+        flex_rows: rows with a copy in every node.
+        cold_share: of the ids that it is asked for, those of rows with no copy.
     """
 
     name: str
@@ -58,6 +62,9 @@ class TableReport:
     ranks: tuple[int, ...]
     bytes_per_rank: int
     dedupe_factor: float
+    hot_rows: int = 0
+    flex_rows: int = 0
+    cold_share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -215,6 +222,7 @@ def report_side(
         batch_size=batch_size,
         world_size=spec.world_size,
         local_world_size=spec.ranks_per_node,
+        tiers=candidate.registry.tiers,
     )
     return SideReport(
         batch_size,
@@ -238,6 +246,7 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Ta
         features = [candidate.profile.of(feature) for feature in table.features]
         all_ids = sum(feature.length for feature in features) * batch_size
         ids = sum(feature.ids(batch_size, pooled=table.pooled) for feature in features)
+        tiers = candidate.registry.tiers.get(table.name)
         found.append(
             TableReport(
                 table.name,
@@ -250,6 +259,7 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Ta
                 tuple(sorted(per_rank)),
                 max(per_rank.values()),
                 all_ids / ids if ids else 1.0,
+                *((tiers.hot, tiers.flex, tiers.cold_share) if tiers else ()),
             )
         )
     return tuple(found)
@@ -271,6 +281,7 @@ def _memory(
             parts["embeddings"][shard.rank] += held - state
             parts["optimizer"][shard.rank] += state
             parts["inputs and outputs"][shard.rank] += whole - held
+    parts["copies of rows"] += copies_bytes(candidate.model, spec.ranks_per_node, training)
     parts["activations"] += activation_bytes
     parts["dense layers"] += dense_bytes(candidate.model, candidate.sharders, training)
     parts["reserve"] += round(RESERVED_SHARE * spec.memory_bytes)

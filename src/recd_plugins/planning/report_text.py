@@ -12,19 +12,20 @@ from rich.table import Table
 from rich.text import Text
 
 from recd_plugins.planning.report import COMPONENTS, PlanReport, SideReport, TableReport
+from recd_plugins.planning.topologies import TopologySpec
 
 # Tables up to this many have a line each; more are put together where they are alike.
 _LINES = 16
 # Ranks up to this many have a bar each.
 _BARS = 16
 _BAR_WIDTH = 50
-_MARKS = dict(zip(COMPONENTS, "█▓▒▚░·", strict=True))
+_MARKS = dict(zip(COMPONENTS, "█▓▞▒▚░·", strict=True))
 
 
 def render(report: PlanReport) -> RenderableType:
     """Topology, shards, memory, times and what the plugins changed."""
     parts: list[RenderableType] = [
-        _topology(report),
+        topology_line(report.topology, report.spec),
         _data(report),
         _shards(report.plugins),
         _memory(report),
@@ -48,6 +49,17 @@ def compressed(ranks: Iterable[int]) -> str:
     return ", ".join(words[:6]) + (f" and {len(words) - 6} more" if len(words) > 6 else "")
 
 
+def topology_line(name: str, spec: TopologySpec) -> Text:
+    """Nodes, ranks, their memory and links."""
+    nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes:,} nodes"
+    ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size:,} ranks"
+    across = f", {spec.inter_node_bandwidth / 1e9:.3g} across nodes" if spec.nodes > 1 else ""
+    return Text(
+        f"{nodes} of {name}: {ranks} on {spec.device}, {size(spec.memory_bytes)} each, "
+        f"{spec.intra_node_bandwidth / 1e9:.3g} GB/s in a node{across}"
+    )
+
+
 def size(num_bytes: float) -> str:
     """Bytes in words."""
     for unit in ("B", "KiB", "MiB", "GiB"):
@@ -55,17 +67,6 @@ def size(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1024
     return f"{num_bytes:.1f} TiB"
-
-
-def _topology(report: PlanReport) -> Text:
-    spec = report.spec
-    nodes = "1 node" if spec.nodes == 1 else f"{spec.nodes:,} nodes"
-    ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size:,} ranks"
-    across = f", {spec.inter_node_bandwidth / 1e9:.3g} across nodes" if spec.nodes > 1 else ""
-    return Text(
-        f"{nodes} of {report.topology}: {ranks} on {spec.device}, {size(spec.memory_bytes)} each, "
-        f"{spec.intra_node_bandwidth / 1e9:.3g} GB/s in a node{across}"
-    )
 
 
 def _data(report: PlanReport) -> Text:
@@ -95,13 +96,23 @@ def _shards(side: SideReport) -> Table:
         table.add_row(
             name + ("" if first.pooled else " (sequence)"),
             f"{first.num_embeddings:,} x {first.embedding_dim}",
-            first.sharding_type,
+            _sharding(first),
             first.compute_kernel,
             compressed(sorted({rank for each in tables for rank in each.ranks})),
             size(max(each.bytes_per_rank for each in tables)),
             low if low == high else f"{low}-{high}",
         )
     return table
+
+
+def _sharding(table: TableReport) -> str:
+    """TorchRec's name, and rows that have copies besides."""
+    copies = [
+        f"{rows:,} rows {where}"
+        for rows, where in ((table.hot_rows, "hot"), (table.flex_rows, "flex"))
+        if rows
+    ]
+    return "\n".join([table.sharding_type, *copies])
 
 
 def _alike(tables: Sequence[TableReport]) -> list[list[TableReport]]:
@@ -112,7 +123,7 @@ def _alike(tables: Sequence[TableReport]) -> list[list[TableReport]]:
     for table in tables:
         spread = len(table.ranks) if len(table.ranks) > 1 else 1
         shape = (table.num_embeddings, table.embedding_dim, table.pooled)
-        found[*shape, table.sharding_type, table.compute_kernel, spread].append(table)
+        found[*shape, _sharding(table), table.compute_kernel, spread].append(table)
     return sorted(found.values(), key=lambda group: -max(each.bytes_per_rank for each in group))
 
 

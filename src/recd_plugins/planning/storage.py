@@ -16,6 +16,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
+from recd_plugins.distributed.tiered import TieredEmbeddingCollection
 from recd_plugins.registry.schema import TrainingSpec
 
 #: Left to the allocator and the interpreter; and to activations where nobody counted them.
@@ -57,6 +58,19 @@ def state_bytes(option: ShardingOption, rows: int, training: TrainingSpec) -> in
     return state
 
 
+def copies_bytes(module: nn.Module, ranks_per_node: int, training: TrainingSpec) -> int:
+    """What a rank holds of copies of rows (tiers): with optimizer state, and their gradients.
+
+    Gradients are of all copies, and there while a backward pass runs.
+    """
+    return sum(
+        child.overlay_bytes(ranks_per_node, training.optimizer)
+        + 4 * child.embedding_dim() * (child.num_hot + -(-child.num_flex // ranks_per_node))
+        for child in module.modules()
+        if isinstance(child, TieredEmbeddingCollection)
+    )
+
+
 class StorageEstimator(EmbeddingStorageEstimator):
     """TorchRec's estimate, and ``state_bytes``, of which it knows nothing where a sharder decides.
 
@@ -90,7 +104,7 @@ class StorageEstimator(EmbeddingStorageEstimator):
 
 
 class Reservation(FixedPercentageStorageReservation):
-    """``RESERVED_SHARE`` of each rank's memory, and what the layers take that are no tables.
+    """``RESERVED_SHARE`` of each rank's memory, and what layers and copies of rows take.
 
     TorchRec's reserves memory of GPUs only.
 
@@ -114,10 +128,14 @@ class Reservation(FixedPercentageStorageReservation):
     ) -> Topology:
         """See TorchRec's ``StorageReservation.reserve``."""
         reserved = super().reserve(topology, batch_size, module, sharders, constraints)
-        dense = dense_bytes(module, sharders, self._training) + self._activation_bytes
+        taken = (
+            dense_bytes(module, sharders, self._training)
+            + copies_bytes(module, topology.local_world_size, self._training)
+            + self._activation_bytes
+        )
         for device in reserved.devices:
             if topology.compute_device == "cpu":
-                device.storage.ddr = int((1 - RESERVED_SHARE) * device.storage.ddr) - dense
+                device.storage.ddr = int((1 - RESERVED_SHARE) * device.storage.ddr) - taken
             else:
-                device.storage.hbm -= dense
+                device.storage.hbm -= taken
         return reserved

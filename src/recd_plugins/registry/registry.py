@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from recd_plugins.interfaces import Setting
     from recd_plugins.planning.planner import RegistryPlanner
     from recd_plugins.planning.profile import DataProfile
-    from recd_plugins.planning.tiers.plan import TierPlan
+    from recd_plugins.planning.tiers.plan import TableTiers, TierPlan
     from recd_plugins.training.pipeline import CheckedTrainPipeline
 
 P = TypeVar("P", bound=Plugin, covariant=True)
@@ -96,6 +96,11 @@ class Prepared:
     num_embeddings: Mapping[str, int]
     tier_plans: Mapping[str, TierPlan] = field(default_factory=dict)
 
+    @property
+    def tiers(self) -> dict[str, TableTiers]:
+        """The tiers of each table that has some, by its name."""
+        return {table.name: table for plan in self.tier_plans.values() for table in plan.tables}
+
 
 @dataclass
 class Registry:
@@ -123,6 +128,11 @@ class Registry:
     def model(self) -> ModelSpec | None:
         """Sizes of the built-in model, None where the file has no ``model`` section."""
         return self.spec.model
+
+    @property
+    def tiers(self) -> dict[str, TableTiers]:
+        """The tiers of the tables of the model that ``prepare`` saw last, by table name."""
+        return self.prepared.tiers if self.prepared else {}
 
     @property
     def training(self) -> TrainingSpec:
