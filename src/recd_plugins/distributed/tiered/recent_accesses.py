@@ -43,7 +43,7 @@ class RecentAccesses:
         self._counts = np.empty(0, np.float64)
 
     def add(self, keys: Tensor) -> None:
-        """Count one access of each of ``keys``, int64 of any device; they are kept as they are."""
+        """Count one access of each of ``keys``, int64 of any device; negative ones are no rows."""
         self._uncounted.append(keys)
         self._num_uncounted += keys.numel()
         if self._num_uncounted >= self._bound:
@@ -60,12 +60,10 @@ class RecentAccesses:
         if not self._uncounted:
             return
         keys, counts = torch.unique(torch.cat(self._uncounted), return_counts=True)
+        new, times = keys.cpu().numpy(), counts.cpu().numpy().astype(np.float64)
+        first = np.searchsorted(new, 0)
         self._keys, self._counts, _ = keep_most_read(
-            *add_counts(
-                [self._keys, keys.cpu().numpy()],
-                [self._counts, counts.cpu().numpy().astype(np.float64)],
-            ),
-            self._bound,
+            *add_counts([self._keys, new[first:]], [self._counts, times[first:]]), self._bound
         )
         self._uncounted, self._num_uncounted = [], 0
 

@@ -32,6 +32,7 @@ from recd_plugins.distributed.tiered.flex import FlexLookup, FlexSizesAwaitable
 from recd_plugins.distributed.tiered.groups import TierGroups, tier_groups
 from recd_plugins.distributed.tiered.merge import TieredAwaitable
 from recd_plugins.distributed.tiered.overlay import Overlay
+from recd_plugins.distributed.tiered.retier import Retiering, RetierReport
 from recd_plugins.distributed.tiered.split import Split, TierIndex
 from recd_plugins.distributed.tiered.state import CopiedRows, FoldingOptimizer
 from recd_plugins.distributed.tiered.tracking import flex_lookup, hot_lookup
@@ -63,7 +64,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
 
     Attributes:
         groups: of the tiers' collectives.
-        index: where the chosen rows are.
+        index: where the chosen rows are, for the next batch that is distributed.
         hot: copies of the hot rows of all tables.
         flex: copies of this rank's part of the flex rows.
     """
@@ -112,6 +113,9 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             self.index.flex_rows(node.rank()), dim, rules, groups.flex_gradients, where
         )
         self._has_tiers = self.index.num_hot + self.index.num_flex > 0
+        self._retiering: Retiering | None = None
+        if self._has_tiers and module.retier_every is not None:
+            self._retiering = Retiering(module.retier_every, self.index)
         if self._has_tiers:
             self._copies = CopiedRows(
                 self._model_parallel_name_to_sharded_tensor,
@@ -142,7 +146,12 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         features = maybe_td_to_kjt(features)
         refuse_inverse_indices(features)
         with torch.no_grad():
+            retiering = self._retiering if self.training else None
+            if retiering is not None:
+                self.index = retiering.next_index(self.index)
             ctx.split = self.index.split(features)
+            if retiering is not None:
+                retiering.count(ctx.split)
             awaitable = super().input_dist(ctx, ctx.split.cold)
             assert isinstance(awaitable, KJTListSplitsAwaitable)
             if self.index.num_flex:
@@ -201,6 +210,11 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         """Of the tables, in the form of tables without tiers; all ranks use its state together."""
         return self._folding_optimizer
 
+    @property
+    def retier_reports(self) -> list[RetierReport]:
+        """One for each time that rows were chosen anew, the last one at the end."""
+        return [] if self._retiering is None else self._retiering.reports
+
     def fold(self) -> None:
         """Write what the copies have learned into the tables: all ranks together."""
         if self._has_tiers:
@@ -211,10 +225,14 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         if self._has_tiers:
             self._copies.refresh()
 
+    def _lend(self) -> None:
+        if self._has_tiers:
+            self._copies.lend()
+
     def _register_folding(self) -> None:
         """State dicts are those of tables without tiers, from the first one on."""
         self._folding_optimizer = FoldingOptimizer(self._optim, self.fold, self.refresh)
-        self.register_state_dict_pre_hook(lambda *_: self.fold())
+        self.register_state_dict_pre_hook(lambda *_: self._lend())
         # What a state dict lacks, the optimizer's state, is to be that of the copies.
         self._register_load_state_dict_pre_hook(lambda *_: self.fold())
         self.register_load_state_dict_post_hook(lambda *_: self.refresh())

@@ -1,0 +1,155 @@
+"""Tiers that follow the data: rows are chosen anew from the accesses of the last steps."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recd_plugins.distributed.tiered.recent_accesses import Chosen, RecentAccesses, choose_rows
+from recd_plugins.distributed.tiered.split import Split, TierIndex
+from recd_plugins.distributed.tiered.tiers import RowTiers
+
+_logger = logging.getLogger(__name__)
+_TIERS = ("hot", "flex", "cold")
+
+
+@dataclass(frozen=True)
+class RetierReport:
+    """What a new choice of rows changed, in all tables of a collection.
+
+    Attributes:
+        step: training batches that were distributed before.
+        moved: rows by the tiers that they moved from and to, ``("cold", "hot")`` and so on; only
+            changes that happened.
+        a2a_share_before: share of the last steps' accesses, of all ranks, that were of cold rows
+            and took the all-to-all over all ranks.
+        a2a_share_after: what the share would have been with the new tiers.
+    """
+
+    step: int
+    moved: Mapping[tuple[str, str], int]
+    a2a_share_before: float
+    a2a_share_after: float
+
+    def __str__(self) -> str:
+        moves = ", ".join(f"{count} {old} to {new}" for (old, new), count in self.moved.items())
+        return (
+            f"tiers chosen anew after step {self.step}: {moves or 'no row moves'}; accesses by the "
+            f"global all-to-all {self.a2a_share_before:.1%} to {self.a2a_share_after:.1%}"
+        )
+
+
+class Retiering:
+    """Counts accesses while training, and chooses rows anew after every ``every`` batches.
+
+    Sizes of the tiers, over all tables together, stay: the most read rows become hot, the next
+    ones flex. A table may gain rows that another one loses.
+
+    Args:
+        every: batches that are distributed in training mode.
+        index: of the collection.
+
+    Attributes:
+        reports: one for each choice.
+    """
+
+    def __init__(self, every: int, index: TierIndex) -> None:
+        # No tier's group, whose traffic is that of steps.
+        world = dist.group.WORLD
+        assert world is not None
+        self.reports: list[RetierReport] = []
+        self._every = every
+        self._group = world
+        self._device = index.device
+        self._steps = 0
+        self._recent = RecentAccesses()
+        tables = [config for config in index.configs if config.name in index.tiers]
+        sizes = np.array([config.num_embeddings for config in tables], dtype=np.int64)
+        # A row's key is its place as if the tables stood one below the other.
+        self._first = np.cumsum(sizes) - sizes
+        num_features = [len(config.feature_names) for config in tables]
+        self._first_key = self._repeat(self._first, num_features)
+        self._num_rows = self._repeat(sizes, num_features)
+
+    def _repeat(self, values: NDArray[np.int64], times: list[int]) -> Tensor:
+        return torch.from_numpy(np.repeat(values, times)).to(self._device)
+
+    def next_index(self, index: TierIndex) -> TierIndex:
+        """What to divide the next training batch by: ``index``, or another when it is time.
+
+        A collective call then, after the same number of batches on all ranks.
+        """
+        if not self._steps or self._steps % self._every:
+            return index
+        old = self._keys(index)
+        chosen = choose_rows(self._recent.take(), *old, self._device, self._group)
+        moved = _moves(old, (chosen.hot, chosen.flex))
+        self._report(moved, chosen)
+        return replace(index, tiers=self._tiers(index, chosen)) if moved else index
+
+    def count(self, split: Split) -> None:
+        """Count the accesses of a training batch."""
+        self._steps += 1
+        per_feature = torch.tensor(split.ids_per_feature, device=self._device)
+        num_ids = len(split.ids)
+        first = self._first_key.repeat_interleave(per_feature, output_size=num_ids)
+        num_rows = self._num_rows.repeat_interleave(per_feature, output_size=num_ids)
+        in_table = (split.ids >= 0) & (split.ids < num_rows)
+        self._recent.add(torch.where(in_table, split.ids + first, -1))
+
+    def _keys(self, index: TierIndex) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of all hot and of all flex rows."""
+        tables = list(zip(self._first, index.tiers.values(), strict=True))
+        return (
+            np.concatenate([first + tiers.hot for first, tiers in tables]),
+            np.concatenate([first + tiers.flex for first, tiers in tables]),
+        )
+
+    def _tiers(self, index: TierIndex, chosen: Chosen) -> dict[str, RowTiers]:
+        hot, flex = (self._rows(keys) for keys in (chosen.hot, chosen.flex))
+        return {
+            table: RowTiers(hot[number], flex[number]) for number, table in enumerate(index.tiers)
+        }
+
+    def _rows(self, keys: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """By table, in the order of the keys."""
+        tables = np.searchsorted(self._first, keys, side="right") - 1
+        return [keys[tables == number] - first for number, first in enumerate(self._first.tolist())]
+
+    def _report(self, moved: Mapping[tuple[str, str], int], chosen: Chosen) -> None:
+        accesses = max(chosen.accesses, 1.0)
+        before, after = chosen.covered_before / accesses, chosen.covered_after / accesses
+        self.reports.append(RetierReport(self._steps, moved, 1 - before, 1 - after))
+        if self._group.rank() == 0:
+            _logger.info("%s", self.reports[-1])
+
+
+def _moves(
+    old: tuple[NDArray[np.int64], NDArray[np.int64]],
+    new: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> dict[tuple[str, str], int]:
+    """How many keys changed their tier, by the tiers before and after."""
+    keys = np.unique(np.concatenate([*old, *new]))
+    before, after = (_tier_of(keys, *tiers) for tiers in (old, new))
+    changed = before != after
+    pairs = zip(before[changed].tolist(), after[changed].tolist(), strict=True)
+    counts = Counter((_TIERS[one], _TIERS[other]) for one, other in pairs)
+    return dict(sorted(counts.items()))
+
+
+def _tier_of(
+    keys: NDArray[np.int64], hot: NDArray[np.int64], flex: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """0, 1 or 2 for sorted keys that are hot, flex or cold."""
+    tiers = np.full(len(keys), 2)
+    tiers[np.searchsorted(keys, hot)] = 0
+    tiers[np.searchsorted(keys, flex)] = 1
+    return tiers
