@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.errors import DataError, SetupError
-from recd_plugins.planning.tiers import Cluster, CostOptions, TableDemand, TierPlan, plan_tiers
+from recd_plugins.planning.tiers import (
+    Cluster,
+    CostOptions,
+    TableDemand,
+    TierPlan,
+    on_cluster,
+    plan_tiers,
+)
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.options import OtherCluster, TierOptions
@@ -34,7 +41,7 @@ def plan(
     if strategy == "three_tier" and cluster.nodes == 1:
         raise _one_node("plan_for is one node")
     chosen = plan_tiers(demands, cluster, strategy, _costs(options, memory))
-    return chosen.on(setting.cluster)
+    return on_cluster(chosen, setting.cluster)
 
 
 def _one_node(what: str) -> SetupError:

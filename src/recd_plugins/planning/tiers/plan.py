@@ -109,6 +109,16 @@ def plan_curve(
             yield _plan(tables, model, strategy, _cuts(model, strategy))
 
 
+def on_cluster(plan: TierPlan, cluster: Cluster) -> TierPlan:
+    """The tiers of ``plan``, and what they take and send on another cluster."""
+    tables = [table.demand for table in plan.tables]
+    ranking = _ranking(tables, cluster, plan.options.coalesce)
+    hot = [table.hot for table in plan.tables]
+    flex = [table.hot + table.flex for table in plan.tables]
+    cuts = Cuts(ranking.prefix(hot), ranking.prefix(flex))
+    return _plan(tables, CutModel(ranking, cluster, plan.options), plan.strategy, cuts)
+
+
 def pareto_curve(
     tables: Sequence[TableDemand],
     cluster: Cluster,
