@@ -66,6 +66,7 @@ class CopiedRows:
             self._cold.append(ColdRows(blocks, states))
             self._copies.append((hot.state, flex.state))
         self._folded = -1
+        self._lent = False
 
     @torch.no_grad()
     def fold(self) -> None:
@@ -79,6 +80,14 @@ class CopiedRows:
             fold_flex(flex, flex_slots, cold, node, node.size())
         self._folded = self._num_updates
 
+    def lend(self) -> None:
+        """Fold, for one who may write into the tables, as those who fill a state dict in place do.
+
+        The copies follow in the next lookup, if they have not learned in between.
+        """
+        self.fold()
+        self._lent = True
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Set the copies from the tables."""
@@ -90,10 +99,14 @@ class CopiedRows:
             refresh_hot(hot, hot_slots, cold, world)
             refresh_flex(flex, flex_slots, cold, world, self._groups.flex.size())
         self._folded = self._num_updates
+        self._lent = False
 
     def hold(self, index: TierIndex) -> None:
         """Have the overlays hold the rows of ``index``, which has as many as the one before."""
         if index is self.index:
+            if self._lent and self._folded == self._num_updates:
+                self.refresh()
+            self._lent = False
             return
         self.fold()
         self.index = index
