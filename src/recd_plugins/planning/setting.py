@@ -31,7 +31,8 @@ class RegistryData(TrainingData):
 
     @cached_property
     def _profile(self) -> DataProfile:
-        return measure_profile(self._registry)
+        with _off_meta():
+            return measure_profile(self._registry)
 
     def profile(self) -> DataProfile:
         """See ``TrainingData.profile``."""
@@ -43,8 +44,14 @@ class RegistryData(TrainingData):
 
         key = tuple(tables), rows
         if key not in self._access:
-            self._access[key] = measure_access(self._registry, tables, rows=rows)
+            with _off_meta():
+                self._access[key] = measure_access(self._registry, tables, rows=rows)
         return self._access[key]
+
+
+def _off_meta() -> torch.device:
+    """A context in which tensors have values, also where a model is prepared on the meta device."""
+    return torch.device("cpu")
 
 
 def setting_of(
