@@ -1,0 +1,126 @@
+"""Batches to play through a plan: drawn by how often rows are accessed, or those of a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_plugins.errors import DataError, SetupError
+from recd_plugins.planning.tiers.plan import TierPlan
+from recd_plugins.planning.tiers.routes import TableRoute
+from recd_plugins.planning.tiers.simulate import Lookups
+
+if TYPE_CHECKING:
+    from recd_plugins.data.row_pipeline import RowPipeline
+    from recd_plugins.interfaces import Rows, Table
+    from recd_plugins.registry import Registry
+
+
+class DrawnBatches:
+    """Each row is accessed a Poisson number of times, whose mean is its demand's of a batch.
+
+    So all rows of one place together are, too, and it is these sums that are drawn: no ids are
+    made. Deduplicated lists are drawn as so many fewer.
+
+    Args:
+        plan: whose demands and batch size are drawn by.
+        seed: the same draws for the same seed, step and rank.
+    """
+
+    def __init__(self, plan: TierPlan, seed: int = 0) -> None:
+        self.name = f"drawn by how often rows are accessed, seed {seed}"
+        self._plan = plan
+        self._seed = seed
+        self._rates: list[NDArray[np.float64]] | None = None
+
+    def read(
+        self, routes: list[TableRoute], rank: int, steps: int
+    ) -> Iterator[tuple[Lookups, Lookups]]:
+        """See ``simulate.Source``."""
+        if self._rates is None:
+            self._rates = [route.rates() for route in routes]
+        size = self._plan.cluster.batch_size
+        unique = [size / table.demand.dedupe_factor for table in self._plan.tables]
+        for step in range(steps):
+            random = np.random.default_rng([self._seed, step, rank])
+            yield self._drawn(random, unique), self._drawn(random, [size] * len(unique))
+
+    def _drawn(self, random: np.random.Generator, rows: Sequence[float]) -> Lookups:
+        """``rows``: lists of a feature of each table."""
+        assert self._rates is not None, "read sets it"
+        features = [table.demand.features for table in self._plan.tables]
+        return Lookups(
+            [random.poisson(rates * n) for rates, n in zip(self._rates, rows, strict=True)],
+            sum(round(n * f) for n, f in zip(rows, features, strict=True)),
+        )
+
+
+class RegistryBatches:
+    """The first batches of the training split as the registry's converter gives them.
+
+    Each rank reads its own share, as it would in training. The plain ones beside them are of the
+    same rows, with all lists as they are.
+
+    Args:
+        registry: prepared for a model that looks up ``tables`` in an EmbeddingCollection.
+        tables: of the plan, in its order.
+
+    Raises:
+        SetupError: a table is not looked up as sequences.
+    """
+
+    def __init__(self, registry: Registry, tables: list[Table]) -> None:
+        from recd_plugins.data.plain import PlainConverter
+        from recd_plugins.data.row_pipeline import RowPipeline
+
+        self.name = f"batches of {registry.path}"
+        self._registry = registry
+        self._tables = tables
+        pooled = [table.name for table in tables if table.pooled]
+        if pooled:
+            raise SetupError(f"tables {', '.join(pooled)} are looked up in bags, not as sequences")
+        plain = replace(
+            registry, converter=PlainConverter(PlainConverter.Options()), converter_fitted=False
+        )
+        self._pipeline, self._plain = RowPipeline(registry), RowPipeline(plain)
+
+    def read(
+        self, routes: list[TableRoute], rank: int, steps: int
+    ) -> Iterator[tuple[Lookups, Lookups]]:
+        """See ``simulate.Source``."""
+        _, world_size = routes[0].shape
+        reader = self._registry.dataset.reader(
+            rank=rank,
+            world_size=world_size,
+            batch_size=self._registry.training.batch_size,
+            split="train",
+        )
+        if len(reader) < steps:
+            raise DataError(
+                f"{self._registry.path}: on {world_size:,} ranks the training split has "
+                f"{len(reader)} batches of {self._registry.training.batch_size} rows for each, and "
+                f"{steps} steps are asked for; play fewer steps or smaller batches"
+            )
+        for rows in islice(self._pipeline.reading(reader), steps):
+            yield (
+                self._lookups(self._pipeline, routes, rows),
+                self._lookups(self._plain, routes, rows),
+            )
+
+    def _lookups(self, pipeline: RowPipeline, routes: list[TableRoute], rows: Rows) -> Lookups:
+        kjt = next(iter(pipeline.read([rows]))).sequence_features
+        assert kjt is not None, "the model looks the tables up as sequences"
+        values = {name: jagged.values().numpy() for name, jagged in kjt.to_dict().items()}
+        return Lookups(
+            [
+                route.counts(np.concatenate([values[name] for name in table.features]))
+                for route, table in zip(routes, self._tables, strict=True)
+            ],
+            kjt.stride() * sum(len(table.features) for table in self._tables),
+            kjt.lengths().element_size(),
+        )
