@@ -1,0 +1,89 @@
+"""Training with tiers is training without: loss, outputs and weights agree after six steps."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from tests.distributed.parity_cases import Optimizer
+from tests.distributed.tiered.tier_cases import Case, Difference, Fault, run_cases
+from tests.distributed.tiered.tier_model import NUM_STEPS, TIERS, Form, Tiers, model_input
+
+from recd_plugins.testing.gloo import run_on_ranks
+
+TOLERANCE = 1e-6
+# Ranks, and ranks of a node.
+CLUSTERS = {"2x1": (2, 1), "1x2": (2, 2), "2x2": (4, 2), "4x2": (8, 2)}
+TWO_AND_THREE: tuple[Tiers, ...] = ("two", "three")
+ODD: tuple[Tiers, ...] = ("flex", "all", "few", "empty")
+OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "rowwise_adagrad")
+FORMS: tuple[Form, ...] = ("kjt", "ikjt")
+MATRIX = [
+    Case(tiers, optimizer, pipelined, form)
+    for tiers, optimizer, pipelined, form in product(
+        TWO_AND_THREE, OPTIMIZERS, (False, True), FORMS
+    )
+]
+ODD_TIERS = [
+    Case(tiers, "rowwise_adagrad", pipelined, "ikjt")
+    for tiers, pipelined in product(ODD, (False, True))
+]
+UNTIERED = [
+    Case("three", "sgd", True, "kjt", untiered=sharding)
+    for sharding in ("table_wise", "column_wise", "data_parallel")
+]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_parity(cluster: str) -> None:
+    _check(MATRIX, cluster)
+
+
+@pytest.mark.parametrize("cluster", ["2x1", "2x2"])
+def test_parity_of_odd_tiers(cluster: str) -> None:
+    _check(ODD_TIERS, cluster)
+
+
+@pytest.mark.parametrize("cluster", ["1x2", "2x2"])
+def test_parity_beside_tables_without_tiers(cluster: str) -> None:
+    _check(UNTIERED, cluster)
+
+
+@pytest.mark.parametrize("fault", ["sum", "hot", "flex"])
+def test_a_wrong_gradient_is_caught(fault: Fault) -> None:
+    case = Case("three", "sgd", False, "kjt", fault=fault)
+    for (difference,) in run_on_ranks(run_cases, 2, [case], local_world_size=1):
+        assert difference.weight > 1e-4
+
+
+def test_the_batches_have_what_can_go_wrong() -> None:
+    def chosen(rank: int, step: int, tiers: str, feature: str = "a") -> list[str]:
+        features = model_input(rank, step, "kjt").sequence_features
+        assert features is not None
+        rows = next(rows for name, rows in TIERS.items() if name == tiers)["t0"]
+        ids = features[feature].values().tolist()
+        return ["hot" if i in rows.hot else "flex" if i in rows.flex else "cold" for i in ids]
+
+    assert not chosen(0, 1, "three")
+    assert set(chosen(0, 2, "three")) == {"cold"}
+    assert set(chosen(0, 3, "three")) == {"hot", "flex"}
+    assert {"hot", "flex", "cold"} <= {
+        tier for step in range(6) for tier in chosen(1, step, "three")
+    }
+
+
+def _check(cases: list[Case], cluster: str) -> None:
+    world_size, local_world_size = CLUSTERS[cluster]
+    by_rank = run_on_ranks(run_cases, world_size, cases, local_world_size=local_world_size)
+    for differences in by_rank:
+        for case, difference in zip(cases, differences, strict=True):
+            _assert_equal(difference, case)
+
+
+def _assert_equal(difference: Difference, case: Case) -> None:
+    assert difference.loss <= TOLERANCE, case
+    assert difference.output <= TOLERANCE, case
+    assert difference.weight <= TOLERANCE, case
+    # Every table and layer learns, or equal weights would say nothing.
+    assert difference.moved > 20 * TOLERANCE, case
+    assert difference.num_pipelined == (difference.num_modules if case.pipelined else 0), case
