@@ -108,8 +108,8 @@ def _shards(side: SideReport) -> Table:
 def _sharding(table: TableReport) -> str:
     """TorchRec's name, and rows that have copies besides."""
     copies = [
-        f"{rows:,} rows {where}"
-        for rows, where in ((table.hot_rows, "hot"), (table.flex_rows, "flex"))
+        f"{rows:,} {tier}"
+        for rows, tier in ((table.hot_rows, "hot"), (table.flex_rows, "flex"))
         if rows
     ]
     return "\n".join([table.sharding_type, *copies])
