@@ -94,7 +94,7 @@ def from_weights(
             chosen so that the sum is ``length``.
         seed: which row is read how often is drawn with it; without one, row 0 is read most, row 1
             next, and so on.
-        features: that look it up.
+        features: that look it up; one of the table's name without them.
 
     Raises:
         DataError: ``length`` is out of reach under ``cap``.
@@ -106,7 +106,8 @@ def from_weights(
         rows = np.arange(len(weights))
     else:
         rows = np.random.default_rng(seed).permutation(num_embeddings)[: len(weights)]
-    return TableAccess(table, features, num_embeddings, 1, rows, accesses, float(accesses.sum()))
+    total = float(accesses.sum())
+    return TableAccess(table, features or (table,), num_embeddings, 1, rows, accesses, total)
 
 
 def _scaled(
