@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from recd_plugins.cli.plan_tiers import plan_tiers
 from recd_plugins.files import write_json
 
 _PICTURES = (".png", ".svg", ".pdf")
@@ -56,6 +57,23 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     help="Rows of a rank, in place of training.batch_size; auto finds the most that fit.",
 )
 @click.option(
+    "--tiers",
+    is_flag=True,
+    help="Plan tiers of rows instead: what flexshard's entries choose, and what others would give.",
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="RATIO",
+    help="With --tiers: memory of a rank over that of row-wise, in place of the entries' own.",
+)
+@click.option(
+    "--overlap",
+    type=click.FloatRange(min=0, max=1),
+    metavar="SHARE",
+    help="With --tiers: how much of the other collectives' time work hides, 0 to 1, likewise.",
+)
+@click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
@@ -72,7 +90,7 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     "calibrate_path",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="First train a few steps here, and write this machine, with what they cost, as a topology "
-    "to this YAML file; --topology takes it.",
+    "to this YAML file; --topology takes it. With --tiers: collectives, and memory of copied rows.",
 )
 @click.pass_obj
 def plan(
@@ -82,6 +100,9 @@ def plan(
     nodes: int | None,
     ranks_per_node: int | None,
     batch_size: int | str | None,
+    tiers: bool,
+    budget: float | None,
+    overlap: float | None,
     json_path: Path | None,
     plot_path: Path | None,
     calibrate_path: Path | None,
@@ -93,6 +114,7 @@ def plan(
 
     \b
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
+    recd plan registry.yaml --tiers --topology zionex-a100-40g --plot tiers.png
     """
     from recd_plugins import load_registry
     from recd_plugins.planning.report_plot import plot
@@ -102,16 +124,26 @@ def plan(
     from recd_plugins.training import upstream_noise
     from recd_plugins.training.device import choose_device
 
-    if calibrate_path is not None and (topology != MACHINE or (nodes or 1) > 1):
+    if calibrate_path is not None and not tiers and (topology != MACHINE or (nodes or 1) > 1):
         raise click.UsageError(
             "--calibrate measures this machine: leave out --topology and --nodes"
         )
+    what_if = {
+        name: value
+        for name, value in (("memory_ratio", budget), ("overlap", overlap))
+        if value is not None
+    }
+    if what_if and not tiers:
+        raise click.UsageError("--budget and --overlap are for --tiers")
+    if tiers and batch_size == "auto":
+        raise click.UsageError("--tiers are chosen for a number of rows: --batch-size N")
     if plot_path is not None and plot_path.suffix not in _PICTURES:
         raise click.UsageError(f"--plot {plot_path} ends in none of {', '.join(_PICTURES)}")
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     device = choose_device(loaded) if topology == MACHINE else "cpu"
-    if (topology, nodes, ranks_per_node, calibrate_path) == (MACHINE, None, None, None):
+    here = (topology, nodes, ranks_per_node) == (MACHINE, None, None)
+    if here and (tiers or calibrate_path is None):
         nodes, ranks_per_node = loaded.training.nodes, loaded.training.ranks_per_node
     spec = load_topology(
         topology,
@@ -120,6 +152,19 @@ def plan(
         ranks=loaded.training.ranks,
         device=device,
     )
+    rows = loaded.training.batch_size if batch_size is None else batch_size
+    if tiers:
+        plan_tiers(
+            loaded.with_training({"batch_size": rows}),
+            plugins_dir,
+            topology,
+            spec,
+            what_if=what_if,
+            json_path=json_path,
+            plot_path=plot_path,
+            calibrate_path=calibrate_path,
+        )
+        return
     progress, console = Console(stderr=True), Console()
     if calibrate_path is not None:
         from recd_plugins.planning.calibration_file import calibrate_machine
@@ -127,7 +172,6 @@ def plan(
         with progress.status("training a few steps to see what they cost"):
             spec, calibration = calibrate_machine(loaded, plugins_dir, spec, calibrate_path)
         console.print(calibration.table())
-    rows = loaded.training.batch_size if batch_size is None else batch_size
     with progress.status("reading the first rows") as status:
         made = study(loaded, topology, spec, status.update)
         report = made.report(loaded, None if rows == "auto" else int(rows))

@@ -88,3 +88,10 @@ class TierMemory(BaseModel):
     saved_activations: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
         description="c: embeddings that a rank need not hold for an access of a replicated row."
     )
+
+    def multiplier(self, world_size: int) -> float:
+        """M as the cost model takes it.
+
+        There a replicated row leaves its part of the row-wise table; here it stays in both.
+        """
+        return self.memory_multiplier + 1 / world_size

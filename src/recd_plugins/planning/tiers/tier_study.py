@@ -1,0 +1,143 @@
+"""Plans the tiers of a registry's tables for a topology, and what other choices would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.interfaces import Sharding
+from recd_plugins.manager import PluginManager
+from recd_plugins.planning.candidates import with_plugins
+from recd_plugins.planning.tables import tables_of
+from recd_plugins.planning.tiers.costs import CostOptions
+from recd_plugins.planning.tiers.plan import (
+    Strategy,
+    TierPlan,
+    four_points,
+    pareto_curve,
+    plan_tiers,
+    two_tier_curve,
+)
+from recd_plugins.planning.tiers.report import STRATEGIES, EntryTiers, TiersReport
+from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.registry import Registry
+from recd_plugins.registry.resolve import shortened
+
+# Plans of a curve: those of two tiers take less time.
+_TWO_TIER_PLANS, _PLANS = 96, 32
+
+
+def study_tiers(
+    registry: Registry,
+    topology: str,
+    spec: TopologySpec,
+    *,
+    what_if: dict[str, float],
+    plugins_dir: Path | None,
+    say: Callable[[str], None],
+) -> TiersReport:
+    """The tiers of each sharding entry that has some.
+
+    Args:
+        registry: with the batch size to plan for.
+        topology: its name.
+        spec: nodes and ranks.
+        what_if: options of the cost model in place of the entries', as ``memory_ratio``.
+        plugins_dir: of the registry.
+        say: told what is being done, in words.
+
+    Raises:
+        RecdError: no entry has tiers; or registry, data and model do not go together.
+    """
+    plans = tier_plans(registry, spec, plugins_dir)
+    plugins = {entry.field: entry.plugin.name for entry in registry.sharding}
+    entries = []
+    for field, plan in plans.items():
+        say(f"planning tiers of {field} on {spec.world_size:,} ranks")
+        entries.append(_entry(field, plugins[field], plan, what_if))
+    return TiersReport(topology, spec, registry.training.batch_size, what_if, tuple(entries))
+
+
+def tier_plans(
+    registry: Registry, spec: TopologySpec, plugins_dir: Path | None
+) -> dict[str, TierPlan]:
+    """The plans of the entries that have tiers, by ``Entry.field``.
+
+    Raises:
+        RecdError: there are none; says which entry to add.
+    """
+    registry.dataset.prepare()
+    model = with_plugins(registry, spec).model
+    assert registry.prepared is not None, "the model was prepared"
+    if registry.prepared.tier_plans:
+        return dict(registry.prepared.tier_plans)
+    names = [
+        name
+        for name, registered in PluginManager(plugins_dir).plugins["sharding"].items()
+        if issubclass(registered.cls, Sharding) and registered.cls.tiers is not Sharding.tiers
+    ]
+    sequences = [table.name for table in tables_of(model) if not table.pooled]
+    raise RecdError(
+        f"{registry.path}: no table has tiers of rows; add to the section sharding an entry that "
+        f"uses {' or '.join(names)}"
+        + (f", for tables of {shortened(sequences)}" if sequences else "")
+        + (
+            ""
+            if sequences
+            else "; such entries are for tables of sequences, which this model has none of: name "
+            "features in the section pooling"
+        )
+    )
+
+
+def _entry(field: str, plugin: str, plan: TierPlan, what_if: dict[str, Any]) -> EntryTiers:
+    demands = [table.demand for table in plan.tables]
+    options = replace(plan.options, **what_if)
+    if "memory_ratio" in what_if:
+        options = replace(options, memory_bytes=None)
+    if what_if:
+        plan = plan_tiers(demands, plan.cluster, plan.strategy, options)
+    alternatives: dict[Strategy, TierPlan] = {}
+    problems: dict[Strategy, str] = {}
+    for strategy in STRATEGIES:
+        try:
+            alternatives[strategy] = (
+                plan
+                if strategy == plan.strategy
+                else plan_tiers(demands, plan.cluster, strategy, options)
+            )
+        except SetupError as error:
+            problems[strategy] = str(error)
+    points = four_points(demands, plan.cluster, options)
+    return EntryTiers(
+        field, plugin, plan, alternatives, problems, points, _curves(plan, options, points)
+    )
+
+
+def _curves(
+    plan: TierPlan, options: CostOptions, points: Mapping[str, TierPlan]
+) -> dict[Strategy, Sequence[TierPlan]]:
+    demands = [table.demand for table in plan.tables]
+    rows = sum(table.num_embeddings for table in demands)
+    # None to all, evenly on a logarithmic axis, and the points.
+    hot = {0, *np.geomspace(1, rows, _TWO_TIER_PLANS).astype(int).tolist()}
+    hot |= {sum(table.hot for table in point.tables) for point in points.values()}
+    curves: dict[Strategy, Sequence[TierPlan]] = {
+        "two_tier": two_tier_curve(demands, plan.cluster, options, sorted(hot))
+    }
+    if plan.cluster.nodes > 1:
+        further: Strategy = "joint" if plan.strategy == "joint" else "three_tier"
+        # From least memory on there are plans; the sums of some are rounded.
+        least = _ratio(points["least_memory"]) * (1 + 1e-9)
+        ratios = np.geomspace(least, max(least, _ratio(points["least_communication"])), _PLANS)
+        curves[further] = pareto_curve(demands, plan.cluster, further, options, ratios.tolist())
+    return curves
+
+
+def _ratio(plan: TierPlan) -> float:
+    return plan.memory_bytes / plan.row_wise_memory_bytes
