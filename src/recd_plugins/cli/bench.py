@@ -30,7 +30,7 @@ from recd_plugins.files import write_json
     type=click.Choice(["cpu", "cuda"]),
     help="Where a benchmark of training runs; the CPU without it.",
 )
-@click.option("--only", metavar="MODEL", help="One model of a benchmark that has several.")
+@click.option("--only", metavar="PART", help="One model or part of a benchmark that has several.")
 @click.option(
     "--json",
     "json_path",

@@ -1,0 +1,1 @@
+"""What ``recd bench flexshard`` is made of: the paper's tables, and tiers trained on gloo."""

@@ -1,0 +1,104 @@
+"""What each rank does: all sides of the PAPERCAL comparison at once, in turns."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from recd_benchmarks.flexshard_tiers.one_table_ranks import by_tier, mean_over_ranks
+from recd_benchmarks.flexshard_tiers.papercal import SIDES
+from recd_benchmarks.flexshard_tiers.trainers import CPU, RankTrainer, from_every_rank
+from recd_benchmarks.frame import keep_freed_memory
+from recd_plugins.distributed.byte_counter import Traffic
+from recd_plugins.distributed.sharders import stock_sharders
+from recd_plugins.planning.tiers import TableTiers
+from recd_plugins.registry import Registry, load_registry
+from recd_plugins.training import upstream_noise
+from recd_plugins.training.assembly import assemble
+from recd_plugins.training.tiers import report_tiers
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is trained; travels to the ranks by pickle.
+
+    Attributes:
+        registries: by side.
+        num_batches: of a rank, which go round.
+        turns: timed turns; one more warms up.
+    """
+
+    registries: Mapping[str, Path]
+    num_batches: int
+    turns: int
+
+
+@dataclass
+class Trained:
+    """One side, over all ranks.
+
+    Attributes:
+        sent: bytes that a rank sends in a step, the mean over ranks.
+        ids: of a step and rank.
+        predicted: share of row-wise's all-to-all that the plan says it saves, if there is one.
+        seconds: of a step, by turn.
+        losses: by step, the mean over ranks.
+        hot: rows on every rank, of all tables.
+        flex: rows in every node.
+    """
+
+    sent: Mapping[Traffic, float] = field(default_factory=dict)
+    ids: float = 0
+    predicted: float | None = None
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    hot: int = 0
+    flex: int = 0
+
+
+def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:
+    """Every side, by name. A collective call."""
+    upstream_noise.silence()
+    # Or each large tensor is memory that the system clears page by page, the baseline's above all.
+    keep_freed_memory()
+    trained: dict[str, Trained] = {}
+    trainers: dict[str, RankTrainer] = {}
+    for name, path in job.registries.items():
+        registry = load_registry(path)
+        stock = SIDES[name].sharders == "stock"
+        sharders = stock_sharders(registry.training) if stock else None
+        parts = assemble(registry, "plugins", CPU, sharders=sharders)
+        loader = parts.registry.dataloader(rank=rank, world_size=world_size, device=CPU)
+        batches = list(islice(loader, job.num_batches))
+        trainers[name] = RankTrainer(parts.dmp, parts.optimizer, batches)
+        ids = sum(from_every_rank(trainers[name].num_ids)) / world_size
+        tables = _tables(parts.registry)
+        tiers = report_tiers(parts, None)
+        trained[name] = Trained(
+            ids=ids,
+            predicted=None if tiers is None else tiers.a2a_reduction[1],
+            hot=sum(table.hot for table in tables),
+            flex=sum(table.flex for table in tables),
+        )
+    # Everything that is there stays: collecting garbage need not go through it.
+    gc.collect()
+    gc.freeze()
+    for name, trainer in trainers.items():
+        trained[name].sent = mean_over_ranks(by_tier(trainer.counted_round()))
+    for turn in range(job.turns + 1):
+        for name, trainer in trainers.items():
+            seconds = trainer.timed_step()
+            if turn:
+                trained[name].seconds.append(seconds)
+    for name, trainer in trainers.items():
+        trained[name].losses = trainer.losses()
+    return trained
+
+
+def _tables(registry: Registry) -> list[TableTiers]:
+    """The tables that have tiers."""
+    assert registry.prepared is not None, "it was assembled"
+    return [table for plan in registry.prepared.tier_plans.values() for table in plan.tables]

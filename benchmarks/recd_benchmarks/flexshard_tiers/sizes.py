@@ -1,0 +1,51 @@
+"""How much each part of ``recd bench flexshard`` does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from recd_benchmarks.flexshard_tiers.one_table_plans import Scaled
+from recd_benchmarks.flexshard_tiers.papercal import Workload
+from recd_benchmarks.frame import Size
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of all parts.
+
+    Attributes:
+        rm2: the scaled table.
+        rm2_batches: of a rank; all sides train on all of them, twice.
+        papercal: the table of sessions.
+        drift: the scaled table whose popularity moves.
+        phases: after each of which it does.
+        retier_every: steps; a phase has twice as many.
+    """
+
+    rm2: Scaled
+    rm2_batches: int
+    papercal: Workload
+    drift: Scaled
+    phases: int
+    retier_every: int
+
+
+SIZES: Mapping[Size, Sizes] = {
+    "small": Sizes(
+        rm2=Scaled(scale=256, embedding_dim=16, profiled=1600),
+        rm2_batches=4,
+        papercal=Workload(("seq_0_0",), batch_size=512, num_batches=2, turns=3, profiled=16_384),
+        drift=Scaled(scale=512, embedding_dim=8, profiled=800),
+        phases=2,
+        retier_every=6,
+    ),
+    "reference": Sizes(
+        rm2=Scaled(scale=64, embedding_dim=32, profiled=6400),
+        rm2_batches=6,
+        papercal=Workload(("seq_0_*",), batch_size=512, num_batches=4, turns=9, profiled=65_536),
+        drift=Scaled(scale=256, embedding_dim=8, profiled=1600),
+        phases=4,
+        retier_every=8,
+    ),
+}
