@@ -36,11 +36,13 @@ def plan(
         raise _one_node("the ranks are one node")
     demands = _demands(options, tables, setting)
     if options.plan_for is None:
-        return plan_tiers(demands, setting.cluster, strategy, _costs(options, setting.memory))
+        costs = _costs(options, setting.memory, setting.world_size)
+        return plan_tiers(demands, setting.cluster, strategy, costs)
     cluster, memory = _other(options.plan_for, setting)
     if strategy == "three_tier" and cluster.nodes == 1:
         raise _one_node("plan_for is one node")
-    chosen = plan_tiers(demands, cluster, strategy, _costs(options, memory))
+    costs = _costs(options, memory, cluster.world_size)
+    chosen = plan_tiers(demands, cluster, strategy, costs)
     return on_cluster(chosen, setting.cluster)
 
 
@@ -52,10 +54,11 @@ def _one_node(what: str) -> SetupError:
     )
 
 
-def _costs(options: TierOptions, memory: TierMemory | None) -> CostOptions:
+def _costs(options: TierOptions, memory: TierMemory | None, world_size: int) -> CostOptions:
     multiplier, saved = options.memory_multiplier, options.saved_activations
     if multiplier is None:
-        multiplier = memory.memory_multiplier if memory else CostOptions.memory_multiplier
+        known = CostOptions.memory_multiplier
+        multiplier = memory.multiplier(world_size) if memory else known
     if saved is None:
         saved = memory.saved_activations if memory else CostOptions.saved_activations
     return CostOptions(

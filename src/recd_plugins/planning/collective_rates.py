@@ -85,7 +85,7 @@ class TierMemory(BaseModel):
     memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
         description="M: bytes that a replicated row takes on a rank, over those of its weights."
     )
-    saved_activations: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+    saved_activations: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(
         description="c: embeddings that a rank need not hold for an access of a replicated row."
     )
 

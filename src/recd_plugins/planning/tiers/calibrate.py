@@ -130,7 +130,7 @@ def fit_memory(points: Sequence[MemoryPoint]) -> MemoryCalibration:
     measured = np.array([point.bytes for point in points])
     costs = fit_costs(work[:-1], measured[:-1], least=1.0)
     return MemoryCalibration(
-        TierMemory(memory_multiplier=max(1.0, costs[1]), saved_activations=costs[2]),
+        TierMemory(memory_multiplier=max(1.0, costs[1]), saved_activations=min(2.0, costs[2])),
         points,
         float(work[-1] @ costs / measured[-1] - 1),
     )

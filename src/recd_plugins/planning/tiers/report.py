@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from recd_plugins.planning.tiers.plan import CollectiveSeconds, Strategy, TierPlan
+from recd_plugins.planning.tiers.cluster import CollectiveSeconds
+from recd_plugins.planning.tiers.plan import Strategy, TierPlan
 from recd_plugins.planning.topologies import TopologySpec
 
 #: Strategies that stand side by side.

@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from recd_plugins.planning.report_text import size, topology_line
-from recd_plugins.planning.tiers.plan import CollectiveSeconds, TierPlan
+from recd_plugins.planning.tiers.cluster import CollectiveSeconds
+from recd_plugins.planning.tiers.plan import TierPlan
 from recd_plugins.planning.tiers.report import EntryTiers, TierRows, TiersReport, merged
 
 # Tables up to this many have a line each; of more, those with the most accesses.
@@ -52,8 +53,8 @@ def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
     plan = entry.plan
     options = plan.options
     yield Text(
-        f"{entry.field} {entry.plugin}: M = {options.memory_multiplier:g}, "
-        f"c = {options.saved_activations:g}, "
+        f"{entry.field} {entry.plugin}: M = {options.memory_multiplier:.3g}, "
+        f"c = {options.saved_activations:.3g}, "
         f"{'least bytes' if options.minimise == 'bytes' else 'least time'} within "
         f"{_budget(plan)}"
     )
@@ -71,9 +72,7 @@ def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
 
 def _tables(entry: EntryTiers) -> Table:
     """Like table 5 of FlexShard."""
-    table = _new_table(
-        "Data-parallel (DP) and flex rows, and the share of ids that each tier looks up"
-    )
+    table = _new_table("Rows by tier (DP: data-parallel), share of ids")
     table.add_column("table", overflow="fold")
     _numbers(table, "rows", "ids", "DP", "", "flex", "", "row-wise")
     tables = sorted(entry.tables, key=lambda table: -table.length)
