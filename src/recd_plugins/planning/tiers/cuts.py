@@ -11,6 +11,9 @@ from recd_plugins.planning.tiers.cluster import Cluster, CollectiveSeconds
 from recd_plugins.planning.tiers.costs import CostOptions, Load, RowCosts, row_wise
 from recd_plugins.planning.tiers.ranking import Prefix, Ranking
 
+# Of a sum over all rows, relative.
+_ROUNDING = 1e-12
+
 
 @dataclass(frozen=True)
 class Cuts:
@@ -70,7 +73,7 @@ class CutModel:
 
     def fits(self, hot: Prefix, flex: Prefix | None = None) -> bool:
         """Whether memory allows these cuts; the rounding of sums apart."""
-        return self.memory(Cuts(hot, flex or hot)) <= self.budget * (1 + 1e-12)
+        return self.memory(Cuts(hot, flex or hot)) <= self.budget * (1 + _ROUNDING)
 
     def seconds(self, cuts: Cuts) -> CollectiveSeconds:
         """What the collectives take (FlexShard, table 6)."""
@@ -79,8 +82,8 @@ class CutModel:
         wire, scalar = 2 * options.wire_bytes, options.bytes_per_scalar
         shard = (flex.scalars - hot.scalars) / self.cluster.ranks_per_node
         return CollectiveSeconds(
-            a2a_global=collectives.a2a_global.seconds_for(wire * (everything.sent - flex.sent)),
-            a2a_intra=collectives.a2a_intra.seconds_for(wire * (flex.sent - hot.sent)),
+            a2a_global=collectives.a2a_global.seconds_for(wire * _sent(flex, everything)),
+            a2a_intra=collectives.a2a_intra.seconds_for(wire * _sent(hot, flex)),
             ar_global=collectives.ar_global.seconds_for(scalar * hot.scalars),
             ar_cross=collectives.ar_cross.seconds_for(scalar * shard),
         )
@@ -94,8 +97,9 @@ class CutModel:
 
     def a2a_reduction(self, cuts: Cuts) -> float:
         """The share of plain row-wise sharding's bytes that the global all-to-all does not send."""
-        left = self.ranking.everything.sent - cuts.flex.sent
-        return 1 - left / self.ranking.plain_lookups if self.ranking.plain_lookups else 0.0
+        plain = self.ranking.plain_lookups
+        saved = plain - _sent(cuts.flex, self.ranking.everything)
+        return saved / plain if saved > _ROUNDING * plain else 0.0
 
     @cached_property
     def hot_that_fit(self) -> tuple[Prefix, Prefix]:
@@ -106,11 +110,12 @@ class CutModel:
         least = self.ranking.above(self.costs.mem_dp_rw)
         if not self.fits(least):
             needed = self.memory(Cuts(least, least))
+            coalesced = "plan without coalescing, " if self.options.coalesce else ""
             raise SetupError(
                 f"the tables take at least {needed:.4g} bytes of each rank, with the "
                 f"{least.num_rows} most accessed rows on all ranks, but {self.budget:.4g} bytes "
                 f"are allowed; plain row-wise sharding takes {self.plain_memory:.4g}. Allow more "
-                "memory, use more ranks or a smaller batch"
+                f"memory, {coalesced}use more ranks or a smaller batch"
             )
         return self._fitting(least, self.fits)
 
@@ -174,3 +179,9 @@ def clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
     if prefix.num_rows < shortest.num_rows:
         return shortest
     return prefix if prefix.num_rows < longest.num_rows else longest
+
+
+def _sent(start: Prefix, stop: Prefix) -> float:
+    """Elements that are sent for the rows from ``start`` to ``stop``; what rounding leaves is 0."""
+    sent = stop.sent - start.sent
+    return sent if sent > _ROUNDING * stop.sent else 0.0

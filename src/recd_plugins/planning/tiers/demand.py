@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -111,7 +112,7 @@ class TableDemand:
         counted = np.clip(known - before, 0, self.repeats)
         return float(self.probabilities @ counted) + tail
 
-    @property
+    @cached_property
     def length(self) -> float:
         """L: mean accesses by one sample, to all rows."""
         return self.accesses(self.num_embeddings)

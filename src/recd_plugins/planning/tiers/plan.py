@@ -218,6 +218,6 @@ def _table_tiers(demand: TableDemand, ranking: TableRanking, hot: int, flex: int
         hot_share=shares[0],
         flex_share=shares[1] - shares[0],
         hot_sent=sent[0],
-        flex_sent=sent[1] - sent[0],
-        cold_sent=sent[2] - sent[1],
+        flex_sent=max(0.0, sent[1] - sent[0]),
+        cold_sent=max(0.0, sent[2] - sent[1]),
     )

@@ -13,7 +13,7 @@ from recd_plugins.planning.tiers.costs import rows_sent
 from recd_plugins.planning.tiers.demand import TableDemand
 
 # Sums are kept for every so many bins; what lies between is added up when it is asked for.
-_BLOCK = 1024
+_BLOCK = 8192
 
 
 @dataclass(frozen=True)
