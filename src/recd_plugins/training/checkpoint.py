@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
@@ -129,7 +130,10 @@ class Checkpoints:
             return Progress()
         state = _state(dmp, optimizer)
         try:
-            load(state, checkpoint_id=path)
+            # Flattened, a table without rows on this rank would be missing from its state, which
+            # torch takes for a checkpoint of before 2.4; one without optimizer state then fails.
+            planner = DefaultLoadPlanner(flatten_sharded_tensors=False)
+            load(state, checkpoint_id=path, planner=planner)
             progress = Progress(**json.loads((path / _PROGRESS).read_text(encoding="utf-8")))
         except (CheckpointException, RuntimeError, ValueError, TypeError, OSError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
