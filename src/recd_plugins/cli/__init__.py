@@ -25,6 +25,10 @@ COMMANDS = {
         "recd_plugins.cli.profile:profile",
         "Count how often each row of a table is read.",
     ),
+    "simulate": (
+        "recd_plugins.cli.simulate:simulate",
+        "Play batches through the tiers of REGISTRY's tables, on any number of ranks.",
+    ),
     "validate": ("recd_plugins.cli.validate:validate", "Check a registry file."),
     "plugins": ("recd_plugins.cli.plugins:plugins", "List the plugins that are there."),
     "schema": ("recd_plugins.cli.schema:schema", "Print the JSON Schema of registry files."),

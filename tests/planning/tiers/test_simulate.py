@@ -9,15 +9,19 @@ import pytest
 import torch
 from tests.planning.tiers import simulate_cases as cases
 
+from recd_plugins.errors import SetupError
 from recd_plugins.planning.tiers import (
     Cluster,
+    CostOptions,
     TableDemand,
     TableTiers,
     TierPlan,
     plan_tiers,
+    traffic,
 )
-from recd_plugins.planning.tiers.routes import TableRoute
-from recd_plugins.planning.tiers.simulate import Lookups, simulate
+from recd_plugins.planning.tiers.routes import TableRoute, routes_of
+from recd_plugins.planning.tiers.simulate import Lookups, imbalance, simulate
+from recd_plugins.planning.tiers.sources import DrawnBatches
 from recd_plugins.testing.gloo import run_on_ranks
 
 
@@ -88,3 +92,89 @@ def test_bytes_and_lookups_are_those_of_real_ranks(
                 assert seen[rank][step].ids == side.lookups[step, rank]
         for name, tier in side.tiers.items():
             np.testing.assert_array_equal(tier.received.sum(1), tier.sent.sum(1), name)
+
+
+def zipf_demand(name: str, rows: int, dim: int, seed: int, factor: float = 1.0) -> TableDemand:
+    probabilities = 4 * np.arange(1.0, rows + 1.0) ** -1.1
+    order = np.random.default_rng(seed).permutation(rows)
+    known = rows - 50  # the rest is a tail
+    return TableDemand(
+        name,
+        rows,
+        dim,
+        probabilities[:known],
+        order[:known],
+        tail_rows=50,
+        tail_probability=float(probabilities[known:].mean()),
+        dedupe_factor=factor,
+        features=2,
+    )
+
+
+def test_drawn_batches_come_to_what_the_plan_predicts() -> None:
+    demands = [zipf_demand("a", 60_000, 16, 0), zipf_demand("b", 9000, 8, 1, factor=2.0)]
+    plan = plan_tiers(demands, Cluster(8, 4, 256), "three_tier")
+    assert all(table.hot and table.flex for table in plan.tables)
+    played = simulate(plan, DrawnBatches(plan), 4)
+    assert played.a2a_reduction == pytest.approx(plan.a2a_reduction, abs=0.005)
+    for name, predicted in traffic(plan).items():
+        tier = played.tiered.tiers[name]
+        assert tier.sent_floats.mean() == pytest.approx(predicted.float_bytes, rel=0.01)
+        assert (tier.collective, tier.group) == (predicted.collective, predicted.group)
+        assert predicted.seconds <= tier.seconds.mean() < 1.1 * predicted.seconds
+    lookups = sum(256 * d.length for d in demands)
+    assert played.row_wise.lookups.mean() == pytest.approx(lookups, rel=0.01)
+    assert played.tiered.lookups.mean() < lookups  # b is deduplicated
+    assert played.row_wise.memory.mean() == pytest.approx(plan.row_wise_memory_bytes, rel=0.02)
+
+
+def test_draws_have_the_spread_of_ids_drawn_one_by_one() -> None:
+    demand = zipf_demand("a", 400, 4, 0)
+    plan = plan_tiers([demand], Cluster(2, 2, 64), "joint", CostOptions(minimise="bytes"))
+    (route,) = [TableRoute(table, plan.cluster, 0) for table in plan.tables]
+    random = np.random.default_rng(0)
+    probabilities = np.append(demand.probabilities, np.full(50, demand.tail_probability))
+    order = demand.ids(0, 400)
+    naive = np.array(
+        [route.counts(np.repeat(order, random.poisson(64 * probabilities))) for _ in range(2000)]
+    )
+    source = DrawnBatches(plan)
+    drawn = np.array([mine.counts[0] for mine, _ in source.read([route], 0, 2000)])
+    scale = np.sqrt(naive.mean(0) + 1)
+    assert np.abs(naive.mean(0) - drawn.mean(0)).max() < 0.2 * scale.max()
+    assert (np.abs(naive.std(0) - drawn.std(0)) < 0.15 * scale).all()
+    assert (naive.sum(0) > 0).tolist() == (drawn.sum(0) > 0).tolist()
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    plan = plan_tiers([zipf_demand("a", 40_000, 4, 0)], Cluster(2, 2, 64), "two_tier")
+    one, same, other = (simulate(plan, DrawnBatches(plan, seed), 2) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(one.tiered.received, same.tiered.received)
+    assert (one.tiered.received != other.tiered.received).any()
+
+
+def test_rows_in_order_overload_the_first_rank_of_row_wise_tables() -> None:
+    demand = TableDemand("a", 4000, 4, 5 * np.arange(1.0, 4001.0) ** -1.1)
+    plan = plan_tiers([demand], Cluster(4, 2, 64), "two_tier")
+    played = simulate(plan, DrawnBatches(plan), 2)
+    assert imbalance(played.row_wise.lookups) > 4
+    assert imbalance(played.tiered.lookups) < imbalance(played.row_wise.lookups)
+    latency = plan.cluster.collectives.a2a_global.seconds
+    stock = played.row_wise.tiers["cold"].seconds.mean() - latency
+    assert stock > 2 * (plan.row_wise_seconds.a2a_global - latency)
+
+
+def test_binned_demands_and_changed_ones() -> None:
+    flat = TableDemand("a", 100, 4, np.array([0.5, 0.1]), repeats=np.array([10, 60]), tail_rows=30)
+    plan = plan_tiers([flat], Cluster(1, 4, 8), "row_wise")
+    (route,) = routes_of(plan)
+    assert route.rates(flat)[-1].tolist() == pytest.approx([6.5, 2.5, 2.0, 0.0])
+    changed = TableDemand("a", 100, 4, np.array([2.0]), np.array([99]), tail_rows=99)
+    assert route.rates(changed)[-1].tolist() == [0, 0, 0, 2.0]
+
+
+def test_a_plan_that_coalesces_is_refused() -> None:
+    demand = zipf_demand("a", 400, 4, 0)
+    plan = plan_tiers([demand], Cluster(2, 2, 64), "row_wise", CostOptions(coalesce=True))
+    with pytest.raises(SetupError, match="plan without coalesce"):
+        simulate(plan, DrawnBatches(plan), 1)

@@ -39,7 +39,8 @@ class TableRoute:
         self._first_flex = first_flex
         rows = np.concatenate([tiers.hot_rows, tiers.flex_rows])
         order = np.argsort(rows, kind="stable")
-        lines = self._line(np.arange(len(rows)))
+        dealt = 1 + (first_flex + np.arange(tiers.flex)) % cluster.ranks_per_node
+        lines = np.concatenate([np.zeros(tiers.hot, np.int64), dealt])
         # An id beyond the last of them is compared with one that is none.
         self._sorted = np.append(rows[order], np.iinfo(np.int64).max)
         self._lines = np.append(lines[order], self._cold)
@@ -65,27 +66,22 @@ class TableRoute:
 
     def counts(self, ids: Ids) -> NDArray[np.int64]:
         """How many of ``ids`` are of each place."""
-        found: Ids = np.searchsorted(self._sorted, ids)
-        lines = np.where(self._sorted[found] == ids, self._lines[found], self._cold)
-        return self._by_place(lines, ids)
+        return self._by_place(self._lines_of(ids), ids)
 
-    def rates(self) -> NDArray[np.float64]:
-        """Mean accesses of one sample to the rows of each place."""
-        demand = self.tiers.demand
+    def rates(self, demand: TableDemand) -> NDArray[np.float64]:
+        """Mean accesses of one sample to the rows of each place, by a demand on this table."""
         rates = np.zeros(self.shape)
-        left = self.rows_held()
-        for start, stop, probabilities in _known(demand, self.tiers.hot + self.tiers.flex):
-            rows = demand.ids(start, stop)
-            rates += self._by_place(self._line(np.arange(start, stop)), rows, probabilities)
-            left -= np.bincount(rows // self.block, minlength=self.shape[1])
-        rates[self._cold] += left * demand.tail_probability
-        return rates
+        left = self._by_place(self._lines[:-1], self._sorted[:-1])
+        left[self._cold] = self.rows_held() - left.sum(0)
+        for rows, probabilities in _known(demand):
+            lines = self._lines_of(rows)
+            rates += self._by_place(lines, rows, probabilities)
+            left -= self._by_place(lines, rows)
+        return rates + left * demand.tail_probability
 
-    def _line(self, position: Ids) -> Ids:
-        """The tier of rows by their position among the table's, most accessed first."""
-        flex = position - self.tiers.hot
-        dealt = 1 + (self._first_flex + flex) % self._ranks_per_node
-        return np.where(flex < 0, 0, np.where(flex < self.tiers.flex, dealt, self._cold))
+    def _lines_of(self, ids: Ids) -> Ids:
+        found = np.searchsorted(self._sorted, ids)
+        return np.where(self._sorted[found] == ids, self._lines[found], self._cold)
 
     def _by_place(
         self, lines: Ids, rows: Ids, weights: NDArray[np.float64] | None = None
@@ -104,18 +100,17 @@ def routes_of(plan: TierPlan) -> list[TableRoute]:
     return routes
 
 
-def _known(demand: TableDemand, tiered: int) -> Iterator[tuple[int, int, NDArray[np.float64]]]:
-    """Positions from and to, and probabilities, of rows that are known or have a tier."""
+def _known(demand: TableDemand) -> Iterator[tuple[Ids, NDArray[np.float64]]]:
+    """Rows that are known one by one, and their probabilities, some at a time."""
     ends, known = None, len(demand.probabilities)
     if demand.repeats is not None:
         ends = np.cumsum(demand.repeats)
         known = int(ends[-1]) if len(ends) else 0
     for start in range(0, known, _CHUNK):
         stop = min(start + _CHUNK, known)
+        rows = demand.ids(start, stop)
         if ends is None:
-            yield start, stop, demand.probabilities[start:stop]
+            yield rows, demand.probabilities[start:stop]
         else:
             bins = np.searchsorted(ends, np.arange(start, stop), side="right")
-            yield start, stop, demand.probabilities[bins]
-    if tiered > known:
-        yield known, tiered, np.full(tiered - known, demand.tail_probability)
+            yield rows, demand.probabilities[bins]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError, SetupError
+from recd_plugins.planning.tiers.demand import TableDemand
 from recd_plugins.planning.tiers.plan import TierPlan
 from recd_plugins.planning.tiers.routes import TableRoute
 from recd_plugins.planning.tiers.simulate import Lookups
@@ -28,14 +29,24 @@ class DrawnBatches:
     made. Deduplicated lists are drawn as so many fewer.
 
     Args:
-        plan: whose demands and batch size are drawn by.
+        plan: its batch size is drawn by, and what its tables were planned for.
         seed: the same draws for the same seed, step and rank.
+        demands: on the tables of the plan, in its order, where these are accessed otherwise than
+            planned for.
+        name: where ``demands`` come from.
     """
 
-    def __init__(self, plan: TierPlan, seed: int = 0) -> None:
-        self.name = f"drawn by how often rows are accessed, seed {seed}"
-        self._plan = plan
+    def __init__(
+        self,
+        plan: TierPlan,
+        seed: int = 0,
+        demands: Sequence[TableDemand] | None = None,
+        name: str = "the accesses that were planned for",
+    ) -> None:
+        self.name = f"drawn from {name}, seed {seed}"
+        self._batch_size = plan.cluster.batch_size
         self._seed = seed
+        self._demands = demands or [table.demand for table in plan.tables]
         self._rates: list[NDArray[np.float64]] | None = None
 
     def read(
@@ -43,9 +54,11 @@ class DrawnBatches:
     ) -> Iterator[tuple[Lookups, Lookups]]:
         """See ``simulate.Source``."""
         if self._rates is None:
-            self._rates = [route.rates() for route in routes]
-        size = self._plan.cluster.batch_size
-        unique = [size / table.demand.dedupe_factor for table in self._plan.tables]
+            self._rates = [
+                route.rates(demand) for route, demand in zip(routes, self._demands, strict=True)
+            ]
+        size = self._batch_size
+        unique = [size / demand.dedupe_factor for demand in self._demands]
         for step in range(steps):
             random = np.random.default_rng([self._seed, step, rank])
             yield self._drawn(random, unique), self._drawn(random, [size] * len(unique))
@@ -53,7 +66,7 @@ class DrawnBatches:
     def _drawn(self, random: np.random.Generator, rows: Sequence[float]) -> Lookups:
         """``rows``: lists of a feature of each table."""
         assert self._rates is not None, "read sets it"
-        features = [table.demand.features for table in self._plan.tables]
+        features = [demand.features for demand in self._demands]
         return Lookups(
             [random.poisson(rates * n) for rates, n in zip(self._rates, rows, strict=True)],
             sum(round(n * f) for n, f in zip(rows, features, strict=True)),

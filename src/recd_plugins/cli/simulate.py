@@ -1,0 +1,181 @@
+"""``recd simulate``: batches played through a registry's tiers of rows, on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from recd_plugins.errors import RecdError
+from recd_plugins.files import write_json
+
+if TYPE_CHECKING:
+    from recd_plugins.planning.candidates import Candidate
+    from recd_plugins.planning.tiers import TierPlan
+    from recd_plugins.planning.tiers.simulate import Source
+
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@click.option(
+    "--topology",
+    default="machine",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="zionex-a100-40g, dgx-a100-80g, p4d.24xlarge, ndv4, dgx-h100, machine (this one), or a "
+    "YAML file.",
+)
+@click.option("--nodes", type=click.IntRange(min=1), help="Nodes; the topology's own without it.")
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(min=1),
+    help="Ranks of a node; the topology's own without it, training.ranks on this machine.",
+)
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help="Rows of a rank, in place of training.batch_size.",
+)
+@click.option(
+    "--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Batches of a rank."
+)
+@click.option(
+    "--data",
+    is_flag=True,
+    help="Play the registry's own batches, as its converter gives them, in place of drawn ones.",
+)
+@click.option(
+    "--profile",
+    "profile_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw batches from this access profile, in place of the one that was planned for.",
+)
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of drawn batches."
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write the whole report here.",
+)
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write a picture of balance and times here (.png, .svg, .pdf).",
+)
+@click.pass_obj
+def simulate(
+    plugins_dir: Path | None,
+    registry: Path,
+    topology: str,
+    nodes: int | None,
+    ranks_per_node: int | None,
+    batch_size: int | None,
+    steps: int,
+    data: bool,
+    profile_path: Path | None,
+    seed: int,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Play batches through the tiers of rows of REGISTRY, on any number of ranks, without them.
+
+    Shows what each rank sends, modelled times, memory and balance, next to plain row-wise tables.
+
+    \b
+    recd simulate registry.yaml --topology zionex-a100-40g --nodes 16
+    """
+    from recd_plugins import load_registry
+    from recd_plugins.planning.candidates import with_plugins
+    from recd_plugins.planning.tiers.simulate import simulate as play
+    from recd_plugins.planning.tiers.simulate_report import SimulationReport, plot, render
+    from recd_plugins.planning.topologies import MACHINE, load_topology
+    from recd_plugins.training import upstream_noise
+    from recd_plugins.training.device import choose_device
+
+    if data and profile_path is not None:
+        raise click.UsageError("--data plays real batches, --profile drawn ones: leave one out")
+    if plot_path is not None and plot_path.suffix not in _PICTURES:
+        raise click.UsageError(f"--plot {plot_path} ends in none of {', '.join(_PICTURES)}")
+    upstream_noise.silence()
+    loaded = load_registry(registry, plugins_dir=plugins_dir)
+    if batch_size is not None:
+        loaded = loaded.with_training({"batch_size": batch_size})
+    if (topology, nodes, ranks_per_node) == (MACHINE, None, None):
+        nodes, ranks_per_node = loaded.training.nodes, loaded.training.ranks_per_node
+    spec = load_topology(
+        topology,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        ranks=loaded.training.ranks,
+        device=choose_device(loaded) if topology == MACHINE else "cpu",
+    )
+    progress, console = Console(stderr=True), Console()
+    with progress.status("planning tiers"):
+        loaded.dataset.prepare()
+        candidate = with_plugins(loaded, spec)
+    prepared = candidate.registry.prepared
+    assert prepared is not None, "with_plugins prepares it"
+    if not prepared.tier_plans:
+        raise RecdError(
+            f"{registry}: no sharding entry has tiers of rows; use flexshard.two_tier, "
+            "flexshard.three_tier or flexshard.joint for some tables"
+        )
+    entries = {}
+    for field, plan in prepared.tier_plans.items():
+        source = _source(candidate, plan, data, profile_path, seed)
+        with _bar(f"playing {field}", spec.world_size) as advance:
+            entries[field] = play(plan, source, steps, advance)
+    report = SimulationReport(topology, spec, entries)
+    console.print(render(report))
+    if json_path is not None:
+        write_json(json_path, report.as_json())
+    if plot_path is not None:
+        plot(report, plot_path)
+
+
+def _source(
+    candidate: Candidate, plan: TierPlan, data: bool, profile_path: Path | None, seed: int
+) -> Source:
+    from recd_plugins.access import AccessProfile
+    from recd_plugins.planning.tiers import TableDemand
+    from recd_plugins.planning.tiers.sources import DrawnBatches, RegistryBatches
+
+    if data:
+        tables = {table.name: table for table in candidate.tables}
+        return RegistryBatches(candidate.registry, [tables[table.name] for table in plan.tables])
+    if profile_path is None:
+        return DrawnBatches(plan, seed)
+    profile = AccessProfile.load(profile_path)
+    demands = [
+        TableDemand.from_access(
+            profile.covering(planned.name, planned.num_embeddings),
+            planned.embedding_dim,
+            planned.dedupe_factor,
+        )
+        for planned in (table.demand for table in plan.tables)
+    ]
+    return DrawnBatches(plan, seed, demands, str(profile_path))
+
+
+@contextmanager
+def _bar(what: str, ranks: int) -> Iterator[Callable[[], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("ranks"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(what, total=ranks)
+        yield lambda: progress.advance(task)
