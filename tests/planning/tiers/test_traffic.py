@@ -33,8 +33,8 @@ def three_tiers(cluster: Cluster, options: CostOptions = OPTIONS):
 def test_bytes_by_tier():
     sent = traffic(three_tiers(Cluster(2, 2, 10)))
     assert list(sent) == list(TIERS)
-    # 3 of 4 ranks are others; ids of 8 bytes, and 2 lists of 10 samples to each other rank.
-    assert sent["cold"].integer_bytes == 3 / 4 * 5 * 8 + 3 * 2 * 10 * 8
+    # 3 of 4 ranks are others; ids of 8 bytes; lengths of 4, 2 lists of 10 samples to each of them.
+    assert sent["cold"].integer_bytes == 3 / 4 * 5 * 8 + 3 * 2 * 10 * 4
     assert sent["cold"].float_bytes == 3 / 4 * 5 * 4 * 4 * 2
     assert sent["hot"].float_bytes == 2 * 3 / 4 * 2 * 4 * 4
     assert sent["flex"].integer_bytes == 1 / 2 * 20 * 8

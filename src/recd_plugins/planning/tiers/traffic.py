@@ -31,8 +31,8 @@ class TierTraffic:
         return self.integer_bytes + self.float_bytes
 
 
-# TorchRec sends ids and lengths as int64.
-_INTEGER_BYTES = 8
+# Ids are int64, and lengths int32 as Arrow's offsets of lists are.
+_ID_BYTES, _LENGTH_BYTES = 8, 4
 
 
 def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
@@ -52,13 +52,13 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
         return options.bytes_per_scalar * sum(t.demand.embedding_dim * rows(t) for t in tables)
 
     lists = sum(t.demand.features / t.demand.dedupe_factor for t in tables) * cluster.batch_size
-    cold_ids = _INTEGER_BYTES * sum(t.cold_sent for t in tables)
-    flex_ids = _INTEGER_BYTES * sum(t.flex_sent for t in tables)
+    cold_ids = _ID_BYTES * sum(t.cold_sent for t in tables)
+    flex_ids = _ID_BYTES * sum(t.flex_sent for t in tables)
     return {
         "cold": TierTraffic(
             "all_to_all",
             "global",
-            integer_bytes=_others(ranks) * cold_ids + (ranks - 1) * _INTEGER_BYTES * lists,
+            integer_bytes=_others(ranks) * cold_ids + (ranks - 1) * _LENGTH_BYTES * lists,
             float_bytes=_others(ranks) * embeddings(lambda t: t.cold_sent),
             seconds=plan.seconds.a2a_global,
         ),
