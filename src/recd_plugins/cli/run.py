@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.table import Table
 
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.files import write_json
@@ -96,6 +97,7 @@ def run(
     overrides = {name: value for name, value in options.items() if value is not None}
     if compare or several:
         overrides["checkpoint"] = {}
+    shown: list[Table | str]
     with session(
         registry,
         plugins_dir=plugins_dir,
@@ -107,21 +109,21 @@ def run(
         if several:
             results = {name: trainer.train("plugins", name) for name in shardings}
             compared = ShardingComparison(results)
-            report, tables = compared.as_json(), [compared.table()]
+            report, shown = compared.as_json(), [compared.table()]
         elif compare:
             comparison = Comparison(trainer.train("baseline"), trainer.train("plugins"))
-            report, tables = comparison.as_json(), [comparison.table()]
+            report, shown = comparison.as_json(), [comparison.table()]
             results = {"plugins": comparison.plugins}
         else:
             result = trainer.train("plugins")
-            report, tables = result.as_json(), [result_table(result)]
+            report, shown = result.as_json(), [result_table(result)]
             results = {"": result}
-        tables += [
-            result.tiers.table(name) for name, result in results.items() if result.tiers is not None
-        ]
+        for name, result in results.items():
+            if result.tiers is not None:
+                shown += [result.tiers.table(name), result.tiers.retiering_text()]
         if trainer.rank == 0:
-            for table in tables:
-                Console().print(table)
+            for each in filter(None, shown):
+                Console().print(each)
             if json_path is not None:
                 write_json(json_path, report)
 

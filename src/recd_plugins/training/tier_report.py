@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
-from recd_plugins.planning.tiers import TIERS, Tier, TierPlan, traffic
+from recd_plugins.planning.tiers import TIERS, Tier, TierPlan, plan_tiers, traffic
 from recd_plugins.training.figure_text import bytes_text
 
+if TYPE_CHECKING:
+    from recd_plugins.distributed.tiered.retier import RetierReport
+
+_SHOWN_RETIERINGS = 10
 _GROUPS = {"global": "all ranks", "node": "each node", "cross": "across nodes"}
 _COLLECTIVES = {"all_to_all": "all-to-all", "all_reduce": "all-reduce"}
 
@@ -69,12 +73,14 @@ class TierReport:
             their rows row-wise, by the same prediction, for batches as deduplicated as this run's.
         plain_row_wise: the same for batches that are not deduplicated.
         others: the other tables.
+        retierings: each new choice of the tiers' rows.
     """
 
     tiers: tuple[TierBytes, ...]
     row_wise: float
     plain_row_wise: float
     others: OtherTables
+    retierings: tuple[RetierReport, ...] = ()
 
     @classmethod
     def of(
@@ -82,6 +88,7 @@ class TierReport:
         plans: Sequence[TierPlan],
         observed: Mapping[str, float] | None,
         others: OtherTables | None = None,
+        retierings: Sequence[RetierReport] = (),
     ) -> TierReport:
         """The report of a run.
 
@@ -89,6 +96,7 @@ class TierReport:
             plans: of the sharding entries that have tiers, for the ranks of the run; at least one.
             observed: bytes of all ranks in one step by tier; None where nothing was counted.
             others: the other tables; none without it.
+            retierings: of all collections.
         """
         others = others or OtherTables()
         tiers = []
@@ -109,9 +117,10 @@ class TierReport:
             )
         return cls(
             tuple(tiers),
-            others.predicted + sum(_row_wise(plan) for plan in plans),
-            others.plain + sum(_row_wise(_plain(plan)) for plan in plans),
+            others.predicted + sum(_row_wise(plan, deduplicated=True) for plan in plans),
+            others.plain + sum(_row_wise(plan, deduplicated=False) for plan in plans),
             others,
+            tuple(retierings),
         )
 
     @property
@@ -138,7 +147,15 @@ class TierReport:
             "plain_row_wise": self.plain_row_wise,
             "a2a_reduction": {"observed": observed, "predicted": predicted},
             "other_tables": list(self.others.names),
+            "retierings": [_retiering_json(report) for report in self.retierings],
         }
+
+    def retiering_text(self) -> str:
+        """A line for each new choice of rows, the last ones of many."""
+        lines = [str(report) for report in self.retierings[-_SHOWN_RETIERINGS:]]
+        if (more := len(self.retierings) - len(lines)) > 0:
+            lines.insert(0, f"{more} choices of tiers before these; --json has all")
+        return "\n".join(lines)
 
     def table(self, name: str = "") -> Table:
         """A row for each tier, then what row-wise sharding would send; ``name`` tells the run."""
@@ -173,17 +190,22 @@ class TierReport:
         return table
 
 
-def _row_wise(plan: TierPlan) -> float:
+def _retiering_json(report: RetierReport) -> dict[str, Any]:
+    moved = {f"{old} to {new}": count for (old, new), count in report.moved.items()}
+    return {
+        "step": report.step,
+        "moved": moved,
+        "a2a_share_before": report.a2a_share_before,
+        "a2a_share_after": report.a2a_share_after,
+    }
+
+
+def _row_wise(plan: TierPlan, *, deduplicated: bool) -> float:
     """Bytes of all ranks with every row in the cold tier."""
-    tables = tuple(
-        replace(table, hot=0, flex=0, hot_share=0.0, flex_share=0.0) for table in plan.tables
-    )
-    return plan.cluster.world_size * traffic(replace(plan, tables=tables))["cold"].bytes
-
-
-def _plain(plan: TierPlan) -> TierPlan:
-    """The same for batches that are not deduplicated."""
-    tables = tuple(
-        replace(table, demand=replace(table.demand, dedupe_factor=1.0)) for table in plan.tables
-    )
-    return replace(plan, tables=tables)
+    demands = [table.demand for table in plan.tables]
+    options = plan.options
+    if not deduplicated:
+        demands = [replace(demand, dedupe_factor=1.0) for demand in demands]
+        options = replace(options, coalesce=False)
+    cold = traffic(plan_tiers(demands, plan.cluster, "row_wise", options))["cold"]
+    return plan.cluster.world_size * cold.bytes

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from torch import nn
 
 from recd_plugins.distributed.byte_counter import Kind
 from recd_plugins.distributed.tiered import ShardedTieredEmbeddingCollection
-from recd_plugins.planning.tiers import Cluster
 from recd_plugins.planning.work import bytes_of_tables
 from recd_plugins.training.assembly import Assembled
 from recd_plugins.training.tier_report import OtherTables, TierReport
@@ -41,11 +39,12 @@ def report_tiers(parts: Assembled, observed: Mapping[str, float] | None) -> Tier
     setting, prepared = parts.setting, parts.registry.prepared
     if setting is None or prepared is None or not prepared.tier_plans:
         return None
-    cluster = Cluster(setting.nodes, setting.ranks_per_node, setting.batch_size)
-    # A plan may have been made for another cluster.
-    plans = [replace(plan, cluster=cluster) for plan in prepared.tier_plans.values()]
+    plans = list(prepared.tier_plans.values())
     planned = {table.name for plan in plans for table in plan.tables}
-    return TierReport.of(plans, observed, _other_tables(parts, planned))
+    retierings = [
+        report for module in _tiered(parts.dmp).values() for report in module.retier_reports
+    ]
+    return TierReport.of(plans, observed, _other_tables(parts, planned), retierings)
 
 
 def _other_tables(parts: Assembled, planned: set[str]) -> OtherTables:
