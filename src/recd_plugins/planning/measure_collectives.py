@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from recd_plugins.distributed.launch import backend_for, launch
 from recd_plugins.distributed.tiered.groups import tier_groups
@@ -17,8 +16,8 @@ from recd_plugins.planning.collective_rates import CollectiveRate, CollectiveRat
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.training.device import device_of_rank
 
-# Bytes that a rank puts in: latency decides the first, bandwidth the last.
-_SIZES = (2**12, 2**16, 2**20, 2**22)
+#: Bytes that a rank puts in: latency decides the first, bandwidth the last.
+SIZES = (2**12, 2**16, 2**20, 2**22)
 _ROUNDS = 9
 # What a clock and the start of a collective are off by counts no more.
 _LEAST_SECONDS = 1e-5
@@ -46,20 +45,21 @@ def measure_collectives(world_size: int, ranks_per_node: int, device_type: str) 
     )
     # A collective is done when its slowest rank is.
     seconds = {name: np.max([rank[name] for rank in by_rank], axis=0) for name in by_rank[0]}
-    return CollectiveRates(**{name: _fit(times) for name, times in seconds.items()})
+    return CollectiveRates(**{name: fit_rate(times.tolist()) for name, times in seconds.items()})
 
 
-def _fit(seconds: NDArray[np.float64]) -> CollectiveRate:
-    work = np.array([[1.0, size] for size in _SIZES])
-    latency, per_byte = fit_costs(work, seconds, least=_LEAST_SECONDS)
+def fit_rate(seconds: Sequence[float]) -> CollectiveRate:
+    """Latency and bandwidth, of what collectives of ``SIZES`` took."""
+    work = np.array([[1.0, size] for size in SIZES])
+    latency, per_byte = fit_costs(work, np.array(seconds), least=_LEAST_SECONDS)
     # Where larger ones take no longer, the bandwidth is at least what the largest reached.
     return CollectiveRate(
-        bytes_per_second=1 / (per_byte or seconds[-1] / _SIZES[-1]), seconds=latency
+        bytes_per_second=1 / (per_byte or seconds[-1] / SIZES[-1]), seconds=latency
     )
 
 
 def _time_collectives(rank: int, world_size: int, device_type: str) -> dict[str, list[float]]:  # noqa: ARG001
-    """Median seconds on this rank by collective, one for each of ``_SIZES``."""
+    """Median seconds on this rank by collective, one for each of ``SIZES``."""
     device = device_of_rank(device_type)
     groups = tier_groups()
     return {
@@ -74,7 +74,7 @@ _Collective = Callable[[torch.Tensor, dist.ProcessGroup], object]
 
 
 def _times(device: torch.device, group: dist.ProcessGroup, collective: _Collective) -> list[float]:
-    return [_seconds(device, group, collective, size) for size in _SIZES]
+    return [_seconds(device, group, collective, size) for size in SIZES]
 
 
 def _seconds(

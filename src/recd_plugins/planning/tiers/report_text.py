@@ -101,10 +101,10 @@ def _tier(count: int, share: float) -> tuple[str, str]:
 
 def _strategies(entry: EntryTiers) -> Table:
     table = _new_table("Strategies: rows of all tables, and what they save")
-    table.add_column("")
-    _numbers(table, "DP", "", "flex", "", "a2a saved", "memory", "x row-wise")
+    table.add_column("", no_wrap=True)
+    _numbers(table, "DP", "", "flex", "", "a2a saved", "memory", "x RW")
     memory = entry.plan.row_wise_memory_bytes
-    table.add_row("row-wise", "-", "", "-", "", "0.0%", size(memory), "1.00")
+    table.add_row("row-wise (RW)", "-", "", "-", "", "0.0%", size(memory), "1.00")
     for strategy, plan in entry.alternatives.items():
         rows = merged(plan)
         table.add_row(
@@ -124,7 +124,7 @@ def _strategies(entry: EntryTiers) -> Table:
 def _times(entry: EntryTiers) -> Table:
     """Like table 6 of FlexShard."""
     table = _new_table("Collectives of a step, predicted milliseconds")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     columns = {"row-wise": entry.plan.row_wise_seconds} | {
         _marked(entry, strategy): plan.seconds for strategy, plan in entry.alternatives.items()
     }
@@ -148,8 +148,8 @@ def _points(entry: EntryTiers) -> Table:
     """FlexShard's four points."""
     overlap = entry.plan.options.overlap
     table = _new_table("Two tiers at any budget")
-    table.add_column("")
-    _numbers(table, "DP", "a2a saved", "memory", "x row-wise", "ms exposed")
+    table.add_column("", no_wrap=True)
+    _numbers(table, "DP", "a2a saved", "memory", "x RW", "ms exposed")
     for name, plan in entry.points.items():
         table.add_row(
             POINT_NAMES[name],

@@ -59,7 +59,7 @@ def study_tiers(
     entries = []
     for field, plan in plans.items():
         say(f"planning tiers of {field} on {spec.world_size:,} ranks")
-        entries.append(_entry(field, plugins[field], plan, what_if))
+        entries.append(study_entry(field, plugins[field], plan, what_if))
     return TiersReport(topology, spec, registry.training.batch_size, what_if, tuple(entries))
 
 
@@ -95,7 +95,12 @@ def tier_plans(
     )
 
 
-def _entry(field: str, plugin: str, plan: TierPlan, what_if: dict[str, Any]) -> EntryTiers:
+def study_entry(field: str, plugin: str, plan: TierPlan, what_if: dict[str, Any]) -> EntryTiers:
+    """``plan`` of a sharding entry, or what it is with other options, and what stands next to it.
+
+    Raises:
+        SetupError: these options allow no plan.
+    """
     demands = [table.demand for table in plan.tables]
     options = replace(plan.options, **what_if)
     if "memory_ratio" in what_if:

@@ -1,0 +1,134 @@
+"""`recd plan --tiers` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from ruamel.yaml import YAML
+
+from recd_plugins.cli import main
+from recd_plugins.planning.topologies import read_topology
+
+SHARDING = """
+sharding:
+  - {use: flexshard.three_tier, tables: ["t_seq_*"]}
+"""
+REGISTRY = f"""
+version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: table
+    sparse: [item_0, "seq_0_*"]
+    generate: {{rows: 1024, row_group_rows: 256}}
+converter: {{use: recd.ikjt}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 2000}}}}
+pooling:
+  - {{use: recd.mean, features: ["seq_*"]}}
+{SHARDING}
+model: {{embedding_dim: 32, num_embeddings: 2000, bottom_mlp: [16], top_mlp: [16]}}
+training: {{batch_size: 64, ranks: 2, ranks_per_node: 1, device: cpu}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    return tmp_path
+
+
+def plan(*arguments: str) -> Result:
+    result = CliRunner().invoke(main, ["plan", "registry.yaml", "--tiers", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def words(result: Result) -> str:
+    return " ".join(result.output.split())
+
+
+def test_tiers_for_a_cluster(folder: Path) -> None:
+    result = plan(
+        *("--topology", "zionex-a100-40g", "--batch-size", "128", "--overlap", "0.5"),
+        *("--json", "tiers.json", "--plot", "plots/tiers.png"),
+    )
+    assert result.exit_code == 0, result.output
+    shown = words(result)
+    for part in ("32 ranks on cuda", "128 rows a rank; collectives: of the topology", "t_seq_0_0"):
+        assert part in shown
+    assert "sharding[0] flexshard.three_tier: M = 6, c = 1, least time" in shown
+    assert "exposed at 50% overlap" in shown
+    report = json.loads((folder / "tiers.json").read_text())
+    assert report["batch_size"] == 128
+    assert report["what_if"] == {"overlap": 0.5}
+    (entry,) = report["entries"]
+    assert (entry["plugin"], entry["strategy"]) == ("flexshard.three_tier", "three_tier")
+    assert all(table["rows"] == 2000 for table in entry["tables"])
+    assert (folder / "plots" / "tiers.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_this_machine_is_measured_and_then_planned_with(folder: Path) -> None:
+    result = plan("--calibrate", "here.yaml")
+    assert result.exit_code == 0, result.output
+    assert "2 nodes of machine: 2 ranks on cpu" in words(result)
+    measured = read_topology(folder / "here.yaml")
+    assert (measured.nodes, measured.ranks_per_node) == (2, 1)
+    assert measured.collectives is not None
+    assert measured.tiers is not None
+    # A copy, its gradient, its optimizer state and what finds it.
+    assert 2 < measured.tiers.memory_multiplier < 3
+    assert 0 < measured.tiers.saved_activations < 2
+    again = words(plan("--topology", "here.yaml"))
+    assert "M and c: measured" in again
+    assert f"M = {measured.tiers.multiplier(2):.3g}, c = " in again
+    refused = plan("--calibrate", "here.yaml")
+    assert refused.exit_code == 1
+    assert "here.yaml exists already" in words(refused)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch-size", "auto"], "--tiers are chosen for a number of rows"),
+        (["--budget", "0"], "0.0 is not in the range x>0"),
+        (["--overlap", "1.5"], "1.5 is not in the range 0<=x<=1"),
+        (["--plot", "tiers.txt"], "--plot tiers.txt ends in none of .png, .svg, .pdf"),
+        (["--nodes", "1"], "registry.yaml:16 sharding[0]: three tiers need several nodes"),
+        (["--budget", "0.01"], "Allow more memory, use more ranks or a smaller batch"),
+        (
+            ["--calibrate", "a.yaml", "--topology", "dgx-h100", "--nodes", "2"],
+            "measuring 16 ranks needs as many CUDA devices on this machine",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:
+    result = plan(*arguments)
+    assert result.exit_code != 0
+    assert message in words(result)
+    assert not (folder / "a.yaml").exists()
+
+
+def test_without_an_entry_that_has_tiers(folder: Path) -> None:
+    (folder / "registry.yaml").write_text(REGISTRY.replace(SHARDING, ""), encoding="utf-8")
+    result = plan()
+    assert result.exit_code == 1
+    assert "uses flexshard.two_tier or flexshard.three_tier or flexshard.joint, for tables of " in (
+        words(result)
+    )
+    document = YAML(typ="safe").load(REGISTRY.replace(SHARDING, ""))
+    del document["pooling"]
+    with (folder / "registry.yaml").open("w", encoding="utf-8") as stream:
+        YAML().dump(document, stream)
+    assert "which this model has none of: name features in the section pooling" in words(plan())
+
+
+def test_options_of_tiers_alone_are_refused(folder: Path) -> None:
+    result = CliRunner().invoke(main, ["plan", "registry.yaml", "--overlap", "0.5"])
+    assert result.exit_code == 2
+    assert "--budget and --overlap are for --tiers" in result.output
+    assert not (folder / "table").exists()
