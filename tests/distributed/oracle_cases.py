@@ -105,14 +105,17 @@ def check(case: OracleCase, *, stock: bool) -> None:
 class _Oracle(ModelParallelTestShared):
     """TorchRec's test case; its processes are ours, which are quicker to start."""
 
-    def __init__(self) -> None:
+    def __init__(self, local_world_size: int | None = None) -> None:
         super().__init__("setUp")
         self.setUp("gloo")
+        self._local_world_size = local_world_size
 
     def _run_multi_process_test(
         self, *, callable: Callable[..., None], world_size: int, **arguments: Any
     ) -> None:
-        run_on_ranks(_on_rank, world_size, callable, arguments)
+        run_on_ranks(
+            _on_rank, world_size, callable, arguments, local_world_size=self._local_world_size
+        )
 
 
 def _on_rank(

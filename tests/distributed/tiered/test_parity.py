@@ -57,19 +57,19 @@ def test_a_wrong_gradient_is_caught(fault: Fault) -> None:
 
 
 def test_the_batches_have_what_can_go_wrong() -> None:
-    def chosen(rank: int, step: int, tiers: str, feature: str = "a") -> list[str]:
+    def tiers_of(rank: int, step: int) -> set[str]:
         features = model_input(rank, step, "kjt").sequence_features
         assert features is not None
-        rows = next(rows for name, rows in TIERS.items() if name == tiers)["t0"]
-        ids = features[feature].values().tolist()
-        return ["hot" if i in rows.hot else "flex" if i in rows.flex else "cold" for i in ids]
+        rows = TIERS["three"]["t0"]
+        return {
+            "hot" if id in rows.hot else "flex" if id in rows.flex else "cold"
+            for id in features["a"].values().tolist()
+        }
 
-    assert not chosen(0, 1, "three")
-    assert set(chosen(0, 2, "three")) == {"cold"}
-    assert set(chosen(0, 3, "three")) == {"hot", "flex"}
-    assert {"hot", "flex", "cold"} <= {
-        tier for step in range(6) for tier in chosen(1, step, "three")
-    }
+    assert tiers_of(0, 1) == set()
+    assert tiers_of(0, 2) == {"cold"}
+    assert tiers_of(0, 3) == {"hot", "flex"}
+    assert set().union(*(tiers_of(1, step) for step in range(NUM_STEPS))) == {"hot", "flex", "cold"}
 
 
 def _check(cases: list[Case], cluster: str) -> None:
