@@ -6,9 +6,9 @@ import re
 
 _UNITS = {
     "": 1,
-    "B": 1,
-    **{f"{prefix}B": 1000**power for power, prefix in enumerate("KMGT", 1)},
-    **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", 1)},
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
 }
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
@@ -23,7 +23,7 @@ def read_budget(budget: str | int) -> dict[str, float]:
         return {"memory_ratio": 1.0}
     match = _FORM.fullmatch(str(budget).strip())
     if match is not None:
-        number, unit = float(match[1]), match[2]
+        number, unit = float(match[1]), match[2].lower()
         if number and unit == "x":
             return {"memory_ratio": number}
         if number and unit in _UNITS:

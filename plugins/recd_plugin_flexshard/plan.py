@@ -35,15 +35,17 @@ def plan(
     if strategy == "three_tier" and setting.nodes == 1:
         raise _one_node("the ranks are one node")
     demands = _demands(options, tables, setting)
-    if options.plan_for is None:
-        costs = _costs(options, setting.memory, setting.world_size)
-        return plan_tiers(demands, setting.cluster, strategy, costs)
-    cluster, memory = _other(options.plan_for, setting)
-    if strategy == "three_tier" and cluster.nodes == 1:
-        raise _one_node("plan_for is one node")
+    cluster, memory = setting.cluster, setting.memory
+    if options.plan_for is not None:
+        cluster, memory = _other(options.plan_for, setting)
+        if strategy == "three_tier" and cluster.nodes == 1:
+            raise _one_node("plan_for is one node")
     costs = _costs(options, memory, cluster.world_size)
-    chosen = plan_tiers(demands, cluster, strategy, costs)
-    return on_cluster(chosen, setting.cluster)
+    try:
+        chosen = plan_tiers(demands, cluster, strategy, costs)
+    except SetupError as error:
+        raise SetupError(f"the budget {options.budget} cannot be kept: {error}") from error
+    return chosen if options.plan_for is None else on_cluster(chosen, setting.cluster)
 
 
 def _one_node(what: str) -> SetupError:

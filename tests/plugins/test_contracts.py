@@ -2,7 +2,7 @@
 
 import pytest
 
-from recd_plugins.interfaces import Plugin, TargetPooling
+from recd_plugins.interfaces import Plugin, Table, TargetPooling
 from recd_plugins.manager import PluginManager
 from recd_plugins.testing.contracts import (
     CacheContract,
@@ -85,8 +85,27 @@ class TestSigmoidTargetPooling(TargetPoolingContract):
         return cls(cls.Options.model_validate({"target": "item", "weights": "sigmoid"}))
 
 
+TIERED = {name for name in BUILT_IN["sharding"] if name.startswith("flexshard.")}
+
+
 class TestShardings(ShardingContract):
-    @pytest.fixture(params=BUILT_IN["sharding"])
+    @pytest.fixture(params=sorted(BUILT_IN["sharding"].keys() - TIERED))
+    def plugin(self, request):
+        return make("sharding", request.param)
+
+
+class TestTieredShardings(ShardingContract):
+    """These are for sequence tables alone."""
+
+    @pytest.fixture
+    def tables(self):
+        return (
+            Table("t_clicks", ("clicks",), 1000, 16, pooled=False),
+            Table("t_seen", ("seen", "bought"), 64, 16, pooled=False),
+            Table("t_other", ("other",), 200, 16, pooled=False),
+        )
+
+    @pytest.fixture(params=sorted(TIERED))
     def plugin(self, request):
         return make("sharding", request.param)
 

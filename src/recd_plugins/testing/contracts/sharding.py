@@ -78,36 +78,36 @@ class ShardingContract(PluginContract):
     @pytest.fixture
     def model(self, tables: Sequence[Table]) -> nn.Module:
         """A model that holds ``tables``."""
-        return nn.ModuleDict(
-            {
-                "pooled": EmbeddingBagCollection(
-                    device=torch.device("cpu"),
-                    tables=[
-                        EmbeddingBagConfig(
-                            name=table.name,
-                            feature_names=list(table.features),
-                            num_embeddings=table.num_embeddings,
-                            embedding_dim=table.embedding_dim,
-                        )
-                        for table in tables
-                        if table.pooled
-                    ],
-                ),
-                "sequence": EmbeddingCollection(
-                    device=torch.device("cpu"),
-                    tables=[
-                        EmbeddingConfig(
-                            name=table.name,
-                            feature_names=list(table.features),
-                            num_embeddings=table.num_embeddings,
-                            embedding_dim=table.embedding_dim,
-                        )
-                        for table in tables
-                        if not table.pooled
-                    ],
-                ),
-            }
-        )
+        model = nn.ModuleDict()
+        if any(table.pooled for table in tables):
+            model["pooled"] = EmbeddingBagCollection(
+                device=torch.device("cpu"),
+                tables=[
+                    EmbeddingBagConfig(
+                        name=table.name,
+                        feature_names=list(table.features),
+                        num_embeddings=table.num_embeddings,
+                        embedding_dim=table.embedding_dim,
+                    )
+                    for table in tables
+                    if table.pooled
+                ],
+            )
+        if any(not table.pooled for table in tables):
+            model["sequence"] = EmbeddingCollection(
+                device=torch.device("cpu"),
+                tables=[
+                    EmbeddingConfig(
+                        name=table.name,
+                        feature_names=list(table.features),
+                        num_embeddings=table.num_embeddings,
+                        embedding_dim=table.embedding_dim,
+                    )
+                    for table in tables
+                    if not table.pooled
+                ],
+            )
+        return model
 
     def test_constrains_only_the_tables_it_is_given(
         self, plugin: Sharding, tables: Sequence[Table]
