@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -101,7 +101,7 @@ def build_collection(rows: Mapping[str, int]) -> EmbeddingCollection:
 def make_batch(rank: int, world_size: int, step: int, drift: int = 0) -> Sequences:
     """This rank's part of the step's global batch, which is the same on any number of ranks.
 
-    Few rows are read often: the first ones, and ``drift`` rows further on with every step.
+    Few rows are read often: the first ones, and ``drift`` rows further on after every sixth step.
     """
     random = torch.Generator().manual_seed(100 + step)
     count = GLOBAL_BATCH // world_size
@@ -113,7 +113,7 @@ def make_batch(rank: int, world_size: int, step: int, drift: int = 0) -> Sequenc
         for sample in range(GLOBAL_BATCH):
             length = int(torch.randint(0, MAX_LENGTH + 1, (1,), generator=random))
             uniform = torch.rand(length, generator=random)
-            ids = (uniform**3 * ROWS[table]).long() + drift * step
+            ids = (uniform**3 * ROWS[table]).long() + drift * (step // 6)
             if sample in mine:
                 lists.append(ids % ROWS[table])
                 lengths.append(length)
@@ -176,7 +176,7 @@ class Job:
         copy_weights(state, weights)
         self.dmp.load_state_dict(state)
         self.optimizer: CombinedOptimizer = build_optimizer(self.dmp, training)
-        self._pipeline = TrainPipelineSparseDist(
+        self.pipeline = TrainPipelineSparseDist(
             self.dmp, self.optimizer, torch.device("cpu"), execute_all_batches=True
         )
 
@@ -190,21 +190,25 @@ class Job:
         """The losses of this rank's samples."""
         batches = [make_batch(self.rank, self.world_size, step, drift) for step in steps]
         if pipelined:
-            iterator: Iterator[Sequences] = iter(batches)
-            return [self._pipeline.progress(iterator) for _ in batches]
-        losses = []
-        for batch in batches:
-            self.optimizer.zero_grad()
-            loss, result = self.dmp(batch)
-            loss.backward()
-            self.optimizer.step()
-            losses.append(result)
-        return losses
+            iterator = iter(batches)
+            return [self.pipeline.progress(iterator) for _ in batches]
+        return [self.train_on(batch) for batch in batches]
+
+    def train_on(self, batch: Sequences) -> Tensor:
+        """The loss of one batch."""
+        self.optimizer.zero_grad()
+        loss, result = self.dmp(batch)
+        loss.backward()
+        self.optimizer.step()
+        return result
 
     @torch.no_grad()
-    def evaluate(self, step: int) -> Tensor:
-        """The loss of this rank's samples, in the mode that the model is in."""
-        result: Tensor = self.dmp(make_batch(self.rank, self.world_size, step))[1]
+    def evaluate(self, step: int, *, pipelined: bool = False) -> Tensor:
+        """The loss of this rank's samples. A pipeline has to be empty."""
+        batch = make_batch(self.rank, self.world_size, step)
+        self.dmp.eval()
+        result: Tensor = self.pipeline.progress(iter([batch])) if pipelined else self.dmp(batch)[1]
+        self.dmp.train()
         return result
 
     def save(self, folder: Path, step: int) -> None:
