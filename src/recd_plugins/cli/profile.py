@@ -2,77 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
+from recd_plugins.cli.profile_output import (
+    ABOVE_0,
+    AT_LEAST_1,
+    check_outputs,
+    check_picture,
+    finish,
+    of_distribution,
+    progress,
+    show,
+    shown,
+    written,
+)
 from recd_plugins.errors import DataError, RecdError
-from recd_plugins.files import write_json
 
 if TYPE_CHECKING:
     from recd_plugins.access import AccessProfile
     from recd_plugins.interfaces import Table
     from recd_plugins.registry import Registry
-
-_PICTURES = (".png", ".svg", ".pdf")
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_AT_LEAST_1 = click.IntRange(min=1)
-_ABOVE_0 = click.FloatRange(min=0, min_open=True)
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def _written(command: _Command) -> _Command:
-    """Where the profile goes."""
-    for option in (
-        click.option("--force", is_flag=True, help="Replace FILE where it is there."),
-        click.option(
-            "-o", "--output", type=_FILE, required=True, metavar="FILE", help="Write it here."
-        ),
-    ):
-        command = option(command)
-    return _shown(command)
-
-
-def _shown(command: _Command) -> _Command:
-    """What is shown of the profile."""
-    for option in (
-        click.option(
-            "--plot",
-            "plot_path",
-            type=_FILE,
-            help="Write a picture of the share of accesses by rows here (.png, .svg, .pdf).",
-        ),
-        click.option("--json", "json_path", type=_FILE, help="Write the figures here."),
-    ):
-        command = option(command)
-    return command
-
-
-def _of_distribution(command: _Command) -> _Command:
-    """The table of a profile that comes from no data."""
-    for option in (
-        click.option(
-            "--in-order",
-            is_flag=True,
-            help="Row 0 is read most, row 1 next, and so on; else rows are shuffled.",
-        ),
-        click.option(
-            "--seed",
-            type=click.IntRange(min=0),
-            default=0,
-            show_default=True,
-            help="Shuffles rows.",
-        ),
-        click.option("--table", required=True, metavar="NAME", help="Its name in the model."),
-    ):
-        command = option(command)
-    return command
 
 
 @click.group()
@@ -92,7 +46,7 @@ def profile() -> None:
 
 @profile.command("registry")
 @click.argument("registry", type=click.Path(path_type=Path))
-@click.option("--rows", type=_AT_LEAST_1, help="Read the first so many rows of the data, not all.")
+@click.option("--rows", type=AT_LEAST_1, help="Read the first so many rows of the data, not all.")
 @click.option(
     "--tables",
     multiple=True,
@@ -103,18 +57,18 @@ def profile() -> None:
     "--table",
     "own_tables",
     multiple=True,
-    type=(str, _AT_LEAST_1, str),
+    type=(str, AT_LEAST_1, str),
     metavar="NAME ROWS FEATURES",
     help="A table of a model of your own, its rows, and the features that look it up, with commas "
     "between them; in place of the tables of the file's model: section. Can be repeated.",
 )
 @click.option(
     "--bound",
-    type=_AT_LEAST_1,
+    type=AT_LEAST_1,
     help="Rows of a table that are counted one by one, exactly; where more are read, the counts of "
     "the most read are kept, with a bound of their error. Without it tables share 33,554,432.",
 )
-@_written
+@written
 @click.pass_obj
 def registry_command(
     plugins_dir: Path | None,
@@ -133,7 +87,7 @@ def registry_command(
     from recd_plugins.access.measure import measure_access
     from recd_plugins.training import upstream_noise
 
-    _check_outputs(output, force, plot_path)
+    check_outputs(output, force, plot_path)
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
@@ -142,20 +96,20 @@ def registry_command(
     in_all = None if statistics is None else statistics.rows
     if rows is not None:
         in_all = rows if in_all is None else min(rows, in_all)
-    with _progress("reading rows", in_all) as advance:
+    with progress("reading rows", in_all) as advance:
         made = measure_access(loaded, chosen, rows=rows, bound=bound, progress=advance)
-    _finish(made, output, json_path, plot_path)
+    finish(made, output, json_path, plot_path)
 
 
 @profile.command("distribution")
 @click.argument(
     "form", type=click.Choice(["zipf", "zipf-mandelbrot", "exponential", "half-normal"])
 )
-@click.option("--rows", type=_AT_LEAST_1, required=True, help="Rows of the table.")
-@click.option("--length", type=_ABOVE_0, required=True, help="Accesses of a sample: L.")
+@click.option("--rows", type=AT_LEAST_1, required=True, help="Rows of the table.")
+@click.option("--length", type=ABOVE_0, required=True, help="Accesses of a sample: L.")
 @click.option(
     "--exponent",
-    type=_ABOVE_0,
+    type=ABOVE_0,
     default=1.0,
     show_default=True,
     help="Of zipf and zipf-mandelbrot: row k is read in proportion to (k + shift)^-exponent.",
@@ -165,12 +119,12 @@ def registry_command(
 )
 @click.option(
     "--scale",
-    type=_ABOVE_0,
+    type=ABOVE_0,
     help="Of exponential, exp(-(k - 1) / scale), and half-normal, exp(-((k - 1) / scale)^2 / 2).",
 )
-@click.option("--cap", type=_ABOVE_0, help="No row is read more often a sample.")
-@_of_distribution
-@_written
+@click.option("--cap", type=ABOVE_0, help="No row is read more often a sample.")
+@of_distribution
+@written
 def distribution_command(
     form: str,
     rows: int,
@@ -199,7 +153,7 @@ def distribution_command(
         )
     if shift and form != "zipf-mandelbrot":
         raise click.UsageError(f"--shift is for zipf-mandelbrot, not for {form}")
-    _check_outputs(output, force, plot_path)
+    check_outputs(output, force, plot_path)
     drawn = None if in_order else seed
     if scale is None:
         made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
@@ -210,21 +164,21 @@ def distribution_command(
     if shift:
         parameters += f", shift {shift:g}"
     source = f"{form} ({parameters})"
-    _finish(AccessProfile({table: made}, source), output, json_path, plot_path)
+    finish(AccessProfile({table: made}, source), output, json_path, plot_path)
 
 
 @profile.command("reuse")
 @click.argument("histograms", type=click.Path(path_type=Path))
 @click.option("--name", help="Which histogram of the file, where it has several.")
-@click.option("--rows", type=_AT_LEAST_1, help="Rows of the table; without it those that are read.")
+@click.option("--rows", type=AT_LEAST_1, help="Rows of the table; without it those that are read.")
 @click.option(
     "--read-rows",
-    type=_AT_LEAST_1,
+    type=AT_LEAST_1,
     help="Rows that are read at all, in place of the histogram's; the shape stays.",
 )
-@click.option("--length", type=_ABOVE_0, help="Accesses of a sample, in place of the histogram's.")
-@_of_distribution
-@_written
+@click.option("--length", type=ABOVE_0, help="Accesses of a sample, in place of the histogram's.")
+@of_distribution
+@written
 def reuse_command(
     histograms: Path,
     name: str | None,
@@ -243,7 +197,7 @@ def reuse_command(
     from recd_plugins.access import AccessProfile
     from recd_plugins.access.reuse import from_reuse_histogram, read_reuse_histograms
 
-    _check_outputs(output, force, plot_path)
+    check_outputs(output, force, plot_path)
     found = read_reuse_histograms(histograms)
     if name is None and len(found) == 1:
         name = next(iter(found))
@@ -262,13 +216,13 @@ def reuse_command(
         seed=None if in_order else seed,
     )
     source = f"{name} of {histograms}"
-    _finish(AccessProfile({table: made}, source), output, json_path, plot_path)
+    finish(AccessProfile({table: made}, source), output, json_path, plot_path)
 
 
 @profile.command("merge")
 @click.argument("profiles", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--bound", type=_AT_LEAST_1, help="Keep the counts of at most so many rows a table.")
-@_written
+@click.option("--bound", type=AT_LEAST_1, help="Keep the counts of at most so many rows a table.")
+@written
 def merge_command(
     profiles: tuple[Path, ...],
     bound: int | None,
@@ -280,7 +234,7 @@ def merge_command(
     """Add up PROFILES of the same tables, as those of several days or parts of the data."""
     from recd_plugins.access import AccessProfile
 
-    _check_outputs(output, force, plot_path)
+    check_outputs(output, force, plot_path)
     made: AccessProfile | None = None
     for path in profiles:
         part = AccessProfile.load(path)
@@ -291,18 +245,18 @@ def merge_command(
         if bound is not None:
             made = made.bounded(bound)
     assert made is not None, "click wants one at least"
-    _finish(made, output, json_path, plot_path)
+    finish(made, output, json_path, plot_path)
 
 
 @profile.command("show")
 @click.argument("file", type=click.Path(path_type=Path))
-@_shown
+@shown
 def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> None:
     """Show the tables of the profile FILE."""
     from recd_plugins.access import AccessProfile
 
-    _check_picture(plot_path)
-    _show(AccessProfile.load(file), json_path, plot_path)
+    check_picture(plot_path)
+    show(AccessProfile.load(file), json_path, plot_path)
 
 
 def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Table]:
@@ -339,55 +293,3 @@ def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
     if not patterns:
         return tables
     return [t for t in tables if any(fnmatchcase(t.name, pattern) for pattern in patterns)]
-
-
-def _check_outputs(output: Path, force: bool, picture: Path | None) -> None:
-    if output.exists() and not force:
-        raise RecdError(f"{output} exists already; name another file, or replace it with --force")
-    _check_picture(picture)
-
-
-def _check_picture(picture: Path | None) -> None:
-    if picture is not None and picture.suffix not in _PICTURES:
-        raise click.UsageError(f"--plot {picture} ends in none of {', '.join(_PICTURES)}")
-
-
-@contextmanager
-def _progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda rows: progress.advance(task, rows)
-
-
-def _finish(
-    made: AccessProfile, output: Path, json_path: Path | None, plot_path: Path | None
-) -> None:
-    with Console(stderr=True).status(f"writing {output}"):
-        made.save(output)
-    _show(made, json_path, plot_path)
-
-
-def _show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -> None:
-    from recd_plugins.access.report import as_json, plot, render
-
-    Console().print(render(made))
-    if json_path is not None:
-        write_json(json_path, as_json(made))
-    if plot_path is not None:
-        plot(made, plot_path)

@@ -1,0 +1,129 @@
+"""What the subcommands of ``recd profile`` share: options, and what they show and write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from rich.console import Console
+
+from recd_plugins.errors import RecdError
+from recd_plugins.files import write_json
+
+if TYPE_CHECKING:
+    from recd_plugins.access import AccessProfile
+
+_PICTURES = (".png", ".svg", ".pdf")
+_FILE = click.Path(path_type=Path, dir_okay=False)
+AT_LEAST_1 = click.IntRange(min=1)
+ABOVE_0 = click.FloatRange(min=0, min_open=True)
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def written(command: _Command) -> _Command:
+    """Where the profile goes."""
+    for option in (
+        click.option("--force", is_flag=True, help="Replace FILE where it is there."),
+        click.option(
+            "-o", "--output", type=_FILE, required=True, metavar="FILE", help="Write it here."
+        ),
+    ):
+        command = option(command)
+    return shown(command)
+
+
+def shown(command: _Command) -> _Command:
+    """What is shown of the profile."""
+    for option in (
+        click.option(
+            "--plot",
+            "plot_path",
+            type=_FILE,
+            help="Write a picture of the share of accesses by rows here (.png, .svg, .pdf).",
+        ),
+        click.option("--json", "json_path", type=_FILE, help="Write the figures here."),
+    ):
+        command = option(command)
+    return command
+
+
+def of_distribution(command: _Command) -> _Command:
+    """The table of a profile that comes from no data."""
+    for option in (
+        click.option(
+            "--in-order",
+            is_flag=True,
+            help="Row 0 is read most, row 1 next, and so on; else rows are shuffled.",
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            default=0,
+            show_default=True,
+            help="Shuffles rows.",
+        ),
+        click.option("--table", required=True, metavar="NAME", help="Its name in the model."),
+    ):
+        command = option(command)
+    return command
+
+
+def check_outputs(output: Path, force: bool, picture: Path | None) -> None:
+    """Refuse before the work what would fail after it."""
+    if output.exists() and not force:
+        raise RecdError(f"{output} exists already; name another file, or replace it with --force")
+    check_picture(picture)
+
+
+def check_picture(picture: Path | None) -> None:
+    """Refuse a picture of an unknown format."""
+    if picture is not None and picture.suffix not in _PICTURES:
+        raise click.UsageError(f"--plot {picture} ends in none of {', '.join(_PICTURES)}")
+
+
+@contextmanager
+def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar that is told how many rows were read."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda rows: bar.advance(task, rows)
+
+
+def finish(
+    made: AccessProfile, output: Path, json_path: Path | None, plot_path: Path | None
+) -> None:
+    """Write a profile and show it."""
+    with Console(stderr=True).status(f"writing {output}"):
+        made.save(output)
+    show(made, json_path, plot_path)
+
+
+def show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -> None:
+    """Print what a profile says of its tables, and write it as JSON and as a picture."""
+    from recd_plugins.access.report import as_json, plot, render
+
+    Console().print(render(made))
+    if json_path is not None:
+        write_json(json_path, as_json(made))
+    if plot_path is not None:
+        plot(made, plot_path)
