@@ -251,6 +251,8 @@ def test_stages_of_names() -> None:
         "Variable_Batch_All2All_Pooled_ReqBackward": "all_to_all",
         "## wait_sparse_data_dist 3 ##": "all_to_all",
         "torch::distributed::reducer::mul_out": "all_reduce",
+        "autograd::engine::evaluate_function: _TierSendBackward": "all_to_all",
+        "_TierLookup": "lookup",
         "aten::copy_": None,
         "aten::native_dropout": None,
         "## forward 7 ##": None,

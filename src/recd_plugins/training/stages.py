@@ -59,7 +59,7 @@ _RULES: tuple[tuple[Stage, str], ...] = (
     (
         "all_to_all",
         r"\[(input_dist|splits_dist|output_dist|output_dist_wait|input_dist_wait)\]"
-        r"|All2All|ReduceScatter|AllGatherBase"
+        r"|All2All|ReduceScatter|AllGatherBase|_Tier(Send|Receive|Merge)(Backward)?$"
         r"|## (all2all|variable_batch_all2all|reduce_scatter|all_gather)"
         r"|## (start|wait)_sparse_data_dist|## (Fused)?KJT\w*Awaitable wait"
         r"|c10d::_?(alltoall|reduce_scatter|allgather)"
@@ -75,7 +75,7 @@ _RULES: tuple[tuple[Stage, str], ...] = (
     (
         "lookup",
         r"\[lookup\]|split_embedding|dense_embedding|Split\w*LookupFunction|DenseLookupFunction"
-        r"|bounds_check_indices|generate_vbe_metadata"
+        r"|bounds_check_indices|generate_vbe_metadata|_TierLookup(Backward)?$"
         r"|aten::_?embedding|Embedding(Bag)?Backward",
     ),
     (

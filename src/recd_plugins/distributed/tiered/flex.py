@@ -10,10 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.profiler import record_function
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.tiered.overlay import Overlay
+from recd_plugins.distributed.tiered.overlay import LOOKUP_REGION, Overlay
 from recd_plugins.distributed.tiered.split import Split
 
 
@@ -93,13 +94,13 @@ class FlexLookup:
     ) -> None:
         self._exchange = _Exchange(group, _totals(sizes.received), _totals(sizes.sent))
         anchor = torch.zeros((), requires_grad=True)
-        self._token: Tensor = _Send.apply(  # type: ignore[no-untyped-call]
+        self._token: Tensor = _TierSend.apply(  # type: ignore[no-untyped-call]
             anchor, overlay, positions, self._exchange
         )
 
     def wait(self) -> Tensor:
         """Embeddings of the ids that this rank wants, ``[num_flex, embedding_dim]``."""
-        output: Tensor = _Receive.apply(  # type: ignore[no-untyped-call]
+        output: Tensor = _TierReceive.apply(  # type: ignore[no-untyped-call]
             self._token, self._exchange
         )
         return output
@@ -128,7 +129,7 @@ class _Exchange:
         return output
 
 
-class _Send(torch.autograd.Function):
+class _TierSend(torch.autograd.Function):
     """Starts the exchange of the embeddings; backward, has the gradients and trains."""
 
     @staticmethod
@@ -137,7 +138,9 @@ class _Send(torch.autograd.Function):
     ) -> Tensor:
         ctx.overlay, ctx.rows, ctx.exchange = overlay, overlay.rows, exchange
         ctx.save_for_backward(positions)
-        exchange.start(overlay.weights.index_select(0, positions))
+        with record_function(LOOKUP_REGION):
+            rows = overlay.weights.index_select(0, positions)
+        exchange.start(rows)
         return anchor.new_empty(0)
 
     @staticmethod
@@ -147,7 +150,7 @@ class _Send(torch.autograd.Function):
         return None, None, None, None
 
 
-class _Receive(torch.autograd.Function):
+class _TierReceive(torch.autograd.Function):
     """Waits for the embeddings; backward, starts the exchange of their gradients."""
 
     @staticmethod

@@ -49,7 +49,7 @@ class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
             tiers.append(self._hot)
         if self._flex is not None:
             tiers.append(self._flex.wait())
-        merged = _Merge.apply(  # type: ignore[no-untyped-call]
+        merged = _TierMerge.apply(  # type: ignore[no-untyped-call]
             split.place, split.source, *tiers
         )
         values = torch.split(merged, split.ids_per_feature)
@@ -63,7 +63,7 @@ class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
         return output
 
 
-class _Merge(torch.autograd.Function):
+class _TierMerge(torch.autograd.Function):
     """Rows of several matrices in another order."""
 
     @staticmethod

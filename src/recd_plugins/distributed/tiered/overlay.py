@@ -11,10 +11,14 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Variable
 from torch.autograd.function import once_differentiable
+from torch.autograd.profiler import record_function
 from torchrec.distributed import comm_ops
 
 from recd_plugins.distributed.tiered.update_rule import UpdateRule
 from recd_plugins.errors import ExactnessError
+
+# In a profile: the learning of copies is part of the lookup, as that of a fused kernel is.
+LOOKUP_REGION = "[lookup]_[tiers]"
 
 
 class Overlay:
@@ -78,7 +82,7 @@ class Overlay:
         It does so without positions, too, as other ranks have some.
         """
         anchor = torch.zeros((), requires_grad=True)
-        output: Tensor = _Lookup.apply(  # type: ignore[no-untyped-call]
+        output: Tensor = _TierLookup.apply(  # type: ignore[no-untyped-call]
             anchor, self, positions
         )
         return output
@@ -102,7 +106,8 @@ class Overlay:
                 "pass, which would train other rows: leave retier_every away under a pipeline that "
                 "looks the next batch up before the backward pass of this one"
             )
-        total = _sum_by_position(gradients, positions, len(self.weights))
+        with record_function(LOOKUP_REGION):
+            total = _sum_by_position(gradients, positions, len(self.weights))
         work = None
         if self._group.size() > 1 and len(total):
             work = dist.all_reduce(total, group=self._group, async_op=True)
@@ -111,7 +116,8 @@ class Overlay:
         def finish() -> None:
             if work is not None:
                 work.wait()
-            self._update(total.div_(divisor) if divisor > 1 else total)
+            with record_function(LOOKUP_REGION):
+                self._update(total.div_(divisor) if divisor > 1 else total)
 
         # torch has no public way to run something when a backward pass is over; DDP does it so.
         engine: Any = Variable._execution_engine
@@ -125,7 +131,7 @@ class Overlay:
         self.num_updates += 1
 
 
-class _Lookup(torch.autograd.Function):
+class _TierLookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, _: Tensor, overlay: Overlay, positions: Tensor) -> Tensor:
         ctx.overlay, ctx.rows = overlay, overlay.rows
