@@ -52,7 +52,7 @@ def run(size: Size, *, only: str | None = None) -> Findings:
         if "rm2" in parts:
             from recd_benchmarks.flexshard_tiers.one_table_figures import measure_one_table
 
-            table = measure_one_table(ranks, sizes.rm2, sizes.rm2_batches)
+            table = measure_one_table(ranks, sizes.rm2, sizes.rm2_batches, sizes.rm2_turns)
             losses.append(table.loss_max_abs_diff)
             _add(found, table.figures(), table.details(), table.notes())
         if "joint" in parts:

@@ -26,24 +26,29 @@ from recd_benchmarks.flexshard_tiers.one_table_ranks import (
 from recd_benchmarks.flexshard_tiers.popularity import Popularity
 from recd_benchmarks.frame import Detail, Figure
 from recd_plugins.distributed.launch import Ranks
+from recd_plugins.distributed.tiered import RowTiers
 from recd_plugins.planning.tiers import TierTraffic, traffic
 
 STOCK = "row-wise (TorchRec)"
+#: What the sharders' kernels change without any tier.
+SHARDERS = "row-wise (ours)"
 TIER_TABLE = "rm2: kB that a rank sends in a step, by tier"
 
 
-def measure_one_table(ranks: Ranks, size: Scaled, num_batches: int) -> OneTable:
+def measure_one_table(ranks: Ranks, size: Scaled, num_batches: int, turns: int) -> OneTable:
     """Plan, and train on the same batches without tiers and under every plan.
 
     Args:
         ranks: of the played cluster.
         size: of the table.
         num_batches: of a rank.
+        turns: timed turns of one step of each side.
     """
     popularity = size.popularity()
     plans = make_plans(size, popularity)
-    sides = {STOCK: None} | {side: row_tiers(plan) for side, plan in plans.by_side.items()}
-    job = Job(popularity, size.embedding_dim, size.batch_size, num_batches, sides)
+    sides = {STOCK: None, SHARDERS: RowTiers()}
+    sides |= {side: row_tiers(plan) for side, plan in plans.by_side.items()}
+    job = Job(popularity, size.embedding_dim, size.batch_size, num_batches, turns, sides)
     return OneTable(popularity, plans, ranks.run(measure, job)[0])
 
 
@@ -64,6 +69,11 @@ class OneTable:
         """The same by the model of traffic."""
         row_wise = traffic(self.plans.row_wise)["cold"].bytes
         return 1 - traffic(self.plans.of_played(side))["cold"].bytes / row_wise
+
+    def times(self, side: str) -> list[float]:
+        """Seconds of a step over those of stock row-wise, by turn."""
+        pairs = zip(self.trained[side].seconds, self.trained[STOCK].seconds, strict=True)
+        return [ours / stock for ours, stock in pairs]
 
     def figures(self) -> list[Figure]:
         """Of all sides."""
@@ -97,9 +107,9 @@ class OneTable:
     def reduction_table(self) -> Detail:
         """By side."""
         rows: list[list[str | float]] = []
-        for side, trained in self.trained.items():
+        for side in self.trained:
             shares: list[str | float] = ["0", "0", "", "", "0"]
-            if side != STOCK:
+            if side in self.plans.by_side:
                 (table,) = self.plans.by_side[side].tables
                 covered = table.hot_share + table.flex_share
                 shares = [
@@ -109,10 +119,10 @@ class OneTable:
                     f"{self.predicted(side):.1%}",
                     f"{self.measured(side):.1%}",
                 ]
-            rows.append([side, *shares, 1e3 * float(np.median(trained.seconds))])
+            rows.append([side, *shares, f"{np.median(self.times(side)):.2f}"])
         return Detail(
             "rm2: all-to-all saved",
-            ["", "hot rows", "flex rows", "covered", "predicted", "measured", "ms a step"],
+            ["", "hot rows", "flex rows", "covered", "predicted", "measured", "step time"],
             rows,
         )
 
@@ -163,7 +173,7 @@ class OneTable:
     def _expected_imbalance(self, side: str) -> tuple[float, float]:
         """With the rows as they are, and with rows by popularity in their place."""
         first = 0
-        if side != STOCK:
+        if side in self.plans.by_side:
             (table,) = self.plans.by_side[side].tables
             first = table.hot + table.flex
         size = self.popularity.num_embeddings

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from recd_benchmarks.flexshard_tiers.one_table import shard
 from recd_benchmarks.flexshard_tiers.popularity import Popularity
-from recd_benchmarks.flexshard_tiers.trainers import RankTrainer, from_every_rank
+from recd_benchmarks.flexshard_tiers.trainers import RankTrainer, from_every_rank, timed_turns
 from recd_benchmarks.frame import keep_freed_memory
 from recd_plugins.distributed.byte_counter import Traffic
 from recd_plugins.distributed.tiered import RowTiers, tier_groups
@@ -31,7 +30,8 @@ class Job:
         popularity: of the ids.
         embedding_dim: scalars a row.
         batch_size: samples of a rank.
-        num_batches: of a rank; every side trains on all of them, twice.
+        num_batches: of a rank; every side trains on all of them.
+        turns: timed turns of one step of each side.
         sides: tiers by name; None is TorchRec's own row-wise sharding.
     """
 
@@ -39,6 +39,7 @@ class Job:
     embedding_dim: int
     batch_size: int
     num_batches: int
+    turns: int
     sides: Mapping[str, RowTiers | None]
 
 
@@ -50,7 +51,7 @@ class Trained:
         sent: bytes that a rank sends in a step, the mean over ranks; groups are tiers.
         imbalance: cold embeddings that the rank with most sends, over the mean.
         losses: by step, the mean over ranks.
-        seconds: of the steps that were not counted.
+        seconds: of a step, by turn.
     """
 
     sent: Mapping[Traffic, float]
@@ -60,25 +61,26 @@ class Trained:
 
 
 def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:  # noqa: ARG001
-    """Train every side, one after the other. A collective call."""
+    """Train every side, in turns. A collective call."""
     upstream_noise.silence()
     keep_freed_memory()
     rng = np.random.default_rng((1, rank))
     batches = [job.popularity.batch(rng, job.batch_size) for _ in range(job.num_batches)]
-    trained = {}
-    for name, tiers in job.sides.items():
-        torch.manual_seed(0)
-        dmp, optimizer = shard(job.popularity.num_embeddings, job.embedding_dim, tiers)
-        trainer = RankTrainer(dmp, optimizer, batches)
-        sent = by_tier(trainer.counted_round())
-        seconds = [trainer.timed_step() for _ in range(job.num_batches)]
-        trained[name] = Trained(
-            sent=mean_over_ranks(sent),
-            imbalance=_imbalance(from_every_rank(sent)),
+    trainers = {
+        name: RankTrainer(*shard(job.popularity.num_embeddings, job.embedding_dim, tiers), batches)
+        for name, tiers in job.sides.items()
+    }
+    sent = {name: by_tier(trainer.counted_round()) for name, trainer in trainers.items()}
+    seconds = timed_turns(trainers, job.turns)
+    return {
+        name: Trained(
+            sent=mean_over_ranks(sent[name]),
+            imbalance=_imbalance(from_every_rank(sent[name])),
             losses=trainer.losses(),
-            seconds=seconds,
+            seconds=seconds[name],
         )
-    return trained
+        for name, trainer in trainers.items()
+    }
 
 
 def by_tier(sent: Mapping[Traffic, float]) -> Counter[Traffic]:

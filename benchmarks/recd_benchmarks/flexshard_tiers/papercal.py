@@ -52,6 +52,7 @@ STOCK = "row-wise (TorchRec)"
 JOINT = "joint, deduplicated"
 SIDES: Mapping[str, Side] = {
     STOCK: Side("recd.kjt", "torchrec.row_wise", sharders="stock"),
+    "row-wise (ours)": Side("recd.kjt", "torchrec.row_wise"),
     "2-tier": Side("recd.kjt", "flexshard.two_tier"),
     "3-tier": Side("recd.kjt", "flexshard.three_tier"),
     "joint": Side("recd.kjt", "flexshard.joint", "minimise: bytes"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from recd_benchmarks.flexshard_tiers.one_table_ranks import by_tier, mean_over_ranks
 from recd_benchmarks.flexshard_tiers.papercal import SIDES
-from recd_benchmarks.flexshard_tiers.trainers import CPU, RankTrainer, from_every_rank
+from recd_benchmarks.flexshard_tiers.trainers import CPU, RankTrainer, from_every_rank, timed_turns
 from recd_benchmarks.frame import keep_freed_memory
 from recd_plugins.distributed.byte_counter import Traffic
 from recd_plugins.distributed.sharders import stock_sharders
@@ -83,17 +82,11 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:
             hot=sum(table.hot for table in tables),
             flex=sum(table.flex for table in tables),
         )
-    # Everything that is there stays: collecting garbage need not go through it.
-    gc.collect()
-    gc.freeze()
     for name, trainer in trainers.items():
         trained[name].sent = mean_over_ranks(by_tier(trainer.counted_round()))
-    for turn in range(job.turns + 1):
-        for name, trainer in trainers.items():
-            seconds = trainer.timed_step()
-            if turn:
-                trained[name].seconds.append(seconds)
+    seconds = timed_turns(trainers, job.turns)
     for name, trainer in trainers.items():
+        trained[name].seconds = seconds[name]
         trained[name].losses = trainer.losses()
     return trained
 

@@ -71,7 +71,7 @@ class Popularity:
             sequence_features=KeyedJaggedTensor(
                 keys=[FEATURE],
                 values=torch.from_numpy(ids),
-                lengths=torch.from_numpy(lengths),
+                lengths=torch.from_numpy(lengths.astype(np.int32)),
             ),
             num_unique={FEATURE: samples},
         )

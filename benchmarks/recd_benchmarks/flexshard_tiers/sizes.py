@@ -16,7 +16,8 @@ class Sizes:
 
     Attributes:
         rm2: the scaled table.
-        rm2_batches: of a rank; all sides train on all of them, twice.
+        rm2_batches: of a rank; all sides train on all of them.
+        rm2_turns: timed turns of one step of each side.
         papercal: the table of sessions.
         drift: the scaled table whose popularity moves.
         phases: after each of which it does.
@@ -25,6 +26,7 @@ class Sizes:
 
     rm2: Scaled
     rm2_batches: int
+    rm2_turns: int
     papercal: Workload
     drift: Scaled
     phases: int
@@ -34,7 +36,8 @@ class Sizes:
 SIZES: Mapping[Size, Sizes] = {
     "small": Sizes(
         rm2=Scaled(scale=256, embedding_dim=16, profiled=1600),
-        rm2_batches=4,
+        rm2_batches=8,
+        rm2_turns=3,
         papercal=Workload(("seq_0_0",), batch_size=512, num_batches=2, turns=3, profiled=16_384),
         drift=Scaled(scale=512, embedding_dim=8, profiled=800),
         phases=2,
@@ -42,7 +45,8 @@ SIZES: Mapping[Size, Sizes] = {
     ),
     "reference": Sizes(
         rm2=Scaled(scale=64, embedding_dim=32, profiled=6400),
-        rm2_batches=6,
+        rm2_batches=8,
+        rm2_turns=9,
         papercal=Workload(("seq_0_*",), batch_size=512, num_batches=4, turns=9, profiled=65_536),
         drift=Scaled(scale=256, embedding_dim=8, profiled=1600),
         phases=4,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Any, TypeVar
 
@@ -88,6 +89,21 @@ class RankTrainer:
         stacked = torch.stack(self._losses).double()
         dist.all_reduce(stacked)
         return (stacked / dist.get_world_size()).tolist()
+
+
+def timed_turns(trainers: Mapping[str, RankTrainer], turns: int) -> dict[str, list[float]]:
+    """Seconds of a step of each trainer, by turn; one more turn warms up. A collective call."""
+    # Everything that is there stays: collecting garbage need not go through it.
+    gc.collect()
+    gc.freeze()
+    seconds: dict[str, list[float]] = {name: [] for name in trainers}
+    for turn in range(turns + 1):
+        for name, trainer in trainers.items():
+            spent = trainer.timed_step()
+            if turn:
+                seconds[name].append(spent)
+    gc.unfreeze()
+    return seconds
 
 
 def from_every_rank(value: T) -> list[T]:
