@@ -42,7 +42,7 @@ class TierRows:
     @property
     def cold_share(self) -> float:
         """Of the accesses."""
-        return 1.0 - self.hot_share - self.flex_share
+        return max(0.0, 1.0 - self.hot_share - self.flex_share)
 
     def as_json(self) -> dict[str, Any]:
         """JSON values."""
