@@ -24,20 +24,25 @@ class Case:
     piece_bytes: int = 64 << 20
 
 
-def exchange_rows(rank: int, world_size: int, case: Case, ranks_per_node: int) -> list[str]:
+def exchange_rows(
+    rank: int, world_size: int, case: Case, ranks_per_node: int, on_cuda: bool = False
+) -> list[str]:
     """What is wrong on this rank, if anything."""
+    device = torch.device("cuda", rank) if on_cuda else torch.device("cpu")
+    if on_cuda:
+        torch.cuda.set_device(device)
     exchange.PIECE_BYTES = case.piece_bytes
     node = _node_group(world_size, ranks_per_node)
     random = torch.Generator().manual_seed(7)
     whole = [_values((rows, *case.shape), case.dtype, random) for rows in case.num_rows]
     blocks = [_even_blocks(rows, world_size) for rows in case.num_rows]
     bounds = [_bounds(rows, rank, world_size) for rows in case.num_rows]
-    shards = [table[bound].clone() for table, bound in zip(whole, bounds, strict=True)]
+    shards = [table[bound].clone().to(device) for table, bound in zip(whole, bounds, strict=True)]
     cold = ColdRows(blocks, shards)
     hot_slots, flex_slots = _choose(case, ranks_per_node, random)
-    hot = torch.zeros((case.num_hot, *case.shape), dtype=case.dtype)
+    hot = torch.zeros((case.num_hot, *case.shape), dtype=case.dtype, device=device)
     per_rank = -(-case.num_flex // ranks_per_node)
-    flex = torch.zeros((per_rank, *case.shape), dtype=case.dtype)
+    flex = torch.zeros((per_rank, *case.shape), dtype=case.dtype, device=device)
     world = dist.group.WORLD
     assert world is not None
     wrong = []
@@ -53,8 +58,8 @@ def exchange_rows(rank: int, world_size: int, case: Case, ranks_per_node: int) -
 
     # The same on all ranks, as training leaves them.
     new = [_values(tuple(table.shape), case.dtype, random) for table in whole]
-    hot[hot_slots.slots] = _rows(new, hot_slots)
-    flex[flex_slots.slots[mine]] = _rows(new, flex_slots)[mine]
+    hot[hot_slots.slots] = _rows(new, hot_slots).to(device)
+    flex[flex_slots.slots[mine]] = _rows(new, flex_slots)[mine].to(device)
     exchange.fold_hot(hot, hot_slots, cold)
     exchange.fold_flex(flex, flex_slots, cold, node, ranks_per_node)
     for slots in (hot_slots, flex_slots):
@@ -95,9 +100,8 @@ def _values(shape: tuple[int, ...], dtype: torch.dtype, random: torch.Generator)
 
 def _same(one: Tensor, other: Tensor) -> bool:
     """Bit for bit."""
-    return one.shape == other.shape and torch.equal(
-        one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
-    )
+    one, other = (each.cpu().contiguous() for each in (one, other))
+    return one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
 def _bounds(num_rows: int, rank: int, world_size: int) -> slice:

@@ -8,6 +8,7 @@ from tests.distributed.tiered.exchange_cases import Case, exchange_rows
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import ShardedTensorMetadata
 
+from recd_plugins.distributed.launch import CUDA_BACKEND, launch
 from recd_plugins.distributed.tiered.exchange import RowBlocks
 from recd_plugins.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
@@ -29,6 +30,14 @@ CASES = {
 def test_rows_move_bit_for_bit(name: str, nodes_and_ranks: tuple[int, int]) -> None:
     num_nodes, ranks_per_node = nodes_and_ranks
     wrong = run_on_ranks(exchange_rows, num_nodes * ranks_per_node, CASES[name], ranks_per_node)
+    assert wrong == [[]] * len(wrong)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("name", CASES)
+def test_rows_move_over_nccl(name: str) -> None:
+    world_size = torch.cuda.device_count()
+    wrong = launch(exchange_rows, world_size, CASES[name], 1, True, backend=CUDA_BACKEND)
     assert wrong == [[]] * len(wrong)
 
 

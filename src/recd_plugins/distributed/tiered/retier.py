@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -139,10 +139,12 @@ def _moves(
     """How many keys changed their tier, by the tiers before and after."""
     keys = np.unique(np.concatenate([*old, *new]))
     before, after = (_tier_of(keys, *tiers) for tiers in (old, new))
-    changed = before != after
-    pairs = zip(before[changed].tolist(), after[changed].tolist(), strict=True)
-    counts = Counter((_TIERS[one], _TIERS[other]) for one, other in pairs)
-    return dict(sorted(counts.items()))
+    counts = np.bincount(before * len(_TIERS) + after, minlength=len(_TIERS) ** 2)
+    return {
+        (old_tier, new_tier): int(count)
+        for (old_tier, new_tier), count in zip(product(_TIERS, _TIERS), counts, strict=True)
+        if count and old_tier != new_tier
+    }
 
 
 def _tier_of(
