@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
+import torch
 from tests.distributed.parity_cases import Optimizer
 from tests.distributed.tiered.tier_cases import Case, Difference, Fault, run_cases
 from tests.distributed.tiered.tier_model import NUM_STEPS, TIERS, Form, Tiers, model_input
 
+from recd_plugins.distributed.launch import CUDA_BACKEND, launch
 from recd_plugins.testing.gloo import run_on_ranks
 
 TOLERANCE = 1e-6
@@ -56,6 +59,20 @@ def test_a_wrong_gradient_is_caught(fault: Fault) -> None:
         assert difference.weight > 1e-4
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_parity_on_gpus() -> None:
+    """One rank a GPU; with two or more, as nodes of one rank and as one node."""
+    cases = [replace(case, device_type="cuda") for case in MATRIX]
+    num_ranks = min(2, torch.cuda.device_count())
+    for ranks_per_node in range(1, num_ranks + 1):
+        by_rank = launch(
+            run_cases, num_ranks, cases, backend=CUDA_BACKEND, local_world_size=ranks_per_node
+        )
+        for differences in by_rank:
+            for case, difference in zip(cases, differences, strict=True):
+                _assert_equal(difference, case, tolerance=1e-5)
+
+
 def test_the_batches_have_what_can_go_wrong() -> None:
     def tiers_of(rank: int, step: int) -> set[str]:
         features = model_input(rank, step, "kjt").sequence_features
@@ -80,10 +97,10 @@ def _check(cases: list[Case], cluster: str) -> None:
             _assert_equal(difference, case)
 
 
-def _assert_equal(difference: Difference, case: Case) -> None:
-    assert difference.loss <= TOLERANCE, case
-    assert difference.output <= TOLERANCE, case
-    assert difference.weight <= TOLERANCE, case
+def _assert_equal(difference: Difference, case: Case, tolerance: float = TOLERANCE) -> None:
+    assert difference.loss <= tolerance, case
+    assert difference.output <= tolerance, case
+    assert difference.weight <= tolerance, case
     # Every table and layer learns, or equal weights would say nothing.
-    assert difference.moved > 20 * TOLERANCE, case
+    assert difference.moved > 20 * tolerance, case
     assert difference.num_pipelined == (difference.num_modules if case.pipelined else 0), case

@@ -62,6 +62,10 @@ class Case:
     # Of the tables without tiers.
     untiered: str = "row_wise"
     fault: Fault | None = None
+    device_type: Literal["cpu", "cuda"] = "cpu"
+
+    def device(self, rank: int) -> torch.device:
+        return CPU if self.device_type == "cpu" else torch.device("cuda", rank)
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,13 @@ def _run(rank: int, world_size: int, case: Case) -> Difference:
     with _fault(case.fault == "sum"):
         outputs, num_pipelined = _train(dmp, optimizer, case, rank)
     expected = _train_reference(reference, case, rank, world_size)
-    weights = {name: _whole(tensor) for name, tensor in dmp.state_dict().items()}
+    weights = {name: _whole(tensor).cpu() for name, tensor in dmp.state_dict().items()}
     assert weights.keys() == initial.keys()
     pairs = list(zip(outputs, expected, strict=True))
     trained = reference.state_dict()
     return Difference(
-        loss=max(abs(float(got[0] - want[0])) for got, want in pairs),
-        output=max(float((got[1] - want[1]).abs().max()) for got, want in pairs),
+        loss=max(abs(float(got[0].cpu() - want[0])) for got, want in pairs),
+        output=max(float((got[1].cpu() - want[1]).abs().max()) for got, want in pairs),
         weight=max(float((weights[name] - trained[name]).abs().max()) for name in weights),
         moved=min(float((trained[name] - initial[name]).abs().max()) for name in weights),
         num_modules=sum(isinstance(module, ShardedModule) for module in dmp.modules()),
@@ -118,12 +122,12 @@ def shard(
         sharder,
         local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
         world_size=world_size,
-        device_type="cpu",
+        device_type=case.device_type,
     )
     dmp = DistributedModelParallel(
         module=model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
-        device=CPU,
+        device=case.device(dist.get_rank()),
         plan=ShardingPlan({"sequences": plan}),
         sharders=[sharder],
     )
@@ -154,16 +158,17 @@ def _generator(case: Case, table: str, world_size: int) -> ParameterShardingGene
 def _train(
     dmp: DistributedModelParallel, optimizer: CombinedOptimizer, case: Case, rank: int
 ) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    device = case.device(rank)
     batches = [model_input(rank, step, case.form) for step in range(NUM_STEPS)]
     if case.pipelined:
-        pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU, execute_all_batches=True)
+        pipeline = TrainPipelineSparseDist(dmp, optimizer, device, execute_all_batches=True)
         iterator: Iterator[ModelInput] = iter(batches)
         outputs = [pipeline.progress(iterator) for _ in batches]
         return outputs, len(pipeline._pipelined_modules)
     outputs = []
     for batch in batches:
         optimizer.zero_grad()
-        loss, output = dmp(batch)
+        loss, output = dmp(batch.to(device))
         loss.backward()
         optimizer.step()
         outputs.append(output)
