@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from recd_plugins import load_registry
 from recd_plugins.registry import Registry
 
@@ -27,9 +29,16 @@ training: {batch_size: 32}
 """
 
 
-def test_the_trainer_runs(tmp_path):
+TIERS = """
+sharding:
+  - {use: flexshard.two_tier, tables: ["t_seq_*"], options: {memory_multiplier: 1.0}}
+"""
+
+
+@pytest.mark.parametrize("sharding", ["", TIERS], ids=["planned", "tiered"])
+def test_the_trainer_runs(tmp_path, sharding):
     (script,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    (tmp_path / "registry.yaml").write_text(REGISTRY)
+    (tmp_path / "registry.yaml").write_text(REGISTRY + sharding)
     (tmp_path / "trainer.py").write_text(script)
     torchrun = Path(sys.executable).with_name("torchrun")
     done = subprocess.run(
