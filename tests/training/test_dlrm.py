@@ -45,6 +45,31 @@ def test_the_interaction_is_torchrecs() -> None:
     torch.testing.assert_close(model.top(dense, *tensors, None), expected)
 
 
+def test_the_model_is_the_same_whatever_is_replicated() -> None:
+    models = []
+    for replicated in ((), ("a", "c"), ("a", "b", "c")):
+        torch.manual_seed(0)
+        pooled = tuple(name for name in "abc" if name not in replicated)
+        placement = Placement(pooled, replicated, ("s",))
+        models.append(DLRM(ModelSpec(num_embeddings=9), 2, placement, "abc"))
+    whole = {name.split(".")[-2]: tables for name, tables in models[0].state_dict().items()}
+    dense, vectors = torch.randn(5, 2), {name: torch.randn(5, 16) for name in "abc"}
+    logits = []
+    for model in models:
+        for name, weights in model.state_dict().items():
+            if "t_" in name:
+                assert torch.equal(weights, whole[name.split(".")[-2]])
+        tensors = [
+            KeyedTensor(list(keys), [16] * len(keys), torch.cat([vectors[k] for k in keys], dim=1))
+            if keys
+            else None
+            for keys in (model.placement.pooled, model.placement.replicated)
+        ]
+        logits.append(model.top(dense, *tensors, torch.ones(5, 1, 16)))
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+
+
 @pytest.fixture
 def registry(tmp_path: Path) -> Registry:
     path = tmp_path / "registry.yaml"

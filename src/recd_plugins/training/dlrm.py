@@ -35,24 +35,36 @@ class DLRM(nn.Module):
         spec: sizes.
         num_dense: dense features; the model has a bottom MLP only where there are some.
         placement: the sparse features by the way they are pooled.
+        bag_order: pooled and replicated features in the order of the interaction, and of the draws
+            of their initial weights; first the pooled ones without it. With one order the model is
+            the same whatever is replicated.
 
     Raises:
         RecdError: a feature's name cannot be part of a module's name.
     """
 
-    def __init__(self, spec: ModelSpec, num_dense: int, placement: Placement) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        num_dense: int,
+        placement: Placement,
+        bag_order: Sequence[str] | None = None,
+    ) -> None:
         super().__init__()
         self.placement = placement
         _check_names(placement.pooled + placement.replicated + placement.sequence)
-        self.bags = _bags(spec, placement.pooled)
-        self.replicated_bags = _bags(spec, placement.replicated)
+        bag_order = bag_order or placement.pooled + placement.replicated
+        drawn = _bags(spec, bag_order)
+        with torch.random.fork_rng([]):
+            self.bags = _some_of(drawn, spec, placement.pooled)
+            self.replicated_bags = _some_of(drawn, spec, placement.replicated)
         self.sequences = _sequences(spec, placement.sequence)
         self.sequence_pooling = (
             SequencePooling(placement.sequence, spec.embedding_dim, spec.pool_rows)
             if placement.sequence
             else None
         )
-        self.top = _Top(spec, num_dense, placement)
+        self.top = _Top(spec, num_dense, placement, bag_order)
 
     def forward(self, batch: ModelInput) -> tuple[Tensor, Output]:
         """The mean loss of the batch, and detached (loss, logits ``[B]``, labels ``[B]``)."""
@@ -83,9 +95,16 @@ class DLRM(nn.Module):
 class _Top(nn.Module):
     """Everything that follows the embeddings. One module, so that FX tracing need not enter it."""
 
-    def __init__(self, spec: ModelSpec, num_dense: int, placement: Placement) -> None:
+    def __init__(
+        self, spec: ModelSpec, num_dense: int, placement: Placement, bag_order: Sequence[str]
+    ) -> None:
         super().__init__()
         self.placement = placement
+        position = {name: i for i, name in enumerate(placement.pooled + placement.replicated)}
+        self.register_buffer(
+            "bag_order", torch.tensor([position[name] for name in bag_order]), persistent=False
+        )
+        self.bag_order: Tensor
         dim = spec.embedding_dim
         num_sparse = len(placement.pooled + placement.replicated + placement.sequence)
         self.dense_arch = DenseArch(num_dense, [*spec.bottom_mlp, dim]) if num_dense else None
@@ -113,6 +132,8 @@ class _Top(nn.Module):
             vectors.append(_in_order(bags, self.placement.pooled))
         if replicated is not None:
             vectors.append(_in_order(replicated, self.placement.replicated))
+        if bags is not None and replicated is not None:
+            vectors[1:] = [torch.cat(vectors[1:], dim=1).index_select(1, self.bag_order)]
         if pooled is not None:
             vectors.append(pooled)
         products = self.interaction(torch.cat(vectors, dim=1))
@@ -177,6 +198,19 @@ def _bags(spec: ModelSpec, features: Sequence[str]) -> EmbeddingBagCollection | 
             for feature in features
         ]
     )
+
+
+def _some_of(
+    bags: EmbeddingBagCollection | None, spec: ModelSpec, features: Sequence[str]
+) -> EmbeddingBagCollection | None:
+    """The tables of ``features`` alone."""
+    if bags is None or len(features) == len(bags.embedding_bags):
+        return bags if features else None
+    some = _bags(spec, features)
+    if some is not None:
+        for name in some.embedding_bags:
+            some.embedding_bags[name] = bags.embedding_bags[name]
+    return some
 
 
 def _sequences(spec: ModelSpec, features: Sequence[str]) -> EmbeddingCollection | None:

@@ -54,7 +54,9 @@ def build_model(registry: Registry, schema: FeatureSchema) -> DLRM:
         )
     _check_tables(registry, [table_name(feature) for feature in schema.sparse])
     num_dense = num_dense_inputs(registry, schema)
-    return DLRM(registry.model, num_dense, plan_placement(registry, schema))
+    placement = plan_placement(registry, schema)
+    bag_order = [feature for feature in schema.sparse if feature not in placement.sequence]
+    return DLRM(registry.model, num_dense, placement, bag_order)
 
 
 def _check_tables(registry: Registry, names: list[str]) -> None:
