@@ -83,13 +83,12 @@ def tier_plans(
     ]
     sequences = [table.name for table in tables_of(model) if not table.pooled]
     raise RecdError(
-        f"{registry.path}: no table has tiers of rows; add to the section sharding an entry that "
-        f"uses {' or '.join(names)}"
-        + (f", for tables of {shortened(sequences)}" if sequences else "")
+        f"{registry.path}: no table has tiers of rows; "
         + (
-            ""
+            f"add an entry for tables of {shortened(sequences)} to the section sharding, that uses "
+            f"{' or '.join(names)}"
             if sequences
-            else "; such entries are for tables of sequences, which this model has none of: name "
+            else f"{', '.join(names)} are for tables of sequences, and this model has none: name "
             "features in the section pooling"
         )
     )
