@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recd_plugin_recd.papercal_table import TableOptions, write_table
 from ruamel.yaml import YAML
+
+from recd_plugin_recd.papercal_table import TableOptions, write_table
 
 #: Rows of each table; ids are hashed into them.
 ROWS = 2000

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from recd_plugin_flexshard.budget import read_budget
 from recd_plugin_flexshard.joint import Joint
 from recd_plugin_flexshard.three_tier import ThreeTier
 from recd_plugin_flexshard.two_tier import TwoTier
-
 from recd_plugins.access.distributions import zipf
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.errors import DataError, SetupError
