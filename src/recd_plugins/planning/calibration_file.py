@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -26,7 +27,11 @@ def calibrate_machine(
     """
     if path.exists():
         raise RecdError(f"{path} exists already; remove it, or name another file")
-    overrides = {"ranks": spec.ranks_per_node, "ranks_per_node": None, "checkpoint": {}}
+    overrides: dict[str, Any] = {
+        "ranks": spec.ranks_per_node,
+        "ranks_per_node": None,
+        "checkpoint": {},
+    }
     registry = registry.with_training(overrides)
     registry.dataset.prepare()
     job = Job(registry.path, plugins_dir=plugins_dir, overrides=overrides, device=spec.device)
