@@ -93,9 +93,8 @@ class FlexLookup:
         self, overlay: Overlay, positions: Tensor, sizes: FlexSizes, group: dist.ProcessGroup
     ) -> None:
         self._exchange = _Exchange(group, _totals(sizes.received), _totals(sizes.sent))
-        anchor = torch.zeros((), requires_grad=True)
         self._token: Tensor = _TierSend.apply(  # type: ignore[no-untyped-call]
-            anchor, overlay, positions, self._exchange
+            overlay.anchor(), overlay, positions, self._exchange
         )
 
     def wait(self) -> Tensor:

@@ -81,11 +81,18 @@ class Overlay:
 
         It does so without positions, too, as other ranks have some.
         """
-        anchor = torch.zeros((), requires_grad=True)
         output: Tensor = _TierLookup.apply(  # type: ignore[no-untyped-call]
-            anchor, self, positions
+            self.anchor(), self, positions
         )
         return output
+
+    def anchor(self) -> Tensor:
+        """A scalar that needs a gradient: without an input that does, there is no backward pass.
+
+        On the device of the copies. Autograd runs what is on another one in another thread, which
+        would leave the order of collectives to chance.
+        """
+        return torch.zeros((), device=self.weights.device, requires_grad=True)
 
     def train(self, rows: Mapping[str, Tensor], positions: Tensor, gradients: Tensor) -> None:
         """Update the rows at the end of the backward pass that is running, on all ranks.
