@@ -50,6 +50,8 @@ class Side:
 
 STOCK = "row-wise (TorchRec)"
 JOINT = "joint, deduplicated"
+#: With the default of ``flexshard.joint``.
+LEAST_TIME = "joint for time, deduplicated"
 SIDES: Mapping[str, Side] = {
     STOCK: Side("recd.kjt", "torchrec.row_wise", sharders="stock"),
     "row-wise (ours)": Side("recd.kjt", "torchrec.row_wise"),
@@ -58,7 +60,7 @@ SIDES: Mapping[str, Side] = {
     "joint": Side("recd.kjt", "flexshard.joint", "minimise: bytes"),
     "row-wise, deduplicated": Side("recd.ikjt", "torchrec.row_wise"),
     JOINT: Side("recd.ikjt", "flexshard.joint", "minimise: bytes"),
-    "joint for time, deduplicated": Side("recd.ikjt", "flexshard.joint", "minimise: time"),
+    LEAST_TIME: Side("recd.ikjt", "flexshard.joint", "minimise: time"),
 }
 
 NUM_EMBEDDINGS = 100_000

@@ -38,7 +38,7 @@ SIZES: Mapping[Size, Sizes] = {
         rm2=Scaled(scale=256, embedding_dim=16, profiled=1600),
         rm2_batches=8,
         rm2_turns=3,
-        papercal=Workload(("seq_0_0",), batch_size=512, num_batches=2, turns=3, profiled=16_384),
+        papercal=Workload(("seq_0_0",), batch_size=512, num_batches=2, turns=3, profiled=32_768),
         drift=Scaled(scale=512, embedding_dim=8, profiled=800),
         phases=2,
         retier_every=6,
