@@ -13,12 +13,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recd_plugins.access.counts import add_counts
 from recd_plugins.distributed.tiered.recent_accesses import Chosen, RecentAccesses, choose_rows
 from recd_plugins.distributed.tiered.split import Split, TierIndex
 from recd_plugins.distributed.tiered.tiers import RowTiers
 
 _logger = logging.getLogger(__name__)
-_TIERS = ("hot", "flex", "cold")
+_TIERS = ("cold", "hot", "flex")
 
 
 @dataclass(frozen=True)
@@ -137,21 +138,13 @@ def _moves(
     new: tuple[NDArray[np.int64], NDArray[np.int64]],
 ) -> dict[tuple[str, str], int]:
     """How many keys changed their tier, by the tiers before and after."""
-    keys = np.unique(np.concatenate([*old, *new]))
-    before, after = (_tier_of(keys, *tiers) for tiers in (old, new))
-    counts = np.bincount(before * len(_TIERS) + after, minlength=len(_TIERS) ** 2)
+    # A key's number in base 3: the tier after, the tier before.
+    chosen = [*old, *new]
+    digits = [np.full(len(keys), digit) for keys, digit in zip(chosen, (1, 2, 3, 6), strict=True)]
+    _, numbers = add_counts(chosen, digits)
+    counts = np.bincount(numbers.astype(np.int64), minlength=9)
     return {
         (old_tier, new_tier): int(count)
-        for (old_tier, new_tier), count in zip(product(_TIERS, _TIERS), counts, strict=True)
+        for (new_tier, old_tier), count in zip(product(_TIERS, _TIERS), counts, strict=True)
         if count and old_tier != new_tier
     }
-
-
-def _tier_of(
-    keys: NDArray[np.int64], hot: NDArray[np.int64], flex: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """0, 1 or 2 for sorted keys that are hot, flex or cold."""
-    tiers = np.full(len(keys), 2)
-    tiers[np.searchsorted(keys, hot)] = 0
-    tiers[np.searchsorted(keys, flex)] = 1
-    return tiers
