@@ -15,7 +15,9 @@ REGISTRY = """
 version: 1
 dataset:
   use: recd.session_parquet
-  options: {{path: {folder}/table, generate: {{rows: 1280, row_group_rows: 64}}}}
+  options:
+    path: {folder}/table
+    generate: {{rows: 1280, row_group_rows: 64, layout: interleaved}}
 converter: {{use: {converter}}}
 preprocessing:
   - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 2000}}}}

@@ -80,7 +80,12 @@ def assemble(
         own = registry.sharders()
     chosen = list(sharders) if sharders is not None else own
     tables = tuple(tables_of(model))
-    planner = registry.planner(model=model, world_size=dist.get_world_size(), device=device)
+    planner = registry.planner(
+        model=model,
+        profile=None if setting is None else setting.data.profile(),
+        world_size=dist.get_world_size(),
+        device=device,
+    )
     plan = planner.collective_plan(model, chosen, dist.group.WORLD)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     dmp = DistributedModelParallel(

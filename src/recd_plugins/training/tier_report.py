@@ -175,9 +175,9 @@ class TierReport:
                 "" if tier.ratio is None else f"{tier.ratio:.3f}",
             )
         table.add_section()
-        instead = {"all row-wise": self.row_wise}
+        instead = {"row-wise": self.row_wise}
         if self.plain_row_wise != self.row_wise:
-            instead["  not deduplicated"] = self.plain_row_wise
+            instead["row-wise, plain"] = self.plain_row_wise
         for words, num_bytes in instead.items():
             table.add_row(words, "all-to-all", "all ranks", "", bytes_text(num_bytes), "")
         observed, predicted = self.a2a_reduction
