@@ -14,7 +14,8 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor]) -> Non
     """Set every local shard of a sharded state dict from the whole tensors of the same names.
 
     TorchRec does not take initial weights over when it shards an EmbeddingBagCollection that lives
-    on the CPU, so two plans of one model would start differently.
+    on the CPU, so two plans of one model would start differently. Load ``sharded`` afterwards
+    (``load_state_dict``): modules may have copies of rows, which follow their tables then.
 
     Raises:
         KeyError: ``whole`` lacks a name.
