@@ -18,11 +18,13 @@ from recd_plugins.planning.tiers.cluster import CollectiveSeconds
 from recd_plugins.planning.tiers.exchange import Exchange
 from recd_plugins.planning.tiers.plan import TierPlan
 from recd_plugins.planning.tiers.routes import TableRoute, routes_of
-from recd_plugins.planning.tiers.traffic import Tier
-
-_ID_BYTES = 8
-# What ranks tell each other before an all-to-all: how many ids, lengths and rows come.
-_SIZES = 3
+from recd_plugins.planning.tiers.traffic import (
+    ID_BYTES,
+    LENGTH_BYTES,
+    Tier,
+    cold_size_bytes,
+    flex_size_bytes,
+)
 
 ByRank = NDArray[np.int64]
 
@@ -39,7 +41,7 @@ class Lookups:
 
     counts: list[NDArray[np.int64]]
     lists: int
-    length_bytes: int = 4
+    length_bytes: int = LENGTH_BYTES
 
 
 class Source(Protocol):
@@ -240,15 +242,15 @@ class _Side:
 
     def _all_to_all(self, plan: TierPlan) -> PlayedTier:
         cold, ranks = self._cold, plan.cluster.world_size
-        sizes = _ID_BYTES * _SIZES * (ranks - 1)
+        sizes = cold_size_bytes(plan)
         floats = _wire(cold, plan)
         lengths_in = self._lengths.sum(1, keepdims=True) - self._lengths
         return PlayedTier(
             "all_to_all",
             "global",
-            sent_integers=_ID_BYTES * cold.ids_sent + (ranks - 1) * self._lengths + sizes,
+            sent_integers=ID_BYTES * cold.ids_sent + (ranks - 1) * self._lengths + sizes,
             sent_floats=floats,
-            received=_ID_BYTES * cold.ids_received + lengths_in + sizes + floats,
+            received=ID_BYTES * cold.ids_received + lengths_in + sizes + floats,
             seconds=_seconds(cold, plan, plan.cluster.collectives.a2a_global.seconds_for),
         )
 
@@ -265,9 +267,7 @@ class _Side:
     def _flex_tiers(self, plan: TierPlan) -> dict[Tier, PlayedTier]:
         if not any(table.flex for table in plan.tables):
             return {}
-        cluster, flex = plan.cluster, self._flex
-        features = sum(table.demand.features for table in plan.tables)
-        sizes = _ID_BYTES * features * (cluster.ranks_per_node - 1)
+        cluster, flex, sizes = plan.cluster, self._flex, flex_size_bytes(plan)
         floats = _wire(flex, plan)
         held = plan.options.bytes_per_scalar * sum(
             route.flex_rows_held() * route.tiers.demand.embedding_dim for route in self._routes
@@ -277,9 +277,9 @@ class _Side:
             "flex": PlayedTier(
                 "all_to_all",
                 "node",
-                sent_integers=_ID_BYTES * flex.ids_sent + sizes,
+                sent_integers=ID_BYTES * flex.ids_sent + sizes,
                 sent_floats=floats,
-                received=_ID_BYTES * flex.ids_received + sizes + floats,
+                received=ID_BYTES * flex.ids_received + sizes + floats,
                 seconds=_seconds(flex, plan, cluster.collectives.a2a_intra.seconds_for),
             ),
             "flex_gradients": self._all_reduce(

@@ -16,8 +16,8 @@ TIERS: tuple[Tier, ...] = ("cold", "hot", "flex", "flex_gradients")
 class TierTraffic:
     """The collective of a tier in a step: bytes that a rank sends to others, mean over ranks.
 
-    ``integer_bytes``: ids and lengths; ``float_bytes``: embeddings and gradients, forward and
-    backward; ``seconds``: the cost model's.
+    ``integer_bytes``: ids, lengths and sizes; ``float_bytes``: embeddings and gradients, forward
+    and backward; ``seconds``: the cost model's.
     """
 
     collective: Literal["all_to_all", "all_reduce"]
@@ -31,8 +31,21 @@ class TierTraffic:
         return self.integer_bytes + self.float_bytes
 
 
-# Ids are int64, and lengths int32 as Arrow's offsets of lists are.
-_ID_BYTES, _LENGTH_BYTES = 8, 4
+#: Ids and sizes are int64; lengths int32, as all converters of this package make them.
+ID_BYTES, LENGTH_BYTES = 8, 4
+
+
+def cold_size_bytes(plan: TierPlan) -> int:
+    """Bytes of how many ids, lengths and lists come, which a rank tells each other one first."""
+    return 3 * ID_BYTES * (plan.cluster.world_size - 1)
+
+
+def flex_size_bytes(plan: TierPlan) -> int:
+    """The same in a node: how many ids of each feature; 0 where no table has flex rows."""
+    if not any(table.flex for table in plan.tables):
+        return 0
+    features = sum(table.demand.features for table in plan.tables)
+    return features * ID_BYTES * (plan.cluster.ranks_per_node - 1)
 
 
 def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
@@ -40,7 +53,8 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
 
     Of n ranks that ids are spread over, one sends (n - 1) / n of them to others, and 2 (n - 1) / n
     of a tensor that is reduced. The global all-to-all also sends the lengths of all lists, to each
-    rank. The sizes that ranks tell each other before are left out.
+    rank. All tables of the plan count as those of one EmbeddingCollection, whose ranks tell each
+    other once how much comes.
     """
     cluster, options, tables = plan.cluster, plan.options, plan.tables
     ranks, node = cluster.world_size, cluster.ranks_per_node
@@ -52,13 +66,15 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
         return options.bytes_per_scalar * sum(t.demand.embedding_dim * rows(t) for t in tables)
 
     lists = sum(t.demand.features / t.demand.dedupe_factor for t in tables) * cluster.batch_size
-    cold_ids = _ID_BYTES * sum(t.cold_sent for t in tables)
-    flex_ids = _ID_BYTES * sum(t.flex_sent for t in tables)
+    cold_ids = ID_BYTES * sum(t.cold_sent for t in tables)
+    flex_ids = ID_BYTES * sum(t.flex_sent for t in tables)
     return {
         "cold": TierTraffic(
             "all_to_all",
             "global",
-            integer_bytes=_others(ranks) * cold_ids + (ranks - 1) * _LENGTH_BYTES * lists,
+            integer_bytes=_others(ranks) * cold_ids
+            + (ranks - 1) * LENGTH_BYTES * lists
+            + cold_size_bytes(plan),
             float_bytes=_others(ranks) * embeddings(lambda t: t.cold_sent),
             seconds=plan.seconds.a2a_global,
         ),
@@ -72,7 +88,7 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
         "flex": TierTraffic(
             "all_to_all",
             "node",
-            integer_bytes=_others(node) * flex_ids,
+            integer_bytes=_others(node) * flex_ids + flex_size_bytes(plan),
             float_bytes=_others(node) * embeddings(lambda t: t.flex_sent),
             seconds=plan.seconds.a2a_intra,
         ),
