@@ -33,7 +33,7 @@ class OtherCluster(BaseModel):
 
 
 class TierOptions(PluginOptions):
-    """Where accesses are counted, and how much memory tiers may take."""
+    """Where accesses are counted, what tiers are to save, and how much memory they may take."""
 
     profile: Path | None = Field(
         default=None,
@@ -65,6 +65,15 @@ class TierOptions(PluginOptions):
         description="Dedupe factors to plan with: those of the data, none, one number, or numbers "
         "by feature.",
     )
+    minimise: Literal["time", "bytes"] = Field(
+        default="time",
+        description="Seconds of all collectives: no row goes where it takes more time than it "
+        "saves; or bytes of the all-to-all between all ranks.",
+    )
+    overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
+        default=0.0,
+        description="The share of the other collectives' time that other work hides.",
+    )
     retier_every: Count | None = Field(
         default=None,
         description="Choose the rows of the tiers anew after so many steps, from the reads in "
@@ -83,4 +92,4 @@ class TierOptions(PluginOptions):
 
     def cost_options(self) -> dict[str, Any]:
         """Fields of the cost model's options."""
-        return dict(read_budget(self.budget))
+        return {**read_budget(self.budget), "minimise": self.minimise, "overlap": self.overlap}

@@ -91,6 +91,16 @@ def test_each_plugin_has_its_tiers(setting: Setting) -> None:
     assert least.a2a_reduction >= max(two.a2a_reduction, three.a2a_reduction)
 
 
+@pytest.mark.parametrize("plugin", [ThreeTier, Joint])
+def test_links_as_fast_between_nodes_as_inside_them_get_flex_rows_for_bytes_only(
+    setting: Setting, plugin: type[Sharding]
+) -> None:
+    a2a = setting.rates.a2a_global
+    even = replace(setting, rates=setting.rates.model_copy(update={"a2a_intra": a2a}))
+    assert hot_and_flex(planned(plugin, even))[1] == 0
+    assert hot_and_flex(planned(plugin, even, minimise="bytes"))[1] > 0
+
+
 def test_the_data_is_counted_once_for_a_setting(setting: Setting) -> None:
     assert isinstance(setting.data, Zipf)
     plugin = make(TwoTier, profile_rows=1000)
