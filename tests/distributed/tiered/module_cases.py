@@ -199,9 +199,14 @@ def ids_of_32_bits(dmp: DistributedModelParallel, rank: int) -> None:
     loss(dmp, features).backward()
 
 
-def an_id_out_of_its_table(dmp: DistributedModelParallel, rank: int) -> None:
-    """Which would be a flex row of u, if u followed t."""
-    loss(dmp, batch(rank, f=[[3, ROWS["t"] + 1], [], []])).backward()
+def ids_out_of_their_table(dmp: DistributedModelParallel, rank: int) -> None:
+    """They read and train the first rows of shards, hot, flex and cold ones.
+
+    One of them would be a flex row of u, if u followed t.
+    """
+    a_step(dmp, rank)
+    features = batch(rank, f=[[3, ROWS["t"] + 1], [ROWS["t"] + 2, 1000], [-1, -2]])
+    loss(dmp, features).backward()
 
 
 PROCEDURES: dict[str, Callable[[DistributedModelParallel, int], None]] = {
@@ -216,7 +221,7 @@ PROCEDURES: dict[str, Callable[[DistributedModelParallel, int], None]] = {
         part_of_the_features,
         a_state_dict_in_between,
         ids_of_32_bits,
-        an_id_out_of_its_table,
+        ids_out_of_their_table,
     )
 }
 

@@ -24,8 +24,17 @@ def row_tiers(draw: st.DrawFn, num_rows: int) -> RowTiers:
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), ranks_per_node=st.integers(1, 4), stride=st.integers(1, 3))
-def test_split(data: st.DataObject, ranks_per_node: int, stride: int) -> None:
+@given(
+    data=st.data(),
+    ranks_per_node=st.integers(1, 4),
+    num_nodes=st.integers(1, 2),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    stride=st.integers(1, 3),
+)
+def test_split(
+    data: st.DataObject, ranks_per_node: int, num_nodes: int, dtype: torch.dtype, stride: int
+) -> None:
+    num_ranks = ranks_per_node * num_nodes
     tables = data.draw(st.sets(st.sampled_from(sorted(ROWS)), min_size=1))
     tiers = {name: data.draw(row_tiers(ROWS[name])) for name in ROWS if name in tables}
     configs = [
@@ -34,14 +43,14 @@ def test_split(data: st.DataObject, ranks_per_node: int, stride: int) -> None:
         )
         for name, rows in ROWS.items()
     ]
-    index = TierIndex(configs, tiers, ranks_per_node, CPU)
+    index = TierIndex(configs, tiers, ranks_per_node, num_ranks, CPU)
     table_of = {name: table for table, names in FEATURES.items() for name in names}
     # In any order, and with a feature of another module.
     keys = data.draw(st.permutations([*table_of, "other"]))
     # Some ids are not in their table.
     lists = {
         key: [
-            data.draw(st.lists(st.integers(-2, ROWS.get(table_of.get(key, ""), 1) + 2), max_size=4))
+            data.draw(st.lists(st.integers(-9, ROWS.get(table_of.get(key, ""), 1) + 9), max_size=4))
             for _ in range(stride)
         ]
         for key in keys
@@ -49,10 +58,13 @@ def test_split(data: st.DataObject, ranks_per_node: int, stride: int) -> None:
     split = index.split(
         KeyedJaggedTensor(
             keys=keys,
-            values=torch.tensor([id for key in keys for row in lists[key] for id in row]).long(),
+            values=torch.tensor([id for key in keys for row in lists[key] for id in row]).to(dtype),
             lengths=torch.tensor([len(row) for key in keys for row in lists[key]]),
         )
     )
+
+    def read(feature: str, id: int) -> tuple[str, int]:
+        return table_of[feature], _row_read(id, ROWS[table_of[feature]], num_ranks, dtype)
 
     # What each tier has to look up is, merged, the (table, row) of each id.
     flex_rows = [_pairs(index.flex_rows(rank)) for rank in range(ranks_per_node)]
@@ -61,11 +73,11 @@ def test_split(data: st.DataObject, ranks_per_node: int, stride: int) -> None:
     chosen = {(table, int(row)) for table, rows in tiers.items() for row in (*rows.hot, *rows.flex)}
     for feature in index.features:
         cold = split.cold[feature]
-        pairs = [(table_of[feature], id) for id in cold.values().tolist()]
+        pairs = [read(feature, id) for id in cold.values().tolist()]
         assert not chosen.intersection(pairs)
         merged += pairs
         assert cold.lengths().tolist() == [
-            sum((table_of[feature], id) not in chosen for id in row) for row in lists[feature]
+            sum(read(feature, id) not in chosen for id in row) for row in lists[feature]
         ]
     merged += [hot_rows[position] for position in split.hot.tolist()]
     positions = split.flex.tolist()
@@ -76,13 +88,11 @@ def test_split(data: st.DataObject, ranks_per_node: int, stride: int) -> None:
             assert {rows[position][0] for position in taken} <= {table_of[feature]}
     assert not positions
     expected = [
-        (table_of[feature], id)
-        for feature in index.features
-        for row in lists[feature]
-        for id in row
+        read(feature, id) for feature in index.features for row in lists[feature] for id in row
     ]
-    assert [merged[place] for place in split.place.tolist()] == expected
-    assert [expected[source] for source in split.source.tolist()] == merged
+    source = torch.cat([split.cold_source, split.hot_source, split.flex_source]).tolist()
+    assert sorted(source) == list(range(len(expected)))
+    assert [expected[place] for place in source] == merged
     for feature in table_of.keys() - set(index.features):
         assert split.cold[feature].values().tolist() == [id for row in lists[feature] for id in row]
     assert set(split.cold.keys()) == table_of.keys()
@@ -94,9 +104,28 @@ def test_flex_rows_are_dealt_out_in_turns() -> None:
         for name in ("t", "u")
     ]
     tiers = {"t": RowTiers([], [5, 1, 7]), "u": RowTiers([], [8, 0])}
-    index = TierIndex(configs, tiers, 2, CPU)
+    index = TierIndex(configs, tiers, 2, 4, CPU)
     assert _pairs(index.flex_rows(0)) == [("t", 5), ("t", 7), ("u", 0)]
     assert _pairs(index.flex_rows(1)) == [("t", 1), ("u", 8)]
+
+
+def _row_read(id: int, num_rows: int, num_ranks: int, dtype: torch.dtype) -> int:
+    """What a row-wise table reads: an id out of its shard is the first row there, if it has one."""
+    block = -(-num_rows // num_ranks)
+    bucketized = torch.ops.fbgemm.block_bucketize_sparse_features(
+        torch.tensor([1], dtype=dtype),
+        torch.tensor([id], dtype=dtype),
+        bucketize_pos=False,
+        sequence=True,
+        block_sizes=torch.tensor([block], dtype=dtype),
+        my_size=num_ranks,
+        weights=None,
+    )
+    rank, row = bucketized[0].tolist().index(1), int(bucketized[1])
+    first = rank * block
+    if first >= num_rows or row == -1:
+        return -1
+    return first + row if 0 <= row < min(block, num_rows - first) else first
 
 
 def _pairs(rows: dict[str, torch.Tensor]) -> list[tuple[str, int]]:

@@ -45,13 +45,15 @@ class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
         output = dict(self._cold.wait())
         features = split.index.features
         tiers = [output[name].values() for name in features]
+        sources = list(torch.split(split.cold_source, [len(tier) for tier in tiers]))
         if self._hot is not None:
             tiers.append(self._hot)
+            sources.append(split.hot_source)
+            self._hot = None  # the caller may keep this object
         if self._flex is not None:
             tiers.append(self._flex.wait())
-        merged = _TierMerge.apply(  # type: ignore[no-untyped-call]
-            split.place, split.source, *tiers
-        )
+            sources.append(split.flex_source)
+        merged = _TierMerge.apply(sources, *tiers)  # type: ignore[no-untyped-call]
         values = torch.split(merged, split.ids_per_feature)
         ids = torch.split(split.ids, split.ids_per_feature)
         for number, name in enumerate(features):
@@ -64,16 +66,18 @@ class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
 
 
 class _TierMerge(torch.autograd.Function):
-    """Rows of several matrices in another order."""
+    """Rows of several matrices in one, at the places that ``sources`` has of them."""
 
     @staticmethod
-    def forward(ctx: Any, place: Tensor, source: Tensor, *tiers: Tensor) -> Tensor:
-        ctx.sizes = [len(tier) for tier in tiers]
-        ctx.save_for_backward(source)
-        return torch.cat(tiers).index_select(0, place)
+    def forward(ctx: Any, sources: list[Tensor], *tiers: Tensor) -> Tensor:
+        ctx.save_for_backward(*sources)
+        merged = tiers[0].new_empty(sum(map(len, tiers)), tiers[0].shape[1])
+        # Not concatenated first, which would hold all embeddings once more.
+        for source, tier in zip(sources, tiers, strict=True):
+            merged.index_copy_(0, source, tier)
+        return merged
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (source,) = ctx.saved_tensors
-        return None, None, *torch.split(gradient.index_select(0, source), ctx.sizes)
+        return None, *(gradient.index_select(0, source) for source in ctx.saved_tensors)

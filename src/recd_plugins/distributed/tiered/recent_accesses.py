@@ -1,6 +1,6 @@
 """Which rows of the tiered tables were read most in the last steps, over all ranks.
 
-A row is told by its key: rows of several tables are numbered through, table by table.
+A row is told by its key, as ``TierIndex`` has it.
 """
 
 from __future__ import annotations

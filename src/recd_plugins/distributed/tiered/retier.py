@@ -8,10 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
-import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import Tensor
 
 from recd_plugins.access.counts import add_counts
 from recd_plugins.distributed.tiered.recent_accesses import Chosen, RecentAccesses, choose_rows
@@ -56,32 +54,20 @@ class Retiering:
 
     Args:
         every: batches that are distributed in training mode.
-        index: of the collection.
 
     Attributes:
         reports: one for each choice.
     """
 
-    def __init__(self, every: int, index: TierIndex) -> None:
+    def __init__(self, every: int) -> None:
         # No tier's group, whose traffic is that of steps.
         world = dist.group.WORLD
         assert world is not None
         self.reports: list[RetierReport] = []
         self._every = every
         self._group = world
-        self._device = index.device
         self._steps = 0
         self._recent = RecentAccesses()
-        tables = [config for config in index.configs if config.name in index.tiers]
-        sizes = np.array([config.num_embeddings for config in tables], dtype=np.int64)
-        # A row's key is its place as if the tables stood one below the other.
-        self._first = np.cumsum(sizes) - sizes
-        num_features = [len(config.feature_names) for config in tables]
-        self._first_key = self._repeat(self._first, num_features)
-        self._num_rows = self._repeat(sizes, num_features)
-
-    def _repeat(self, values: NDArray[np.int64], times: list[int]) -> Tensor:
-        return torch.from_numpy(np.repeat(values, times)).to(self._device)
 
     def next_index(self, index: TierIndex) -> TierIndex:
         """What to divide the next training batch by: ``index``, or another when it is time.
@@ -90,40 +76,16 @@ class Retiering:
         """
         if not self._steps or self._steps % self._every:
             return index
-        old = self._keys(index)
-        chosen = choose_rows(self._recent.take(), *old, self._device, self._group)
+        old = index.chosen_keys()
+        chosen = choose_rows(self._recent.take(), *old, index.device, self._group)
         moved = _moves(old, (chosen.hot, chosen.flex))
         self._report(moved, chosen)
-        return replace(index, tiers=self._tiers(index, chosen)) if moved else index
+        return replace(index, tiers=_tiers(index, chosen)) if moved else index
 
     def count(self, split: Split) -> None:
         """Count the accesses of a training batch."""
         self._steps += 1
-        per_feature = torch.tensor(split.ids_per_feature, device=self._device)
-        num_ids = len(split.ids)
-        first = self._first_key.repeat_interleave(per_feature, output_size=num_ids)
-        num_rows = self._num_rows.repeat_interleave(per_feature, output_size=num_ids)
-        in_table = (split.ids >= 0) & (split.ids < num_rows)
-        self._recent.add(torch.where(in_table, split.ids + first, -1))
-
-    def _keys(self, index: TierIndex) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of all hot and of all flex rows."""
-        tables = list(zip(self._first, index.tiers.values(), strict=True))
-        return (
-            np.concatenate([first + tiers.hot for first, tiers in tables]),
-            np.concatenate([first + tiers.flex for first, tiers in tables]),
-        )
-
-    def _tiers(self, index: TierIndex, chosen: Chosen) -> dict[str, RowTiers]:
-        hot, flex = (self._rows(keys) for keys in (chosen.hot, chosen.flex))
-        return {
-            table: RowTiers(hot[number], flex[number]) for number, table in enumerate(index.tiers)
-        }
-
-    def _rows(self, keys: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """By table, in the order of the keys."""
-        tables = np.searchsorted(self._first, keys, side="right") - 1
-        return [keys[tables == number] - first for number, first in enumerate(self._first.tolist())]
+        self._recent.add(split.index.keys(split.ids, split.ids_per_feature))
 
     def _report(self, moved: Mapping[tuple[str, str], int], chosen: Chosen) -> None:
         accesses = max(chosen.accesses, 1.0)
@@ -131,6 +93,19 @@ class Retiering:
         self.reports.append(RetierReport(self._steps, moved, 1 - before, 1 - after))
         if self._group.rank() == 0:
             _logger.info("%s", self.reports[-1])
+
+
+def _tiers(index: TierIndex, chosen: Chosen) -> dict[str, RowTiers]:
+    hot, flex = (_rows_by_table(keys, index.first_keys) for keys in (chosen.hot, chosen.flex))
+    return {table: RowTiers(hot[number], flex[number]) for number, table in enumerate(index.tiers)}
+
+
+def _rows_by_table(
+    keys: NDArray[np.int64], first_keys: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """In the order of the keys."""
+    tables = np.searchsorted(first_keys, keys, side="right") - 1
+    return [keys[tables == number] - first for number, first in enumerate(first_keys.tolist())]
 
 
 def _moves(

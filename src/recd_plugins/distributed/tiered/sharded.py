@@ -106,7 +106,9 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         rules = update_rules(self._lookups)
         where = device or torch.device("cpu")
         node = groups.flex
-        self.index = TierIndex(module.embedding_configs(), module.tiers, node.size(), where)
+        self.index = TierIndex(
+            module.embedding_configs(), module.tiers, node.size(), groups.cold.size(), where
+        )
         dim = module.embedding_dim()
         self.hot = Overlay(self.index.hot_rows(), dim, rules, groups.hot, where)
         self.flex = Overlay(
@@ -115,7 +117,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         self._has_tiers = self.index.num_hot + self.index.num_flex > 0
         self._retiering: Retiering | None = None
         if self._has_tiers and module.retier_every is not None:
-            self._retiering = Retiering(module.retier_every, self.index)
+            self._retiering = Retiering(module.retier_every)
         if self._has_tiers:
             self._copies = CopiedRows(
                 self._model_parallel_name_to_sharded_tensor,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -27,8 +28,9 @@ class Split:
         flex: positions in the flex overlays of their owners, ``[num_flex]`` int64, by owner, then
             by feature.
         flex_sizes: how many of them, ``[ranks_per_node, F]`` int64.
-        source: which of the n ids each is, of the cold, the hot and the flex ones, ``[n]`` int64.
-        place: where each of the n ids is among them, ``[n]`` int64; the inverse of ``source``.
+        cold_source: which of the n ids each cold one of them is, int64.
+        hot_source: which of them each of ``hot`` is, ``[num_hot]`` int64.
+        flex_source: which of them each of ``flex`` is, ``[num_flex]`` int64.
         ids: the n ids, ``[n]``.
         lengths: of the tiered features, ``[F, stride]``.
         ids_per_feature: of the tiered features.
@@ -39,37 +41,57 @@ class Split:
     hot: Tensor
     flex: Tensor
     flex_sizes: Tensor
-    source: Tensor
-    place: Tensor
+    cold_source: Tensor
+    hot_source: Tensor
+    flex_source: Tensor
     ids: Tensor
     lengths: Tensor
     ids_per_feature: list[int]
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until ``stream`` is done with it."""
-        for tensor in (self.hot, self.flex, self.flex_sizes, self.source, self.place, self.ids):
+        for tensor in (
+            self.hot,
+            self.flex,
+            self.flex_sizes,
+            self.cold_source,
+            self.hot_source,
+            self.flex_source,
+            self.ids,
+            self.lengths,
+        ):
             tensor.record_stream(stream)
-        self.lengths.record_stream(stream)
 
 
 @dataclass(eq=False)
 class TierIndex:
     """Finds ids among the chosen rows, by a search in those rows sorted.
 
-    Its memory is that of the chosen rows, not of the tables.
+    Its memory is that of the chosen rows, not of the tables. A row's key is its place as if the
+    tiered tables stood one below the other.
 
     Args:
         configs: all tables of a collection.
-        tiers: of the tiered ones.
+        tiers: of the tiered ones, in the order of ``configs``.
         ranks_per_node: that deal the flex rows out: the one at place p of all of them is at
             position ``p // ranks_per_node`` of the node's rank ``p % ranks_per_node``.
+        num_ranks: that hold the tables' shards.
         device: of the ids.
+
+    Attributes:
+        features: of tiered tables, table by table.
+        first_keys: key of the first row of each tiered table, ``[num_tables]`` int64.
+        num_hot: hot rows of all tables.
+        num_flex: flex rows of all tables.
     """
 
     configs: Sequence[EmbeddingConfig]
     tiers: Mapping[str, RowTiers]
     ranks_per_node: int
+    num_ranks: int
     device: torch.device
+    features: list[str] = field(init=False)
+    first_keys: NDArray[np.int64] = field(init=False)
     num_hot: int = field(init=False)
     num_flex: int = field(init=False)
 
@@ -84,25 +106,29 @@ class TierIndex:
         ]
         self.num_hot = sum(len(rows.hot) for rows in self.tiers.values())
         self.num_flex = sum(len(rows.flex) for rows in self.tiers.values())
-        # Rows of all tables are told apart as if the tables stood one below the other.
         sizes = np.array([config.num_embeddings for config in tiered], dtype=np.int64)
-        first = np.cumsum(sizes) - sizes
-        chosen = [self.tiers[config.name] for config in tiered]
-        rows = np.concatenate(
-            [start + tiers.hot for start, tiers in zip(first, chosen, strict=True)]
-            + [start + tiers.flex for start, tiers in zip(first, chosen, strict=True)]
-        )
-        order = np.argsort(rows)
-        # An id beyond all of them is compared with the last one.
+        self.first_keys = np.cumsum(sizes) - sizes
+        keys = np.concatenate(self.chosen_keys())
+        order = np.argsort(keys)
+        # A key beyond all of them is compared with the last one.
         beyond = np.array([np.iinfo(np.int64).max])
-        self._sorted = self._tensor(np.concatenate([rows[order], beyond]))
+        self._sorted = self._tensor(np.concatenate([keys[order], beyond]))
         self._places = self._tensor(np.concatenate([order, [_COLD]]))
         num_features = [len(config.feature_names) for config in tiered]
-        self._first_row = self._tensor(np.repeat(first, num_features))
+        self._first_key = self._tensor(np.repeat(self.first_keys, num_features))
         self._num_rows = self._tensor(np.repeat(sizes, num_features))
 
-    def _tensor(self, values: np.ndarray) -> Tensor:
+    def _tensor(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values.astype(np.int64)).to(self.device)
+
+    def chosen_keys(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Keys of all hot and of all flex rows, in the order of the overlays."""
+        tables = list(zip(self.first_keys, self.tiers.values(), strict=True))
+        none = np.empty(0, np.int64)
+        return (
+            np.concatenate([none, *(first + tiers.hot for first, tiers in tables)]),
+            np.concatenate([none, *(first + tiers.flex for first, tiers in tables)]),
+        )
 
     def hot_rows(self) -> dict[str, Tensor]:
         """Rows in the hot overlay by table, in the order of its positions."""
@@ -127,37 +153,29 @@ class TierIndex:
         lengths = all_lengths if wanted == list(range(len(numbers))) else all_lengths[wanted]
         per_feature = [per_key[number] for number in wanted]
 
-        feature = torch.repeat_interleave(
-            torch.arange(len(wanted), device=ids.device),
-            torch.tensor(per_feature, device=ids.device),
-            output_size=len(ids),
-        )
-        place = self._find(ids, feature)
+        place = self._find(self.keys(ids, per_feature))
         is_cold = place < 0
-        parts = [is_cold.nonzero().squeeze(1)]
-        hot = flex = place[:0]
+        cold_source = is_cold.nonzero().squeeze(1)
+        hot = hot_source = flex = flex_source = place[:0]
         flex_sizes = place.new_zeros(self.ranks_per_node, len(wanted))
         if self.num_hot:
-            parts.append(((place >= 0) & (place < self.num_hot)).nonzero().squeeze(1))
-            hot = place.index_select(0, parts[-1])
+            hot_source = ((place >= 0) & (place < self.num_hot)).nonzero().squeeze(1)
+            hot = place.index_select(0, hot_source)
         if self.num_flex:
-            at = (place >= self.num_hot).nonzero().squeeze(1)
-            flex = place.index_select(0, at) - self.num_hot
+            flex_source = (place >= self.num_hot).nonzero().squeeze(1)
+            flex = place.index_select(0, flex_source) - self.num_hot
             owner = flex % self.ranks_per_node
-            part = owner * len(wanted) + feature.index_select(0, at)
+            part = owner * len(wanted) + feature_of(flex_source, per_feature)
             part, order = torch.sort(part, stable=True)
-            parts.append(at.index_select(0, order))
+            flex_source = flex_source.index_select(0, order)
             flex = (flex // self.ranks_per_node).index_select(0, order)
             flex_sizes = torch.bincount(part, minlength=flex_sizes.numel()).view_as(flex_sizes)
-        source = torch.cat(parts)
-        inverse = torch.empty_like(source)
-        inverse[source] = torch.arange(len(source), device=source.device)
 
         ends = torch.cat([is_cold.new_zeros(1, dtype=torch.int64), is_cold.cumsum(0)])
         offsets = torch.cat([ends[:1], lengths.flatten().cumsum(0)])
         cold_lengths = ends.index_select(0, offsets).diff().to(lengths.dtype)
         others = [numbers[name] for name in self._others]
-        cold_ids = ids.index_select(0, parts[0])
+        cold_ids = ids.index_select(0, cold_source)
         if others:
             cold_ids = torch.cat([cold_ids, _take(features, others)])
             cold_lengths = torch.cat([cold_lengths, all_lengths[others].flatten()])
@@ -167,16 +185,66 @@ class TierIndex:
             lengths=cold_lengths,
             stride=stride,
         )
-        return Split(self, cold, hot, flex, flex_sizes, source, inverse, ids, lengths, per_feature)
+        return Split(
+            self,
+            cold,
+            hot,
+            flex,
+            flex_sizes,
+            cold_source,
+            hot_source,
+            flex_source,
+            ids,
+            lengths,
+            per_feature,
+        )
 
-    def _find(self, ids: Tensor, feature: Tensor) -> Tensor:
+    def keys(self, ids: Tensor, ids_per_feature: list[int]) -> Tensor:
+        """Keys of the rows that tables without tiers would read, ``[n]`` int64.
+
+        Of an id that is out of its table that is the first row of some shard, or none: -1.
+
+        Args:
+            ids: of the tiered features, feature by feature, ``[n]``.
+            ids_per_feature: how many each has.
+        """
+        times = torch.tensor(ids_per_feature, device=ids.device)
+        first_key = self._first_key.repeat_interleave(times, output_size=len(ids))
+        num_rows = self._num_rows.repeat_interleave(times, output_size=len(ids))
+        keys = ids + first_key
+        outside = (ids < 0) | (ids >= num_rows)
+        if outside.any():
+            row = self._row_read_instead(ids, num_rows)
+            exists = row < num_rows
+            if self.num_ranks == 1:
+                exists &= ids != -1  # stays -1, which FBGEMM does not replace
+            keys = torch.where(outside, torch.where(exists, row + first_key, -1), keys)
+        return keys
+
+    def _row_read_instead(self, ids: Tensor, num_rows: Tensor) -> Tensor:
+        """What TorchRec and FBGEMM take for ids that are out of their table.
+
+        Ids beyond the shards, and negative ones taken as unsigned, go to the ranks in turns
+        (fbgemm.block_bucketize_sparse_features). There they are out of the shard, of which FBGEMM
+        takes the first row, and warns.
+        """
+        block = (num_rows + self.num_ranks - 1) // self.num_ranks
+        wrapped = 2 ** (8 * ids.element_size()) % self.num_ranks
+        rank = (ids.remainder(self.num_ranks) + wrapped * (ids < 0)).remainder(self.num_ranks)
+        in_a_shard = (ids >= 0) & (ids < block * self.num_ranks)
+        return torch.where(in_a_shard, ids // block, rank) * block
+
+    def _find(self, keys: Tensor) -> Tensor:
         """Place among the hot rows, or behind those among the flex rows, or ``_COLD``."""
-        keys = ids + self._first_row.index_select(0, feature)
         at = torch.searchsorted(self._sorted, keys)
         found = self._sorted.index_select(0, at) == keys
-        # An id that is out of its table is no row of the next one.
-        found &= (ids >= 0) & (ids < self._num_rows.index_select(0, feature))
         return torch.where(found, self._places.index_select(0, at), _COLD)
+
+
+def feature_of(source: Tensor, ids_per_feature: list[int]) -> Tensor:
+    """The number of the feature of each of some ids, told by their places in the batch."""
+    ends = torch.tensor(ids_per_feature, device=source.device).cumsum(0)
+    return torch.bucketize(source, ends, right=True)
 
 
 def _take(features: KeyedJaggedTensor, numbers: list[int]) -> Tensor:

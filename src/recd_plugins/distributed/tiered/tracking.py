@@ -12,15 +12,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.tiered.flex import FlexSizes
 from recd_plugins.distributed.tiered.overlay import Overlay
-from recd_plugins.distributed.tiered.split import Split
+from recd_plugins.distributed.tiered.split import Split, feature_of
 
 
 def hot_lookup(split: Split, overlay: Overlay) -> tuple[KeyedJaggedTensor, Tensor]:
     """Ids of this rank's batch that are hot, as one row a feature, and their embeddings."""
-    num_cold = len(split.source) - len(split.hot) - len(split.flex)
-    source = split.source[num_cold : num_cold + len(split.hot)]
-    ends = torch.tensor(split.ids_per_feature, device=source.device).cumsum(0)
-    feature = torch.bucketize(source, ends, right=True)
+    feature = feature_of(split.hot_source, split.ids_per_feature)
     return _lookup(split.index.features, feature, split.hot, overlay)
 
 
