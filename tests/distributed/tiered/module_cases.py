@@ -254,6 +254,47 @@ def outputs(
     return result
 
 
+@dataclass(frozen=True)
+class Held:
+    """Bytes of what a collection holds beside its tables, and of what it says that it does."""
+
+    held: int
+    said: int
+
+
+def held(rank: int, world_size: int, fused: Mapping[str, Any], optimizer: str) -> Held:
+    tiered = TieredEmbeddingCollection(collection(), TIERS)
+    module = shard(TIERS, fused).module
+    overlays, index = (module.hot, module.flex), module.index
+    tensors = [
+        tensor
+        for overlay in overlays
+        for tensor in (overlay.weights, overlay.state, *overlay.rows.values())
+        if tensor is not None
+    ]
+    # Without what is there once, whatever the number of rows.
+    tensors += [index._sorted[:-1], index._places[:-1]]
+    arrays = [rows for tiers in index.tiers.values() for rows in (tiers.hot, tiers.flex)]
+    return Held(
+        sum(tensor.nbytes for tensor in tensors) + sum(array.nbytes for array in arrays),
+        tiered.overlay_bytes(module.groups.flex.size(), optimizer),
+    )
+
+
+def without_any_tiers(rank: int, world_size: int) -> int:
+    """A collection that has no tiers at all trains; how many tables it has."""
+    dmp = shard({}, SGD)
+    a_step(dmp, rank)
+    return len(dmp.state_dict())
+
+
+def weight_decay_later(rank: int, world_size: int) -> RecdError | None:
+    dmp = shard(TIERS, ADAGRAD)
+    a_step(dmp, rank)
+    dmp.fused_optimizer.update_hyper_parameters({"weight_decay": 0.1})
+    return _error(lambda: a_step(dmp, rank))
+
+
 @dataclass
 class Seen:
     """Of one training step.
@@ -327,8 +368,10 @@ def refusals(rank: int, world_size: int, attempts: list[Attempt]) -> list[RecdEr
 
 
 def refused_calls(rank: int, world_size: int) -> list[RecdError | None]:
-    """Of a VBE batch, and of half a lookup."""
+    """Of a VBE batch, of half a lookup, and of tables that are DTensors in a state dict."""
     module = shard(TIERS, SGD).module
+    env = ShardingEnv(world_size, rank, dist.group.WORLD, output_dtensor=True)
+    tiered = TieredEmbeddingCollection(collection(), TIERS)
     deduplicated = KeyedJaggedTensor(
         keys=["f", "g", "h"],
         values=torch.tensor([1, 2, 3]),
@@ -339,6 +382,11 @@ def refused_calls(rank: int, world_size: int) -> list[RecdError | None]:
     return [
         _error(lambda: module(deduplicated)),
         _error(lambda: module.output_dist(module.create_context(), [])),
+        _error(
+            lambda: TieredEmbeddingCollectionSharder(dict(SGD)).shard(
+                tiered, module.module_sharding_plan, env
+            )
+        ),
     ]
 
 
@@ -354,5 +402,5 @@ def groups_of_uneven_nodes(rank: int, world_size: int) -> None:
     from recd_plugins.distributed.tiered import groups
 
     os.environ["LOCAL_WORLD_SIZE"] = str(rank + 1)
-    groups._made = None
+    groups._made.clear()
     groups.tier_groups()

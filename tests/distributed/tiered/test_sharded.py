@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from tests.distributed.tiered import module_cases as cases
 from tests.distributed.tiered.module_cases import Attempt
 from torchrec.modules.embedding_configs import DataType, EmbeddingConfig
@@ -36,6 +36,18 @@ def test_a_row_that_never_had_a_gradient_stays_with_eps_0() -> None:
     fused = cases.ADAGRAD | {"eps": 0.0}
     for without, with_tiers in run_on_ranks(cases.weights_after, 2, "a_step", fused):
         torch.testing.assert_close(with_tiers, without)
+
+
+def test_a_collection_without_any_tiers() -> None:
+    assert run_on_ranks(cases.without_any_tiers, 2) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("fused", "optimizer"), [(cases.SGD, "sgd"), (cases.ADAGRAD, "rowwise_adagrad")]
+)
+def test_what_the_copies_take(fused: Mapping[str, Any], optimizer: str) -> None:
+    ranks = run_on_ranks(cases.held, 4, fused, optimizer, local_world_size=2)
+    assert max(rank.held for rank in ranks) == ranks[0].said
 
 
 @pytest.mark.parametrize("need_indices", [False, True])
@@ -107,6 +119,11 @@ REFUSED: list[tuple[str, type[RecdError], Attempt]] = [
         Attempt(T, ADAGRAD | {"weight_decay": 0.1}, [table()], "row_wise"),
     ),
     ("32-bit floats", SetupError, Attempt(T, SGD, [table(data_type=DataType.FP16)], "row_wise")),
+    (
+        "output_dtype fp16",
+        ExactnessError,
+        Attempt(T, SGD | {"output_dtype": SparseType.FP16}, [table()], "row_wise"),
+    ),
     ("tiers of table x", SetupError, Attempt({"x": RowTiers()}, SGD, [table()], "row_wise")),
     ("has row 9", SetupError, Attempt({"t": RowTiers([], [9])}, SGD, [table()], "row_wise")),
 ]
@@ -120,11 +137,19 @@ def test_what_is_refused() -> None:
 
 
 def test_refused_calls() -> None:
-    ((deduplicated, half),) = run_on_ranks(cases.refused_calls, 1)
+    ((deduplicated, half, dtensors),) = run_on_ranks(cases.refused_calls, 1)
     assert isinstance(deduplicated, ExactnessError)
     assert "sequence_features" in str(deduplicated)
     assert isinstance(half, ExactnessError)
     assert "call compute_and_output_dist" in str(half)
+    assert isinstance(dtensors, SetupError)
+    assert "without DTensors" in str(dtensors)
+
+
+def test_an_option_that_comes_later_is_refused() -> None:
+    (error,) = run_on_ranks(cases.weight_decay_later, 1)
+    assert isinstance(error, ExactnessError)
+    assert "weight_decay=0.1" in str(error)
 
 
 def test_uneven_nodes_are_refused() -> None:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torchrec.modules.embedding_configs import EmbeddingConfig
@@ -63,10 +68,30 @@ def test_overlay_bytes() -> None:
     tiered = TieredEmbeddingCollection(
         collection(), {"t": RowTiers([8], [2, 3]), "u": RowTiers([1], [5])}
     )
-    # Two hot rows, and two of three flex rows; all five are found by a sorted id and a place.
-    assert tiered.overlay_bytes(2, "sgd") == 4 * (4 * 4 + 8) + 5 * 16
-    assert tiered.overlay_bytes(2, "rowwise_adagrad") == 4 * (5 * 4 + 8) + 5 * 16
-    assert tiered.overlay_bytes(1, "sgd") == 5 * (4 * 4 + 8) + 5 * 16
+    # Two hot rows, and two of three flex rows; all five are known, and found by a key and a place.
+    assert tiered.overlay_bytes(2, "sgd") == 4 * (4 * 4 + 8) + 5 * 24
+    assert tiered.overlay_bytes(2, "rowwise_adagrad") == 4 * (5 * 4 + 8) + 5 * 24
+    assert tiered.overlay_bytes(1, "sgd") == 5 * (4 * 4 + 8) + 5 * 24
+
+
+@pytest.mark.parametrize("travel", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_it_travels(travel: Callable[[TieredEmbeddingCollection], Any]) -> None:
+    tiered = TieredEmbeddingCollection(collection(), {"t": RowTiers([8, 0], [3])}, retier_every=7)
+    arrived = travel(tiered)
+    assert type(arrived) is TieredEmbeddingCollection
+    assert arrived.tiers["t"].hot.tolist() == [8, 0]
+    assert arrived.tiers["t"].flex.tolist() == [3]
+    assert arrived.retier_every == 7
+    for name, weights in tiered.state_dict().items():
+        assert torch.equal(arrived.state_dict()[name], weights)
+
+
+def test_it_is_on_the_device_of_the_collection() -> None:
+    configs = collection().embedding_configs()
+    meta = EmbeddingCollection(tables=configs, device=torch.device("meta"))
+    tiered = TieredEmbeddingCollection(meta, {})
+    assert tiered.device == torch.device("meta")
+    assert all(parameter.is_meta for parameter in tiered.parameters())
 
 
 def test_no_step_is_no_period() -> None:

@@ -12,9 +12,12 @@ from recd_plugins.distributed.tiered.tiers import RowTiers
 from recd_plugins.errors import SetupError
 
 _SCALAR_BYTES = 4
-# Which row of its table an overlay's row is, and two sorted ids to find it by.
-_INDEX_BYTES = 8
-_SORTED_BYTES = 16
+# Of a copy: which row of its table it is.
+_ROW_BYTES = 8
+# Of a chosen row, wherever its copies are: the row, its key among the sorted ones, and its place.
+_CHOSEN_BYTES = 24
+# What a collection is made with beside its tables. The last ones are not in torchrec 1.6 and 1.7.
+_OPTIONS = ("need_indices", "use_gather_select", "use_gather_select_per_sharding")
 
 
 class TieredEmbeddingCollection(EmbeddingCollection):
@@ -44,9 +47,7 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         super().__init__(
             tables=configs,
             device=torch.device("meta"),  # the tables below are the collection's
-            need_indices=collection.need_indices(),
-            use_gather_select=collection.use_gather_select(),
-            use_gather_select_per_sharding=collection.use_gather_select_per_sharding(),
+            **{name: getattr(collection, name)() for name in _OPTIONS if hasattr(collection, name)},
         )
         self.embeddings = collection.embeddings
         self._device = collection.device
@@ -85,8 +86,9 @@ class TieredEmbeddingCollection(EmbeddingCollection):
     def overlay_bytes(self, ranks_per_node: int, optimizer: str) -> int:
         """Bytes that the copies take on the rank with most of them, beside the sharded tables.
 
-        Copies with their optimizer state, and what finds ids in them. Buffers of a step (a gradient
-        of the size of the copies while the backward pass runs) are not in it.
+        Copies with their optimizer state, and what finds ids in them, of which 8 bytes a chosen row
+        are in host memory. Buffers of a step (a gradient of the size of the copies while the
+        backward pass runs) are not in it.
 
         Args:
             ranks_per_node: that deal a node's flex rows out among them.
@@ -95,6 +97,6 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         scalars = self.embedding_dim() + (optimizer == "rowwise_adagrad")
         held = self.num_hot + -(-self.num_flex // ranks_per_node)
         return (
-            held * (scalars * _SCALAR_BYTES + _INDEX_BYTES)
-            + (self.num_hot + self.num_flex) * _SORTED_BYTES
+            held * (scalars * _SCALAR_BYTES + _ROW_BYTES)
+            + (self.num_hot + self.num_flex) * _CHOSEN_BYTES
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -38,7 +39,8 @@ class TierGroups:
         }
 
 
-_made: tuple[dist.ProcessGroup, TierGroups] | None = None
+# By the default process group. When that is destroyed they go, and their threads with them.
+_made: WeakKeyDictionary[dist.ProcessGroup, TierGroups] = WeakKeyDictionary()
 
 
 def tier_groups() -> TierGroups:
@@ -50,13 +52,12 @@ def tier_groups() -> TierGroups:
     Raises:
         SetupError: nodes have different numbers of ranks.
     """
-    global _made
     world = dist.group.WORLD
     if world is None:
         raise SetupError("tiers need a process group: call torch.distributed.init_process_group")
-    if _made is None or _made[0] is not world:
-        _made = (world, _make_groups(dist.get_rank(), dist.get_world_size()))
-    return _made[1]
+    if world not in _made:
+        _made[world] = _make_groups(dist.get_rank(), dist.get_world_size())
+    return _made[world]
 
 
 def _make_groups(rank: int, world_size: int) -> TierGroups:

@@ -143,7 +143,8 @@ class _TierLookup(torch.autograd.Function):
     def forward(ctx: Any, _: Tensor, overlay: Overlay, positions: Tensor) -> Tensor:
         ctx.overlay, ctx.rows = overlay, overlay.rows
         ctx.save_for_backward(positions)
-        return overlay.weights.index_select(0, positions)
+        with record_function(LOOKUP_REGION):
+            return overlay.weights.index_select(0, positions)
 
     @staticmethod
     @once_differentiable

@@ -246,6 +246,10 @@ def _with_group(env: ShardingEnv, groups: TierGroups) -> ShardingEnv:
             f"tiers over {env.world_size} of {groups.cold.size()} ranks: shard a tiered "
             "EmbeddingCollection over all ranks of the default process group"
         )
+    if getattr(env, "output_dtensor", False):
+        raise SetupError(
+            "tiers are for tables that are ShardedTensors in a state dict: shard without DTensors"
+        )
     env = copy.copy(env)
     env.process_group = groups.cold
     return env

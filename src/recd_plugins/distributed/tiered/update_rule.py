@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from torch import Tensor, nn
 from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbedding
 
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError
+
+_REFUSED_OPTIONS = ("weight_decay", "gradient_clipping", "max_norm", "weight_decay_mode")
 
 
 class UpdateRule:
@@ -23,24 +25,36 @@ class UpdateRule:
 
     Raises:
         ExactnessError: its optimizer is neither SGD nor row-wise Adagrad, or has options that
-            change the update.
+            change the update, or its embeddings are no 32-bit floats.
     """
 
     def __init__(self, kernel: Any, tables: Iterable[str]) -> None:
-        require_attributes(kernel, "optimizer", "optimizer_args", "get_learning_rate")
+        require_attributes(
+            kernel, "optimizer", "optimizer_args", "get_learning_rate", "output_dtype"
+        )
+        require_attributes(kernel.optimizer_args, "eps", *_REFUSED_OPTIONS)
         self._kernel = kernel
-        names = ", ".join(tables)
+        self._tables = ", ".join(tables)
         if kernel.optimizer not in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD):
             raise ExactnessError(
-                f"tiered tables {names} have the optimizer {kernel.optimizer.value}; copies of "
-                "rows learn by exact_sgd or exact_row_wise_adagrad only"
+                f"tiered tables {self._tables} have the optimizer {kernel.optimizer.value}; copies "
+                "of rows learn by exact_sgd or exact_row_wise_adagrad only"
             )
-        arguments = kernel.optimizer_args
-        for option in ("weight_decay", "gradient_clipping", "max_norm", "weight_decay_mode"):
+        output = SparseType.from_int(kernel.output_dtype)
+        if output != SparseType.FP32:
+            raise ExactnessError(
+                f"tiered tables {self._tables} have output_dtype {output.value}; embeddings of "
+                "copies are 32-bit floats: leave it away"
+            )
+        self._check_options()
+
+    def _check_options(self) -> None:
+        arguments = self._kernel.optimizer_args
+        for option in _REFUSED_OPTIONS:
             if getattr(arguments, option):
                 raise ExactnessError(
-                    f"tiered tables {names} have {option}={getattr(arguments, option)} in their "
-                    "optimizer, which copies of rows do not follow: leave it away"
+                    f"tiered tables {self._tables} have {option}={getattr(arguments, option)} in "
+                    "their optimizer, which copies of rows do not follow: leave it away"
                 )
 
     @property
@@ -58,7 +72,11 @@ class UpdateRule:
             weights: ``[n, embedding_dim]``.
             state: sums of squares, ``[n]``; None where there are none.
             gradient: ``[n, embedding_dim]``.
+
+        Raises:
+            ExactnessError: the kernel got an option since that changes the update.
         """
+        self._check_options()
         rate = self._kernel.get_learning_rate()
         if not self.has_state:
             weights.add_(gradient, alpha=-rate)
