@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -86,18 +87,19 @@ def run_cases(rank: int, world_size: int, cases: list[Case]) -> list[Difference]
 
 
 def _run(rank: int, world_size: int, case: Case) -> Difference:
-    reference = TierModel(None)
-    initial = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    initial = TierModel(None).state_dict()
     dmp, optimizer = shard(case, world_size, initial)
     if case.fault in ("hot", "flex"):
         _leave_alone(dmp, case.fault)
     with _fault(case.fault == "sum"):
         outputs, num_pipelined = _train(dmp, optimizer, case, rank)
-    expected = _train_reference(reference, case, rank, world_size)
+    in_columns = tuple(table for table in FEATURES if _sharding(case, table) == "column_wise")
+    reference = _train_reference(case.optimizer, in_columns, world_size)
     weights = {name: _whole(tensor).cpu() for name, tensor in dmp.state_dict().items()}
     assert weights.keys() == initial.keys()
+    expected = [of_ranks[rank] for of_ranks in reference.outputs]
     pairs = list(zip(outputs, expected, strict=True))
-    trained = reference.state_dict()
+    trained = reference.weights
     return Difference(
         loss=max(abs(float(got[0].cpu() - want[0])) for got, want in pairs),
         output=max(float((got[1].cpu() - want[1]).abs().max()) for got, want in pairs),
@@ -175,24 +177,40 @@ def _train(
     return outputs, 0
 
 
+@dataclass(frozen=True)
+class Reference:
+    """Training without tiers and without sharding.
+
+    Attributes:
+        outputs: by step, by rank: loss and output.
+        weights: after the last step.
+    """
+
+    outputs: list[list[tuple[Tensor, Tensor]]]
+    weights: dict[str, Tensor]
+
+
+@cache
 def _train_reference(
-    model: TierModel, case: Case, rank: int, world_size: int
-) -> list[tuple[Tensor, Tensor]]:
+    optimizer_name: Optimizer, in_columns: tuple[str, ...], world_size: int
+) -> Reference:
+    """The same for many cases, of which it would take a large share of the time."""
+    model = TierModel(None)
     optimizer = ReferenceOptimizer(
         model,
         set(FEATURES),
-        case.optimizer,
-        LEARNING_RATE[case.optimizer],
+        optimizer_name,
+        LEARNING_RATE[optimizer_name],
         EPS,
-        {table: 2 for table in FEATURES if _sharding(case, table) == "column_wise"},
+        dict.fromkeys(in_columns, 2),
     )
     outputs = []
     for step in range(NUM_STEPS):
         results = [model(model_input(each, step, "kjt")) for each in range(world_size)]
         torch.stack([loss for loss, _ in results]).mean().backward()
         optimizer.step()
-        outputs.append(results[rank][1])
-    return outputs
+        outputs.append([output for _, output in results])
+    return Reference(outputs, model.state_dict())
 
 
 def _sharding(case: Case, table: str) -> str:
