@@ -5,7 +5,7 @@ import os
 import pytest
 
 from recd_plugins.errors import RecdError
-from recd_plugins.files import write_json, write_text
+from recd_plugins.files import check_writable, write_json, write_text
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
@@ -24,3 +24,15 @@ def test_a_place_that_cannot_be_written_keeps_what_it_has(tmp_path):
     with pytest.raises(RecdError, match="report: cannot be written"):
         write_text(tmp_path / "report", "text")
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_a_place_is_tried_and_nothing_left_there(tmp_path):
+    (tmp_path / "report").mkdir()
+    (tmp_path / "file").touch()
+    check_writable(tmp_path / "new" / "folder" / "report.json")
+    check_writable(tmp_path / "file")
+    with pytest.raises(RecdError, match=r"report: cannot be written \(a directory\)"):
+        check_writable(tmp_path / "report")
+    with pytest.raises(RecdError, match=r"file/report: cannot be written \(Not a directory\)"):
+        check_writable(tmp_path / "file" / "report")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "report"]

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import secrets
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +54,24 @@ def new_file(path: Path) -> Iterator[Path]:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+    except OSError as error:
+        raise RecdError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def check_writable(path: Path) -> None:
+    """See whether ``path`` can be written, before much work is done for it; nothing is left there.
+
+    Raises:
+        RecdError: it cannot.
+    """
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    try:
+        if path.is_dir():
+            raise IsADirectoryError("a directory")
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise RecdError(f"{path}: cannot be written ({error.strerror or error})") from error
 

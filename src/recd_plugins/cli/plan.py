@@ -8,10 +8,17 @@ from typing import Any
 import click
 from rich.console import Console
 
+from recd_plugins.cli.options import (
+    ABOVE_0,
+    OUTPUT,
+    SHARE,
+    check_reports,
+    chosen_topology,
+    report_options,
+    topology_options,
+)
 from recd_plugins.cli.plan_tiers import plan_tiers
 from recd_plugins.files import write_json
-
-_PICTURES = (".png", ".svg", ".pdf")
 
 
 class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -36,21 +43,7 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
-@click.option(
-    "--topology",
-    default="machine",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="zionex-a100-40g, dgx-a100-80g, p4d.24xlarge, ndv4, dgx-h100, machine (this one), or a "
-    "YAML file.",
-)
-@click.option("--nodes", type=click.IntRange(min=1), help="Nodes; the topology's own without it.")
-@click.option(
-    "--ranks-per-node",
-    type=click.IntRange(min=1),
-    help="Ranks of a node; the topology's own without it; on this machine as training.ranks and "
-    "training.ranks_per_node say.",
-)
+@topology_options
 @click.option(
     "--batch-size",
     type=_BatchSize(),
@@ -63,32 +56,21 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 )
 @click.option(
     "--budget",
-    type=click.FloatRange(min=0, min_open=True),
+    type=ABOVE_0,
     metavar="RATIO",
     help="With --tiers: memory of a rank over that of row-wise, in place of the entries' own.",
 )
 @click.option(
     "--overlap",
-    type=click.FloatRange(min=0, max=1),
+    type=SHARE,
     metavar="SHARE",
     help="With --tiers: how much of the other collectives' time work hides, 0 to 1, likewise.",
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write the whole report here.",
-)
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write a picture of memory and times here (.png, .svg, .pdf).",
-)
+@report_options("Write the whole report here.", "Write a picture of memory and times here")
 @click.option(
     "--calibrate",
     "calibrate_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    type=OUTPUT,
     help="First train a few steps here, and write this machine, with what they cost, as a topology "
     "to this YAML file; --topology takes it. With --tiers: collectives, and memory of copied rows.",
 )
@@ -120,9 +102,8 @@ def plan(
     from recd_plugins.planning.report_plot import plot
     from recd_plugins.planning.report_text import render
     from recd_plugins.planning.study import study
-    from recd_plugins.planning.topologies import MACHINE, load_topology
+    from recd_plugins.planning.topologies import MACHINE
     from recd_plugins.training import upstream_noise
-    from recd_plugins.training.device import choose_device
 
     if calibrate_path is not None and not tiers and (topology != MACHINE or (nodes or 1) > 1):
         raise click.UsageError(
@@ -137,21 +118,12 @@ def plan(
         raise click.UsageError("--budget and --overlap are for --tiers")
     if tiers and batch_size == "auto":
         raise click.UsageError("--tiers are chosen for a number of rows: --batch-size N")
-    if plot_path is not None and plot_path.suffix not in _PICTURES:
-        raise click.UsageError(f"--plot {plot_path} ends in none of {', '.join(_PICTURES)}")
+    check_reports(json_path, plot_path)
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
-    device = choose_device(loaded) if topology == MACHINE else "cpu"
-    here = (topology, nodes, ranks_per_node) == (MACHINE, None, None)
-    if here and (tiers or calibrate_path is None):
-        nodes, ranks_per_node = loaded.training.nodes, loaded.training.ranks_per_node
-    spec = load_topology(
-        topology,
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        ranks=loaded.training.ranks,
-        device=device,
-    )
+    if calibrate_path is not None and not tiers:
+        nodes = 1  # whatever nodes its ranks stand for
+    spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
     rows = loaded.training.batch_size if batch_size is None else batch_size
     if tiers:
         plan_tiers(

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from recd_plugins.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, check_reports
 from recd_plugins.cli.profile_output import (
-    ABOVE_0,
-    AT_LEAST_1,
     check_outputs,
-    check_picture,
     finish,
     of_distribution,
     progress,
@@ -87,7 +85,7 @@ def registry_command(
     from recd_plugins.access.measure import measure_access
     from recd_plugins.training import upstream_noise
 
-    check_outputs(output, force, plot_path)
+    check_outputs(output, force, json_path, plot_path)
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
@@ -114,9 +112,7 @@ def registry_command(
     show_default=True,
     help="Of zipf and zipf-mandelbrot: row k is read in proportion to (k + shift)^-exponent.",
 )
-@click.option(
-    "--shift", type=click.FloatRange(min=0), default=0.0, help="Of zipf-mandelbrot.", metavar="Q"
-)
+@click.option("--shift", type=AT_LEAST_0, default=0.0, help="Of zipf-mandelbrot.", metavar="Q")
 @click.option(
     "--scale",
     type=ABOVE_0,
@@ -153,7 +149,7 @@ def distribution_command(
         )
     if shift and form != "zipf-mandelbrot":
         raise click.UsageError(f"--shift is for zipf-mandelbrot, not for {form}")
-    check_outputs(output, force, plot_path)
+    check_outputs(output, force, json_path, plot_path)
     drawn = None if in_order else seed
     if scale is None:
         made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
@@ -197,7 +193,7 @@ def reuse_command(
     from recd_plugins.access import AccessProfile
     from recd_plugins.access.reuse import from_reuse_histogram, read_reuse_histograms
 
-    check_outputs(output, force, plot_path)
+    check_outputs(output, force, json_path, plot_path)
     found = read_reuse_histograms(histograms)
     if name is None and len(found) == 1:
         name = next(iter(found))
@@ -234,7 +230,7 @@ def merge_command(
     """Add up PROFILES of the same tables, as those of several days or parts of the data."""
     from recd_plugins.access import AccessProfile
 
-    check_outputs(output, force, plot_path)
+    check_outputs(output, force, json_path, plot_path)
     made: AccessProfile | None = None
     for path in profiles:
         part = AccessProfile.load(path)
@@ -255,7 +251,7 @@ def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> 
     """Show the tables of the profile FILE."""
     from recd_plugins.access import AccessProfile
 
-    check_picture(plot_path)
+    check_reports(json_path, plot_path)
     show(AccessProfile.load(file), json_path, plot_path)
 
 

@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from rich.console import Console
 
+from recd_plugins.cli.options import OUTPUT, check_reports, report_options
 from recd_plugins.errors import RecdError
-from recd_plugins.files import write_json
+from recd_plugins.files import check_writable, write_json
 
 if TYPE_CHECKING:
     from recd_plugins.access import AccessProfile
 
-_PICTURES = (".png", ".svg", ".pdf")
-_FILE = click.Path(path_type=Path, dir_okay=False)
-AT_LEAST_1 = click.IntRange(min=1)
-ABOVE_0 = click.FloatRange(min=0, min_open=True)
-
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+shown = report_options(
+    "Write the figures here.", "Write a picture of the share of accesses by rows here"
+)
 
 
 def written(command: _Command) -> _Command:
@@ -29,26 +30,11 @@ def written(command: _Command) -> _Command:
     for option in (
         click.option("--force", is_flag=True, help="Replace FILE where it is there."),
         click.option(
-            "-o", "--output", type=_FILE, required=True, metavar="FILE", help="Write it here."
+            "-o", "--output", type=OUTPUT, required=True, metavar="FILE", help="Write it here."
         ),
     ):
         command = option(command)
     return shown(command)
-
-
-def shown(command: _Command) -> _Command:
-    """What is shown of the profile."""
-    for option in (
-        click.option(
-            "--plot",
-            "plot_path",
-            type=_FILE,
-            help="Write a picture of the share of accesses by rows here (.png, .svg, .pdf).",
-        ),
-        click.option("--json", "json_path", type=_FILE, help="Write the figures here."),
-    ):
-        command = option(command)
-    return command
 
 
 def of_distribution(command: _Command) -> _Command:
@@ -72,17 +58,14 @@ def of_distribution(command: _Command) -> _Command:
     return command
 
 
-def check_outputs(output: Path, force: bool, picture: Path | None) -> None:
+def check_outputs(
+    output: Path, force: bool, json_path: Path | None, plot_path: Path | None
+) -> None:
     """Refuse before the work what would fail after it."""
     if output.exists() and not force:
         raise RecdError(f"{output} exists already; name another file, or replace it with --force")
-    check_picture(picture)
-
-
-def check_picture(picture: Path | None) -> None:
-    """Refuse a picture of an unknown format."""
-    if picture is not None and picture.suffix not in _PICTURES:
-        raise click.UsageError(f"--plot {picture} ends in none of {', '.join(_PICTURES)}")
+    check_writable(output)
+    check_reports(json_path, plot_path)
 
 
 @contextmanager

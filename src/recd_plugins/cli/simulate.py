@@ -10,6 +10,13 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from recd_plugins.cli.options import (
+    AT_LEAST_1,
+    check_reports,
+    chosen_topology,
+    report_options,
+    topology_options,
+)
 from recd_plugins.errors import RecdError
 from recd_plugins.files import write_json
 
@@ -18,33 +25,16 @@ if TYPE_CHECKING:
     from recd_plugins.planning.tiers import TierPlan
     from recd_plugins.planning.tiers.simulate import Source
 
-_PICTURES = (".png", ".svg", ".pdf")
-
 
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
-@click.option(
-    "--topology",
-    default="machine",
-    show_default=True,
-    metavar="NAME|FILE",
-    help="zionex-a100-40g, dgx-a100-80g, p4d.24xlarge, ndv4, dgx-h100, machine (this one), or a "
-    "YAML file.",
-)
-@click.option("--nodes", type=click.IntRange(min=1), help="Nodes; the topology's own without it.")
-@click.option(
-    "--ranks-per-node",
-    type=click.IntRange(min=1),
-    help="Ranks of a node; the topology's own without it, training.ranks on this machine.",
-)
+@topology_options
 @click.option(
     "--batch-size",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     help="Rows of a rank, in place of training.batch_size.",
 )
-@click.option(
-    "--steps", type=click.IntRange(min=1), default=3, show_default=True, help="Batches of a rank."
-)
+@click.option("--steps", type=AT_LEAST_1, default=3, show_default=True, help="Batches of a rank.")
 @click.option(
     "--data",
     is_flag=True,
@@ -53,24 +43,13 @@ _PICTURES = (".png", ".svg", ".pdf")
 @click.option(
     "--profile",
     "profile_path",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path),
     help="Draw batches from this access profile, in place of the one that was planned for.",
 )
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of drawn batches."
 )
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write the whole report here.",
-)
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write a picture of balance and times here (.png, .svg, .pdf).",
-)
+@report_options("Write the whole report here.", "Write a picture of balance and times here")
 @click.pass_obj
 def simulate(
     plugins_dir: Path | None,
@@ -97,27 +76,16 @@ def simulate(
     from recd_plugins.planning.candidates import with_plugins
     from recd_plugins.planning.tiers.simulate import simulate as play
     from recd_plugins.planning.tiers.simulate_report import SimulationReport, plot, render
-    from recd_plugins.planning.topologies import MACHINE, load_topology
     from recd_plugins.training import upstream_noise
-    from recd_plugins.training.device import choose_device
 
     if data and profile_path is not None:
         raise click.UsageError("--data plays real batches, --profile drawn ones: leave one out")
-    if plot_path is not None and plot_path.suffix not in _PICTURES:
-        raise click.UsageError(f"--plot {plot_path} ends in none of {', '.join(_PICTURES)}")
+    check_reports(json_path, plot_path)
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     if batch_size is not None:
         loaded = loaded.with_training({"batch_size": batch_size})
-    if (topology, nodes, ranks_per_node) == (MACHINE, None, None):
-        nodes, ranks_per_node = loaded.training.nodes, loaded.training.ranks_per_node
-    spec = load_topology(
-        topology,
-        nodes=nodes,
-        ranks_per_node=ranks_per_node,
-        ranks=loaded.training.ranks,
-        device=choose_device(loaded) if topology == MACHINE else "cpu",
-    )
+    spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
     progress, console = Console(stderr=True), Console()
     with progress.status("planning tiers"):
         loaded.dataset.prepare()

@@ -1,0 +1,105 @@
+"""Options that several commands have, and what they make of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from recd_plugins.files import check_writable
+
+if TYPE_CHECKING:
+    from recd_plugins.planning.topologies import TopologySpec
+    from recd_plugins.registry import Registry
+
+
+class FiniteFloat(click.FloatRange):
+    """A range of floats without the two that are no numbers: nan and inf."""
+
+    name = "number"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """See the base class."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no finite number.", param, ctx)
+        return number
+
+
+AT_LEAST_1 = click.IntRange(min=1)
+ABOVE_0 = FiniteFloat(min=0, min_open=True)
+AT_LEAST_0 = FiniteFloat(min=0)
+SHARE = FiniteFloat(min=0, max=1)
+OUTPUT = click.Path(path_type=Path, dir_okay=False)
+
+_PICTURES = (".png", ".svg", ".pdf")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def report_options(json: str, plot: str) -> Callable[[_Command], _Command]:
+    """``--json`` and ``--plot``, with what they say of themselves."""
+
+    def add(command: _Command) -> _Command:
+        for option in (
+            click.option("--plot", "plot_path", type=OUTPUT, help=f"{plot} (.png, .svg, .pdf)."),
+            click.option("--json", "json_path", type=OUTPUT, help=json),
+        ):
+            command = option(command)
+        return command
+
+    return add
+
+
+def check_reports(json_path: Path | None, plot_path: Path | None) -> None:
+    """Refuse before the work what would fail after it."""
+    if plot_path is not None and plot_path.suffix not in _PICTURES:
+        raise click.UsageError(f"--plot {plot_path} ends in none of {', '.join(_PICTURES)}")
+    for path in (json_path, plot_path):
+        if path is not None:
+            check_writable(path)
+
+
+def topology_options(command: _Command) -> _Command:
+    """The ranks to plan for."""
+    for option in (
+        click.option(
+            "--ranks-per-node",
+            type=AT_LEAST_1,
+            help="Ranks of a node; the topology's own without it; on this machine as "
+            "training.ranks and training.ranks_per_node say.",
+        ),
+        click.option("--nodes", type=AT_LEAST_1, help="Nodes; the topology's own without it."),
+        click.option(
+            "--topology",
+            default="machine",
+            show_default=True,
+            metavar="NAME|FILE",
+            help="zionex-a100-40g, dgx-a100-80g, p4d.24xlarge, ndv4, dgx-h100, machine (this one), "
+            "or a YAML file.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def chosen_topology(
+    registry: Registry, topology: str, nodes: int | None, ranks_per_node: int | None
+) -> TopologySpec:
+    """What ``topology_options`` name; without any of them the nodes that the registry names."""
+    from recd_plugins.planning.topologies import MACHINE, load_topology
+    from recd_plugins.training.device import choose_device
+
+    if (topology, nodes, ranks_per_node) == (MACHINE, None, None):
+        nodes, ranks_per_node = registry.training.nodes, registry.training.ranks_per_node
+    return load_topology(
+        topology,
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        ranks=registry.training.ranks,
+        device=choose_device(registry) if topology == MACHINE else "cpu",
+    )

@@ -1,0 +1,43 @@
+"""What options refuse before any work is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from recd_plugins.cli import main
+
+ZIPF = ["profile", "distribution", "zipf", "--table", "t", "--rows", "9", "--length", "2"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "registry.yaml").write_text("version: 1\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([*ZIPF, "-o", "p", "--cap", "nan"], "nan is no finite number"),
+        ([*ZIPF, "-o", "p", "--exponent", "inf"], "inf is no finite number"),
+        ([*ZIPF, "-o", "p", "--length", "-1"], "-1.0 is not in the range"),
+        ([*ZIPF, "-o", "registry.yaml/p"], "registry.yaml/p: cannot be written (Not a directory)"),
+        ([*ZIPF, "-o", "p", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be written"),
+        ([*ZIPF, "-o", "p", "--plot", "registry.yaml/p.png"], "p.png: cannot be written"),
+        ([*ZIPF, "-o", "p", "--plot", "p.txt"], "--plot p.txt ends in none of .png, .svg, .pdf"),
+        (["plan", "registry.yaml", "--tiers", "--budget", "inf"], "inf is no finite number"),
+        (["plan", "registry.yaml", "--tiers", "--overlap", "nan"], "nan is no finite number"),
+        (["plan", "registry.yaml", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be writ"),
+        (["simulate", "registry.yaml", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be"),
+    ],
+)
+def test_what_is_wrong_is_said_first(folder: Path, arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code != 0
+    assert isinstance(result.exception, SystemExit)
+    assert message in " ".join(result.output.split())
+    assert [path.name for path in folder.iterdir()] == ["registry.yaml"]
