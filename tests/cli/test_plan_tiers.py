@@ -80,8 +80,8 @@ def test_this_machine_is_measured_and_then_planned_with(folder: Path) -> None:
     assert (measured.nodes, measured.ranks_per_node) == (2, 1)
     assert measured.collectives is not None
     assert measured.tiers is not None
-    # A copy, its gradient, its optimizer state and what finds it.
-    assert 2 < measured.tiers.memory_multiplier < 3
+    # A copy with its optimizer state and what finds it, and at most two of its size in a step.
+    assert 1.25 < measured.tiers.memory_multiplier < 3
     assert 0 < measured.tiers.saved_activations < 2
     again = words(plan("--topology", "here.yaml"))
     assert "M and c: measured" in again
