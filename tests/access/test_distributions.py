@@ -41,6 +41,8 @@ def test_forms() -> None:
         assert falling[k] / falling[0] == pytest.approx(np.exp(-k / 10))
         assert bell[k] / bell[0] == pytest.approx(np.exp(-((k / 10) ** 2) / 2))
     assert [a.sum() for a in (shifted, falling, bell)] == pytest.approx([3.0] * 3)
+    for form in (exponential, half_normal):
+        assert form("t", 100, 3.0, 1e-300).accesses.tolist() == [3.0] + [0.0] * 99
 
 
 def test_zipf_mandelbrot_has_the_paper_s_coverage_of_rm1() -> None:
@@ -139,7 +141,15 @@ def test_its_shape_stays_at_another_size(path: Path) -> None:
     ("old", "new", "message"),
     [
         ("(1, 2]: 0.300", "(2, 1]: 0.300", "reuse.txt:7: .* no bin that follows"),
-        ("(1, 2]: 0.300", "(1, 2]: 1.300", "reuse.txt:7: .* no bin that follows"),
+        ("(1, 2]: 0.300", "(1, 2]: 1.300", "reuse.txt:7: .* a share above 1"),
+        ("(1, 2]: 0.300\n", "", "reuse.txt:7: '.2, 8.*' is no bin that follows"),
+        *(
+            ("(1, 2]: 0.300", f"(1, 2]: {damaged}", "reuse.txt:7: .* is no bin '.LOWER, UPPER")
+            for damaged in ("", "0..3", "-0.3", "abc", "nan", "1e")
+        ),
+        ("unique cols: 20000", "unique cols: 40000", "40000 distinct ids are more than all 38000"),
+        ("0.", "0.0 * 0.", "reuse.txt:6: .* is no bin"),
+        (TEXT, TEXT + "\n" + TEXT, "reuse.txt:18: 'trace.pt' is the name of a block before too"),
         ("(8+: 0.002\n", "", "two histograms of the same bins"),
         ("Avg # of indices: 38000", "", "expected the lines"),
         (TEXT, "", "no histogram of reuse"),
@@ -151,8 +161,13 @@ def test_another_format_is_refused(tmp_path: Path, old: str, new: str, message: 
         read_reuse_histograms(tmp_path / "reuse.txt")
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
+def test_a_file_that_is_none_of_text(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"reuse\.txt: cannot be read: No such file"):
+        read_reuse_histograms(tmp_path / "reuse.txt")
+    with pytest.raises(DataError, match="cannot be read: Is a directory"):
+        read_reuse_histograms(tmp_path)
+    (tmp_path / "reuse.txt").write_bytes(b"PAR1\xff")
+    with pytest.raises(DataError, match=r"reuse\.txt: no text, so no histograms"):
         read_reuse_histograms(tmp_path / "reuse.txt")
 
 

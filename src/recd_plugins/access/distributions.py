@@ -68,7 +68,8 @@ def half_normal(
 
     ``from_weights`` describes the other arguments.
     """
-    weights = np.exp((np.arange(num_embeddings, dtype=np.float64) / scale) ** 2 / -2)
+    with np.errstate(over="ignore"):
+        weights = np.exp((np.arange(num_embeddings, dtype=np.float64) / scale) ** 2 / -2)
     return from_weights(table, weights, length, cap=cap, seed=seed, features=features)
 
 

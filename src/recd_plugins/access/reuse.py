@@ -7,6 +7,7 @@ The format is that of the statistics published with Meta's synthetic embedding t
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +18,13 @@ from recd_plugins.access.distributions import from_weights
 from recd_plugins.access.profile import TableAccess
 from recd_plugins.errors import DataError
 
-_BIN = re.compile(r"\(\s*(\d+)(?:,\s*(\d+)\s*\]|\+)\s*:\s*([\d.eE+-]+)\s*")
+_BIN = re.compile(r"\(\s*(\d+)(?:,\s*(\d+)\s*\]|\+)\s*:\s*(\d+(?:\.\d*)?(?:e-?\d+)?)")
 _BATCH = re.compile(r"Locality stats after processing 1 batches of size (\d+)")
 # Half of the last digit of shares.
 _ROUNDING = 0.0005
 _COUNT = re.compile(r"Avg # of (indices|unique cols):\s*(\d+)")
+# Lower and upper bound, and share.
+_Bin = tuple[float, float, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,11 +173,15 @@ def read_reuse_histograms(path: Path) -> dict[str, ReuseHistogram]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: no text, so no histograms of reuse: {error}") from error
     found: dict[str, ReuseHistogram] = {}
     for start, lines in _blocks(text):
         histogram = _parse(path, start, lines)
+        if histogram.name in found:
+            raise DataError(f"{path}:{start}: {histogram.name!r} is the name of a block before too")
         found[histogram.name] = histogram
     if not found:
         raise DataError(f"{path}: no histogram of reuse in it")
@@ -199,24 +206,17 @@ def _blocks(text: str) -> list[tuple[int, list[str]]]:
 def _parse(path: Path, start: int, lines: list[str]) -> ReuseHistogram:
     batch_size = 0
     counts: dict[str, int] = {}
-    histograms: list[list[tuple[float, float, float]]] = []
+    histograms: list[list[_Bin]] = []
     last = ""
     for number, line in enumerate(lines, start):
         if match := _BATCH.fullmatch(line):
             batch_size = int(match[1])
         elif match := _COUNT.fullmatch(line):
             counts[match[1]] = int(match[2])
-        elif match := _BIN.fullmatch(line):
-            if not _BIN.fullmatch(last):
+        elif line.startswith("("):
+            if not last.startswith("("):
                 histograms.append([])
-            lower = float(match[1])
-            upper = float(match[2]) if match[2] else 2 * lower
-            share = float(match[3])
-            histogram = histograms[-1]
-            previous = histogram[-1][1] if histogram else 0.0
-            if lower != previous or upper <= lower or not 0 <= share <= 1:
-                raise DataError(f"{path}:{number}: {line!r} is no bin that follows the one before")
-            histogram.append((lower, upper, share))
+            histograms[-1].append(_bin(f"{path}:{number}: {line!r}", line, histograms[-1]))
         last = line
     where = f"{path}:{start}: {lines[0]!r}"
     if not batch_size or counts.keys() != {"indices", "unique cols"} or not all(counts.values()):
@@ -234,6 +234,10 @@ def _parse(path: Path, start: int, lines: list[str]) -> ReuseHistogram:
     rows, accesses = (np.array(histogram) for histogram in histograms)
     if not rows[:, 2].any() or not accesses[:, 2].any():
         raise DataError(f"{where}: all shares are 0")
+    if counts["indices"] < counts["unique cols"]:
+        raise DataError(
+            f"{where}: {counts['unique cols']} distinct ids are more than all {counts['indices']}"
+        )
     return ReuseHistogram(
         name=lines[0],
         batch_size=batch_size,
@@ -244,3 +248,18 @@ def _parse(path: Path, start: int, lines: list[str]) -> ReuseHistogram:
         share_of_rows=rows[:, 2],
         share_of_accesses=accesses[:, 2],
     )
+
+
+def _bin(where: str, line: str, before: Sequence[_Bin]) -> _Bin:
+    """Lower and upper bound and share of a line, which follows ``before``."""
+    match = _BIN.fullmatch(line)
+    if match is None:
+        raise DataError(f"{where} is no bin '(LOWER, UPPER]: SHARE' or '(LOWER+: SHARE'")
+    lower = float(match[1])
+    upper = float(match[2]) if match[2] else 2 * lower
+    share = float(match[3])
+    if lower != (before[-1][1] if before else 0.0) or upper <= lower:
+        raise DataError(f"{where} is no bin that follows the one before")
+    if share > 1:
+        raise DataError(f"{where} has a share above 1")
+    return lower, upper, share

@@ -44,7 +44,7 @@ _LEAST_LOOKUPS, _MOST_LOOKUPS = 2**12, 2**14
 # plain row-wise table, and such as plans come to. All but the last are fitted.
 _SIZES = ((0.0, 0.0), (0.125, 0.3), (0.125, 0.7), (0.5, 0.3), (0.5, 0.7), (0.25, 0.5))
 _ROWS_PER_LOOKUP = 4
-# Each second step is profiled. Where gloo lets go of a tensor late, one step shows more than others.
+# Each second step is profiled. Where gloo lets go of a tensor late, one shows more than others.
 _WARMUP, _MEASURED = 2, 10
 
 
