@@ -3,9 +3,10 @@
 import os
 
 import pytest
+from matplotlib.figure import Figure
 
 from recd_plugins.errors import RecdError
-from recd_plugins.files import check_writable, write_json, write_text
+from recd_plugins.files import check_writable, write_figure, write_json, write_text
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
@@ -36,3 +37,12 @@ def test_a_place_is_tried_and_nothing_left_there(tmp_path):
     with pytest.raises(RecdError, match=r"file/report: cannot be written \(Not a directory\)"):
         check_writable(tmp_path / "file" / "report")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "report"]
+
+
+def test_a_picture_is_whole_or_not_there(tmp_path):
+    figure = Figure()
+    write_figure(tmp_path / "new" / "p.svg", figure)
+    assert "</svg>" in (tmp_path / "new" / "p.svg").read_text()
+    with pytest.raises(RecdError, match=r"p\.doc: cannot be written"):
+        write_figure(tmp_path / "p.doc", figure)
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]

@@ -10,9 +10,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import RecdError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def json_text(value: Any) -> str:
@@ -33,6 +36,19 @@ def write_text(path: Path, text: str) -> None:
     """
     with new_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
+    """Write a picture, in the format that the suffix says (``.png``, ``.svg``...), likewise.
+
+    Raises:
+        RecdError: the place cannot be written, or matplotlib knows no such format.
+    """
+    try:
+        with new_file(path) as temporary:
+            figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=dpi)
+    except ValueError as error:
+        raise RecdError(f"{path}: cannot be written ({error})") from error
 
 
 @contextmanager

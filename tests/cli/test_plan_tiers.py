@@ -99,7 +99,7 @@ def test_this_machine_is_measured_and_then_planned_with(folder: Path) -> None:
         (["--overlap", "1.5"], "1.5 is not in the range 0<=x<=1"),
         (["--plot", "tiers.txt"], "--plot tiers.txt ends in none of .png, .svg, .pdf"),
         (["--nodes", "1"], "registry.yaml:16 sharding[0]: three tiers need several nodes"),
-        (["--budget", "0.01"], "Allow more memory, use more ranks or a smaller batch"),
+        (["--budget", "0.01"], "registry.yaml:16 sharding[0]: the tables take at least"),
         (
             ["--calibrate", "a.yaml", "--topology", "dgx-h100", "--nodes", "2"],
             "measuring 16 ranks needs as many CUDA devices on this machine",

@@ -105,7 +105,10 @@ def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str)
 def test_without_tiers(folder: Path) -> None:
     text = REGISTRY.replace("flexshard.three_tier", "torchrec.row_wise")
     (folder / "registry.yaml").write_text(text)
-    assert "no sharding entry has tiers of rows" in simulate().output
+    shown = " ".join(simulate().output.split())
+    assert (
+        "registry.yaml: no table has tiers of rows; add an entry for tables of t_seq_0_0" in shown
+    )
 
 
 def test_the_example_of_the_page_runs(folder: Path) -> None:

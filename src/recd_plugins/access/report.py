@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from recd_plugins.access.profile import AccessProfile, TableAccess
-from recd_plugins.errors import RecdError
+from recd_plugins.files import write_figure
 
 _TOPS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1}
 _MOST_CURVES = 12
@@ -102,11 +102,7 @@ def plot(profile: AccessProfile, path: Path) -> None:
     )
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise RecdError(f"{path}: cannot be written ({error})") from error
+    write_figure(path, figure)
 
 
 def coverage(table: TableAccess) -> tuple[np.ndarray, np.ndarray]:

@@ -17,7 +17,6 @@ from recd_plugins.cli.options import (
     report_options,
     topology_options,
 )
-from recd_plugins.errors import RecdError
 from recd_plugins.files import write_json
 
 if TYPE_CHECKING:
@@ -73,9 +72,9 @@ def simulate(
     recd simulate registry.yaml --topology zionex-a100-40g --nodes 16
     """
     from recd_plugins import load_registry
-    from recd_plugins.planning.candidates import with_plugins
     from recd_plugins.planning.tiers.simulate import simulate as play
     from recd_plugins.planning.tiers.simulate_report import SimulationReport, plot, render
+    from recd_plugins.planning.tiers.tier_study import planned_tiers
     from recd_plugins.training import upstream_noise
 
     if data and profile_path is not None:
@@ -88,18 +87,10 @@ def simulate(
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
     progress, console = Console(stderr=True), Console()
     with progress.status("planning tiers"):
-        loaded.dataset.prepare()
-        candidate = with_plugins(loaded, spec)
-    prepared = candidate.registry.prepared
-    assert prepared is not None, "with_plugins prepares it"
-    if not prepared.tier_plans:
-        raise RecdError(
-            f"{registry}: no sharding entry has tiers of rows; use flexshard.two_tier, "
-            "flexshard.three_tier or flexshard.joint for some tables"
-        )
+        planned = planned_tiers(loaded, spec, plugins_dir)
     entries = {}
-    for field, plan in prepared.tier_plans.items():
-        source = _source(candidate, plan, data, profile_path, seed)
+    for field, plan in planned.tier_plans.items():
+        source = _source(planned.candidate, plan, data, profile_path, seed)
         with _bar(f"playing {field}", spec.world_size) as advance:
             entries[field] = play(plan, source, steps, advance)
     report = SimulationReport(topology, spec, entries)

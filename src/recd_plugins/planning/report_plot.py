@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recd_plugins.errors import RecdError
+from recd_plugins.files import write_figure
 from recd_plugins.planning.report import COMPONENTS, PlanReport
 from recd_plugins.training.stages import STAGES
 
@@ -45,8 +45,4 @@ def plot(report: PlanReport, path: Path) -> None:
         axes.legend(fontsize="small")
     batches = ", ".join(f"{name} {side.batch_size:,} rows" for name, side in sides.items())
     figure.suptitle(f"{report.spec.world_size:,} ranks of {report.topology} ({batches})")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise RecdError(f"{path}: cannot be written ({error})") from error
+    write_figure(path, figure)

@@ -211,7 +211,7 @@ def test_a_budget_below_row_wise_sharding_is_kept_with_data_parallel_rows():
         with pytest.raises(SetupError) as error:
             plan_tiers([FLAT], CLUSTER, strategy, too_little)
         for figure in (least.memory_bytes, too_little.memory_bytes, plain):
-            assert f"{figure:.4g}" in str(error.value)
+            assert f"{figure:,.0f}" in str(error.value)
 
 
 def test_what_cannot_be_planned():

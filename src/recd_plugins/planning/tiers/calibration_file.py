@@ -13,16 +13,10 @@ from recd_plugins.planning.calibration_file import write_topology
 from recd_plugins.planning.collective_rates import CollectiveRates
 from recd_plugins.planning.measure_collectives import measure_collectives
 from recd_plugins.planning.tiers.calibrate import MemoryCalibration, calibrate_memory
-from recd_plugins.planning.tiers.tier_study import tier_plans
+from recd_plugins.planning.tiers.report_text import COLLECTIVE_NAMES
+from recd_plugins.planning.tiers.tier_study import planned_tiers
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import Registry
-
-_NAMES = {
-    "a2a_global": "all-to-all, all ranks",
-    "a2a_intra": "all-to-all, in a node",
-    "ar_global": "all-reduce, all ranks",
-    "ar_cross": "all-reduce, across nodes",
-}
 
 
 @dataclass(frozen=True)
@@ -40,7 +34,9 @@ class TierCalibration:
         table.add_column("MB/s", justify="right")
         for name, rate in self.rates:
             table.add_row(
-                _NAMES[name], f"{rate.seconds * 1e3:.3f}", f"{rate.bytes_per_second / 1e6:,.0f}"
+                COLLECTIVE_NAMES[name],
+                f"{rate.seconds * 1e3:.3f}",
+                f"{rate.bytes_per_second / 1e6:,.0f}",
             )
         memory = self.memory.memory
         table.caption = (
@@ -69,7 +65,7 @@ def calibrate_tiers(
         )
     demands = [
         table.demand
-        for plan in tier_plans(registry, spec, plugins_dir).values()
+        for plan in planned_tiers(registry, spec, plugins_dir).tier_plans.values()
         for table in plan.tables
     ]
     width = max(demand.embedding_dim for demand in demands)

@@ -112,9 +112,9 @@ class CutModel:
             needed = self.memory(Cuts(least, least))
             coalesced = "plan without coalescing, " if self.options.coalesce else ""
             raise SetupError(
-                f"the tables take at least {needed:.4g} bytes of each rank, with the "
-                f"{least.num_rows} most accessed rows on all ranks, but {self.budget:.4g} bytes "
-                f"are allowed; plain row-wise sharding takes {self.plain_memory:.4g}. Allow more "
+                f"the tables take at least {needed:,.0f} bytes of each rank, with the "
+                f"{least.num_rows:,} most accessed rows on all ranks, but {self.budget:,.0f} bytes "
+                f"are allowed; plain row-wise sharding takes {self.plain_memory:,.0f}. Allow more "
                 f"memory, {coalesced}use more ranks or a smaller batch"
             )
         return self._fitting(least, self.fits)

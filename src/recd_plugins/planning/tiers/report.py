@@ -130,17 +130,22 @@ class TiersReport:
     def as_json(self) -> dict[str, Any]:
         """What ``recd plan --tiers --json`` writes."""
         return {
-            "topology": {
-                "name": self.topology,
-                **self.spec.model_dump(),
-                "world_size": self.spec.world_size,
-                "collectives": self.spec.collective_rates.model_dump(),
-                "collectives_measured": self.spec.collectives is not None,
-            },
+            "topology": topology_json(self.topology, self.spec),
             "batch_size": self.batch_size,
             "what_if": dict(self.what_if),
             "entries": [entry.as_json() for entry in self.entries],
         }
+
+
+def topology_json(name: str, spec: TopologySpec) -> dict[str, Any]:
+    """A topology as reports have it, with the collectives that are planned with."""
+    return {
+        "name": name,
+        **spec.model_dump(),
+        "world_size": spec.world_size,
+        "collectives": spec.collective_rates.model_dump(),
+        "collectives_measured": spec.collectives is not None,
+    }
 
 
 def merged(plan: TierPlan) -> TierRows:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recd_plugins.errors import RecdError
+from recd_plugins.files import write_figure
 from recd_plugins.planning.tiers.plan import TierPlan
 from recd_plugins.planning.tiers.report import EntryTiers, TiersReport
 from recd_plugins.planning.tiers.report_text import POINT_NAMES, words
@@ -47,11 +47,7 @@ def plot(report: TiersReport, path: Path) -> None:
         f"{spec.nodes:,} x {spec.ranks_per_node:,} ranks of {report.topology}, "
         f"{report.batch_size:,} rows a rank"
     )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise RecdError(f"{path}: cannot be written ({error})") from error
+    write_figure(path, figure, dpi=120)
 
 
 def _draw(entry: EntryTiers, axes: Axes, height: Callable[[TierPlan], float]) -> None:

@@ -23,7 +23,8 @@ POINT_NAMES = {
     "least_communication": "least communication",
     "data_parallel": "all DP",
 }
-_COLLECTIVES: dict[str, str] = {
+#: The collectives of ``Collectives`` in words.
+COLLECTIVE_NAMES = {
     "a2a_global": "all-to-all, all ranks",
     "a2a_intra": "all-to-all, in a node",
     "ar_global": "all-reduce, all ranks",
@@ -133,7 +134,7 @@ def _times(entry: EntryTiers) -> Table:
     def add(name: str, of: Callable[[CollectiveSeconds], float]) -> None:
         table.add_row(name, *(_milliseconds(of(seconds)) for seconds in columns.values()))
 
-    for field, name in _COLLECTIVES.items():
+    for field, name in COLLECTIVE_NAMES.items():
         add(name, lambda seconds, field=field: getattr(seconds, field))  # type: ignore[misc]
     table.add_section()
     add("total", lambda seconds: seconds.exposed())

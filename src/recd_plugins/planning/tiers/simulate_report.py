@@ -14,8 +14,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from recd_plugins.errors import RecdError
+from recd_plugins.files import write_figure
 from recd_plugins.planning.report_text import size, topology_line
+from recd_plugins.planning.tiers.report import topology_json
 from recd_plugins.planning.tiers.simulate import PlayedSide, Simulation, imbalance
 from recd_plugins.planning.tiers.traffic import TIERS, TierTraffic, traffic
 from recd_plugins.planning.topologies import TopologySpec
@@ -45,13 +46,7 @@ class SimulationReport:
     def as_json(self) -> dict[str, Any]:
         """JSON values; bytes are those of a step."""
         return {
-            "topology": {
-                "name": self.topology,
-                **self.spec.model_dump(),
-                "world_size": self.spec.world_size,
-                "collectives": self.spec.collective_rates.model_dump(),
-                "collectives_measured": self.spec.collectives is not None,
-            },
+            "topology": topology_json(self.topology, self.spec),
             "entries": {field: _entry_json(played) for field, played in self.entries.items()},
         }
 
@@ -233,8 +228,4 @@ def plot(report: SimulationReport, path: Path) -> None:
             base += heights
         times.set(title="Modelled time of collectives, a step", ylabel="ms")
         times.legend(fontsize="small")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise RecdError(f"{path}: cannot be written ({error})") from error
+    write_figure(path, figure)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,7 @@ import numpy as np
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.interfaces import Sharding
 from recd_plugins.manager import PluginManager
-from recd_plugins.planning.candidates import with_plugins
-from recd_plugins.planning.tables import tables_of
+from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.tiers.costs import CostOptions
 from recd_plugins.planning.tiers.plan import (
     Strategy,
@@ -26,6 +25,7 @@ from recd_plugins.planning.tiers.plan import (
 from recd_plugins.planning.tiers.report import STRATEGIES, EntryTiers, TiersReport
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import Registry
+from recd_plugins.registry.registry import at_entry
 from recd_plugins.registry.resolve import shortened
 
 # Plans of a curve: those of two tiers take less time.
@@ -54,34 +54,46 @@ def study_tiers(
     Raises:
         RecdError: no entry has tiers; or registry, data and model do not go together.
     """
-    plans = tier_plans(registry, spec, plugins_dir)
-    plugins = {entry.field: entry.plugin.name for entry in registry.sharding}
+    planned = planned_tiers(registry, spec, plugins_dir)
     entries = []
-    for field, plan in plans.items():
-        say(f"planning tiers of {field} on {spec.world_size:,} ranks")
-        entries.append(study_entry(field, plugins[field], plan, what_if))
+    for entry in registry.sharding:
+        if entry.field in planned.tier_plans:
+            say(f"planning tiers of {entry.field} on {spec.world_size:,} ranks")
+            plan = planned.tier_plans[entry.field]
+            with at_entry(registry.path, entry):
+                entries.append(study_entry(entry.field, entry.plugin.name, plan, what_if))
     return TiersReport(topology, spec, registry.training.batch_size, what_if, tuple(entries))
 
 
-def tier_plans(
-    registry: Registry, spec: TopologySpec, plugins_dir: Path | None
-) -> dict[str, TierPlan]:
-    """The plans of the entries that have tiers, by ``Entry.field``.
+@dataclass(frozen=True)
+class PlannedTiers:
+    """A prepared model, and the plans of the sharding entries that have tiers.
+
+    ``tier_plans`` are by ``Entry.field``; there is one at least.
+    """
+
+    candidate: Candidate
+    tier_plans: Mapping[str, TierPlan]
+
+
+def planned_tiers(registry: Registry, spec: TopologySpec, plugins_dir: Path | None) -> PlannedTiers:
+    """Prepare data and model, for the ranks of ``spec``.
 
     Raises:
-        RecdError: there are none; says which entry to add.
+        RecdError: no entry has tiers; says which one to add.
     """
     registry.dataset.prepare()
-    model = with_plugins(registry, spec).model
-    assert registry.prepared is not None, "the model was prepared"
-    if registry.prepared.tier_plans:
-        return dict(registry.prepared.tier_plans)
+    candidate = with_plugins(registry, spec)
+    prepared = candidate.registry.prepared
+    assert prepared is not None, "the model was prepared"
+    if prepared.tier_plans:
+        return PlannedTiers(candidate, prepared.tier_plans)
     names = [
         name
         for name, registered in PluginManager(plugins_dir).plugins["sharding"].items()
         if issubclass(registered.cls, Sharding) and registered.cls.tiers is not Sharding.tiers
     ]
-    sequences = [table.name for table in tables_of(model) if not table.pooled]
+    sequences = [table.name for table in candidate.tables if not table.pooled]
     raise RecdError(
         f"{registry.path}: no table has tiers of rows; "
         + (
