@@ -29,6 +29,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([*ZIPF, "-o", "p", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be written"),
         ([*ZIPF, "-o", "p", "--plot", "registry.yaml/p.png"], "p.png: cannot be written"),
         ([*ZIPF, "-o", "p", "--plot", "p.txt"], "--plot p.txt ends in none of .png, .svg, .pdf"),
+        (
+            [*ZIPF[:5], "--rows", f"{10**15}", *ZIPF[7:], "-o", "p"],
+            "no memory for a profile of 1,0",
+        ),
         (["plan", "registry.yaml", "--tiers", "--budget", "inf"], "inf is no finite number"),
         (["plan", "registry.yaml", "--tiers", "--overlap", "nan"], "nan is no finite number"),
         (["plan", "registry.yaml", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be writ"),

@@ -122,6 +122,7 @@ def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
     assert not (folder / "p").exists()
+TABLE = ["--table", "t", "900"]
 
 
 def test_a_histogram_is_chosen_by_name(folder: Path) -> None:
@@ -131,6 +132,14 @@ Avg # of indices: 100
 Avg # of unique cols: 60
 (0, 1]: 0.500
 (1+: 0.500
+        (
+            ["registry", "registry.yaml", "-o", "p", *TABLE, "seq_0_0, seq_0_0"],
+            "seq_0_0 is twice among the features of t",
+        ),
+        (
+            ["registry", "registry.yaml", "-o", "p", *TABLE, "usr_0", *TABLE, "item_0"],
+            "--table: t is twice among the tables",
+        ),
 shares of accesses
 (0, 1]: 0.300
 (1+: 0.700

@@ -13,6 +13,7 @@ from recd_plugins.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, check_repo
 from recd_plugins.cli.profile_output import (
     check_outputs,
     finish,
+    in_memory,
     of_distribution,
     progress,
     show,
@@ -42,7 +43,7 @@ def profile() -> None:
     """
 
 
-@profile.command("registry")
+@profile.command("registry", short_help="Count the training rows of a registry's data.")
 @click.argument("registry", type=click.Path(path_type=Path))
 @click.option("--rows", type=AT_LEAST_1, help="Read the first so many rows of the data, not all.")
 @click.option(
@@ -99,9 +100,11 @@ def registry_command(
     finish(made, output, json_path, plot_path)
 
 
-@profile.command("distribution")
+@profile.command("distribution", short_help="A table that is read as a distribution says.")
 @click.argument(
-    "form", type=click.Choice(["zipf", "zipf-mandelbrot", "exponential", "half-normal"])
+    "form",
+    type=click.Choice(["zipf", "zipf-mandelbrot", "exponential", "half-normal"]),
+    metavar="FORM",
 )
 @click.option("--rows", type=AT_LEAST_1, required=True, help="Rows of the table.")
 @click.option("--length", type=ABOVE_0, required=True, help="Accesses of a sample: L.")
@@ -137,7 +140,10 @@ def distribution_command(
     json_path: Path | None,
     plot_path: Path | None,
 ) -> None:
-    """Make the profile of a table that is read as FORM says."""
+    """Make the profile of a table that is read as FORM says.
+
+    FORM is zipf, zipf-mandelbrot, exponential or half-normal.
+    """
     from recd_plugins.access import AccessProfile
     from recd_plugins.access.distributions import exponential, half_normal, zipf
 
@@ -151,11 +157,12 @@ def distribution_command(
         raise click.UsageError(f"--shift is for zipf-mandelbrot, not for {form}")
     check_outputs(output, force, json_path, plot_path)
     drawn = None if in_order else seed
-    if scale is None:
-        made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
-    else:
-        make = exponential if form == "exponential" else half_normal
-        made = make(table, rows, length, scale, cap=cap, seed=drawn)
+    with in_memory(rows):
+        if scale is None:
+            made = zipf(table, rows, length, exponent, shift=shift, cap=cap, seed=drawn)
+        else:
+            make = exponential if form == "exponential" else half_normal
+            made = make(table, rows, length, scale, cap=cap, seed=drawn)
     parameters = f"scale {scale:g}" if scale is not None else f"exponent {exponent:g}"
     if shift:
         parameters += f", shift {shift:g}"
@@ -163,7 +170,7 @@ def distribution_command(
     finish(AccessProfile({table: made}, source), output, json_path, plot_path)
 
 
-@profile.command("reuse")
+@profile.command("reuse", short_help="From a text file of histograms of reuse.")
 @click.argument("histograms", type=click.Path(path_type=Path))
 @click.option("--name", help="Which histogram of the file, where it has several.")
 @click.option("--rows", type=AT_LEAST_1, help="Rows of the table; without it those that are read.")
@@ -203,19 +210,20 @@ def reuse_command(
             + ("choose a histogram with --name" if name is None else f"no histogram {name}")
             + f"; there are {', '.join(found)}"
         )
-    made = from_reuse_histogram(
-        table,
-        found[name],
-        num_embeddings=rows,
-        read_rows=read_rows,
-        length=length,
-        seed=None if in_order else seed,
-    )
+    with in_memory(max(rows or 0, read_rows or found[name].unique_rows)):
+        made = from_reuse_histogram(
+            table,
+            found[name],
+            num_embeddings=rows,
+            read_rows=read_rows,
+            length=length,
+            seed=None if in_order else seed,
+        )
     source = f"{name} of {histograms}"
     finish(AccessProfile({table: made}, source), output, json_path, plot_path)
 
 
-@profile.command("merge")
+@profile.command("merge", short_help="Add up profiles of the same tables.")
 @click.argument("profiles", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--bound", type=AT_LEAST_1, help="Keep the counts of at most so many rows a table.")
 @written
@@ -260,9 +268,11 @@ def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Tab
     from recd_plugins.interfaces import Table
 
     if own:
-        return [
-            Table(name, tuple(features.split(",")), rows, embedding_dim=0, pooled=True)
-            for name, rows, features in own
+        tables = [
+            Table(
+                name, tuple(map(str.strip, names.split(","))), rows, embedding_dim=0, pooled=False
+            )
+            for name, rows, names in own
         ]
     if registry.model is None:
         raise RecdError(
@@ -273,6 +283,10 @@ def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Tab
 
     from recd_plugins.planning.tables import tables_of
     from recd_plugins.training.prepare import build_model
+        _check_distinct("tables", [table.name for table in tables])
+        for table in tables:
+            _check_distinct(f"features of {table.name}", table.features)
+        return tables
 
     with torch.device("meta"):
         return tables_of(build_model(registry, registry.dataset.schema()))
@@ -287,5 +301,11 @@ def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
             near = did_you_mean(pattern, names) or f"; the tables: {shortened(names)}"
             raise click.UsageError(f"--tables {pattern} matches no table{near}")
     if not patterns:
+def _check_distinct(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise click.UsageError(f"--table: {name} is twice among the {what}")
+
+
         return tables
     return [t for t in tables if any(fnmatchcase(t.name, pattern) for pattern in patterns)]

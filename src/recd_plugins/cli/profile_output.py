@@ -69,6 +69,15 @@ def check_outputs(
 
 
 @contextmanager
+def in_memory(rows: int) -> Iterator[None]:
+    """A context that makes a profile of so many rows, or says that there is no room for them."""
+    try:
+        yield
+    except MemoryError as error:
+        raise RecdError(f"no memory for a profile of {rows:,} rows; name fewer") from error
+
+
+@contextmanager
 def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     """A bar that is told how many rows were read."""
     from rich.progress import (
