@@ -18,6 +18,7 @@ from recd_plugins.planning.tiers import (
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.options import OtherCluster, TierOptions
+    from recd_plugins.access.profile import TableAccess
     from recd_plugins.interfaces import Setting, Table
     from recd_plugins.planning.collective_rates import TierMemory
     from recd_plugins.planning.tiers import Strategy
@@ -84,22 +85,49 @@ def _other(other: OtherCluster, setting: Setting) -> tuple[Cluster, TierMemory |
 
 
 def _demands(options: TierOptions, tables: Sequence[Table], setting: Setting) -> list[TableDemand]:
+    of_data = options.dedupe == "data"
     if options.profile is None:
-        profile = setting.data.access(tables, options.profile_rows)
+        profile = setting.data.access(tables, options.profile_rows, deduplicated=of_data)
     else:
         profile = AccessProfile.load(options.profile)
-    return [
-        TableDemand.from_access(
-            profile.covering(table.name, table.num_embeddings),
-            table.embedding_dim,
-            _dedupe_factor(options, table, setting),
+    demands = []
+    for table in tables:
+        access = profile.covering(table.name, table.num_embeddings)
+        if access.batch_size is None:
+            factor = _dedupe_factor(options, table, setting, setting.batch_size)
+        elif of_data:
+            factor = _counted_factor(access, access.batch_size, options, table, setting)
+        else:
+            raise DataError(
+                f"{options.profile} counts {access.counted} for table {table.name}, and so has the "
+                "dedupe factor of the data: leave the option dedupe out, or profile again with "
+                "--all-rows"
+            )
+        demands.append(TableDemand.from_access(access, table.embedding_dim, factor))
+    return demands
+
+
+def _counted_factor(
+    access: TableAccess, batch_size: int, options: TierOptions, table: Table, setting: Setting
+) -> float:
+    """That of a profile, for the batch size of ``setting``: it grows as that of the data does."""
+    known = setting.data.profile()
+    if not any(known.of(name).deduplicated for name in table.features):
+        raise DataError(
+            f"the access profile counts {access.counted} for table {table.name}, and the "
+            f"registry's converter deduplicates none of {', '.join(table.features)}: profile again "
+            "with this converter"
         )
-        for table in tables
-    ]
+    if batch_size == setting.batch_size:
+        return access.dedupe_factor
+    there, here = (
+        _dedupe_factor(options, table, setting, size) for size in (batch_size, setting.batch_size)
+    )
+    return max(1.0, access.dedupe_factor * here / there)
 
 
-def _dedupe_factor(options: TierOptions, table: Table, setting: Setting) -> float:
-    """Ids of a table's features over those that are looked up."""
+def _dedupe_factor(options: TierOptions, table: Table, setting: Setting, batch_size: int) -> float:
+    """Ids of a table's features over those that are looked up, in a batch of so many rows."""
     dedupe = options.dedupe
     if dedupe == "none":
         return 1.0
@@ -117,7 +145,7 @@ def _dedupe_factor(options: TierOptions, table: Table, setting: Setting) -> floa
                 )
             factor = dedupe[name]
         else:
-            factor = feature.dedupe_factor(setting.batch_size, pooled=False)
+            factor = feature.dedupe_factor(batch_size, pooled=False)
         all_ids += feature.length
         unique_ids += feature.length / factor
     return all_ids / unique_ids if unique_ids else 1.0

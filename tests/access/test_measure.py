@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 from recd_plugins.access.measure import measure_access
+from recd_plugins.data.model_input import Placement, lower
+from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Rows, Table
 from recd_plugins.registry import Registry, load_registry
@@ -73,7 +76,7 @@ def counted(registry: Registry, feature: str, rows: int) -> Counter[int]:
 @pytest.mark.parametrize("rows", [None, 450])
 def test_rows_count_as_the_tables_see_them(registry: Registry, rows: int | None) -> None:
     told: list[int] = []
-    profile = measure_access(registry, TABLES, rows=rows, progress=told.append)
+    profile = measure_access(registry, TABLES, rows=rows, deduplicated=False, progress=told.append)
     samples = rows or 1000
     assert sum(told) == samples
     assert profile.source.startswith("the first 450 rows of" if rows else "1,000 rows of")
@@ -83,7 +86,7 @@ def test_rows_count_as_the_tables_see_them(registry: Registry, rows: int | None)
             expected += counted(registry, feature, samples)
         access = profile.covering(table.name, table.num_embeddings)
         assert access.samples == samples
-        assert access.error == 0
+        assert (access.error, access.dedupe_factor, access.batch_size) == (0, 1, None)
         assert dict(zip(access.rows.tolist(), access.accesses.tolist(), strict=True)) == expected
         assert access.features == table.features
 
@@ -99,10 +102,10 @@ def test_beyond_the_bound_it_is_a_sketch(registry: Registry) -> None:
 def test_a_dataset_that_cannot_scan_is_read_as_one_rank(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = measure_access(registry, TABLES, rows=960)
+    whole = measure_access(registry, TABLES, rows=960, deduplicated=False)
     monkeypatch.setattr(registry.dataset, "session_keys", lambda: None)
     monkeypatch.setattr(registry.dataset, "scan", None)
-    read = measure_access(registry, TABLES)
+    read = measure_access(registry, TABLES, deduplicated=False)
     assert read.tables["t_user"].samples == 960  # whole batches of 64
     for name, table in read.tables.items():
         np.testing.assert_array_equal(table.rows, whole.tables[name].rows)
@@ -121,4 +124,86 @@ def test_what_is_wrong_is_said(registry: Registry, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(registry.dataset, "scan", no_rows)
     with pytest.raises(DataError, match="the training split has no rows to profile"):
-        measure_access(registry, TABLES)
+        measure_access(registry, TABLES, deduplicated=False)
+
+
+CONVERTERS = {
+    "exact": "{use: recd.ikjt}",
+    "one group": "{use: recd.ikjt, options: {groups: [[seq_0_0, seq_0_1]]}}",
+    "partial": "{use: recd.partial_ikjt}",
+}
+
+
+def with_converter(registry: Registry, folder: Path, converter: str) -> Registry:
+    """Another registry of the same table."""
+    text = REGISTRY.format(path=registry.path.parent / "table", layout="clustered")
+    path = folder / "registry.yaml"
+    path.write_text(text.replace("{use: recd.ikjt}", converter))
+    return load_registry(path)
+
+
+@pytest.mark.parametrize("converter", CONVERTERS)
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize("rows", [None, 130])
+def test_what_is_sent_counts(
+    registry: Registry, tmp_path: Path, converter: str, pooled: bool, rows: int | None
+) -> None:
+    registry = with_converter(registry, tmp_path, CONVERTERS[converter])
+    tables = [
+        Table("t_items", ("item_0", "seq_0_0"), 200, 8, pooled=pooled),
+        Table("t_more", ("seq_0_1",), 200, 8, pooled=pooled),
+    ]
+    profile = measure_access(registry, tables, rows=rows)
+
+    # What the model would be given, batch by batch.
+    names = ("item_0", "seq_0_0", "seq_0_1")
+    placement = Placement(pooled=names) if pooled else Placement(sequence=names)
+    pipeline = RowPipeline(registry)
+    sent: dict[str, Counter[int]] = {name: Counter() for name in names}
+    reader = registry.dataset.reader(rank=0, world_size=1, batch_size=64, split="train")
+    for batch in islice(reader, 3 if rows else None):
+        given = lower(pipeline.batch(batch), placement)
+        kjt = given.sparse_features if pooled else given.sequence_features
+        assert kjt is not None
+        for name, ids in zip(kjt.keys(), kjt.values().split(kjt.length_per_key()), strict=True):
+            sent[name].update(ids.tolist())
+
+    samples = 192 if rows else 960  # whole batches of 64
+    stored = measure_access(registry, tables, rows=samples, deduplicated=False)
+    for table in tables:
+        access, every_row = profile.tables[table.name], stored.tables[table.name]
+        expected: Counter[int] = Counter()
+        for name in table.features:
+            expected += sent[name]
+        assert dict(zip(access.rows.tolist(), access.accesses.tolist(), strict=True)) == expected
+        assert (access.samples, access.batch_size, access.error) == (samples, 64, 0)
+        assert access.dedupe_factor == every_row.total / expected.total() > 1
+        # L is that of all rows, and p over the factor what is sent for a sample.
+        assert access.length == pytest.approx(every_row.length, rel=1e-12)
+        p = access.probabilities()
+        assert p.sum() == pytest.approx(every_row.length, rel=1e-12)
+        np.testing.assert_allclose(p / access.dedupe_factor, access.accesses / samples, rtol=1e-12)
+
+
+def test_without_deduplication_all_rows_are_sent(registry: Registry, tmp_path: Path) -> None:
+    sent = measure_access(with_converter(registry, tmp_path, "{use: recd.kjt}"), TABLES)
+    stored = measure_access(registry, TABLES, deduplicated=False)
+    for name, table in sent.tables.items():
+        assert (table.samples, table.dedupe_factor, table.batch_size) == (1000, 1, None)
+        np.testing.assert_array_equal(table.accesses, stored.tables[name].accesses)
+
+
+def test_a_table_without_deduplicated_features_counts_all_rows(
+    registry: Registry, tmp_path: Path
+) -> None:
+    converter = "{use: recd.ikjt, options: {groups: [[seq_0_0]]}}"
+    tables = measure_access(with_converter(registry, tmp_path, converter), TABLES).tables
+    stored = measure_access(registry, TABLES, rows=960, deduplicated=False).tables["t_user"]
+    assert (tables["t_items"].batch_size, tables["t_user"].batch_size) == (64, None)
+    np.testing.assert_array_equal(tables["t_user"].accesses, stored.accesses)
+    assert (tables["t_user"].samples, tables["t_user"].dedupe_factor) == (960, 1)
+
+
+def test_ids_outside_the_table_are_refused_where_rows_are_unique(registry: Registry) -> None:
+    with pytest.raises(DataError, match=r"column 'item_0': the id is \d+, and the table has rows"):
+        measure_access(registry, [Table("t", ("seq_0_0", "item_0"), 20, 8, pooled=False)])

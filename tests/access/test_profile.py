@@ -96,6 +96,49 @@ def test_only_profiles_of_one_table_are_merged(changes: dict[str, Any]) -> None:
         table_access().merge(other)
 
 
+def test_counts_of_unique_rows_are_merged_with_their_like_only() -> None:
+    all_rows, counted = table_access(), table_access().of_unique_rows(64, 33)
+    assert (counted.dedupe_factor, counted.batch_size) == (3.0, 64)
+    assert counted.length == pytest.approx(3.3)
+    assert counted.probabilities() == pytest.approx([2.1, 0.6, 0.6, 0.0])
+    # 11 and 4 were counted, of 33 and 4.
+    other = table_access(rows=np.array([9]), accesses=np.array([4.0]), samples=5)
+    both = counted.merge(other.of_unique_rows(64, 4))
+    assert (both.rows.tolist(), both.accesses.tolist()) == ([3, 9, 5, 1], [7.0, 6.0, 2.0, 0.0])
+    assert (both.samples, both.total, both.batch_size) == (15, 15.0, 64)
+    assert both.dedupe_factor == pytest.approx(37 / 15)
+    assert both.length == pytest.approx(37 / 15)
+    with pytest.raises(DataError, match=r"one profile counts all rows and the other the unique"):
+        all_rows.merge(counted)
+    with pytest.raises(DataError, match=r"batches of 64 and the other .* of 1,024"):
+        counted.merge(all_rows.of_unique_rows(1024, 33))
+
+
+def test_what_is_known_of_unknown_rows_is_of_all_rows_too() -> None:
+    access = table_access(total=11 + 9.6, error=3.0).of_unique_rows(64, 2 * 20.6)
+    assert access.tail_probability == pytest.approx(0.02)
+    assert access.covered(52) == pytest.approx((11 + 4.8) / 20.6)
+    assert access.bounded(2).length == access.length
+    nothing = table_access(rows=np.empty(0, np.int64), accesses=np.empty(0))
+    assert nothing.of_unique_rows(64, 0).dedupe_factor == 1.0
+
+
+def test_the_kind_of_counts_is_saved_and_may_be_missing(tmp_path: Path) -> None:
+    counted = table_access().of_unique_rows(64, 33)
+    AccessProfile({"t": counted, "u": table_access("u")}, "x").save(tmp_path / "p")
+    found = AccessProfile.load(tmp_path / "p").tables
+    assert [(t.dedupe_factor, t.batch_size) for t in found.values()] == [(3.0, 64), (1.0, None)]
+
+    def forget(lines: pa.Table, head: dict[str, Any]) -> pa.Table:
+        for table in head["tables"]:
+            del table["dedupe_factor"], table["batch_size"]
+        return lines
+
+    edit(forget)(tmp_path / "p")  # as files were written before
+    found = AccessProfile.load(tmp_path / "p").tables
+    assert [(t.dedupe_factor, t.batch_size) for t in found.values()] == [(1.0, None)] * 2
+
+
 def test_covering() -> None:
     profile = AccessProfile({"t_items": table_access("t_items")}, "rows of r.yaml")
     assert profile.covering("t_items", 100) is profile.tables["t_items"]
@@ -168,6 +211,8 @@ def damage(path: Path) -> None:
         ),
         (say("version", 2), "of version 2; this recd reads version 1"),
         (say("known_rows", -1, 0), "tables.0.known_rows: Input should be greater"),
+        (say("dedupe_factor", 3, 0), "has a dedupe factor of 3 and no batch_size"),
+        (say("dedupe_factor", 0.5, 0), "greater than or equal to 1"),
         (say("known_rows", 3, 0), "has 8 lines, and its metadata says 7"),
         (say("samples", 0, 1), "tables.1.samples: Input should be greater"),
         (

@@ -85,6 +85,29 @@ def test_tables_of_a_model_of_one_s_own(folder: Path) -> None:
     assert table.total >= 1024
 
 
+def test_what_is_sent_or_all_rows(folder: Path) -> None:
+    (folder / "registry.yaml").write_text(REGISTRY.replace("recd.kjt", "recd.ikjt"))
+    result = profile("registry", "registry.yaml", "-o", "sent", "--json", "sent.json")
+    assert result.exit_code == 0, result.output
+    assert "the unique rows of batches of 64, which alone are sent" in " ".join(
+        result.stdout.split()
+    )
+    all_rows = profile("registry", "registry.yaml", "-o", "all", "--all-rows")
+    assert all_rows.exit_code == 0, all_rows.output
+    assert "unique" not in all_rows.stdout
+    sent, every = (
+        AccessProfile.load(folder / name).tables["t_seq_0_0"] for name in ("sent", "all")
+    )
+    assert (sent.batch_size, every.batch_size) == (64, None)
+    assert sent.dedupe_factor == every.total / sent.total > 1
+    figures = json.loads((folder / "sent.json").read_text())["tables"]["t_seq_0_0"]
+    assert (figures["dedupe_factor"], figures["batch_size"]) == (sent.dedupe_factor, 64)
+    assert profile("merge", "sent", "sent", "-o", "both").exit_code == 0
+    refused = profile("merge", "sent", "all", "-o", "neither")
+    assert "which do not add up" in " ".join(refused.output.split())
+    assert not (folder / "neither").exists()
+
+
 def test_merged(folder: Path) -> None:
     made = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5", "--in-order"]
     assert profile(*made, "-o", "a").exit_code == 0
@@ -99,6 +122,7 @@ def test_merged(folder: Path) -> None:
     assert not (folder / "e").exists()
 
 
+TABLE = ["--table", "t", "900"]
 ZIPF = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5"]
 
 
@@ -108,6 +132,14 @@ ZIPF = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5"]
         (["registry", "registry.yaml", "-o", "p", "--tables", "t_use_0"], "did you mean t_usr_0"),
         (["registry", "registry.yaml", "-o", "registry.yaml"], "registry.yaml exists already"),
         (["registry", "registry.yaml", "-o", "p", "--table", "t", "9", "usr"], "mean usr_0?"),
+        (
+            ["registry", "registry.yaml", "-o", "p", *TABLE, "seq_0_0, seq_0_0"],
+            "seq_0_0 is twice among the features of t",
+        ),
+        (
+            ["registry", "registry.yaml", "-o", "p", *TABLE, "usr_0", *TABLE, "item_0"],
+            "--table: t is twice among the tables",
+        ),
         ([*ZIPF, "-o", "p", "--scale", "3"], "--scale is for exponential and half-normal"),
         ([*ZIPF, "-o", "p", "--shift", "3"], "--shift is for zipf-mandelbrot"),
         ([*ZIPF, "-o", "p", "--plot", "p.txt"], "--plot p.txt ends in none of"),
@@ -122,7 +154,6 @@ def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str)
     assert result.exit_code != 0
     assert message in " ".join(result.output.split())
     assert not (folder / "p").exists()
-TABLE = ["--table", "t", "900"]
 
 
 def test_a_histogram_is_chosen_by_name(folder: Path) -> None:
@@ -132,14 +163,6 @@ Avg # of indices: 100
 Avg # of unique cols: 60
 (0, 1]: 0.500
 (1+: 0.500
-        (
-            ["registry", "registry.yaml", "-o", "p", *TABLE, "seq_0_0, seq_0_0"],
-            "seq_0_0 is twice among the features of t",
-        ),
-        (
-            ["registry", "registry.yaml", "-o", "p", *TABLE, "usr_0", *TABLE, "item_0"],
-            "--table: t is twice among the tables",
-        ),
 shares of accesses
 (0, 1]: 0.300
 (1+: 0.700

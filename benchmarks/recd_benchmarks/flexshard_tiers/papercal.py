@@ -100,18 +100,23 @@ def write_registries(folder: Path, workload: Workload) -> dict[str, Path]:
     from recd_plugins.training.prepare import build_model
 
     rows = workload.batch_size * workload.num_batches * NODES * RANKS_PER_NODE
-    profile = folder / "profile.parquet"
-    other = folder / "profiled.yaml"
-    other.write_text(_registry(folder, "profiled", workload, SIDES[STOCK], workload.profiled, 1))
-    registry = load_registry(other)
-    registry.dataset.prepare()
-    tables = tables_of(build_model(registry, registry.dataset.schema()))
-    measure_access(registry, tables).save(profile)
+    profiles: dict[str, Path] = {}
+    for side in SIDES.values():
+        # What is sent is counted, which is less where the converter deduplicates.
+        if side.converter in profiles:
+            continue
+        profile = profiles[side.converter] = folder / f"{side.converter}.parquet"
+        other = folder / "profiled.yaml"
+        other.write_text(_registry(folder, "profiled", workload, side, workload.profiled, 1))
+        registry = load_registry(other)
+        registry.dataset.prepare()
+        tables = tables_of(build_model(registry, registry.dataset.schema()))
+        measure_access(registry, tables).save(profile)
 
     paths: dict[str, Path] = {}
     for name, side in SIDES.items():
         paths[name] = folder / f"{len(paths)}.yaml"
-        text = _registry(folder, "trained", workload, side, rows, 0, profile)
+        text = _registry(folder, "trained", workload, side, rows, 0, profiles[side.converter])
         paths[name].write_text(text)
     load_registry(paths[STOCK]).dataset.prepare()
     return paths

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from recd_plugins.access.sent import Reads
     from recd_plugins.interfaces import Rows, Table
     from recd_plugins.registry import Registry
 
@@ -31,19 +32,22 @@ def measure_access(
     *,
     rows: int | None = None,
     bound: int | None = None,
+    deduplicated: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> AccessProfile:
     """How often the training split reads each row of ``tables``, after preprocessing.
 
-    It streams, and is the same in every process. Rows of the data count as they are, before any
-    deduplication.
+    It streams, and is the same in every process. Of a table with features that the converter
+    deduplicates only what is sent counts: the ids of the unique rows of a batch.
 
     Args:
-        registry: its dataset and preprocessing are used, its model and converter are not.
+        registry: its dataset, converter, preprocessing and batch size are used, its model is not.
         tables: with their features; ids of all features of a table are added up.
-        rows: read the first so many rows of the training split; None: all.
+        rows: read the first so many rows of the training split; None: all. Where something is
+            deduplicated, batches are read whole, and rows that do not fill one are left out.
         bound: distinct rows a table that are counted exactly; beyond it a sketch is kept, whose
             error the profile says. None: the tables share ``EXACT_ROWS`` evenly.
+        deduplicated: whether deduplication counts; else all rows do, as they are stored.
         progress: told after each batch how many rows it had.
 
     Raises:
@@ -52,34 +56,49 @@ def measure_access(
         PluginError: a plugin failed.
         RegistryError: a pattern of preprocessing matches no feature.
     """
-    from recd_plugins.planning.tables import rows_by_feature
+    from recd_plugins.access.sent import deduplicated_tables, sent_reads
 
     _check_features(registry, tables)
     if bound is None:
         bound = max(_LEAST_BOUND, EXACT_ROWS // max(1, len(tables)))
     counters = {table.name: TableCounter(bound) for table in tables}
-    num_embeddings = rows_by_feature(tables)
-    ids_of = _IdsOf(registry, num_embeddings)
+    every_row = dict.fromkeys(counters, 0)
+    shared = deduplicated_tables(registry, tables) if deduplicated else set()
     samples = 0
-    for batch in _training_rows(registry, rows):
-        ids = ids_of(batch)
-        for table in tables:
-            for feature in table.features:
-                counters[table.name].add(ids[feature])
-        samples += len(batch)
+    for reads in (sent_reads if shared else _stored_reads)(registry, tables, rows):
+        for name, ids in reads.ids.items():
+            for of_feature in ids:
+                counters[name].add(of_feature)
+            every_row[name] += reads.every_row[name]
+        samples += reads.samples
         if progress is not None:
-            progress(len(batch))
+            progress(reads.samples)
     if not samples:
         raise DataError(f"{registry.path}: the training split has no rows to profile")
-    return AccessProfile(
-        {
-            table.name: counters[table.name].access(
-                table.name, table.features, table.num_embeddings, samples
-            )
-            for table in tables
-        },
-        f"{'the first ' if rows == samples else ''}{samples:,} rows of {registry.path}",
-    )
+    found = {}
+    for table in tables:
+        access = counters[table.name].access(
+            table.name, table.features, table.num_embeddings, samples
+        )
+        if table.name in shared:
+            batch_size = registry.training.batch_size
+            access = access.of_unique_rows(batch_size, every_row[table.name])
+        found[table.name] = access
+    first = "the first " if rows is not None and rows <= samples else ""
+    return AccessProfile(found, f"{first}{samples:,} rows of {registry.path}")
+
+
+def _stored_reads(registry: Registry, tables: Sequence[Table], rows: int | None) -> Iterator[Reads]:
+    """Of the first ``rows`` rows, all of them, as preprocessing leaves them."""
+    from recd_plugins.access.sent import Reads
+    from recd_plugins.planning.tables import rows_by_feature
+
+    ids_of = _IdsOf(registry, rows_by_feature(tables))
+    for batch in _training_rows(registry, rows):
+        ids = ids_of(batch)
+        of_tables = {table.name: [ids[f] for f in table.features] for table in tables}
+        every_row = {name: sum(map(len, each)) for name, each in of_tables.items()}
+        yield Reads(len(batch), of_tables, every_row)
 
 
 class _IdsOf:

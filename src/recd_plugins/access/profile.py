@@ -21,6 +21,10 @@ from recd_plugins.errors import DataError
 class TableAccess:
     """How often the rows of one table are read.
 
+    Where data is deduplicated, reads may be counted of the unique rows of batches alone, as they
+    are sent; the probabilities are still those of all rows of data, spread over the table's rows as
+    what is sent is, so that they over ``dedupe_factor`` are exact for every row.
+
     Attributes:
         table: its name.
         features: those that look it up; their accesses are added up.
@@ -32,6 +36,8 @@ class TableAccess:
         total: all accesses, those of rows that are not known one by one too.
         error: how much too low one of ``accesses`` may be, and how many a row that is not in
             ``rows`` may have. 0: all counts are exact, and other rows are never read.
+        dedupe_factor: accesses of all rows of data over those that were counted; 1 where all were.
+        batch_size: rows of the batches whose unique rows were counted; None: all rows were.
     """
 
     table: str
@@ -42,6 +48,8 @@ class TableAccess:
     accesses: NDArray[np.float64]
     total: float
     error: float = 0.0
+    dedupe_factor: float = 1.0
+    batch_size: int | None = None
 
     @classmethod
     def from_counts(
@@ -62,17 +70,27 @@ class TableAccess:
             total = float(accesses.sum())
         return cls(table, features, num_embeddings, samples, *ordered, total, error)
 
+    def of_unique_rows(self, batch_size: int, every_row: float) -> TableAccess:
+        """The same, as counts of the unique rows of batches.
+
+        Args:
+            batch_size: rows of a batch.
+            every_row: what would have been counted of all rows; ``total`` where that is more.
+        """
+        factor = max(1.0, every_row / self.total) if self.total else 1.0
+        return replace(self, dedupe_factor=factor, batch_size=batch_size)
+
     @property
     def length(self) -> float:
-        """Mean accesses of a sample: FlexShard's L."""
-        return self.total / self.samples
+        """Mean accesses of a sample, before deduplication: FlexShard's L."""
+        return self.total * self.dedupe_factor / self.samples
 
     def probabilities(self) -> NDArray[np.float64]:
         """Accesses of a sample, of each of ``rows``; above 1 for one that is read twice a sample.
 
         float64 ``[known]``, non-increasing: FlexShard's p (arXiv 2301.02959, section 3).
         """
-        return self.accesses / self.samples
+        return self.accesses * self.dedupe_factor / self.samples
 
     @property
     def tail_rows(self) -> int:
@@ -91,7 +109,9 @@ class TableAccess:
         0 where counts are exact. A sketch that is much too small can give them more than the last
         of ``rows``.
         """
-        return self.tail_accesses / self.samples / self.tail_rows if self.tail_rows else 0.0
+        if not self.tail_rows:
+            return 0.0
+        return self.tail_accesses * self.dedupe_factor / self.samples / self.tail_rows
 
     def covered(self, num_rows: int) -> float:
         """The share of all accesses that the ``num_rows`` most read rows have."""
@@ -105,7 +125,8 @@ class TableAccess:
         """What both have seen together. Of sketches the errors add up.
 
         Raises:
-            DataError: the tables have other names, features or numbers of rows.
+            DataError: the tables have other names, features or numbers of rows; or one counts all
+                rows of data and the other unique ones, or those of batches of another size.
         """
         for what in ("table", "features", "num_embeddings"):
             mine, theirs = getattr(self, what), getattr(other, what)
@@ -114,8 +135,14 @@ class TableAccess:
                     f"table {self.table}: its {what} is {mine} in one profile and {theirs} in the "
                     "other; only profiles of one table can be merged"
                 )
+        if self.batch_size != other.batch_size:
+            raise DataError(
+                f"table {self.table}: one profile counts {self.counted} and the other "
+                f"{other.counted}, which do not add up; count both alike (recd profile registry "
+                "counts all rows with --all-rows)"
+            )
         rows, accesses = add_counts([self.rows, other.rows], [self.accesses, other.accesses])
-        return TableAccess.from_counts(
+        merged = TableAccess.from_counts(
             self.table,
             self.features,
             self.num_embeddings,
@@ -125,6 +152,17 @@ class TableAccess:
             total=self.total + other.total,
             error=self.error + other.error,
         )
+        if self.batch_size is None:
+            return merged
+        every_row = sum(each.total * each.dedupe_factor for each in (self, other))
+        return merged.of_unique_rows(self.batch_size, every_row)
+
+    @property
+    def counted(self) -> str:
+        """Which rows of data were counted, in words."""
+        if self.batch_size is None:
+            return "all rows"
+        return f"the unique rows of batches of {self.batch_size:,}"
 
     def bounded(self, bound: int) -> TableAccess:
         """A sketch of at most ``bound`` known rows, itself where it has no more.

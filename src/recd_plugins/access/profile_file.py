@@ -45,6 +45,8 @@ class _Table(BaseModel):
     known_rows: int = Field(ge=0)
     total: _Finite
     error: _Finite
+    dedupe_factor: float = Field(default=1.0, ge=1, allow_inf_nan=False)
+    batch_size: int | None = Field(default=None, ge=1)
 
 
 class _Head(BaseModel):
@@ -73,6 +75,8 @@ def write_profile(profile: AccessProfile, path: Path) -> None:
                 known_rows=len(table.rows),
                 total=table.total,
                 error=table.error,
+                dedupe_factor=table.dedupe_factor,
+                batch_size=table.batch_size,
             )
             for name, table in profile.tables.items()
         ],
@@ -189,6 +193,8 @@ def _tables(path: Path, file: pq.ParquetFile, head: _Head) -> Iterator[tuple[str
                 accesses,
                 table.total,
                 table.error,
+                table.dedupe_factor,
+                table.batch_size,
             ),
         )
 
@@ -226,6 +232,11 @@ def _check(
     fault(rising, "lines stand most read first, and the one before has fewer")
     if _has_duplicates(rows, table.num_embeddings):
         raise DataError(f"{path}: table {table.table}: a row stands in it twice")
+    if table.batch_size is None and table.dedupe_factor > 1:
+        raise DataError(
+            f"{path}: table {table.table}: its metadata has a dedupe factor of "
+            f"{table.dedupe_factor:g} and no batch_size, so all rows were counted"
+        )
     known = float(accesses.sum())
     if known > table.total * (1 + 1e-9):
         raise DataError(

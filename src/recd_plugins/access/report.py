@@ -30,7 +30,11 @@ def render(profile: AccessProfile) -> RenderableType:
     """A line a table: its rows, what a sample reads, and how much the most read rows have."""
     lines = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     lines.add_column("table", overflow="fold")
-    for name in ("rows", "unread", "samples", "L", *_TOPS, "error"):
+    deduplicated = {
+        table.counted for table in profile.tables.values() if table.batch_size is not None
+    }
+    factor = ("f",) if deduplicated else ()
+    for name in ("rows", "unread", "samples", "L", *factor, *_TOPS, "error"):
         lines.add_column(name, justify="right", no_wrap=True)
     for name, table in profile.tables.items():
         figures = _figures(table)
@@ -41,6 +45,7 @@ def render(profile: AccessProfile) -> RenderableType:
             "-" if unread is None else f"{unread:,}",
             f"{table.samples:,}",
             f"{table.length:.4g}",
+            *([f"{table.dedupe_factor:.4g}"] if factor else ()),
             *(f"{100 * share:.1f} %" for share in figures["share_of_accesses"].values()),
             f"{table.error:.4g}" if table.error else "exact",
         )
@@ -48,6 +53,11 @@ def render(profile: AccessProfile) -> RenderableType:
         "rows: of the table; unread: of them never read; L: accesses of a sample; "
         f"{', '.join(_TOPS)}: share of accesses that the most read so many rows have."
     )
+    if deduplicated:
+        legend += (
+            f" Counted, but for L, are {' and '.join(sorted(deduplicated))}, which alone are sent; "
+            "f: accesses of all rows over these, 1 where nothing is deduplicated."
+        )
     if any(table.error for table in profile.tables.values()):
         legend += (
             " error: a count may be so much too low, as more rows are read than were counted one "
@@ -71,6 +81,8 @@ def _figures(table: TableAccess) -> dict[str, Any]:
             for name, share in _TOPS.items()
         },
         "error": table.error,
+        "dedupe_factor": table.dedupe_factor,
+        "batch_size": table.batch_size,
     }
 
 

@@ -67,6 +67,12 @@ def profile() -> None:
     help="Rows of a table that are counted one by one, exactly; where more are read, the counts of "
     "the most read are kept, with a bound of their error. Without it tables share 33,554,432.",
 )
+@click.option(
+    "--all-rows",
+    is_flag=True,
+    help="Count every row of the data. Without it only what is sent counts: where the converter of "
+    "REGISTRY deduplicates, the unique rows of batches of training.batch_size.",
+)
 @written
 @click.pass_obj
 def registry_command(
@@ -76,6 +82,7 @@ def registry_command(
     tables: tuple[str, ...],
     own_tables: tuple[tuple[str, int, str], ...],
     bound: int | None,
+    all_rows: bool,
     output: Path,
     force: bool,
     json_path: Path | None,
@@ -96,7 +103,9 @@ def registry_command(
     if rows is not None:
         in_all = rows if in_all is None else min(rows, in_all)
     with progress("reading rows", in_all) as advance:
-        made = measure_access(loaded, chosen, rows=rows, bound=bound, progress=advance)
+        made = measure_access(
+            loaded, chosen, rows=rows, bound=bound, deduplicated=not all_rows, progress=advance
+        )
     finish(made, output, json_path, plot_path)
 
 
@@ -274,6 +283,10 @@ def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Tab
             )
             for name, rows, names in own
         ]
+        _check_distinct("tables", [table.name for table in tables])
+        for table in tables:
+            _check_distinct(f"features of {table.name}", table.features)
+        return tables
     if registry.model is None:
         raise RecdError(
             f"{registry.path}: no model: section says the tables; add one, or name the tables of "
@@ -283,13 +296,15 @@ def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Tab
 
     from recd_plugins.planning.tables import tables_of
     from recd_plugins.training.prepare import build_model
-        _check_distinct("tables", [table.name for table in tables])
-        for table in tables:
-            _check_distinct(f"features of {table.name}", table.features)
-        return tables
 
     with torch.device("meta"):
         return tables_of(build_model(registry, registry.dataset.schema()))
+
+
+def _check_distinct(what: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise click.UsageError(f"--table: {name} is twice among the {what}")
 
 
 def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
@@ -301,11 +316,5 @@ def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
             near = did_you_mean(pattern, names) or f"; the tables: {shortened(names)}"
             raise click.UsageError(f"--tables {pattern} matches no table{near}")
     if not patterns:
-def _check_distinct(what: str, names: Sequence[str]) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise click.UsageError(f"--table: {name} is twice among the {what}")
-
-
         return tables
     return [t for t in tables if any(fnmatchcase(t.name, pattern) for pattern in patterns)]

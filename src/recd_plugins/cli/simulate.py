@@ -114,14 +114,11 @@ def _source(
     if profile_path is None:
         return DrawnBatches(plan, seed)
     profile = AccessProfile.load(profile_path)
-    demands = [
-        TableDemand.from_access(
-            profile.covering(planned.name, planned.num_embeddings),
-            planned.embedding_dim,
-            planned.dedupe_factor,
-        )
-        for planned in (table.demand for table in plan.tables)
-    ]
+    demands = []
+    for planned in (table.demand for table in plan.tables):
+        access = profile.covering(planned.name, planned.num_embeddings)
+        factor = planned.dedupe_factor if access.batch_size is None else access.dedupe_factor
+        demands.append(TableDemand.from_access(access, planned.embedding_dim, factor))
     return DrawnBatches(plan, seed, demands, str(profile_path))
 
 

@@ -52,12 +52,17 @@ class TrainingData(ABC):
         """
 
     @abstractmethod
-    def access(self, tables: Sequence[Table], rows: int | None) -> AccessProfile:
+    def access(
+        self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
+    ) -> AccessProfile:
         """How often each row of ``tables`` is read, the same on every rank.
 
         Args:
             tables: of the model.
             rows: the first so many of the training split; None takes all of them.
+            deduplicated: count only what is sent of a table whose features the converter
+                deduplicates: the ids of the unique rows of batches, whose dedupe factor then stands
+                with the counts. False counts all rows of data.
 
         Raises:
             DataError: the data is missing or wrong.

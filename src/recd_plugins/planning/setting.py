@@ -27,7 +27,7 @@ class RegistryData(TrainingData):
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        self._access: dict[tuple[tuple[Table, ...], int | None], AccessProfile] = {}
+        self._access: dict[tuple[tuple[Table, ...], int | None, bool], AccessProfile] = {}
 
     @cached_property
     def _profile(self) -> DataProfile:
@@ -38,14 +38,18 @@ class RegistryData(TrainingData):
         """See ``TrainingData.profile``."""
         return self._profile
 
-    def access(self, tables: Sequence[Table], rows: int | None) -> AccessProfile:
+    def access(
+        self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
+    ) -> AccessProfile:
         """See ``TrainingData.access``."""
         from recd_plugins.access.measure import measure_access
 
-        key = tuple(tables), rows
+        key = tuple(tables), rows, deduplicated
         if key not in self._access:
             with _off_meta():
-                self._access[key] = measure_access(self._registry, tables, rows=rows)
+                self._access[key] = measure_access(
+                    self._registry, tables, rows=rows, deduplicated=deduplicated
+                )
         return self._access[key]
 
 

@@ -16,7 +16,7 @@ from recd_plugins.access.profile import AccessProfile
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.interfaces import Setting, Sharding, Table, TrainingData
 from recd_plugins.planning.profile import DataProfile, FeatureProfile
-from recd_plugins.planning.tiers import TierPlan
+from recd_plugins.planning.tiers import TableDemand, TierPlan
 from recd_plugins.planning.topologies import load_topology
 
 TABLES = [Table("t_a", ("a",), 200_000, 16, False), Table("t_b", ("b", "c"), 100_000, 16, False)]
@@ -27,14 +27,16 @@ class Zipf(TrainingData):
 
     def __init__(self) -> None:
         self.asked: list[int | None] = []
+        self.deduplicated: list[bool] = []
 
     def profile(self) -> DataProfile:
         repeated = 0.75 * 4096 / 4095  # a dedupe factor of 4 in a batch of 4096
         features = {name: FeatureProfile(50.0, True, *[repeated] * 3) for name in ("a", "b")}
         return DataProfile({**features, "c": FeatureProfile(50.0)})
 
-    def access(self, tables: Any, rows: int | None) -> AccessProfile:
+    def access(self, tables: Any, rows: int | None, *, deduplicated: bool = True) -> AccessProfile:
         self.asked.append(rows)
+        self.deduplicated.append(deduplicated)
         return profile_of(tables)
 
 
@@ -219,3 +221,48 @@ def test_profiles_from_files(setting: Setting, tmp_path: Path) -> None:
     profile_of([TABLES[0], replace(TABLES[1], num_embeddings=77)]).save(path)
     with pytest.raises(DataError, match=r"77 rows, and the model's has 100,000"):
         planned(TwoTier, setting, profile=path)
+
+
+def test_counts_of_unique_rows_carry_their_dedupe_factor(setting: Setting, tmp_path: Path) -> None:
+    path = tmp_path / "profile.parquet"
+    tables = dict(profile_of(TABLES).tables)
+    tables["t_a"] = tables["t_a"].of_unique_rows(4096, 2.5 * tables["t_a"].total)
+    AccessProfile(tables, "x").save(path)
+
+    def demand(plan: TierPlan) -> TableDemand:
+        return plan.tables[0].demand
+
+    plan = planned(Joint, setting, profile=path)
+    assert demand(plan).dedupe_factor == pytest.approx(2.5)
+    assert demand(plan).length == pytest.approx(125)
+    # t_b counts all rows, so its factor is still that of the data.
+    assert plan.tables[1].demand.dedupe_factor == pytest.approx(2 / (1 / 4 + 1))
+    # Of another batch size it changes as the data's, 4 in 4096 and 1 in 1, does.
+    one_row = planned(Joint, replace(setting, batch_size=1), profile=path, budget="9x")
+    assert demand(one_row).dedupe_factor == 1
+    more = planned(Joint, replace(setting, batch_size=2**20), profile=path)
+    assert 2.5 < demand(more).dedupe_factor < 2.51
+    for dedupe in ("none", 3, {"a": 2, "b": 1, "c": 1}):
+        with pytest.raises(DataError, match=r"profile again with --all-rows"):
+            planned(Joint, setting, profile=path, dedupe=dedupe)
+
+
+def test_counts_of_unique_rows_are_for_a_converter_that_deduplicates(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = profile_of(TABLES[:1]).tables["t_a"]
+    counted = table.of_unique_rows(4096, 2 * table.total)
+    AccessProfile({"t_a": counted}, "x").save(tmp_path / "p")
+    plain = setting.data.profile().plain()
+    monkeypatch.setattr(setting.data, "profile", lambda: plain)
+    with pytest.raises(DataError, match=r"converter deduplicates none of a: profile again"):
+        make(Joint, profile=tmp_path / "p").tiers(TABLES[:1], setting)
+
+
+@pytest.mark.parametrize(("dedupe", "deduplicated"), [("data", True), ("none", False), (3, False)])
+def test_all_rows_are_counted_where_the_factor_is_given(
+    setting: Setting, dedupe: Any, deduplicated: bool
+) -> None:
+    assert isinstance(setting.data, Zipf)
+    planned(Joint, setting, dedupe=dedupe)
+    assert setting.data.deduplicated == [deduplicated]

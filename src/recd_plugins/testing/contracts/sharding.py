@@ -31,6 +31,8 @@ class SkewedData(TrainingData):
         self,
         tables: Sequence[Table],
         rows: int | None,  # noqa: ARG002
+        *,
+        deduplicated: bool = True,  # noqa: ARG002
     ) -> AccessProfile:
         """Counts of a thousand rows of data."""
         return AccessProfile({table.name: self._access(table) for table in tables}, "a test")
