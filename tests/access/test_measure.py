@@ -125,6 +125,9 @@ def test_what_is_wrong_is_said(registry: Registry, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(registry.dataset, "scan", no_rows)
     with pytest.raises(DataError, match="the training split has no rows to profile"):
         measure_access(registry, TABLES, deduplicated=False)
+    few = registry.with_training({"batch_size": 1001})
+    with pytest.raises(DataError, match="has no whole batch of 1,001 rows to profile"):
+        measure_access(few, TABLES)
 
 
 CONVERTERS = {

@@ -139,13 +139,18 @@ def test_the_kind_of_counts_is_saved_and_may_be_missing(tmp_path: Path) -> None:
     assert [(t.dedupe_factor, t.batch_size) for t in found.values()] == [(1.0, None)] * 2
 
 
-def test_covering() -> None:
+def test_covering(tmp_path: Path) -> None:
     profile = AccessProfile({"t_items": table_access("t_items")}, "rows of r.yaml")
     assert profile.covering("t_items", 100) is profile.tables["t_items"]
     with pytest.raises(DataError, match="does not cover table t_item; did you mean t_items"):
         profile.covering("t_item", 100)
     with pytest.raises(DataError, match="t_items with 100 rows, and the model's has 101"):
         profile.covering("t_items", 101)
+    profile.save(tmp_path / "p.parquet")
+    with pytest.raises(
+        DataError, match=r"profile \S*/p\.parquet of rows of r\.yaml does not cover"
+    ):
+        AccessProfile.load(tmp_path / "p.parquet").covering("t_user", 100)
 
 
 def edit(change: Callable[[pa.Table, dict[str, Any]], pa.Table]) -> Callable[[Path], None]:
@@ -198,7 +203,7 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize(
     ("break_file", "message"),
     [
-        (Path.unlink, "cannot be read"),
+        (Path.unlink, "cannot be read: no such file"),
         (cut, "no Parquet file, or a damaged one"),
         (damage, "p.parquet: "),
         (lambda path: path.write_text("table,row\n"), "no Parquet file, or a damaged one"),

@@ -182,10 +182,12 @@ class AccessProfile:
     Attributes:
         tables: by name.
         source: where the counts come from, in words.
+        path: of the file that it was loaded from, if any.
     """
 
     tables: Mapping[str, TableAccess]
     source: str
+    path: Path | None = None
 
     @classmethod
     def load(cls, path: Path) -> AccessProfile:
@@ -231,17 +233,18 @@ class AccessProfile:
             DataError: there is none, or it is of a table with another number of rows.
         """
         found = self.tables.get(table)
+        name = f"the access profile {f'{self.path} ' if self.path else ''}of {self.source}"
         if found is None:
             near = get_close_matches(table, self.tables, n=1)
             names = ", ".join(self.tables) or "none"
             advice = f"did you mean {near[0]}?" if near else f"its tables: {names}"
             raise DataError(
-                f"the access profile of {self.source} does not cover table {table}; {advice}. "
+                f"{name} does not cover table {table}; {advice}. "
                 "Make one with recd profile registry"
             )
         if found.num_embeddings != num_embeddings:
             raise DataError(
-                f"the access profile of {self.source} has table {table} with "
+                f"{name} has table {table} with "
                 f"{found.num_embeddings:,} rows, and the model's has {num_embeddings:,}; profile "
                 "the data anew with recd profile registry"
             )

@@ -115,12 +115,14 @@ def read_profile(path: Path) -> AccessProfile:
         with pq.ParquetFile(path) as file:
             head = _head(path, file)
             tables = dict(_tables(path, file, head))
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: cannot be read: no such file") from error
     except OSError as error:
         # Arrow's own errors of damaged pages are OSErrors too.
         raise DataError(f"{path}: cannot be read: {error}") from error
     except pa.ArrowException as error:
         raise DataError(f"{path}: no Parquet file, or a damaged one: {error}") from error
-    return AccessProfile(tables, head.source)
+    return AccessProfile(tables, head.source, path)
 
 
 def _head(path: Path, file: pq.ParquetFile) -> _Head:
