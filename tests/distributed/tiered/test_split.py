@@ -23,7 +23,12 @@ def row_tiers(draw: st.DrawFn, num_rows: int) -> RowTiers:
     return RowTiers(rows[:hot], rows[hot : draw(st.integers(hot, num_rows))])
 
 
-@settings(max_examples=60, deadline=None)
+def ids_of(num_rows: int) -> st.SearchStrategy[int]:
+    """Some of them are not in the table."""
+    return st.one_of(st.integers(0, num_rows - 1), st.integers(-9, num_rows + 9))
+
+
+@settings(max_examples=150, deadline=None)
 @given(
     data=st.data(),
     ranks_per_node=st.integers(1, 4),
@@ -47,10 +52,9 @@ def test_split(
     table_of = {name: table for table, names in FEATURES.items() for name in names}
     # In any order, and with a feature of another module.
     keys = data.draw(st.permutations([*table_of, "other"]))
-    # Some ids are not in their table.
     lists = {
         key: [
-            data.draw(st.lists(st.integers(-9, ROWS.get(table_of.get(key, ""), 1) + 9), max_size=4))
+            data.draw(st.lists(ids_of(ROWS.get(table_of.get(key, ""), 1)), max_size=9))
             for _ in range(stride)
         ]
         for key in keys
