@@ -74,10 +74,7 @@ def measure_access(
         if progress is not None:
             progress(reads.samples)
     if not samples:
-        what = "rows"
-        if shared:
-            what = f"whole batch of {registry.training.batch_size:,} rows"
-        raise DataError(f"{registry.path}: the training split has no {what} to profile")
+        raise DataError(f"{registry.path}: the training split has no rows to profile")
     found = {}
     for table in tables:
         access = counters[table.name].access(
