@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -404,3 +407,15 @@ def groups_of_uneven_nodes(rank: int, world_size: int) -> None:
     os.environ["LOCAL_WORLD_SIZE"] = str(rank + 1)
     groups._made.clear()
     groups.tier_groups()
+
+
+def groups_of_another_process_group(rank: int, world_size: int, store: Path) -> tuple[bool, bool]:
+    """Whether groups end with the process group they were made in, and others work after it."""
+    first = weakref.ref(tier_groups().flex)
+    dist.destroy_process_group()
+    gc.collect()
+    ended = first() is None
+    dist.init_process_group("gloo", f"file://{store}", rank=rank, world_size=world_size)
+    total = torch.ones(1)
+    dist.all_reduce(total, group=tier_groups().hot)
+    return ended, float(total) == world_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +156,8 @@ def test_an_option_that_comes_later_is_refused() -> None:
 def test_uneven_nodes_are_refused() -> None:
     with pytest.raises(SetupError, match="nodes of 1, 2 ranks"):
         launch(cases.groups_of_uneven_nodes, 2)
+
+
+def test_groups_end_with_their_process_group(tmp_path: Path) -> None:
+    ranks = launch(cases.groups_of_another_process_group, 2, tmp_path / "store")
+    assert ranks == [(True, True)] * 2
