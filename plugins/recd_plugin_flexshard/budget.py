@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _UNITS = {
     "": 1,
@@ -13,16 +14,19 @@ _UNITS = {
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
-def read_budget(budget: str | int) -> dict[str, float]:
+def read_budget(budget: Any) -> dict[str, float]:
     """A budget as the cost model takes it: ``memory_ratio`` or ``memory_bytes``.
+
+    Args:
+        budget: a string or a whole number of bytes; any other value is no budget.
 
     Raises:
         ValueError: says which forms there are.
     """
     if budget == "memory_neutral":
         return {"memory_ratio": 1.0}
-    match = _FORM.fullmatch(str(budget).strip())
-    if match is not None:
+    written = isinstance(budget, str | int)
+    if written and (match := _FORM.fullmatch(str(budget).strip())):
         number, unit = float(match[1]), match[2].lower()
         if number and unit == "x":
             return {"memory_ratio": number}

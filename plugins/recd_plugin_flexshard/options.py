@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator
 
 from recd_plugin_flexshard.budget import read_budget
 from recd_plugins.interfaces import PluginOptions
@@ -84,11 +85,22 @@ class TierOptions(PluginOptions):
         description="Choose the tiers for this cluster, whatever trains; null: for what trains.",
     )
 
-    @field_validator("budget")
+    @field_validator("budget", mode="before")
     @classmethod
-    def _budget_is_known(cls, value: str | int) -> str | int:
+    def _budget_is_known(cls, value: Any) -> Any:
         read_budget(value)
         return value
+
+    @field_validator("dedupe", mode="wrap")
+    @classmethod
+    def _dedupe_is_known(cls, value: Any, validate: Callable[[Any], Any]) -> Any:
+        try:
+            return validate(value)
+        except ValidationError as error:  # one problem for each form that it might have had
+            raise ValueError(
+                "write data, none, one number from 1 on, or such numbers by feature as "
+                f"{{seq_0_0: 4}}; got {value!r}"
+            ) from error
 
     def cost_options(self) -> dict[str, Any]:
         """Fields of the cost model's options."""

@@ -47,10 +47,13 @@ def _tiered(
     chosen = {name: tiers[name] for name in names if name in tiers}
     if isinstance(collection, TieredEmbeddingCollection):
         if collection.retier_every != every:
+            given = " and ".join(
+                "null" if n is None else str(n) for n in (collection.retier_every, every)
+            )
             raise SetupError(
                 f"tables {', '.join([*collection.tiers, *chosen])} are in one "
                 f"EmbeddingCollection ({path}), whose tiers are chosen anew together, but their "
-                f"entries say retier_every {collection.retier_every} and {every}; give them one"
+                f"entries say retier_every {given}; give them one"
             )
         chosen = {**collection.tiers, **chosen}
     return TieredEmbeddingCollection(collection, chosen, every)

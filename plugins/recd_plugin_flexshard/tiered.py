@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 from recd_plugin_flexshard.options import TierOptions
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Setting, Sharding, Table
+from recd_plugins.registry.resolve import shortened
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,8 +83,8 @@ class TieredSharding(Sharding):
     def _refuse_pooled(self, tables: Sequence[Table]) -> None:
         pooled = [table for table in tables if table.pooled]
         if pooled:
-            names = ", ".join(table.name for table in pooled)
-            features = ", ".join(feature for table in pooled for feature in table.features)
+            names = shortened([table.name for table in pooled])
+            features = shortened([feature for table in pooled for feature in table.features])
             raise SetupError(
                 f"{self.name} is for tables of sequences, and {names} "
                 f"{'is' if len(pooled) == 1 else 'are'} looked up in bags (an "

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from recd_plugin_flexshard.budget import read_budget
 from recd_plugin_flexshard.joint import Joint
@@ -138,10 +139,23 @@ def test_budgets(budget: str | int, read: dict[str, float]) -> None:
     assert read_budget(budget) == read
 
 
-@pytest.mark.parametrize("budget", ["", "x", "0x", "-1x", "1,5x", "neutral", "2 bananas", "inf"])
-def test_what_is_no_budget(budget: str) -> None:
-    with pytest.raises(ValueError, match="write memory_neutral"):
-        make(TwoTier, budget=budget)
+NO_BUDGETS = [
+    "", "x", "0x", "-1x", "1,5x", "neutral", "2 bananas", "inf", 0, -1, 1.5, True, None, [1]
+]  # fmt: skip
+NO_FACTORS = ["all", 0.5, -1, None, ["a"], {"a": 0.5}, {"a": "much"}]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "advice"),
+    [
+        *(("budget", value, "is no budget; write memory_neutral") for value in NO_BUDGETS),
+        *(("dedupe", value, "write data, none, one number from 1") for value in NO_FACTORS),
+    ],
+)
+def test_a_wrong_value_is_one_problem(option: str, value: object, advice: str) -> None:
+    with pytest.raises(ValidationError, match=advice) as raised:
+        make(TwoTier, **{option: value})
+    assert raised.value.error_count() == 1
 
 
 def test_a_budget_that_cannot_be_kept(setting: Setting) -> None:
@@ -158,8 +172,10 @@ def test_dedupe_factors(setting: Setting) -> None:
     assert factors(dedupe="none") == [1, 1]
     assert factors(dedupe=3) == [3, 3]
     assert factors(dedupe={"a": 2, "b": 1, "c": 1}) == [2, 1]
-    with pytest.raises(DataError, match="no number for feature c of table t_b"):
-        factors(dedupe={"a": 2, "b": 1})
+    with pytest.raises(DataError, match="no number for feature b, c; give each one"):
+        factors(dedupe={"a": 2})
+    with pytest.raises(DataError, match=r"a number for aa, .* did you mean a\?$"):
+        factors(dedupe={"a": 2, "b": 1, "c": 1, "aa": 3})
 
 
 def test_m_and_c_come_from_options_then_from_the_topology(setting: Setting) -> None:
@@ -189,6 +205,9 @@ def test_a_plan_for_another_cluster(setting: Setting) -> None:
     )
     with pytest.raises(SetupError, match="plan_for is one node"):
         planned(ThreeTier, here, plan_for={**other, "nodes": 1})
+    for topology, problem in (("nowhere", "no topology is named nowhere"), ("no.yaml", "no.yaml")):
+        with pytest.raises(SetupError, match=f"^the option plan_for: {problem}"):
+            planned(ThreeTier, here, plan_for={"topology": topology})
 
 
 def test_a_flex_tier_needs_nodes(setting: Setting) -> None:

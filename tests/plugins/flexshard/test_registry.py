@@ -208,5 +208,5 @@ def test_entries_of_one_collection_are_retiered_together(make_registry: MakeRegi
         {"use": "flexshard.two_tier", "tables": SEQUENCES[:1], "options": {"retier_every": 5}},
         {"use": "flexshard.joint", "tables": SEQUENCES[1:]},
     ]
-    with pytest.raises(RegistryError, match="retier_every 5 and None; give them one"):
+    with pytest.raises(RegistryError, match="retier_every 5 and null; give them one"):
         prepared(make_registry("", sharding=entries))
