@@ -275,11 +275,14 @@ def held(rank: int, world_size: int, fused: Mapping[str, Any], optimizer: str) -
         for tensor in (overlay.weights, overlay.state, *overlay.rows.values())
         if tensor is not None
     ]
-    # Without what is there once, whatever the number of rows.
-    tensors += [index._sorted[:-1], index._places[:-1]]
     arrays = [rows for tiers in index.tiers.values() for rows in (tiers.hot, tiers.flex)]
+    places = index.places
+    once = 12 * places._most  # whatever the number of rows
     return Held(
-        sum(tensor.nbytes for tensor in tensors) + sum(array.nbytes for array in arrays),
+        sum(tensor.nbytes for tensor in tensors)
+        + sum(array.nbytes for array in arrays)
+        + places.nbytes
+        - once,
         tiered.overlay_bytes(module.groups.flex.size(), optimizer),
     )
 

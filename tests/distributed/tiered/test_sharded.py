@@ -48,7 +48,8 @@ def test_a_collection_without_any_tiers() -> None:
 )
 def test_what_the_copies_take(fused: Mapping[str, Any], optimizer: str) -> None:
     ranks = run_on_ranks(cases.held, 4, fused, optimizer, local_world_size=2)
-    assert max(rank.held for rank in ranks) == ranks[0].said
+    # At most one bucket of four bytes a chosen row.
+    assert ranks[0].said - 4 * 6 < max(rank.held for rank in ranks) <= ranks[0].said
 
 
 @pytest.mark.parametrize("need_indices", [False, True])

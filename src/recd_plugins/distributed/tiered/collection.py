@@ -14,7 +14,7 @@ from recd_plugins.errors import SetupError
 _SCALAR_BYTES = 4
 # Of a copy: which row of its table it is.
 _ROW_BYTES = 8
-# Of a chosen row, wherever its copies are: the row, its key among the sorted ones, and its place.
+# Of a chosen row, wherever its copies are: the row, its key, its place, and at most one bucket.
 _CHOSEN_BYTES = 24
 # What a collection is made with beside its tables. The last ones are not in torchrec 1.6 and 1.7.
 _OPTIONS = ("need_indices", "use_gather_select", "use_gather_select_per_sharding")
@@ -84,7 +84,7 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         return sum(len(tiers.flex) for tiers in self.tiers.values())
 
     def overlay_bytes(self, ranks_per_node: int, optimizer: str) -> int:
-        """Bytes that the copies take on the rank with most of them, beside the sharded tables.
+        """Bytes that the copies take at most on the rank with most of them, beside the tables.
 
         Copies with their optimizer state, and what finds ids in them, of which 8 bytes a chosen row
         are in host memory. Buffers of a step (a gradient of the size of the copies while the

@@ -12,9 +12,8 @@ from torch import Tensor
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.distributed.tiered.places import Places
 from recd_plugins.distributed.tiered.tiers import RowTiers
-
-_COLD = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +64,7 @@ class Split:
 
 @dataclass(eq=False)
 class TierIndex:
-    """Finds ids among the chosen rows, by a search in those rows sorted.
+    """Finds ids among the chosen rows.
 
     Its memory is that of the chosen rows, not of the tables. A row's key is its place as if the
     tiered tables stood one below the other.
@@ -81,6 +80,7 @@ class TierIndex:
     Attributes:
         features: of tiered tables, table by table.
         first_keys: key of the first row of each tiered table, ``[num_tables]`` int64.
+        places: of the keys of hot rows, and behind them of flex rows.
         num_hot: hot rows of all tables.
         num_flex: flex rows of all tables.
     """
@@ -92,6 +92,7 @@ class TierIndex:
     device: torch.device
     features: list[str] = field(init=False)
     first_keys: NDArray[np.int64] = field(init=False)
+    places: Places = field(init=False)
     num_hot: int = field(init=False)
     num_flex: int = field(init=False)
 
@@ -108,12 +109,7 @@ class TierIndex:
         self.num_flex = sum(len(rows.flex) for rows in self.tiers.values())
         sizes = np.array([config.num_embeddings for config in tiered], dtype=np.int64)
         self.first_keys = np.cumsum(sizes) - sizes
-        keys = np.concatenate(self.chosen_keys())
-        order = np.argsort(keys)
-        # A key beyond all of them is compared with the last one.
-        beyond = np.array([np.iinfo(np.int64).max])
-        self._sorted = self._tensor(np.concatenate([keys[order], beyond]))
-        self._places = self._tensor(np.concatenate([order, [_COLD]]))
+        self.places = Places(np.concatenate(self.chosen_keys()), self.device)
         num_features = [len(config.feature_names) for config in tiered]
         self._first_key = self._tensor(np.repeat(self.first_keys, num_features))
         self._num_rows = self._tensor(np.repeat(sizes, num_features))
@@ -153,7 +149,8 @@ class TierIndex:
         lengths = all_lengths if wanted == list(range(len(numbers))) else all_lengths[wanted]
         per_feature = [per_key[number] for number in wanted]
 
-        place = self._find(self.keys(ids, per_feature))
+        # Among the hot rows, or behind those among the flex rows.
+        place = self.places.find(self.keys(ids, per_feature))
         is_cold = place < 0
         cold_source = is_cold.nonzero().squeeze(1)
         hot = hot_source = flex = flex_source = place[:0]
@@ -233,12 +230,6 @@ class TierIndex:
         rank = (ids.remainder(self.num_ranks) + wrapped * (ids < 0)).remainder(self.num_ranks)
         in_a_shard = (ids >= 0) & (ids < block * self.num_ranks)
         return torch.where(in_a_shard, ids // block, rank) * block
-
-    def _find(self, keys: Tensor) -> Tensor:
-        """Place among the hot rows, or behind those among the flex rows, or ``_COLD``."""
-        at = torch.searchsorted(self._sorted, keys)
-        found = self._sorted.index_select(0, at) == keys
-        return torch.where(found, self._places.index_select(0, at), _COLD)
 
 
 def feature_of(source: Tensor, ids_per_feature: list[int]) -> Tensor:
