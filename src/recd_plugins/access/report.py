@@ -55,8 +55,8 @@ def render(profile: AccessProfile) -> RenderableType:
     )
     if deduplicated:
         legend += (
-            f" Counted, but for L, are {' and '.join(sorted(deduplicated))}, which alone are sent; "
-            "f: accesses of all rows over these, 1 where nothing is deduplicated."
+            f" Counted are {' and '.join(sorted(deduplicated))}, which alone are sent (L is of all "
+            "rows); f: accesses of all rows over these, 1 where nothing is deduplicated."
         )
     if any(table.error for table in profile.tables.values()):
         legend += (
