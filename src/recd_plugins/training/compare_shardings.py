@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from recd_plugins.training.compare import figures, shown, words
@@ -47,11 +48,16 @@ class ShardingComparison:
         }
 
     def table(self) -> Table:
-        """A column for each sharding, with the ratio to the first one's."""
-        table = Table(title="the same tables, batches and initial weights under each sharding")
-        table.add_column("", overflow="fold")
+        """A column for each sharding, with the ratio to the first one's; five are 80 wide."""
+        table = Table(
+            title="the same tables, batches and initial weights under each sharding",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
+        table.add_column("", min_width=len("  all_to_all"))
         for name in self.results:
-            table.add_column(name.replace(".", ".\n"), justify="right", overflow="fold")
+            heading = name.replace(".", ".\n").replace("_", "_\n")
+            table.add_column(heading, justify="right", overflow="fold")
         found = {name: figures(result) for name, result in self.results.items()}
         ratios = {name: self.ratios(name) for name in self.results}
         units = {figure: unit for each in found.values() for figure, (_, unit) in each.items()}
@@ -59,8 +65,9 @@ class ShardingComparison:
             cells = []
             for name in self.results:
                 value = shown(found[name].get(figure, (None, ""))[0], unit)
-                ratio = None if name == self.first else ratios[name].get(figure)
-                cells.append(value if ratio is None else f"{value}  {ratio:.3g}x")
+                ratio = ratios[name].get(figure)
+                same = ratio is None or round(ratio, 3) == 1
+                cells.append(value if same else f"{value}\n{ratio:.3g}x")
             table.add_row(words(figure), *cells)
         table.add_row(
             "losses differ by at most",
@@ -69,7 +76,7 @@ class ShardingComparison:
                 for name in self.results
             ),
         )
-        table.caption = f"x: over {self.first}"
+        table.caption = f"x: over {self.first}, where that is not 1"
         return table
 
 
