@@ -1,4 +1,4 @@
-"""`recd run` with tiers of rows: what it shows, and checkpoints across shardings and ranks."""
+"""`recd run` with tiers of rows: what it shows."""
 
 from __future__ import annotations
 
@@ -115,36 +115,3 @@ def test_tiers_are_counted_next_to_their_prediction(folder: Path) -> None:
     (moved,) = found["retierings"]
     assert moved["step"] == 6
     assert 0 <= moved["a2a_share_after"] <= moved["a2a_share_before"] <= 1
-
-
-def losses(registry: Path, ranks: int, steps: int, sharding: str, *more: str) -> list[float]:
-    report = report_of(
-        registry,
-        f"--ranks={ranks}",
-        f"--ranks-per-node={ranks // 2}",
-        f"--steps={steps}",
-        f"--sharding={sharding}",
-        *more,
-    )
-    found: list[float] = report["losses"]
-    return found
-
-
-@pytest.mark.parametrize(
-    ("ranks", "shardings"),
-    [
-        ((4, 2), ("flexshard.three_tier", "torchrec.row_wise")),
-        ((2, 4), ("torchrec.row_wise", "flexshard.three_tier")),
-    ],
-)
-def test_checkpoints_are_those_of_tables_without_tiers(
-    folder: Path, tmp_path: Path, ranks: tuple[int, int], shardings: tuple[str, str]
-) -> None:
-    """Another number of ranks and another sharding go on where the first ones were."""
-    curves = []
-    for names in (shardings, ("torchrec.row_wise", "torchrec.row_wise")):
-        registry = write(folder, checkpoints=tmp_path / "-".join(names))
-        losses(registry, ranks[0], 4, names[0])
-        curves.append(losses(registry, ranks[1], 7, names[1], "--resume"))
-    assert len(curves[0]) == 7
-    assert curves[0] == pytest.approx(curves[1], abs=1e-6)

@@ -137,10 +137,15 @@ class Checkpoints:
             progress = Progress(**json.loads((path / _PROGRESS).read_text(encoding="utf-8")))
         except (CheckpointException, RuntimeError, ValueError, TypeError, OSError) as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+            advice = "resume with the registry that the run was started with"
+            if "optimizer.state" in reason:
+                advice += (
+                    " (column-wise tables have a row-wise Adagrad for each part of a row, which "
+                    "tables in other shardings do not go on with, nor they with others')"
+                )
             raise RecdError(
-                f"{path}: cannot be loaded into this model and optimizer ({reason}); resume with "
-                "the registry that the run was started with, or remove this checkpoint to go on "
-                "from the one before"
+                f"{path}: cannot be loaded into this model and optimizer ({reason}); {advice}, or "
+                "remove this checkpoint to go on from the one before"
             ) from error
         dmp.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
