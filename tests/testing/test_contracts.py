@@ -41,6 +41,20 @@ FAULTS = {
         "scans_some_rows": "test_scan_yields_every_row_once",
         "scans_without_keys": "test_scan_and_session_keys_come_together",
     },
+    "sharding": {
+        "constrains_others": "test_constrains_only_the_tables_it_is_given",
+        "constrains_without_tables": "test_constrains_nothing_without_tables",
+        "changes_others": "test_rewrite_leaves_other_tables_alone",
+        "drops_others": "test_rewrite_leaves_other_tables_alone",
+        "changes_without_tables": "test_rewrite_without_tables_changes_nothing",
+        "draws_weights": "test_every_rank_comes_to_the_same",
+        "draws_rows": "test_every_rank_comes_to_the_same",
+        "tiers_of_others": "test_tiers_are_of_the_tables_it_is_given",
+        "rows_in_two_tiers": "test_tiers_are_of_the_tables_it_is_given",
+        "rows_that_are_not_there": "test_tiers_are_of_the_tables_it_is_given",
+        "tiers_without_tables": "test_no_tables_have_no_tiers",
+        "two_sharders_for_one": "test_sharders_shard_modules",
+    },
     "cache": {"constrains_others": "test_constrains_only_the_tables_it_is_given"},
     "converter": {
         "swaps_ids": "test_changes_no_value",
@@ -66,6 +80,8 @@ from recd_plugins.errors import DataError
 from recd_plugins.interfaces import *
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.contracts import *
+from recd_plugins.planning.tiers import CostOptions, TableDemand, plan_tiers
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 
 
@@ -203,6 +219,51 @@ class NumbersReader(Reader):
             self.row = 0
 
 
+class Split(Sharding):
+    """Split."""
+    name = "test.split"
+    fault = ""
+    OTHER = Table("t_other", ("other",), 200, 16, pooled=True)
+    def constraints(self, tables):
+        names = [table.name for table in tables]
+        if self.fault == ("constrains_others" if tables else "constrains_without_tables"):
+            names.append("t_other")
+        return {name: ParameterConstraints() for name in names}
+    def rewrite(self, model, tables, setting):
+        names = [table.name for table in tables]
+        if self.fault == "drops_others":
+            return nn.ModuleDict()
+        for name, value in model.state_dict().items():
+            if self.fault == "changes_others" and "t_other" in name:
+                value.zero_()
+            if self.fault == "changes_without_tables" and not tables:
+                value.zero_()
+            if self.fault == "draws_weights" and any(each in name for each in names):
+                value.uniform_()
+        return model
+    def tiers(self, tables, setting):
+        tables = list(tables)
+        if self.fault in ("tiers_without_tables", "tiers_of_others"):
+            tables = [self.OTHER] if not tables or self.fault == "tiers_of_others" else tables
+        if not tables:
+            return None
+        known = setting.data.access(tables, None)
+        demands = [TableDemand.from_access(known.covering(t.name, t.num_embeddings), 16)
+                   for t in tables]
+        plan = plan_tiers(demands, setting.cluster, "data_parallel", CostOptions())
+        first = plan.tables[0]
+        if self.fault == "draws_rows":
+            first.demand.rows[:] = torch.randperm(len(first.demand.rows)).numpy()
+        if self.fault == "rows_in_two_tiers":
+            first.demand.rows[0] = first.demand.rows[1]
+        if self.fault == "rows_that_are_not_there":
+            first.demand.rows[0] = first.demand.num_embeddings
+        return plan
+    def sharders(self, fused_params):
+        count = 2 if self.fault == "two_sharders_for_one" else 1
+        return [EmbeddingCollectionSharder() for _ in range(count)]
+
+
 class Greedy(Cache):
     """Greedy."""
     name = "test.greedy"
@@ -251,6 +312,7 @@ CLASSES = {
     "preprocessing": "Change",
     "pooling": "Sum",
     "dataset": "Numbers",
+    "sharding": "Split",
     "cache": "Greedy",
     "converter": "Loose",
 }
@@ -261,16 +323,17 @@ def failed(tmp_path_factory) -> str:
     """What pytest says of all faulty plugins, run in one process."""
     folder = tmp_path_factory.mktemp("contracts")
     source = SOURCE
-    for kind, faults in FAULTS.items():
+    for kind, faults in {**FAULTS, "sharding": ["none", *FAULTS["sharding"]]}.items():
         for fault in faults:
             source += f'''
 
 class Test_{kind}_{fault}({kind.capitalize()}Contract):
     @pytest.fixture
     def plugin(self):
-        plugin = {CLASSES[kind]}({CLASSES[kind]}.Options())
-        plugin.fault = "{fault}"
-        return plugin
+        class Faulty({CLASSES[kind]}):
+            "A fault."
+            fault = "{fault}"
+        return Faulty(Faulty.Options())
     test_module_imports_without_torch = None
     deduplicated = ("history",) if "{fault}" == "stores_all_rows" else ()
 '''
@@ -293,6 +356,10 @@ class Test_{kind}_{fault}({kind.capitalize()}Contract):
 def test_a_fault_is_noticed(failed, kind, fault):
     expected = f"FAILED test_faults.py::Test_{kind}_{fault}::{FAULTS[kind][fault]}"
     assert any(line.startswith(expected) for line in failed.splitlines()), failed
+
+
+def test_a_sharding_without_faults_passes(failed):
+    assert "::Test_sharding_none::" not in failed
 
 
 @pytest.mark.parametrize("fault", FAULTS["dataset"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy, deepcopy
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
@@ -39,7 +40,7 @@ class SkewedData(TrainingData):
 
     def _access(self, table: Table) -> TableAccess:
         ids = np.arange(table.num_embeddings)
-        accesses = np.where(ids < table.num_embeddings // 8, 40.0, 1.0)
+        accesses = np.where(ids < table.num_embeddings // 8, 400.0, 1.0)
         return TableAccess.from_counts(
             table.name,
             table.features,
@@ -124,21 +125,33 @@ class ShardingContract(PluginContract):
     def test_rewrite_leaves_other_tables_alone(
         self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: Setting
     ) -> None:
-        before = {name: value.clone() for name, value in model.state_dict().items()}
+        before = _weights(model)
         rewritten = plugin.rewrite(model, tables[:-1], setting)
         assert isinstance(rewritten, nn.Module)
         other = {
-            name: value for name, value in rewritten.state_dict().items() if tables[-1].name in name
+            name: value for name, value in _weights(rewritten).items() if tables[-1].name in name
         }
         assert other, f"{tables[-1].name} is gone"
-        for name, value in other.items():
-            torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+        _assert_equal(other, {name: before[name] for name in other})
 
     def test_rewrite_without_tables_changes_nothing(
         self, plugin: Sharding, model: nn.Module, setting: Setting
     ) -> None:
-        before = list(model.state_dict())
-        assert list(plugin.rewrite(model, [], setting).state_dict()) == before
+        before = _weights(model)
+        _assert_equal(_weights(plugin.rewrite(model, [], setting)), before)
+
+    def test_every_rank_comes_to_the_same(
+        self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: Setting
+    ) -> None:
+        ranks = []
+        for rank in (copy(plugin), copy(plugin)):  # made anew from its options, as on each rank
+            weights = _weights(rank.rewrite(deepcopy(model), tables[:-1], setting))
+            plan = rank.tiers(tables[:-1], setting)
+            rows = plan and [(t.name, [*t.hot_rows], [*t.flex_rows]) for t in plan.tables]
+            ranks.append((weights, rows, dict(rank.constraints(tables[:-1]))))
+        (first, *others), (second, *other_others) = ranks
+        _assert_equal(first, second)
+        assert others == other_others
 
     def test_tiers_are_of_the_tables_it_is_given(
         self, plugin: Sharding, tables: Sequence[Table], setting: Setting
@@ -147,7 +160,10 @@ class ShardingContract(PluginContract):
         if plan is not None:
             assert {table.name for table in plan.tables} <= {table.name for table in tables[:-1]}
             sizes = {table.name: table.num_embeddings for table in tables}
-            assert all(t.hot + t.flex <= sizes[t.name] for t in plan.tables)
+            for t in plan.tables:
+                rows = np.concatenate([t.hot_rows, t.flex_rows])
+                assert len(rows) == len(np.unique(rows)), f"{t.name}: a row is in two tiers"
+                assert np.isin(rows, np.arange(sizes[t.name])).all(), f"{t.name} has no such row"
 
     def test_no_tables_have_no_tiers(self, plugin: Sharding, setting: Setting) -> None:
         assert plugin.tiers([], setting) is None
@@ -157,3 +173,13 @@ class ShardingContract(PluginContract):
         assert all(isinstance(sharder, ModuleSharder) for sharder in sharders)
         types = [sharder.module_type for sharder in sharders]
         assert len(types) == len(set(types)), "two sharders for one type of module"
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def _assert_equal(weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert list(weights) == list(expected)
+    for name, value in weights.items():
+        torch.testing.assert_close(value, expected[name], rtol=0, atol=0)
