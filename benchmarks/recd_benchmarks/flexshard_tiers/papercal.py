@@ -50,13 +50,13 @@ class Side:
 
 STOCK = "row-wise (TorchRec)"
 JOINT = "joint, deduplicated"
-#: With the default of ``flexshard.joint``.
+#: With the default of ``minimise``.
 LEAST_TIME = "joint for time, deduplicated"
 SIDES: Mapping[str, Side] = {
     STOCK: Side("recd.kjt", "torchrec.row_wise", sharders="stock"),
     "row-wise (ours)": Side("recd.kjt", "torchrec.row_wise"),
-    "2-tier": Side("recd.kjt", "flexshard.two_tier"),
-    "3-tier": Side("recd.kjt", "flexshard.three_tier"),
+    "2-tier": Side("recd.kjt", "flexshard.two_tier", "minimise: bytes"),
+    "3-tier": Side("recd.kjt", "flexshard.three_tier", "minimise: bytes"),
     "joint": Side("recd.kjt", "flexshard.joint", "minimise: bytes"),
     "row-wise, deduplicated": Side("recd.ikjt", "torchrec.row_wise"),
     JOINT: Side("recd.ikjt", "flexshard.joint", "minimise: bytes"),
