@@ -14,7 +14,8 @@ from recd_plugins.interfaces.dataset import (
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
 from recd_plugins.interfaces.preprocessing import Preprocessing
-from recd_plugins.interfaces.sharding import Setting, Sharding, Table, TrainingData
+from recd_plugins.interfaces.setting import Setting, TrainingData
+from recd_plugins.interfaces.sharding import Sharding, Table
 
 __all__ = [
     "Cache",
