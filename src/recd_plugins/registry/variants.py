@@ -45,4 +45,12 @@ def _enabled(entry: Any) -> bool:
 
 
 def _is(entry: Any, name: str, tables: Any) -> bool:
-    return isinstance(entry, dict) and entry.get("use") == name and entry.get("tables") == tables
+    return (
+        isinstance(entry, dict)
+        and entry.get("use") == name
+        and _in_any_order(entry.get("tables")) == _in_any_order(tables)
+    )
+
+
+def _in_any_order(tables: Any) -> Any:
+    return sorted(map(str, tables)) if isinstance(tables, list) else tables

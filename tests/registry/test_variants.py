@@ -1,0 +1,46 @@
+"""Another sharding for the tables of a registry file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recd_plugins.errors import RegistryError
+from recd_plugins.registry.loader import read_yaml
+from recd_plugins.registry.variants import with_sharding
+
+FIRST = {"use": "a.first", "tables": ["t_1", "t_2"], "options": {"x": 1}}
+OTHER = {"use": "a.other", "tables": ["t_2", "t_1"], "options": {"y": 2}, "enabled": False}
+THIRD = {"use": "a.third", "tables": ["t_3"]}
+
+
+def shardings(tmp_path: Path, entries: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """The enabled entries with ``name`` in place of the first one."""
+    path = tmp_path / "r.yaml"
+    path.write_text(f"version: 1\nsharding: {entries}\n".replace("False", "false"))
+    changed = with_sharding(read_yaml(path), name).data["sharding"]
+    return [entry for entry in changed if entry.get("enabled", True)]
+
+
+def test_without_an_entry_it_has_its_defaults(tmp_path: Path) -> None:
+    first, third = shardings(tmp_path, [FIRST, THIRD], "a.new")
+    assert first == {"use": "a.new", "tables": ["t_1", "t_2"], "options": {}}
+    assert third == THIRD
+
+
+def test_an_entry_for_the_same_tables_says_its_options(tmp_path: Path) -> None:
+    found = shardings(tmp_path, [FIRST, OTHER, THIRD], "a.other")
+    assert found == [{**OTHER, "enabled": True}, THIRD]
+
+
+def test_the_entrys_own_name_changes_nothing(tmp_path: Path) -> None:
+    found = shardings(tmp_path, [FIRST, THIRD], "a.first")
+    assert found == [{**FIRST, "enabled": True}, THIRD]
+
+
+@pytest.mark.parametrize("entries", [[], [OTHER]])
+def test_no_entry_names_tables(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
+    with pytest.raises(RegistryError, match=r"whose tables a\.other could take; add one"):
+        shardings(tmp_path, entries, "a.other")
