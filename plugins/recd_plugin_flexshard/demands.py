@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recd_plugins.access.profile import AccessProfile
@@ -45,7 +46,8 @@ def demands_of(
                 "dedupe factor of the data: leave the option dedupe out, or profile again with "
                 "--all-rows"
             )
-        demands.append(TableDemand.from_access(access, table.embedding_dim, factor))
+        demand = TableDemand.from_access(access, table.embedding_dim, factor)
+        demands.append(replace(demand, features=len(table.features)))  # a profile may know others
     return demands
 
 

@@ -32,13 +32,17 @@ def plan(
         SetupError: there is no such plan; says what to change.
     """
     if strategy == "three_tier" and setting.nodes == 1:
-        raise _one_node("the ranks are one node")
+        raise _one_node(
+            "the ranks are one node",
+            "training.ranks_per_node has ranks of one machine stand for nodes, recd plan and recd "
+            "simulate take --nodes",
+        )
     demands = demands_of(options, tables, setting)
     cluster, memory = setting.cluster, setting.memory
     if options.plan_for is not None:
         cluster, memory = _other(options.plan_for, setting)
         if strategy == "three_tier" and cluster.nodes == 1:
-            raise _one_node("plan_for is one node")
+            raise _one_node("plan_for is one node", "it may have more nodes")
     costs = _costs(options, memory, cluster.world_size)
     try:
         chosen = plan_tiers(demands, cluster, strategy, costs)
@@ -47,11 +51,10 @@ def plan(
     return chosen if options.plan_for is None else on_cluster(chosen, setting.cluster)
 
 
-def _one_node(what: str) -> SetupError:
+def _one_node(what: str, remedy: str) -> SetupError:
     return SetupError(
         f"three tiers need several nodes, as flex rows are once in every node, and {what}: use "
-        "flexshard.two_tier, or flexshard.joint, which takes two tiers there (ranks of one machine "
-        "can stand for nodes: training.ranks_per_node)"
+        f"flexshard.two_tier, or flexshard.joint, which takes two tiers there ({remedy})"
     )
 
 

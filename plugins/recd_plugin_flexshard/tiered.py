@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recd_plugin_flexshard.options import TierOptions
 from recd_plugins.errors import SetupError
@@ -26,6 +26,7 @@ class TieredSharding(Sharding):
     class Options(TierOptions):
         """Those that all have."""
 
+    options: TierOptions
     _planned: tuple[tuple[Sequence[Table], Setting], TierPlan] | None = None
 
     def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: Setting) -> nn.Module:
@@ -41,7 +42,7 @@ class TieredSharding(Sharding):
         if plan is None:
             return model
         rows = {table.name: RowTiers(table.hot_rows, table.flex_rows) for table in plan.tables}
-        return with_tiers(model, rows, self._tier_options.retier_every)
+        return with_tiers(model, rows, self.options.retier_every)
 
     def tiers(self, tables: Sequence[Table], setting: Setting) -> TierPlan | None:
         """The plan for ``tables`` together, made once for a setting.
@@ -58,7 +59,7 @@ class TieredSharding(Sharding):
         if self._planned is None or self._planned[0] != key:
             from recd_plugin_flexshard.plan import plan
 
-            self._planned = key, plan(self.strategy, self._tier_options, tables, setting)
+            self._planned = key, plan(self.strategy, self.options, tables, setting)
         return self._planned[1]
 
     def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
@@ -75,10 +76,6 @@ class TieredSharding(Sharding):
         from recd_plugins.distributed.tiered import TieredEmbeddingCollectionSharder
 
         return [TieredEmbeddingCollectionSharder(fused_params)]
-
-    @property
-    def _tier_options(self) -> TierOptions:
-        return cast(TierOptions, self.options)
 
     def _refuse_pooled(self, tables: Sequence[Table]) -> None:
         pooled = [table for table in tables if table.pooled]

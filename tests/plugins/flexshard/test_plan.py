@@ -232,8 +232,9 @@ def test_profiles_from_files(setting: Setting, tmp_path: Path) -> None:
     path.unlink()
     profile_of(TABLES).save(path)
     found, counted = planned(TwoTier, setting, profile=path), planned(TwoTier, setting)
-    for a, b in zip(found.tables, counted.tables, strict=True):
+    for a, b, table in zip(found.tables, counted.tables, TABLES, strict=True):
         np.testing.assert_array_equal(a.hot_rows, b.hot_rows)
+        assert a.demand.features == b.demand.features == len(table.features)
     profile_of(TABLES[:1]).save(path)
     with pytest.raises(DataError, match="does not cover table t_b"):
         planned(TwoTier, setting, profile=path)
