@@ -25,9 +25,7 @@ class Figure:
     @property
     def ratio(self) -> float | None:
         """Plugins over baseline."""
-        if not self.baseline or self.plugins is None:
-            return None
-        return self.plugins / self.baseline
+        return ratio(self.plugins, self.baseline)
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,7 @@ class Comparison:
     @property
     def loss_max_abs_diff(self) -> float:
         """The largest difference of the two losses of one step; NaN where a loss is NaN."""
-        difference = np.subtract(self.baseline.losses, self.plugins.losses)
-        return float(np.abs(difference).max())
+        return loss_max_abs_diff(self.plugins, self.baseline)
 
     def figures(self) -> list[Figure]:
         """Everything that both sides measured."""
@@ -89,6 +86,16 @@ def result_table(result: Result) -> Table:
     for name, (value, unit) in figures(result).items():
         table.add_row(words(name), shown(value, unit))
     return table
+
+
+def ratio(value: float | None, base: float | None) -> float | None:
+    """``value`` over ``base``; None where one of the two is missing, or the base zero."""
+    return value / base if value is not None and base else None
+
+
+def loss_max_abs_diff(result: Result, other: Result) -> float:
+    """The largest difference of the two losses of one step; NaN where a loss is NaN."""
+    return float(np.abs(np.subtract(result.losses, other.losses)).max())
 
 
 def figures(result: Result) -> dict[str, tuple[float | None, str]]:

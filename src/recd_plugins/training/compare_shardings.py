@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from rich import box
 from rich.table import Table
 
-from recd_plugins.training.compare import figures, shown, words
+from recd_plugins.training.compare import figures, loss_max_abs_diff, ratio, shown, words
 from recd_plugins.training.trainer import Result
 
 
@@ -31,13 +30,15 @@ class ShardingComparison:
 
     def loss_max_abs_diff(self, sharding: str) -> float:
         """The largest difference of two losses of one step from the first sharding's."""
-        losses = self.results[sharding].losses
-        return float(np.abs(np.subtract(losses, self.results[self.first].losses)).max())
+        return loss_max_abs_diff(self.results[sharding], self.results[self.first])
 
     def ratios(self, sharding: str) -> dict[str, float | None]:
         """Each figure over that of the first; None where one of the two is missing or zero."""
         before, after = figures(self.results[self.first]), figures(self.results[sharding])
-        return {name: _ratio(value, before.get(name)) for name, (value, _) in after.items()}
+        return {
+            name: ratio(value, before.get(name, (None, ""))[0])
+            for name, (value, _) in after.items()
+        }
 
     def as_json(self) -> dict[str, Any]:
         """What ``recd run --sharding A --sharding B --json`` writes; ratios are to the first."""
@@ -65,9 +66,9 @@ class ShardingComparison:
             cells = []
             for name in self.results:
                 value = shown(found[name].get(figure, (None, ""))[0], unit)
-                ratio = ratios[name].get(figure)
-                same = ratio is None or round(ratio, 3) == 1
-                cells.append(value if same else f"{value}\n{ratio:.3g}x")
+                over = ratios[name].get(figure)
+                same = over is None or round(over, 3) == 1
+                cells.append(value if same else f"{value}\n{over:.3g}x")
             table.add_row(words(figure), *cells)
         table.add_row(
             "losses differ by at most",
@@ -78,9 +79,3 @@ class ShardingComparison:
         )
         table.caption = f"x: over {self.first}, where that is not 1"
         return table
-
-
-def _ratio(value: float | None, first: tuple[float | None, str] | None) -> float | None:
-    if value is None or first is None or not first[0]:
-        return None
-    return value / first[0]
