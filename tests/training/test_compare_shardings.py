@@ -36,9 +36,7 @@ def test_the_first_is_the_yardstick() -> None:
     assert report["ratios"]["a.x"]["all_to_all_bytes"] == 1
     assert report["ratios"]["b.y"]["all_to_all_bytes"] == 0
     assert report["loss_max_abs_diff"] == {"a.x": 0, "b.y": 0.5}
-    other_way = ShardingComparison(
-        {name: compared.results[name] for name in ("b.y", "a.x")}
-    )
+    other_way = ShardingComparison({name: compared.results[name] for name in ("b.y", "a.x")})
     assert other_way.ratios("a.x")["all_to_all_bytes"] is None
 
 

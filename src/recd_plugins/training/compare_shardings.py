@@ -67,8 +67,8 @@ class ShardingComparison:
             for name in self.results:
                 value = shown(found[name].get(figure, (None, ""))[0], unit)
                 over = ratios[name].get(figure)
-                same = over is None or round(over, 3) == 1
-                cells.append(value if same else f"{value}\n{over:.3g}x")
+                times = "" if over is None else f"{over:.3g}x"
+                cells.append(value if times in ("", "1x") else f"{value}\n{times}")
             table.add_row(words(figure), *cells)
         table.add_row(
             "losses differ by at most",

@@ -158,7 +158,7 @@ class TierReport:
         return "\n".join(lines)
 
     def table(self, name: str = "") -> Table:
-        """A row for each tier, then what row-wise sharding would send; ``name`` tells the run."""
+        """A row for each tier that sends, then row-wise sharding; ``name`` tells the run."""
         title = "tiers of rows: bytes sent a step, all ranks"
         table = Table(title=f"{name}, {title}" if name else title)
         for heading in ("", "collective", "over"):
@@ -166,6 +166,8 @@ class TierReport:
         for heading in ("observed", "predicted", "ratio"):
             table.add_column(heading, justify="right")
         for tier in self.tiers:
+            if not tier.predicted and not tier.observed:
+                continue
             table.add_row(
                 tier.tier.replace("_", " "),
                 _COLLECTIVES[tier.collective],
