@@ -27,7 +27,7 @@ COMMANDS = {
     ),
     "simulate": (
         "recd_plugins.cli.simulate:simulate",
-        "Play batches through the tiers of REGISTRY's tables, on any number of ranks.",
+        "Play batches through the tiers of rows of REGISTRY, on any number of ranks.",
     ),
     "validate": ("recd_plugins.cli.validate:validate", "Check a registry file."),
     "plugins": ("recd_plugins.cli.plugins:plugins", "List the plugins that are there."),
