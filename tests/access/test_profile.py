@@ -142,7 +142,7 @@ def test_the_kind_of_counts_is_saved_and_may_be_missing(tmp_path: Path) -> None:
 def test_covering(tmp_path: Path) -> None:
     profile = AccessProfile({"t_items": table_access("t_items")}, "rows of r.yaml")
     assert profile.covering("t_items", 100) is profile.tables["t_items"]
-    with pytest.raises(DataError, match="does not cover table t_item; did you mean t_items"):
+    with pytest.raises(DataError, match="does not cover table t_item; its tables: t_items"):
         profile.covering("t_item", 100)
     with pytest.raises(DataError, match="t_items with 100 rows, and the model's has 101"):
         profile.covering("t_items", 101)
@@ -203,7 +203,7 @@ def damage(path: Path) -> None:
 @pytest.mark.parametrize(
     ("break_file", "message"),
     [
-        (Path.unlink, "cannot be read: no such file"),
+        (Path.unlink, "no such file; make it with recd profile registry"),
         (cut, "no Parquet file, or a damaged one"),
         (damage, "p.parquet: "),
         (lambda path: path.write_text("table,row\n"), "no Parquet file, or a damaged one"),

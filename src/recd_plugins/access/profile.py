@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -235,12 +234,9 @@ class AccessProfile:
         found = self.tables.get(table)
         name = f"the access profile {f'{self.path} ' if self.path else ''}of {self.source}"
         if found is None:
-            near = get_close_matches(table, self.tables, n=1)
-            names = ", ".join(self.tables) or "none"
-            advice = f"did you mean {near[0]}?" if near else f"its tables: {names}"
             raise DataError(
-                f"{name} does not cover table {table}; {advice}. "
-                "Make one with recd profile registry"
+                f"{name} does not cover table {table}; its tables: "
+                f"{', '.join(self.tables) or 'none'}. Make one with recd profile registry"
             )
         if found.num_embeddings != num_embeddings:
             raise DataError(

@@ -116,7 +116,9 @@ def read_profile(path: Path) -> AccessProfile:
             head = _head(path, file)
             tables = dict(_tables(path, file, head))
     except FileNotFoundError as error:
-        raise DataError(f"{path}: cannot be read: no such file") from error
+        raise DataError(
+            f"{path}: no such file; make it with recd profile registry REGISTRY -o {path}"
+        ) from error
     except OSError as error:
         # Arrow's own errors of damaged pages are OSErrors too.
         raise DataError(f"{path}: cannot be read: {error}") from error

@@ -112,10 +112,10 @@ class CutModel:
             needed = self.memory(Cuts(least, least))
             coalesced = "plan without coalescing, " if self.options.coalesce else ""
             raise SetupError(
-                f"the tables take at least {needed:,.0f} bytes of each rank, with the "
-                f"{least.num_rows:,} most accessed rows on all ranks, but {self.budget:,.0f} bytes "
-                f"are allowed; plain row-wise sharding takes {self.plain_memory:,.0f}. Allow more "
-                f"memory, {coalesced}use more ranks or a smaller batch"
+                f"the tables take at least {needed:,.0f} bytes of each rank, with "
+                f"{least.num_rows:,} rows on all ranks, but {self.budget:,.0f} bytes are allowed; "
+                f"plain row-wise sharding takes {self.plain_memory:,.0f}. Allow more memory, "
+                f"{coalesced}use more ranks or a smaller batch"
             )
         return self._fitting(least, self.fits)
 
