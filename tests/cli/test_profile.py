@@ -146,7 +146,7 @@ ZIPF = ["distribution", "zipf", "--table", "t", "--rows", "50", "--length", "5"]
         ([*ZIPF, "-o", "p", "--cap", "0.01"], "lower the length, or raise the cap"),
         (["distribution", "half-normal", *ZIPF[2:], "-o", "p"], "half-normal needs --scale"),
         (["reuse", "missing.txt", "--table", "t", "-o", "p"], "missing.txt: cannot be read"),
-        (["show", "missing"], "missing: cannot be read"),
+        (["show", "missing"], "missing: no such file"),
     ],
 )
 def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str) -> None:

@@ -38,8 +38,7 @@ def plot(report: TiersReport, path: Path) -> None:
         left.set(ylabel="all-to-all of all ranks left, %", ylim=(-3, 103))
         _draw(entry, time, lambda plan, share=overlap: plan.seconds.exposed(share) * 1e3)  # type: ignore[misc]
         time.set(ylabel=f"collectives of a step at {overlap:.0%} overlap, ms")
-        highest = (entry.plan.row_wise_seconds, entry.plan.seconds)
-        time.set_ylim(0, 1.1e3 * max(seconds.exposed(overlap) for seconds in highest))
+        time.set_ylim(0, 1.1e3 * _highest(entry))
         left.set_title(f"{entry.field}: {entry.plugin}")
         time.legend(fontsize="small")
     spec = report.spec
@@ -48,6 +47,14 @@ def plot(report: TiersReport, path: Path) -> None:
         f"{report.batch_size:,} rows a rank"
     )
     write_figure(path, figure, dpi=120)
+
+
+def _highest(entry: EntryTiers) -> float:
+    """Seconds that the picture shows: all, but not far more than row-wise and the plan take."""
+    overlap = entry.plan.options.overlap
+    shown = (entry.plan.row_wise_seconds.exposed(overlap), entry.plan.seconds.exposed(overlap))
+    drawn = (plan.seconds.exposed(overlap) for curve in entry.curves.values() for plan in curve)
+    return min(max(*shown, *drawn), 3 * max(shown))
 
 
 def _draw(entry: EntryTiers, axes: Axes, height: Callable[[TierPlan], float]) -> None:
