@@ -224,7 +224,7 @@ def test_pooled_tables_are_refused(setting: Setting) -> None:
 
 def test_profiles_from_files(setting: Setting, tmp_path: Path) -> None:
     path = tmp_path / "profile.parquet"
-    with pytest.raises(DataError, match=r"profile\.parquet: cannot be read"):
+    with pytest.raises(DataError, match=r"profile\.parquet: no such file; make it"):
         planned(TwoTier, setting, profile=path)
     path.write_text("nothing of use")
     with pytest.raises(DataError, match=r"profile\.parquet: no Parquet file"):

@@ -167,7 +167,7 @@ Options = Callable[[Path], dict[str, Any]]
             lambda p: {"profile": profile_of_another(p, dict.fromkeys(SEQUENCES, 77))},
             f"77 rows, and the model's has {ROWS:,}",
         ),
-        ("joint", lambda p: {"profile": str(p)}, "cannot be read"),
+        ("joint", lambda p: {"profile": str(p)}, "no such file; make it"),
         ("joint", lambda p: {"budget": "0.01x"}, "budget 0.01x cannot be kept"),
         ("three_tier", lambda p: {}, "use flexshard.two_tier, or flexshard.joint"),
     ],
