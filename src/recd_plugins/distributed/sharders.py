@@ -99,7 +99,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
             SetupError: a table has a kernel that cannot train.
         """
         _refuse_quantized(params)
-        return ExactShardedEmbeddingCollection(
+        return self.sharded_module_type(
             module,
             params,
             env,

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-from torchrec.distributed.types import ParameterSharding, ShardingEnv
-from torchrec.modules.embedding_modules import EmbeddingCollection
-
 from recd_plugins.distributed.sharders import ExactEmbeddingCollectionSharder
 from recd_plugins.distributed.tiered.collection import TieredEmbeddingCollection
 from recd_plugins.distributed.tiered.sharded import ShardedTieredEmbeddingCollection
@@ -16,34 +12,11 @@ class TieredEmbeddingCollectionSharder(ExactEmbeddingCollectionSharder):
 
     DistributedModelParallel finds it by the module's type, next to the sharder of plain
     EmbeddingCollections.
+
+    ``shard`` raises SetupError where a tiered table is not planned row-wise with the fused kernel,
+    shares a feature with another table, or ranks and nodes do not fit together, and ExactnessError
+    where the optimizer is none that copies of rows can follow.
     """
-
-    def shard(
-        self,
-        module: EmbeddingCollection,
-        params: dict[str, ParameterSharding],
-        env: ShardingEnv,
-        device: torch.device | None = None,
-        module_fqn: str | None = None,
-    ) -> ShardedTieredEmbeddingCollection:
-        """See TorchRec's ``ModuleSharder.shard``.
-
-        Raises:
-            SetupError: a tiered table is not planned row-wise with the fused kernel, shares a
-                feature with another table, or ranks and nodes do not fit together.
-            ExactnessError: the optimizer is none that copies of rows can follow.
-        """
-        assert isinstance(module, TieredEmbeddingCollection)
-        return ShardedTieredEmbeddingCollection(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            use_index_dedup=self._use_index_dedup,
-            module_fqn=module_fqn,
-        )
 
     @property
     def module_type(self) -> type[TieredEmbeddingCollection]:
