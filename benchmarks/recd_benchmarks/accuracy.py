@@ -30,14 +30,14 @@ SUMMARY = "NE and AUC after training on clustered and on interleaved rows (RecD,
 ROWS: dict[Size, int] = {"small": 32_768, "reference": 393_216}
 TEST_ROWS: dict[Size, int] = {"small": 16_384, "reference": 65_536}
 NUM_SEEDS = 3
-_TEST_SEED = 1000
+TEST_SEED = 1000
 _ROW_GROUP_ROWS = 2048
 
 # The label follows the first four features and the dense ones; the others are noise.
 _SPARSE = ("seq_0_0", "usr_0", "item_0", "item_1", "usr_1", "item_2")
 _COLUMNS = ["session_id", "ts", "label", *(f"dense_{i}" for i in range(13)), *_SPARSE]
 
-_PAPERCAL = """
+PAPERCAL_REGISTRY = """
 version: 1
 dataset:
   use: recd.session_parquet
@@ -56,7 +56,7 @@ training:
   device: cpu
 """
 
-_MOVIELENS = """
+MOVIELENS_REGISTRY = """
 version: 1
 dataset:
   use: recd.interactions
@@ -94,7 +94,7 @@ Trials = Mapping[str, Trial]
 def workload(size: Size) -> str:
     """The input in words."""
     text = f"PAPERCAL, {ROWS[size]:,} rows, {NUM_SEEDS} tables and initial weights"
-    if _movielens() is not None:
+    if movielens() is not None:
         text += f"; MovieLens-100K, {NUM_SEEDS} initial weights"
     return f"{text}; one pass, batches of 256"
 
@@ -103,7 +103,7 @@ def run(size: Size) -> list[Figure]:
     """Train in every order on every seed."""
     with tempfile.TemporaryDirectory() as folder:
         sources = {"papercal": papercal_trials(Path(folder), size)}
-        path = _movielens()
+        path = movielens()
         if path is not None:
             sources["movielens"] = [_movielens_trials(path)] * NUM_SEEDS
         # One process serves all trials: to start one takes longer than most of them. One thread:
@@ -168,7 +168,7 @@ def figures(source: str, qualities: list[dict[str, Quality]]) -> list[Figure]:
 def papercal_trials(folder: Path, size: Size) -> list[Trials]:
     """Trials on tables written to ``folder``, of other rows for each seed."""
     test = folder / "test.parquet"
-    write_table(test, TEST_ROWS[size], _TEST_SEED, "clustered")
+    write_table(test, TEST_ROWS[size], TEST_SEED, "clustered")
     return [_papercal_trials(folder, ROWS[size], seed, test) for seed in range(NUM_SEEDS)]
 
 
@@ -185,9 +185,9 @@ def _papercal_trials(folder: Path, rows: int, seed: int, test: Path) -> Trials:
         path = folder / f"{layout}_{seed}.parquet"
         if not path.exists():
             write_table(path, rows, seed, layout)
-        return _PAPERCAL.format(
-            path=_quoted(path),
-            test_path=_quoted(test),
+        return PAPERCAL_REGISTRY.format(
+            path=quoted(path),
+            test_path=quoted(test),
             shuffle=str(shuffle).lower(),
             seed=seed,
         )
@@ -200,7 +200,7 @@ def _papercal_trials(folder: Path, rows: int, seed: int, test: Path) -> Trials:
     }
 
 
-def _movielens() -> Path | None:
+def movielens() -> Path | None:
     """MovieLens-100K where the environment says where it is.
 
     Raises:
@@ -217,7 +217,7 @@ def _movielens() -> Path | None:
 
 def _movielens_trials(path: Path) -> Trials:
     by_time, by_session = (
-        _MOVIELENS.format(path=_quoted(path), order=order) for order in ("time", "session")
+        MOVIELENS_REGISTRY.format(path=quoted(path), order=order) for order in ("time", "session")
     )
     return {
         "interleaved": Trial(by_time, "baseline"),
@@ -226,6 +226,6 @@ def _movielens_trials(path: Path) -> Trials:
     }
 
 
-def _quoted(path: Path) -> str:
+def quoted(path: Path) -> str:
     """As a YAML string: a path may hold any character."""
     return json.dumps(str(path), ensure_ascii=False)

@@ -5,13 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-_UNITS = {
-    "": 1,
-    "b": 1,
-    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", 1)},
-    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
-}
-_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
+from recd_plugins.byte_sizes import read_bytes
+
+_MULTIPLE = re.compile(r"(\d+(?:\.\d+)?)\s*[xX]")
 
 
 def read_budget(budget: Any) -> dict[str, float]:
@@ -25,13 +21,14 @@ def read_budget(budget: Any) -> dict[str, float]:
     """
     if budget == "memory_neutral":
         return {"memory_ratio": 1.0}
-    written = isinstance(budget, str | int)
-    if written and (match := _FORM.fullmatch(str(budget).strip())):
-        number, unit = float(match[1]), match[2].lower()
-        if number and unit == "x":
-            return {"memory_ratio": number}
-        if number and unit in _UNITS:
-            return {"memory_bytes": number * _UNITS[unit]}
+    if isinstance(budget, str) and (multiple := _MULTIPLE.fullmatch(budget.strip())):
+        if ratio := float(multiple[1]):
+            return {"memory_ratio": ratio}
+    elif isinstance(budget, str | int):
+        try:
+            return {"memory_bytes": float(read_bytes(budget))}
+        except ValueError:
+            pass  # says what a budget may be, below
     raise ValueError(
         f"{budget!r} is no budget; write memory_neutral, a multiple of row-wise memory as 1.5x, or "
         "bytes as 2GiB"

@@ -71,6 +71,10 @@ class TierOptions(PluginOptions):
         description="Seconds of all collectives: no row goes where it takes more time than it "
         "saves; or bytes of the all-to-all between all ranks.",
     )
+    coalesce: bool = Field(
+        default=False,
+        description="Send each id of a table once a batch and rank, and plan with that.",
+    )
     overlap: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = Field(
         default=0.0,
         description="The share of the other collectives' time that other work hides.",
@@ -104,4 +108,9 @@ class TierOptions(PluginOptions):
 
     def cost_options(self) -> dict[str, Any]:
         """Fields of the cost model's options."""
-        return {**read_budget(self.budget), "minimise": self.minimise, "overlap": self.overlap}
+        return {
+            **read_budget(self.budget),
+            "minimise": self.minimise,
+            "overlap": self.overlap,
+            "coalesce": self.coalesce,
+        }

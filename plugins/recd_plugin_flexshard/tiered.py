@@ -29,6 +29,11 @@ class TieredSharding(Sharding):
     options: TierOptions
     _planned: tuple[tuple[Sequence[Table], Setting], TierPlan] | None = None
 
+    @property
+    def coalesces(self) -> bool:
+        """As the option says."""
+        return self.options.coalesce
+
     def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: Setting) -> nn.Module:
         """Put TieredEmbeddingCollections with the tiers of ``tables`` into ``model``.
 

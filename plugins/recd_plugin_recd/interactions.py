@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -34,6 +35,9 @@ from recd_plugins.interfaces import (
     SessionKeys,
     Split,
 )
+
+#: Makes the rows of events from their places.
+RowsOf = Callable[[NDArray[np.int64]], pa.RecordBatch]
 
 # Rows whose lists are made at once.
 _UNIT_ROWS = 2048
@@ -120,10 +124,20 @@ class Interactions(Dataset):
         return ("train", "test") if self.options.test_fraction else ("train",)
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
+        return self._reader(self._log.rows, rank, world_size, batch_size, split)
+
+    def session_reader(
+        self, *, rank: int, world_size: int, batch_size: int, split: Split
+    ) -> Reader:
+        return self._reader(self._log.rows_with_keys, rank, world_size, batch_size, split)
+
+    def _reader(
+        self, rows: RowsOf, rank: int, world_size: int, batch_size: int, split: Split
+    ) -> Reader:
         places = self._places(split)
         return PlannedReader(
             ReadPlan(_units(len(places)), batch_size),
-            lambda pieces: self._read(places, pieces),
+            lambda pieces: self._read(rows, places, pieces),
             data={"split": split, **self._identity},
             what=f"{self.options.path} ({split})",
             rank=rank,
@@ -205,12 +219,12 @@ class Interactions(Dataset):
         return order[in_train if split == "train" else ~in_train]
 
     def _read(
-        self, places: NDArray[np.int64], pieces: Iterator[Piece]
+        self, rows: RowsOf, places: NDArray[np.int64], pieces: Iterator[Piece]
     ) -> Generator[Rows, None, None]:
         for piece in pieces:
             start = piece.unit.first_row + piece.skip
             chosen = places[start : start + piece.num_rows]
-            yield Rows(self._log.rows(chosen), self._origins(self._log.file_rows[chosen]))
+            yield Rows(rows(chosen), self._origins(self._log.file_rows[chosen]))
 
     def _origins(self, file_rows: NDArray[np.int64]) -> tuple[Origin, ...]:
         """Rows of the data of the file, of which the first is 0; its header does not count."""

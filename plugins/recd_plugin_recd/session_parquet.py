@@ -106,8 +106,19 @@ class SessionParquet(Dataset):
         return ("train",) if self.options.test_path is None else ("train", "test")
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
+        columns = self._columns(self._table_of(split), self.schema())
+        return self._reader(columns, rank, world_size, batch_size, split)
+
+    def session_reader(
+        self, *, rank: int, world_size: int, batch_size: int, split: Split
+    ) -> Reader:
+        columns = self._with_keys(split, [self.options.session])
+        return self._reader(columns, rank, world_size, batch_size, split)
+
+    def _reader(
+        self, columns: pa.Schema, rank: int, world_size: int, batch_size: int, split: Split
+    ) -> Reader:
         table = self._table_of(split)
-        columns = self._columns(table, self.schema())
         return PlannedReader(
             ReadPlan(
                 table.units,
@@ -132,15 +143,20 @@ class SessionParquet(Dataset):
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
         table = self._table_of(split)
+        columns = self._with_keys(split, [self.options.session, self.options.timestamp])
+        return table.read((Piece(unit, 0, unit.num_rows) for unit in table.units), columns)
+
+    def _with_keys(self, split: Split, keys: list[str]) -> pa.Schema:
+        """The columns of ``reader`` and then ``keys``."""
+        table = self._table_of(split)
         columns = self._columns(table, self.schema())
-        keys = (self.options.session, self.options.timestamp)
         if missing := [name for name in keys if name not in table.schema.names]:
             raise DataError(
                 f"{table.files[0]}: no column {missing[0]}, which {self.options.path} has"
             )
         for name in keys:
             columns = columns.append(table.schema.field(name))
-        return table.read((Piece(unit, 0, unit.num_rows) for unit in table.units), columns)
+        return columns
 
     def _table_of(self, split: Split) -> ParquetTable:
         return self._table if split == "train" else self._test_table

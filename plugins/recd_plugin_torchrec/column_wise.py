@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import Field
 
+from recd_plugin_torchrec.coalescing import CoalesceOptions, CoalescingSharding
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import PluginOptions, Sharding, Table
+from recd_plugins.interfaces import Table
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
 
 
-class ColumnWise(Sharding):
+class ColumnWise(CoalescingSharding):
     """The columns of each table split into equal parts, which the planner places."""
 
     name = "torchrec.column_wise"
 
-    class Options(PluginOptions):
-        """How many parts."""
+    class Options(CoalesceOptions):
+        """How many parts, and what is sent."""
 
         shards: int = Field(default=2, ge=2, description="Parts of a table.")
 

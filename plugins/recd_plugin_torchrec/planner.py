@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from recd_plugins.interfaces import Sharding
+from recd_plugin_torchrec.coalescing import CoalescingSharding
 
 
-class Planner(Sharding):
+class Planner(CoalescingSharding):
     """TorchRec's planner decides, as for tables that no entry names."""
 
     name = "torchrec.planner"

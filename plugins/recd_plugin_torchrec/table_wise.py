@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from recd_plugins.interfaces import Sharding, Table
+from recd_plugin_torchrec.coalescing import CoalescingSharding
+from recd_plugins.interfaces import Table
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
 
 
-class TableWise(Sharding):
+class TableWise(CoalescingSharding):
     """Each table whole on one rank, which the planner chooses."""
 
     name = "torchrec.table_wise"

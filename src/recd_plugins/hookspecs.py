@@ -25,7 +25,7 @@ hookimpl = pluggy.HookimplMarker("recd_plugins")
 
 @hookspec
 def register_datasets() -> Sequence[type[Dataset]]:  # type: ignore[empty-body]
-    """Dataset classes: a location becomes Arrow record batches."""
+    """Dataset classes: a location becomes Arrow record batches. Wrappers of datasets are some."""
 
 
 @hookspec

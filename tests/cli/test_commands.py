@@ -156,6 +156,7 @@ def test_plugins_lists_kind_name_origin_and_summary(folder, monkeypatch):
     assert {
         "kind": "dataset",
         "name": "acme.clicks",
+        "wrapper": False,
         "from": str(Path("plugins") / "acme.py"),
         "summary": "Clicks on [bold]things[/bold].",
     } in found

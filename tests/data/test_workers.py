@@ -384,9 +384,9 @@ def test_nothing_is_left_of_a_trainer(folder):
 
     os.killpg(trainers[0].pid, signal.SIGINT)
     trainers[1].kill()
-    output, errors = trainers[0].communicate(timeout=60)
+    output, errors = trainers[0].communicate(timeout=200)
     assert output == "interrupted [[1, 2]]\n"
     assert errors == ""
     assert trainers[0].returncode == 0
     assert gone([*pids, *pids_of_killed])
-    assert trainers[1].communicate(timeout=60)[1] == ""
+    assert trainers[1].communicate(timeout=200)[1] == ""

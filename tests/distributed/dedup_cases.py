@@ -147,7 +147,9 @@ def _shard(pooled: bool, sharding: str, world_size: int) -> DistributedModelPara
         if pooled
         else EmbeddingCollection(tables=[EmbeddingConfig(feature_names=["f"], **sizes)])
     )
-    registry: Any = SimpleNamespace(training=TRAINING, sharding=())
+    registry: Any = SimpleNamespace(
+        training=TRAINING, sharding=(), caches={}, coalesced=frozenset()
+    )
     sharders = build_sharders(registry)
     sharder = next(each for each in sharders if each.module_type is type(module))
     generator = {

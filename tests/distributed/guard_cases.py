@@ -63,7 +63,9 @@ def sequences(*names: str) -> EmbeddingCollection:
 def shard(
     module: nn.Module, generators: dict[str, ParameterShardingGenerator], *, stock: bool
 ) -> DistributedModelParallel:
-    registry: Any = SimpleNamespace(training=TRAINING, sharding=())
+    registry: Any = SimpleNamespace(
+        training=TRAINING, sharding=(), caches={}, coalesced=frozenset()
+    )
     sharders = stock_sharders(TRAINING) if stock else build_sharders(registry)
     sharder = next(each for each in sharders if each.module_type is type(module))
     size = dist.get_world_size()

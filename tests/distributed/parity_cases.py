@@ -67,6 +67,8 @@ class Case:
     # A plugin that pools sequences, in place of the model's own; the reference pools all rows.
     pooling: Pooling | None = None
     pool_rows: PoolRows = "unique"
+    # Tables whose ids are made unique before they are sent.
+    coalesced: tuple[str, ...] = ()
 
     @property
     def parts(self) -> Parts:
@@ -131,7 +133,9 @@ def _shard(
     training = TrainingSpec(
         optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
     )
-    registry: Any = SimpleNamespace(training=training, sharding=())
+    registry: Any = SimpleNamespace(
+        training=training, sharding=(), caches={}, coalesced=case.coalesced
+    )
     sharders = build_sharders(registry)
     model = ParityModel(case.parts)
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])

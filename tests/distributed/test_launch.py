@@ -118,7 +118,7 @@ def test_ranks_end_with_their_parent(signal_number: signal.Signals, tmp_path: Pa
     try:
         pids = [int(_read_when_there(tmp_path / str(rank))) for rank in range(2)]
         parent.send_signal(signal_number)
-        parent.wait(timeout=30)
+        parent.wait(timeout=200)
         assert _until(lambda: not any(_runs(pid) for pid in pids))
     finally:
         parent.kill()

@@ -95,6 +95,9 @@ def test_topologies_give_lower_bounds() -> None:
     assert costs.all_reduce.bytes_reduced == 1 / topology.inter_node_bandwidth
     cpu = this_machine(2)
     assert StageCosts.of_topology(cpu).lookup.bytes_looked_up == 3 / cpu.ddr_bandwidth
+    assert StageCosts.of_topology(cpu).lookup.bytes_from_host == 1 / cpu.ddr_bandwidth
+    assert topology.hbm_to_ddr_bandwidth
+    assert costs.lookup.bytes_from_host == 1 / topology.hbm_to_ddr_bandwidth
 
 
 def test_costs_as_a_section_of_a_file() -> None:

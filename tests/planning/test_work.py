@@ -51,8 +51,10 @@ preprocessing:
 pooling:
   - {{use: recd.mean, features: ["seq_*"]}}
 sharding:
-  - {{use: torchrec.row_wise, tables: ["t_usr_1*", "t_seq_0*"]}}
-  - {{use: torchrec.table_wise, tables: ["t_item*", "t_usr_[02-9]", "t_usr_2?", "t_seq_[12]*"]}}
+  - {{use: torchrec.row_wise, tables: ["t_usr_1*", "t_seq_0*"], options: {{coalesce: {coalesce}}}}}
+  - use: torchrec.table_wise
+    tables: ["t_item*", "t_usr_[02-9]", "t_usr_2?", "t_seq_[12]*"]
+    options: {{coalesce: {coalesce}}}
 model: {{embedding_dim: 8, num_embeddings: 500, bottom_mlp: [16], top_mlp: [16]}}
 training: {{batch_size: 64, ranks: 2, epochs: 2, evaluate: false}}
 """
@@ -60,10 +62,12 @@ training: {{batch_size: 64, ranks: 2, epochs: 2, evaluate: false}}
 NOTHING = Compute(Operations(), Operations(), 0)
 
 
+@pytest.mark.parametrize("coalesce", ["false", "true"])
 @pytest.mark.parametrize("converter", ["recd.kjt", "recd.ikjt"])
-def test_ids_and_bytes_are_those_of_a_run(tmp_path: Path, converter: str) -> None:
+def test_ids_and_bytes_are_those_of_a_run(tmp_path: Path, converter: str, coalesce: str) -> None:
     path = tmp_path / "registry.yaml"
-    path.write_text(REGISTRY.format(folder=tmp_path, converter=converter), encoding="utf-8")
+    text = REGISTRY.format(folder=tmp_path, converter=converter, coalesce=coalesce)
+    path.write_text(text, encoding="utf-8")
     with session(path, overrides={}) as trainer:
         seen = trainer.train("plugins")
     registry = load_registry(path)
@@ -189,11 +193,10 @@ def test_tiers_send_what_their_plan_predicts() -> None:
     assert min(tiers.hot, tiers.flex, tiers.cold) > 0
     row_wise = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
     sent = traffic(plan_of_tiers)
-    arguments = {"batch_size": 10, "world_size": 4, "local_world_size": 2}
     known = DataProfile({"f": FeatureProfile(3.0)})
     ranks = work_of_step(
-        [Table("t", ("f",), 100, 8, False)], row_wise, known, NOTHING, **arguments,
-        tiers={"t": tiers},
+        [Table("t", ("f",), 100, 8, False)], row_wise, known, NOTHING,
+        batch_size=10, world_size=4, local_world_size=2, tiers={"t": tiers},
     )  # fmt: skip
     for work in ranks:
         assert work.ids_looked_up == pytest.approx(30)  # as without tiers
@@ -202,6 +205,23 @@ def test_tiers_send_what_their_plan_predicts() -> None:
         sizes = cold_size_bytes(plan_of_tiers) + flex_size_bytes(plan_of_tiers)
         assert exchanged == pytest.approx(sent["cold"].bytes + sent["flex"].bytes - sizes)
         assert work.collectives == 8
+
+
+@pytest.mark.parametrize(
+    ("shards", "moved"),
+    [([(1, 100, 8)], [0, 400]), ([(0, 25, 8), (1, 75, 8)], [100, 300]), ([(0, 100, 4)] * 2, [400])],
+)
+def test_slow_tiers_move_rows_where_they_are(
+    shards: list[tuple[int, int, int]], moved: list[int]
+) -> None:
+    known = DataProfile({"f": FeatureProfile(3.0)})
+    ranks = work_of_step(
+        [Table("t", ("f",), 100, 8, True)], plan("row_wise", *shards), known, NOTHING,
+        batch_size=10, world_size=len(moved),
+        cached={"t": Work(bytes_from_host=400), "u": Work(bytes_from_file=7)},
+    )  # fmt: skip
+    assert [work.bytes_from_host for work in ranks] == moved
+    assert not any(work.bytes_from_file for work in ranks)
 
 
 class Products(nn.Module):

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from recd_plugins.training.checkpoint import Progress
 from recd_plugins.training.source import Source
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a source knows of a batch."""
+
+    number: int
+
+    @property
+    def groups(self) -> dict[str, int]:
+        return [{"hot": 4}, {"normal": 4}, {"hot": 1, "normal": 3}][self.number - 1]
 
 
 class Loader:
@@ -18,10 +30,10 @@ class Loader:
     def __len__(self) -> int:
         return 3
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Batch]:
         while self.position < 3:
             self.position += 1
-            yield f"batch {self.position}"
+            yield Batch(self.position)
         self.position = 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -36,7 +48,7 @@ def test_what_is_read_ahead_is_not_trained() -> None:
     loader = Loader()
     feeding = source(loader)
     batches = iter(feeding)
-    assert [next(batches), next(batches), next(batches)] == ["batch 1", "batch 2", "batch 3"]
+    assert [next(batches), next(batches), next(batches)] == [Batch(1), Batch(2), Batch(3)]
     assert feeding.trained() == Progress(1, 0, {"position": 1})
     assert feeding.trained() == Progress(2, 0, {"position": 2})
     assert list(batches) == []
@@ -54,4 +66,17 @@ def test_epochs_and_steps() -> None:
 def test_an_epoch_that_was_just_finished() -> None:
     loader = Loader()
     loader.position = 3
-    assert list(source(loader, Progress(3, 0), 2)) == ["batch 1", "batch 2", "batch 3"]
+    assert list(source(loader, Progress(3, 0), 2)) == [Batch(1), Batch(2), Batch(3)]
+
+
+def test_groups_are_those_of_batches_that_were_trained_on() -> None:
+    feeding = source(Loader())
+    for _ in feeding:
+        pass
+    assert feeding.groups.steps == []
+    feeding.trained()
+    feeding.trained()
+    assert feeding.groups.steps == ["hot", "normal"]
+    feeding.trained()
+    assert feeding.groups.steps == ["hot", "normal", "mixed"]
+    assert feeding.groups.samples == {"hot": 5, "normal": 7}

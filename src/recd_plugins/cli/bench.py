@@ -32,6 +32,13 @@ from recd_plugins.files import write_json
 )
 @click.option("--only", metavar="PART", help="One model or part of a benchmark that has several.")
 @click.option(
+    "--scale",
+    type=int,
+    metavar="N",
+    help="Rows, cache and batch of scars are those of Criteo divided by N; 1 needs 16 GB.",
+)
+@click.option("--theory", is_flag=True, help="Only what scars reckons: no training, seconds.")
+@click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
@@ -48,6 +55,8 @@ def bench(
     size: str,
     device: str | None,
     only: str | None,
+    scale: int | None,
+    theory: bool,
     json_path: Path | None,
     plot_folder: Path | None,
 ) -> None:
@@ -61,7 +70,7 @@ def bench(
     if name not in names():
         raise RecdError(f"no benchmark is named {name}; there are: {', '.join(names())}")
     benchmark: Any = importlib.import_module(f"recd_benchmarks.{name}")
-    chosen = {"device": device, "only": only}
+    chosen = {"device": device, "only": only, "scale": scale, "theory": theory or None}
     options = {option: value for option, value in chosen.items() if value is not None}
     for option in options:
         if option not in inspect.signature(benchmark.run).parameters:

@@ -17,6 +17,12 @@ from recd_plugins.cli.options import (
     report_options,
     topology_options,
 )
+from recd_plugins.cli.plan_cache import (
+    CACHE_OPTIONS,
+    cache_options,
+    check_cache_options,
+    plan_cache,
+)
 from recd_plugins.cli.plan_tiers import plan_tiers
 from recd_plugins.files import write_json
 
@@ -66,17 +72,20 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     metavar="SHARE",
     help="With --tiers: how much of the other collectives' time work hides, 0 to 1, likewise.",
 )
+@cache_options
 @report_options("Write the whole report here.", "Write a picture of memory and times here")
 @click.option(
     "--calibrate",
     "calibrate_path",
     type=OUTPUT,
     help="First train a few steps here, and write this machine, with what they cost, as a topology "
-    "to this YAML file; --topology takes it. With --tiers: collectives, and memory of copied rows.",
+    "to this YAML file; --topology takes it. With --tiers: collectives, and memory of copied rows; "
+    "with --cache: iterations, and rows that are fetched.",
 )
 @click.pass_obj
 def plan(
     plugins_dir: Path | None,
+    /,
     registry: Path,
     topology: str,
     nodes: int | None,
@@ -85,9 +94,11 @@ def plan(
     tiers: bool,
     budget: float | None,
     overlap: float | None,
+    cache: bool,
     json_path: Path | None,
     plot_path: Path | None,
     calibrate_path: Path | None,
+    **options: Any,
 ) -> None:
     """Plan the tables of REGISTRY's model for a cluster, without one.
 
@@ -97,6 +108,7 @@ def plan(
     \b
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
     recd plan registry.yaml --tiers --topology zionex-a100-40g --plot tiers.png
+    recd plan registry.yaml --cache --memory 256MB --plot cache.png
     """
     from recd_plugins import load_registry
     from recd_plugins.planning.report_plot import plot
@@ -118,6 +130,10 @@ def plan(
         raise click.UsageError("--budget and --overlap are for --tiers")
     if tiers and batch_size == "auto":
         raise click.UsageError("--tiers are chosen for a number of rows: --batch-size N")
+    if tiers and cache:
+        raise click.UsageError("--tiers and --cache are two plans: make one after the other")
+    of_cache = {name: options[name] for name in CACHE_OPTIONS}
+    check_cache_options(cache, of_cache, batch_size == "auto")
     check_reports(json_path, plot_path)
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
@@ -132,6 +148,19 @@ def plan(
             topology,
             spec,
             what_if=what_if,
+            json_path=json_path,
+            plot_path=plot_path,
+            calibrate_path=calibrate_path,
+        )
+        return
+    if cache:
+        plan_cache(
+            loaded,
+            plugins_dir,
+            topology,
+            spec,
+            None if rows == "auto" else int(rows),
+            of_cache,
             json_path=json_path,
             plot_path=plot_path,
             calibrate_path=calibrate_path,

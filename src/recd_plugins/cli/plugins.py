@@ -12,7 +12,8 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from recd_plugins.cli import PluginCommands
-from recd_plugins.manager import KINDS, PluginManager
+from recd_plugins.interfaces import DatasetWrapper
+from recd_plugins.manager import KINDS, PluginManager, Registered
 
 
 @click.command()
@@ -30,12 +31,13 @@ def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
         {
             "kind": of_kind,
             "name": name,
+            "wrapper": issubclass(registered.cls, DatasetWrapper),
             "from": registered.origin,
             "summary": registered.cls.summary(),
         }
         for of_kind, by_name in manager.plugins.items()
         if kind in (None, of_kind)
-        for name, registered in sorted(by_name.items())
+        for name, registered in sorted(by_name.items(), key=_wrappers_last)
     ]
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -48,13 +50,19 @@ def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
             console.print(_table(brought))
 
 
+def _wrappers_last(item: tuple[str, Registered]) -> tuple[bool, str]:
+    name, registered = item
+    return issubclass(registered.cls, DatasetWrapper), name
+
+
 def _table(found: list[dict[str, Any]]) -> Table:
     """Names with what they do beside them, under their kinds."""
     table = Table(Column(no_wrap=True), Column(), box=None, show_header=False, padding=(0, 2, 0, 2))
     kind = ""
     for plugin in found:
-        if plugin["kind"] != kind:
-            kind = plugin["kind"]
+        of_plugin = "dataset, wrapper" if plugin["wrapper"] else plugin["kind"]
+        if of_plugin != kind:
+            kind = of_plugin
             table.add_row(f"[cyan]{kind}[/]")
         table.add_row(f"  {escape(plugin['name'])}", escape(plugin["summary"]))
     return table

@@ -121,6 +121,10 @@ def run(
         for name, result in results.items():
             if result.tiers is not None:
                 shown += [result.tiers.table(name), result.tiers.retiering_text()]
+            if result.caches is not None:
+                shown.append(result.caches.table(name))
+            if result.groups is not None:
+                shown.append(result.groups.table(name))
         if trainer.rank == 0:
             for each in filter(None, shown):
                 Console().print(each)

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from recd_plugins.interfaces import DatasetWrapper
 from recd_plugins.manager import KINDS, PluginManager, Registered
 from recd_plugins.registry import RegistrySpec
 
@@ -28,22 +29,43 @@ def registry_schema(manager: PluginManager) -> dict[str, Any]:
     result = RegistrySpec.model_json_schema()
     definitions = result["$defs"]
     result["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    wrappers = {
+        name: registered
+        for name, registered in manager.plugins["dataset"].items()
+        if issubclass(registered.cls, DatasetWrapper)
+    }
+    wrap = definitions["DatasetSpec"]["properties"]["wrap"]
+    general = {_put_entry(definitions, wrap, "wrapper", wrappers)}
     for kind in KINDS:
+        plugins = manager.plugins[kind]
+        usable = {name: plugins[name] for name in plugins if name not in wrappers}
         section = result["properties"][kind]
-        holder = section.get("items", section)
-        general = holder.pop("$ref").rpartition("/")[2]
-        entry = json.loads(json.dumps(definitions[general]))
-        by_name = sorted(manager.plugins[kind].items())
-        entry["title"] = f"{kind} entry"
-        entry["properties"]["use"]["enum"] = [name for name, _ in by_name]
-        entry["allOf"] = [
-            _options_of(kind, name, registered, definitions) for name, registered in by_name
-        ]
-        definitions[f"{kind}_entry"] = entry
-        holder["$ref"] = f"#/$defs/{kind}_entry"
-    for general in ("PluginSpec", "FeatureEntrySpec", "TableEntrySpec"):
-        del definitions[general]
+        general.add(_put_entry(definitions, section, kind, usable))
+    for name in general:
+        del definitions[name]
     return result
+
+
+def _put_entry(
+    definitions: dict[str, Any], section: dict[str, Any], what: str, plugins: dict[str, Registered]
+) -> str:
+    """Let the entries of a section have the options of ``plugins``.
+
+    Returns:
+        The name of the definition that they had, which is as it was.
+    """
+    holder = section.get("items", section)
+    general = str(holder.pop("$ref")).rpartition("/")[2]
+    entry = json.loads(json.dumps(definitions[general]))
+    by_name = sorted(plugins.items())
+    entry["title"] = f"{what} entry"
+    entry["properties"]["use"]["enum"] = [name for name, _ in by_name]
+    entry["allOf"] = [
+        _options_of(what, name, registered, definitions) for name, registered in by_name
+    ]
+    definitions[f"{what}_entry"] = entry
+    holder["$ref"] = f"#/$defs/{what}_entry"
+    return general
 
 
 def _options_of(

@@ -30,7 +30,13 @@ def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
         problems = [asdict(problem) for problem in error.problems]
         click.echo(json.dumps({"ok": False, "problems": problems}, indent=2))
         ctx.exit(1)
-    sections = (registry.preprocessing, registry.pooling, registry.sharding, registry.cache)
+    sections = (
+        registry.wrappers,
+        registry.preprocessing,
+        registry.pooling,
+        registry.sharding,
+        registry.cache,
+    )
     entries = 2 + sum(len(section) for section in sections)
     if as_json:
         click.echo(json.dumps({"ok": True, "entries": entries, "problems": []}, indent=2))

@@ -78,10 +78,13 @@ def build_dataloader(
     Raises:
         DataError: the data is missing or wrong.
         PluginError: a plugin failed, or returned what its kind does not allow.
-        RegistryError: a pattern matches no feature.
+        RegistryError: a pattern matches no feature, or a wrapper of the dataset does not suit the
+            model.
     """
     pipeline = RowPipeline(registry)
-    reader = registry.dataset.reader(
+    if split == "train":
+        registry.check_wrappers()
+    reader = registry.wrapped_dataset.reader(
         rank=rank, world_size=world_size, batch_size=registry.training.batch_size, split=split
     )
     pin_memory = device is not None and device.type == "cuda"

@@ -59,6 +59,7 @@ class ModelInput(Pipelineable):
         inverse_lookup: int64 ``[B]`` by sequence feature: the unique row of each row. A feature
             that is not deduplicated has no entry. Features of one group share one tensor.
         stretches: by sequence feature of a partial IKJT: its unique rows among the stored ids.
+        groups: how many of the rows belong to which group, as ``Rows`` says.
     """
 
     dense_features: Tensor
@@ -69,6 +70,7 @@ class ModelInput(Pipelineable):
     num_unique: Mapping[str, int] = field(default_factory=dict)
     inverse_lookup: Mapping[str, Tensor] = field(default_factory=dict)
     stretches: Mapping[str, Stretches] = field(default_factory=dict)
+    groups: Mapping[str, int] = field(default_factory=dict)
 
     def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:
         """The unique rows of a sequence feature, for a module that pools rows.
@@ -112,7 +114,7 @@ class ModelInput(Pipelineable):
         changed: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name == "num_unique" or value is None:
+            if item.name in ("num_unique", "groups") or value is None:
                 changed[item.name] = value
             elif isinstance(value, Mapping):
                 changed[item.name] = {key: once(tensor) for key, tensor in value.items()}

@@ -93,6 +93,14 @@ class PlannedReader(Reader):
                 yield self._block(batches, end - num_steps, num_steps)
         self._epoch, self._history, self._steps = self._epoch + 1, (), 0
 
+    def skip(self, num_batches: int) -> int:
+        left = self._plan.num_steps(self._world_size, self._history) - self._steps
+        if num_batches > left:
+            self._epoch, self._history, self._steps = self._epoch + 1, (), 0
+            return left
+        self._steps += num_batches
+        return num_batches
+
     def state_dict(self) -> dict[str, Any]:
         history = [list(entry) for entry in self._history]
         if self._steps:
@@ -109,6 +117,11 @@ class PlannedReader(Reader):
             raise DataError(
                 f"the state of {self._what} has version {state.get('version')!r}, "
                 f"not {_STATE_VERSION}"
+            )
+        if "data" not in state:
+            raise DataError(
+                f"the state is none of {self._what}, but of a wrapper around it: go on with the "
+                "former dataset.wrap, or start anew"
             )
         for name, mine in self._data.items():
             if (theirs := state["data"].get(name)) != mine:

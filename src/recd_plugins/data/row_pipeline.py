@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from recd_plugins.data.check_batch import check_batch, check_rows
@@ -37,7 +38,7 @@ class RowPipeline:
         # Imported here: the demo model's placement needs torchrec's modules, readers do not.
         from recd_plugins.training.placement import plan_placement
 
-        self._dataset = registry.dataset
+        self._dataset = registry.wrapped_dataset
         self._batch_size = registry.training.batch_size
         self._schema = registry.dataset.schema()
         fit_converter(registry)
@@ -50,7 +51,7 @@ class RowPipeline:
     def read(self, batches: Iterable[Rows]) -> Iterator[ModelInput]:
         """What batches of a reader become, read when it is asked for."""
         for rows in self.reading(batches):
-            yield lower(self.batch(rows), self._placement)
+            yield replace(lower(self.batch(rows), self._placement), groups=rows.groups)
 
     def batch(self, rows: Rows) -> Batch:
         """What one batch of a reader becomes before it is lowered."""

@@ -186,7 +186,7 @@ class _Share(IterableDataset[Packed]):
         try:
             registry = work.load_registry()
             pipeline = RowPipeline(registry)
-            reader = registry.dataset.reader(
+            reader = registry.wrapped_dataset.reader(
                 rank=work.rank,
                 world_size=work.world_size,
                 batch_size=registry.training.batch_size,
@@ -215,6 +215,12 @@ def _quiet() -> Iterator[None]:
 def _plugins(registry: Registry) -> Iterator[Plugin]:
     yield registry.dataset
     yield registry.converter
-    for entries in (registry.preprocessing, registry.pooling, registry.sharding, registry.cache):
+    for entries in (
+        registry.wrappers,
+        registry.preprocessing,
+        registry.pooling,
+        registry.sharding,
+        registry.cache,
+    ):
         for entry in entries:
             yield entry.plugin

@@ -2,10 +2,11 @@
 
 Each rank has a part of a bag's rows, so TorchRec sums them and divides by the bag's length when the
 sums are together, in one callback over all features of the EmbeddingBagCollection. In torchrec
-1.6 to 1.9 that callback goes wrong, silently, in three ways:
+1.6 to 1.9 that callback goes wrong, silently, in four ways:
 
 - features of tables that are sharded otherwise are divided too, although their kernels have done
   what their pooling asks for;
+- a feature that several tables look up counts as not to be divided for the first of them only;
 - with a variable batch (VBE) and features that TorchRec reorders by sharding, the lengths are
   expanded by the inverse indices of another feature;
 - 1e-6 is added to every length, and to the 1 of features that are not to be divided.
@@ -32,8 +33,8 @@ def divide_row_wise_tables_only(
     sharded: ShardedEmbeddingBagCollection,
     configs: list[EmbeddingBagConfig],
     shardings: Mapping[str, ParameterSharding],
-) -> bool:
-    """Keep the callback off features of other tables; returns whether there is a callback.
+) -> Tensor | None:
+    """Which columns of the output are to be divided, bool; None where there is no callback.
 
     Raises:
         ExactnessError: a feature looks up a table that is divided and one that is not; the callback
@@ -46,17 +47,21 @@ def divide_row_wise_tables_only(
         mean = config.pooling == PoolingType.MEAN
         (divided if row_wise and mean else whole).update(config.feature_names)
     if not divided:
-        return False
+        return None
     if both := sorted(divided & whole):
         raise ExactnessError(
             f"features {', '.join(both)} look up a row-wise table with mean pooling and another "
             "table in one EmbeddingBagCollection, and TorchRec would divide both or neither: give "
             "the tables the same pooling and sharding, or an EmbeddingBagCollection each"
         )
-    # Private, torchrec 1.6 to 1.9: which features the callback leaves as they are.
-    require_attributes(sharded, "_pooling_type_to_rs_features")
+    # Private, torchrec 1.6 to 1.9: features that are to be summed, and columns of the output.
+    require_attributes(
+        sharded, "_pooling_type_to_rs_features", "_embedding_names", "_embedding_dims", "_device"
+    )
     sharded._pooling_type_to_rs_features[PoolingType.SUM.value] = sorted(whole)
-    return True
+    names, dims = sharded._embedding_names, sharded._embedding_dims
+    is_divided = torch.tensor([name.partition("@")[0] in divided for name in names])
+    return is_divided.repeat_interleave(torch.tensor(dims)).to(sharded._device)
 
 
 def align_inverse_indices(
@@ -82,6 +87,15 @@ def align_inverse_indices(
     )
 
 
-def exact_divisor(divisor: Tensor) -> Tensor:
-    """The lengths without the 1e-6: 1 for an empty bag, whose sum is zero. Of any shape."""
-    return divisor.round().clamp(min=1)
+def exact_divisor(divisor: Tensor, is_divided: Tensor, *, weighted: bool) -> Tensor:
+    """1 in columns that are not to be divided, in the others the lengths without the 1e-6.
+
+    An empty bag, whose sum is zero, has 1. Weighted bags keep the 1e-6: as TorchRec divides them.
+
+    Args:
+        divisor: TorchRec's, ``[B, columns]``.
+        is_divided: of ``divide_row_wise_tables_only``.
+        weighted: whether bags have weights, so that ``divisor`` has their sums.
+    """
+    exact = divisor if weighted else divisor.round().clamp(min=1)
+    return torch.where(is_divided, exact, 1.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torchrec.distributed import comm_ops
 from torchrec.distributed.embedding import EmbeddingCollectionContext, ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
@@ -23,7 +25,20 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recd_plugins.distributed.cached.inject import cached_lookups
+from recd_plugins.distributed.cached.kernel import cached_kernels, kept_tables
+from recd_plugins.distributed.cached.spec import TableCache
+from recd_plugins.distributed.cached.state import follow_loading
+from recd_plugins.distributed.coalesced.bags import BagLayout, CoalescedBags
+from recd_plugins.distributed.coalesced.groups import check_coalesced, feature_groups
+from recd_plugins.distributed.coalesced.input_dist import (
+    Coalesced,
+    coalesce_bags,
+    coalesce_sequences,
+)
+from recd_plugins.distributed.coalesced.sequences import CoalescedSequences
 from recd_plugins.distributed.mean_pooling import (
     align_inverse_indices,
     divide_row_wise_tables_only,
@@ -31,13 +46,39 @@ from recd_plugins.distributed.mean_pooling import (
 )
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.torchrec_internals import require_attributes
-from recd_plugins.errors import ExactnessError
+from recd_plugins.errors import ExactnessError, SetupError
 
 _ROW_WISE = {
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
     ShardingType.GRID_SHARD.value,
 }
+
+
+@dataclass
+class ExactBagContext(EmbeddingBagCollectionContext):
+    """Also what of a coalesced batch stays on its rank."""
+
+    coalesced: Coalesced | None = None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until ``stream`` is done with it."""
+        super().record_stream(stream)
+        if self.coalesced is not None:
+            self.coalesced.record_stream(stream)
+
+
+@dataclass
+class ExactSequenceContext(EmbeddingCollectionContext):
+    """Also what of a coalesced batch stays on its rank."""
+
+    coalesced: Coalesced | None = None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until ``stream`` is done with it."""
+        super().record_stream(stream)
+        if self.coalesced is not None:
+            self.coalesced.record_stream(stream)
 
 
 class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
@@ -55,8 +96,13 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         env: ShardingEnv,
         fused_params: dict[str, Any] | None = None,
         device: torch.device | None = None,
+        *,
+        caches: Mapping[str, TableCache] | None = None,
+        coalesced: Collection[str] = (),
         **arguments: Any,
     ) -> None:
+        check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=True)
+        self._caches = dict(caches or {})  # before the base class creates the lookups
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
         )
@@ -65,21 +111,45 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
             require_attributes(self, "_lookups")
             use_portable_lookups(self._lookups)
+        follow_loading(self, cached_kernels(self))
         configs = module.embedding_bag_configs()
         shardings = {c.name: table_name_to_parameter_sharding[c.name] for c in configs}
-        self._divides_afterwards = divide_row_wise_tables_only(self, configs, shardings)
+        self._groups = feature_groups(configs, coalesced)
+        self._layout: BagLayout | None = None
+        if self._groups is None:
+            self._divided_columns = divide_row_wise_tables_only(self, configs, shardings)
+        else:
+            self._layout = BagLayout(self, configs, shardings, self._groups)
+            self._divided_columns = None
+            # The layout divides. Private, torchrec 1.6 to 1.9.
+            require_attributes(self, "_has_mean_pooling_callback")
+            self._has_mean_pooling_callback = False
         self._dense_tables = _with_dense_kernel(shardings)
         self._weighted = module.is_weighted()
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
 
+    def _create_lookups(self) -> None:
+        """As the base class, with cached kernels for the tables that have a cache."""
+        with cached_lookups(self._caches):
+            super()._create_lookups()
+
+    def reset_parameters(self) -> None:
+        """As the base class, but for tables that have the rows of an earlier run."""
+        with _without_kept_tables(self, "_embedding_bag_configs"):
+            super().reset_parameters()
+
+    def create_context(self) -> ExactBagContext:
+        """One for each batch."""
+        return ExactBagContext()
+
     def input_dist(
         self, ctx: EmbeddingBagCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """As the base class.
+        """As the base class; of coalesced tables, unique ids are sent.
 
         Raises:
-            ExactnessError: dense kernels would get a variable batch, or inverse indices would be
-                ignored.
+            ExactnessError: dense kernels would get a variable batch, inverse indices would be
+                ignored, or weights come later than ids are made unique.
         """
         if isinstance(features, KeyedJaggedTensor):
             variable = features.variable_stride_per_key()
@@ -96,11 +166,21 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                     "stride_per_key_per_rank, without which TorchRec ignores them: pass "
                     "stride_per_key_per_rank=[[unique rows], ...]"
                 )
-            if variable and self._divides_afterwards:
+            if variable and self._divided_columns is not None:
                 features = align_inverse_indices(self, features)
+        if self._groups is not None:
+            if self._weighted and features.weights_or_none() is None:
+                raise ExactnessError(
+                    "a weighted EmbeddingBagCollection with coalesced tables got a batch without "
+                    "weights; those of a FeatureProcessedEmbeddingBagCollection come when ids are "
+                    "unique, too late: leave its tables out of coalesced"
+                )
+            assert isinstance(ctx, ExactBagContext)
+            with torch.no_grad():
+                features, ctx.coalesced = coalesce_bags(maybe_td_to_kjt(features), self._groups)
         awaitable = super().input_dist(ctx, features)
-        if self._divides_afterwards and not self._weighted:
-            ctx.divisor = exact_divisor(ctx.divisor)
+        if self._divided_columns is not None:
+            ctx.divisor = exact_divisor(ctx.divisor, self._divided_columns, weighted=self._weighted)
         return awaitable
 
     def compute_and_output_dist(
@@ -108,7 +188,28 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     ) -> LazyAwaitable[KeyedTensor]:
         """As the base class; what train pipelines call too."""
         with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
-            return super().compute_and_output_dist(ctx, input)
+            return self._pooled(ctx, super().compute_and_output_dist(ctx, input))
+
+    def output_dist(
+        self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]
+    ) -> LazyAwaitable[KeyedTensor]:
+        """The second half of ``compute_and_output_dist``, after ``compute``."""
+        with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
+            return self._pooled(ctx, super().output_dist(ctx, output))
+
+    def _pooled(
+        self, ctx: EmbeddingBagCollectionContext, rows: LazyAwaitable[KeyedTensor]
+    ) -> LazyAwaitable[KeyedTensor]:
+        """What TorchRec returns for a coalesced batch, unique rows, becomes bags."""
+        if self._layout is None:
+            return rows
+        assert isinstance(ctx, ExactBagContext)
+        assert ctx.coalesced is not None
+        # Private, torchrec 1.6 to 1.9: the rows before they are expanded, and how many.
+        require_attributes(rows, "_awaitables", "_batch_size_per_feature_pre_a2a")
+        return CoalescedBags(
+            rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
+        )
 
     def _needs_sync_collectives(self, ctx: EmbeddingBagCollectionContext) -> bool:
         """The same on all ranks, as all know all batch sizes after the input dist."""
@@ -122,7 +223,11 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
 
 class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
-    """Dense (data-parallel) tables are right on CPU; input that loses its gradient is refused."""
+    """Dense (data-parallel) tables are right on CPU; input that loses its gradient is refused.
+
+    Of coalesced tables ``distribute`` and ``look_up`` see unique ids; what a subclass does with ids
+    belongs there.
+    """
 
     def __init__(
         self,
@@ -131,27 +236,79 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         env: ShardingEnv,
         fused_params: dict[str, Any] | None = None,
         device: torch.device | None = None,
+        *,
+        caches: Mapping[str, TableCache] | None = None,
+        coalesced: Collection[str] = (),
         **arguments: Any,
     ) -> None:
+        check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=False)
+        self._caches = dict(caches or {})  # before the base class creates the lookups
+        self._groups = feature_groups(module.embedding_configs(), coalesced)
+        self._is_new = True
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
         )
+        self._is_new = False
         self._on_cpu = device is None or device.type == "cpu"
         if self._on_cpu:
             # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
             require_attributes(self, "_lookups")
             use_portable_lookups(self._lookups)
+        follow_loading(self, cached_kernels(self))
+        # Private, torchrec 1.6 to 1.9.
+        require_attributes(self, "_need_indices", "_use_index_dedup")
+        if self._groups is not None and self._use_index_dedup:
+            raise SetupError(
+                "use_index_dedup and coalesced tables in one EmbeddingCollection: leave "
+                "use_index_dedup away, as coalescing does the same"
+            )
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As the base class, which loads the first weights too: not over rows of an earlier run."""
+        if self._is_new and (kept := kept_tables(self)):
+            names = [f"embeddings.{table}.weight" for table in kept]
+            own = self.state_dict()
+            state_dict = {**state_dict, **{name: own[name] for name in names}}
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def reset_parameters(self) -> None:
+        """As the base class, but for tables that have the rows of an earlier run."""
+        with _without_kept_tables(self, "_embedding_configs"):
+            super().reset_parameters()
+
+    def _create_lookups(self) -> None:
+        """As the base class, with cached kernels for the tables that have a cache."""
+        with cached_lookups(self._caches):
+            super()._create_lookups()
+
+    def create_context(self) -> ExactSequenceContext:
+        """One for each batch."""
+        return ExactSequenceContext()
 
     def input_dist(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
-        """As the base class.
+        """As the base class; of coalesced tables, unique ids are sent.
 
         Raises:
             ExactnessError: the input is deduplicated as a VBE KeyedJaggedTensor.
         """
         if isinstance(features, KeyedJaggedTensor):
-            refuse_inverse_indices(features, allow_variable_batch=not self._on_cpu)
+            variable = not self._on_cpu and self._groups is None
+            refuse_inverse_indices(features, allow_variable_batch=variable)
+        if self._groups is not None:
+            assert isinstance(ctx, ExactSequenceContext)
+            with torch.no_grad():
+                unique = coalesce_sequences(maybe_td_to_kjt(features), self._groups)
+                features, ctx.coalesced = unique
+        return self.distribute(ctx, features)
+
+    def distribute(
+        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """The input dist of ids, which are unique where tables are coalesced."""
         return super().input_dist(ctx, features)
 
     def compute_and_output_dist(
@@ -168,6 +325,28 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
                 "collectives: leave torchrec_use_sync_collectives() and set_use_sync_collectives() "
                 "alone; these sharders switch them on where they are needed"
             )
+        return self._expanded(ctx, self.look_up(ctx, input))
+
+    def output_dist(
+        self, ctx: EmbeddingCollectionContext, output: list[Tensor]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """The second half of ``compute_and_output_dist``, after ``compute``."""
+        return self._expanded(ctx, super().output_dist(ctx, output))
+
+    def _expanded(
+        self, ctx: EmbeddingCollectionContext, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """What TorchRec returns for a coalesced batch, unique rows, becomes that of all ids."""
+        if self._groups is None:
+            return embeddings
+        assert isinstance(ctx, ExactSequenceContext)
+        assert ctx.coalesced is not None
+        return CoalescedSequences(embeddings, ctx.coalesced, self._groups, self._need_indices)
+
+    def look_up(
+        self, ctx: EmbeddingCollectionContext, input: KJTList
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """Lookup and output dist of the ids that ``distribute`` sent."""
         return super().compute_and_output_dist(ctx, input)
 
 
@@ -202,6 +381,20 @@ def _with_dense_kernel(shardings: Mapping[str, ParameterSharding]) -> list[str]:
         if sharding.sharding_type == ShardingType.DATA_PARALLEL.value
         or sharding.compute_kernel == EmbeddingComputeKernel.DENSE.value
     ]
+
+
+@contextmanager
+def _without_kept_tables(module: Any, configs: str) -> Iterator[None]:
+    """While it is open, the module's list of tables lacks those whose files were kept."""
+    # Private, torchrec 1.6 to 1.9: the tables whose first values the base classes draw.
+    require_attributes(module, configs)
+    tables = getattr(module, configs)
+    kept = kept_tables(module)
+    setattr(module, configs, [table for table in tables if table.name not in kept])
+    try:
+        yield
+    finally:
+        setattr(module, configs, tables)
 
 
 @contextmanager

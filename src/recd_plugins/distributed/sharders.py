@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,9 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from recd_plugins.distributed.cached.inject import check_caches, kernels_with_cache
+from recd_plugins.distributed.cached.planned import as_planned
+from recd_plugins.distributed.cached.spec import TableCache
 from recd_plugins.distributed.sharded_modules import (
     ExactShardedEmbeddingBagCollection,
     ExactShardedEmbeddingCollection,
@@ -36,14 +40,35 @@ _OPTIMIZERS = {
 
 
 class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
-    """Shards an EmbeddingBagCollection; row-wise on CPU too, deduplicated batches included."""
+    """Shards an EmbeddingBagCollection; row-wise on CPU too, deduplicated batches included.
+
+    ``shard`` raises SetupError where a coalesced table is data-parallel, shares a feature with one
+    that is not coalesced, or a module with a data-parallel one.
+
+    Args:
+        fused_params: FBGEMM's, as TorchRec takes them.
+        qcomm_codecs_registry: TorchRec's.
+        caches: by table: those that have a fast and a slow tier, which the plan gives the kernel
+            ``fused_uvm_caching``, and perhaps another load factor. Names of other modules' tables
+            do no harm.
+        coalesced: tables whose ids are made unique before they are sent. Names of other modules'
+            tables do no harm.
+
+    Attributes:
+        coalesced: those tables, for modules that are sharded from now on.
+    """
 
     def __init__(
         self,
         fused_params: dict[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        *,
+        caches: Mapping[str, TableCache] | None = None,
+        coalesced: Collection[str] = (),
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
+        self._caches = dict(caches or {})
+        self.coalesced = frozenset(coalesced)
 
     def shard(
         self,
@@ -56,9 +81,10 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         """See TorchRec's ``ModuleSharder.shard``.
 
         Raises:
-            SetupError: a table has a kernel that cannot train.
+            SetupError: a table has a kernel that cannot train, or a cache and no kernel for it.
         """
         _refuse_quantized(params)
+        check_caches(self._caches, params, device)
         return ExactShardedEmbeddingBagCollection(
             module,
             params,
@@ -67,6 +93,8 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
             device,
             qcomm_codecs_registry=self.qcomm_codecs_registry,
             module_fqn=module_fqn,
+            caches=as_planned(self._caches, params, module.embedding_bag_configs()),
+            coalesced=self.coalesced,
         )
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
@@ -76,6 +104,11 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
             types = [*types, ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value]
         return types
 
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """TorchRec's, and with caches the cached kernel on CPU too."""
+        kernels = super().compute_kernels(sharding_type, compute_device_type)
+        return kernels_with_cache(self._caches, sharding_type, kernels)
+
     @property
     def sharded_module_type(self) -> type[ExactShardedEmbeddingBagCollection]:
         """What ``shard`` returns."""
@@ -83,7 +116,34 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
 
 
 class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
-    """Shards an EmbeddingCollection; data-parallel is right on CPU too."""
+    """Shards an EmbeddingCollection; data-parallel is right on CPU too.
+
+    ``shard`` raises SetupError where a coalesced table is data-parallel or shares a feature with
+    one that is not coalesced.
+
+    Args:
+        fused_params: FBGEMM's, as TorchRec takes them.
+        qcomm_codecs_registry: TorchRec's.
+        use_index_dedup: TorchRec's own, on CUDA only.
+        caches: as ExactEmbeddingBagCollectionSharder has it.
+        coalesced: the same.
+
+    Attributes:
+        coalesced: those tables, for modules that are sharded from now on.
+    """
+
+    def __init__(
+        self,
+        fused_params: dict[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+        use_index_dedup: bool = False,
+        *,
+        caches: Mapping[str, TableCache] | None = None,
+        coalesced: Collection[str] = (),
+    ) -> None:
+        super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
+        self._caches = dict(caches or {})
+        self.coalesced = frozenset(coalesced)
 
     def shard(
         self,
@@ -96,9 +156,10 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         """See TorchRec's ``ModuleSharder.shard``.
 
         Raises:
-            SetupError: a table has a kernel that cannot train.
+            SetupError: a table has a kernel that cannot train, or a cache and no kernel for it.
         """
         _refuse_quantized(params)
+        check_caches(self._caches, params, device)
         return self.sharded_module_type(
             module,
             params,
@@ -108,7 +169,14 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
             qcomm_codecs_registry=self.qcomm_codecs_registry,
             use_index_dedup=self._use_index_dedup,
             module_fqn=module_fqn,
+            caches=as_planned(self._caches, params, module.embedding_configs()),
+            coalesced=self.coalesced,
         )
+
+    def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
+        """TorchRec's, and with caches the cached kernel on CPU too."""
+        kernels = super().compute_kernels(sharding_type, compute_device_type)
+        return kernels_with_cache(self._caches, sharding_type, kernels)
 
     @property
     def sharded_module_type(self) -> type[ExactShardedEmbeddingCollection]:
@@ -119,19 +187,26 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
 def build_sharders(registry: Registry) -> list[ModuleSharder[nn.Module]]:
     """The sharders of a registry: exact ones of TorchRec's modules and those of its plugins.
 
-    The tables' optimizer runs inside the backward pass, as ``training:`` says.
+    The tables' optimizer runs inside the backward pass, as ``training:`` says. Call it after
+    ``prepare``, which chooses the caches.
 
     Raises:
         SetupError: sharders of two types are for one module type.
     """
     params = fused_params(registry.training)
     sharders: list[ModuleSharder[nn.Module]] = [
-        ExactEmbeddingBagCollectionSharder(dict(params)),
-        ExactEmbeddingCollectionSharder(dict(params)),
+        ExactEmbeddingBagCollectionSharder(
+            dict(params), caches=registry.caches, coalesced=registry.coalesced
+        ),
+        ExactEmbeddingCollectionSharder(
+            dict(params), caches=registry.caches, coalesced=registry.coalesced
+        ),
     ]
     made_by = {sharder.module_type: ("recd_plugins", sharder) for sharder in sharders}
     for entry in registry.sharding:
         for sharder in entry.plugin.sharders(dict(params)):
+            if isinstance(sharder, ExactEmbeddingCollectionSharder):
+                sharder.coalesced = registry.coalesced
             name, first = made_by.setdefault(sharder.module_type, (entry.plugin.name, sharder))
             if first is sharder:
                 sharders.append(sharder)

@@ -4,6 +4,7 @@ from recd_plugins.interfaces.cache import Cache
 from recd_plugins.interfaces.converter import Converter
 from recd_plugins.interfaces.dataset import (
     Dataset,
+    DatasetWrapper,
     FeatureSchema,
     Origin,
     Reader,
@@ -11,6 +12,7 @@ from recd_plugins.interfaces.dataset import (
     SessionKeys,
     Split,
 )
+from recd_plugins.interfaces.lookups import FeatureLookups, Lookups
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
 from recd_plugins.interfaces.preprocessing import Preprocessing
@@ -21,7 +23,10 @@ __all__ = [
     "Cache",
     "Converter",
     "Dataset",
+    "DatasetWrapper",
+    "FeatureLookups",
     "FeatureSchema",
+    "Lookups",
     "Origin",
     "Plugin",
     "PluginOptions",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import pyarrow as pa
 
@@ -14,6 +15,7 @@ from recd_plugins.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
     from recd_plugins.data.statistics import TableStatistics
+    from recd_plugins.interfaces.lookups import Lookups
 
 Split = Literal["train", "test"]
 
@@ -52,10 +54,18 @@ class Origin:
 
 @dataclass(frozen=True)
 class Rows:
-    """A record batch of training rows and where each came from, so that errors can say it."""
+    """A record batch of training rows and where each came from, so that errors can say it.
+
+    Attributes:
+        data: the rows.
+        origins: where they came from, in their order.
+        groups: how many of them belong to which group, where a wrapper of the dataset sorts rows
+            into groups; ``recd run`` counts them.
+    """
 
     data: pa.RecordBatch
     origins: tuple[Origin, ...]
+    groups: Mapping[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return int(self.data.num_rows)
@@ -104,6 +114,14 @@ class Reader(ABC):
         for number, rows in enumerate(self):
             if number % num_workers == worker:
                 yield (rows,)
+
+    def skip(self, num_batches: int) -> int:
+        """Pass over the next batches, and say how many there were: fewer at the end of the epoch.
+
+        As if they had been iterated over: where there are fewer than ``num_batches``, the position
+        returns to the start. Override it where batches can be passed over unread.
+        """
+        return sum(1 for _ in islice(self, num_batches))
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -156,6 +174,26 @@ class Dataset(Plugin, ABC):
             DataError: there is no such split, or it has too few rows for one batch on every rank.
         """
 
+    def session_reader(
+        self,
+        *,
+        rank: int,  # noqa: ARG002
+        world_size: int,  # noqa: ARG002
+        batch_size: int,  # noqa: ARG002
+        split: Split,
+    ) -> Reader:
+        """As ``reader``, with the column of the session besides those of ``schema``.
+
+        Its states are those of ``reader``. Wrappers that keep sessions together read by it.
+
+        Raises:
+            DataError: as ``reader``; or this dataset does not say which rows are of one session.
+        """
+        raise DataError(
+            f"{self.name} does not say which rows of the {split} split belong to one session; "
+            "leave sessions out, or take a dataset that does"
+        )
+
     def statistics(self) -> TableStatistics | None:
         """How much the lists of the training split repeat, where it is known without reading it.
 
@@ -184,3 +222,64 @@ class Dataset(Plugin, ABC):
             f"{self.name} does not say which rows belong to one session, so the {split} split "
             "cannot be scanned; take a dataset that does, or a Parquet file or folder"
         )
+
+
+class DatasetWrapper(Dataset):
+    """The rows of another dataset in another order; stands under ``dataset.wrap``.
+
+    Training and evaluation read through it. What measures the data (planner, profiles, ``recd
+    analyze``) reads the dataset itself, so a wrapper keeps rows and columns as they are. Overriding
+    ``reader`` is all that there is to do.
+
+    Attributes:
+        inner: the dataset that is wrapped, maybe a wrapper itself.
+        lookups: which rows of which tables samples look up; known where it is asked for.
+    """
+
+    inner: Dataset
+    lookups: Lookups
+
+    def over(self, inner: Dataset, lookups: Lookups) -> Self:
+        """A wrapper with the same options around ``inner``; this one is left as it is."""
+        wrapped = type(self)(self.options)
+        wrapped.inner = inner
+        wrapped.lookups = lookups
+        return wrapped
+
+    def prepare(self) -> None:
+        """What the inner dataset does."""
+        self.inner.prepare()
+
+    def check(self) -> None:
+        """Refuse what cannot be; ``lookups`` knows the model. Called before training reads.
+
+        Raises:
+            RecdError: why not; the line of the wrapper's entry is added to it.
+        """
+
+    def schema(self) -> FeatureSchema:
+        """The inner dataset's."""
+        return self.inner.schema()
+
+    def splits(self) -> tuple[Split, ...]:
+        """The inner dataset's."""
+        return self.inner.splits()
+
+    def statistics(self) -> TableStatistics | None:
+        """The inner dataset's."""
+        return self.inner.statistics()
+
+    def session_keys(self) -> SessionKeys | None:
+        """The inner dataset's."""
+        return self.inner.session_keys()
+
+    def scan(self, split: Split = "train") -> Iterator[Rows]:
+        """The inner dataset's: in stored order."""
+        return self.inner.scan(split)
+
+    def expected_groups(self) -> Mapping[str, float]:
+        """The expected share of samples by group of ``Rows``; empty where nothing is expected.
+
+        ``recd run`` shows them next to those that it counts.
+        """
+        return {}

@@ -57,6 +57,7 @@ class Setting:
         rates: how fast collectives of these ranks are.
         data: what the model is trained on.
         memory: what replicated rows take there, where it was measured.
+        memory_bytes: of a rank, where tables are looked up; None where it is not known.
     """
 
     world_size: int
@@ -67,6 +68,7 @@ class Setting:
     rates: CollectiveRates
     data: TrainingData
     memory: TierMemory | None = None
+    memory_bytes: int | None = None
 
     @property
     def nodes(self) -> int:

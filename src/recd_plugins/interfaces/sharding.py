@@ -50,6 +50,11 @@ class Sharding(Plugin, ABC):
     #: do not take variable batches.
     replicates: ClassVar[bool] = False
 
+    @property
+    def coalesces(self) -> bool:
+        """Whether each id of these tables is sent once a batch: docs/coalescing.md."""
+        return False
+
     def rewrite(
         self,
         model: nn.Module,

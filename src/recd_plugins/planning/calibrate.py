@@ -7,11 +7,10 @@ them and compared with what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from rich.table import Table as TextTable
@@ -22,6 +21,7 @@ from recd_plugins.planning.candidates import as_plain, with_plugins
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.planning.stage_times import StageCosts, predict
+from recd_plugins.planning.turns import in_turns
 from recd_plugins.planning.work import Work, work_of_step
 from recd_plugins.registry import Registry, load_registry
 from recd_plugins.training import upstream_noise
@@ -30,8 +30,6 @@ from recd_plugins.training.breakdown import StepProfile
 from recd_plugins.training.device import device_of_rank
 from recd_plugins.training.stages import STAGES, Stage, StageTimes
 from recd_plugins.training.trainer import Job
-
-T = TypeVar("T")
 
 SIDES: tuple[Side, ...] = ("baseline", "plugins")
 # A prediction is judged on stages that take at least this share of the step.
@@ -245,7 +243,8 @@ def _profile_side(
     }
     # The sizes take turns, so that what else the machine does meanwhile slows all of them down.
     turns = list(sizes) * rounds
-    batches = _in_turns({size: _endless(loader) for size, loader in loaders.items()}, turns)
+    steps = _LEAD + _MEASURED + _READ_AHEAD
+    batches = in_turns(loaders, turns, each=steps, ahead=_READ_AHEAD)
     profiles = {size: StepProfile(device, warmup=0) for size in sizes}
     for size in turns:
         for _ in range(_LEAD):
@@ -256,16 +255,3 @@ def _profile_side(
         for _ in range(_READ_AHEAD):
             pipeline.progress(batches)
     return {size: profiles[size].stages() for size in sizes}, parts.dmp.plan
-
-
-def _in_turns(batches: Mapping[int, Iterator[T]], turns: Sequence[int]) -> Iterator[T]:
-    """Batches of one size after the other; then some more, for a pipeline that reads ahead."""
-    for size in turns:
-        yield from islice(batches[size], _LEAD + _MEASURED + _READ_AHEAD)
-    yield from islice(batches[turns[-1]], _READ_AHEAD)
-
-
-def _endless(loader: Iterable[T]) -> Iterator[T]:
-    """Epoch after epoch."""
-    while True:
-        yield from loader

@@ -17,7 +17,7 @@ from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.tables import tables_of
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.planning.work import ids_of, rows_pooled
+from recd_plugins.planning.work import rows_pooled
 from recd_plugins.registry import Registry
 from recd_plugins.training.assembly import without_plugins
 from recd_plugins.training.prepare import build_model
@@ -75,7 +75,7 @@ class Candidate:
             4 * table.embedding_dim * (tiers.hot_share + 2 * tiers.flex_share) * ids
             for table in self.tables
             if (tiers := self.registry.tiers.get(table.name)) is not None
-            for ids in (ids_of(table, self.profile, batch_size),)
+            for ids in (self.profile.ids(table, batch_size),)
         )
         return round(
             compute.rest_saved_bytes * batch_size + compute.pooling_saved_bytes * pooled + copied

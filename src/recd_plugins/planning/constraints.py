@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import ShardingType
+from torchrec.distributed.types import CacheParams, ShardingType
 
 from recd_plugins.errors import PluginError, SetupError
-from recd_plugins.interfaces import Table
+from recd_plugins.interfaces import Cache, Table
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry.resolve import did_you_mean
 
 if TYPE_CHECKING:
     from recd_plugins.planning.profile import DataProfile, FeatureProfile
-    from recd_plugins.registry import Registry
+    from recd_plugins.registry import Entry, Registry
 
 _UNSET = ParameterConstraints()
 _COLUMN_WISE = {
@@ -41,7 +42,8 @@ def table_constraints(
     ``pooling_factors``: TorchRec's estimators reckon compute, communication, input dist and the
     storage of inputs and outputs from the two. (``pooling_factors`` alone would leave the
     communication of pooled embeddings as it is.) Of a table with tiers of rows, only ids of cold
-    rows count.
+    rows count. A coalesced table sends, looks up and returns as many rows of one id as a batch has
+    distinct ids, as those of its first feature.
 
     Args:
         registry: its sharding and cache entries constrain the tables that they name; its batch
@@ -58,7 +60,10 @@ def table_constraints(
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], str] = {}
     for entry, claimed in _claims(registry, tables):
-        for name, constraints in _constraints(entry.plugin, claimed).items():
+        of_plugin = _constraints(entry.plugin, claimed)
+        if entry in registry.cache:
+            of_plugin |= _of_caches(registry, entry, claimed)
+        for name, constraints in of_plugin.items():
             for field in _set_fields(constraints):
                 first = set_by.setdefault((name, field), entry.plugin.name)
                 if first != entry.plugin.name and getattr(merged[name], field) != getattr(
@@ -84,8 +89,9 @@ def table_constraints(
             registry.training.batch_size,
             features,
             cold_share,
+            profile,
         )
-    not_replicated = _not_replicated(replicated, tables, profile, device_type)
+    not_replicated = _not_replicated(replicated, tables, profile, device_type, registry.coalesced)
     for table in tables:
         if merged[table.name].sharding_types is None:
             kinds = _kinds_of_its_own_accord(
@@ -111,6 +117,36 @@ def _constraints(plugin: Any, tables: list[Table]) -> dict[str, ParameterConstra
                 "torchrec's ParameterConstraints"
             )
     return constraints
+
+
+def _of_caches(
+    registry: Registry, entry: Entry[Cache], tables: Sequence[Table]
+) -> dict[str, ParameterConstraints]:
+    """Of the tables that this package's kernels cache.
+
+    TorchRec groups tables with ``prefetch_pipeline`` by width and apart from all others, which is
+    what a cached kernel needs: one pool of equally wide slots.
+    """
+    plan = None if registry.prepared is None else registry.prepared.cache_plans.get(entry.field)
+    found = {}
+    for table in tables:
+        if (cache := registry.caches.get(table.name)) is not None:
+            known = plan is not None and table.name in plan.tables
+            found[table.name] = ParameterConstraints(
+                compute_kernels=[EmbeddingComputeKernel.FUSED_UVM_CACHING.value],
+                cache_params=CacheParams(
+                    load_factor=_between(cache.load_factor, table.num_embeddings),
+                    prefetch_pipeline=True,
+                    stats=plan.statistics(table.name) if plan and known else None,
+                ),
+            )
+    return found
+
+
+def _between(load_factor: float, num_embeddings: int) -> float:
+    """The load factor, as near to 0 or 1 as TorchRec's planner takes it: within part of a row."""
+    part = 0.25 / num_embeddings
+    return min(max(load_factor, part), 1 - part)
 
 
 def _kinds_of_its_own_accord(optimizer: str, *, replicated: bool) -> list[str]:
@@ -158,15 +194,20 @@ def _with_batch_sizes(
     batch_size: int,
     features: Sequence[FeatureProfile],
     cold_share: float,
+    profile: DataProfile,
 ) -> ParameterConstraints:
     """With rows and lengths by feature, where no plugin has set them."""
+    rows = [feature.rows(batch_size) for feature in features]
+    ids = [feature.ids(batch_size, pooled=table.pooled) for feature in features]
+    if table.name in profile.distinct:
+        distinct = profile.ids(table, batch_size)
+        rows = ids = [distinct] + [0.0] * (len(features) - 1)
     if constraints.batch_sizes is None:
-        sizes = [max(1, round(feature.rows(batch_size))) for feature in features]
-        constraints = replace(constraints, batch_sizes=sizes)
+        constraints = replace(constraints, batch_sizes=[max(1, round(each)) for each in rows])
     if constraints.pooling_factors == _UNSET.pooling_factors:
         lengths = [
-            cold_share * feature.ids(batch_size, pooled=table.pooled) / size
-            for feature, size in zip(features, constraints.batch_sizes or (), strict=True)
+            cold_share * each / size
+            for each, size in zip(ids, constraints.batch_sizes or (), strict=True)
         ]
         constraints = replace(constraints, pooling_factors=lengths)
     return constraints
@@ -184,21 +225,28 @@ def _replicated(registry: Registry, tables: Sequence[Table]) -> set[str]:
 
 
 def _not_replicated(
-    replicated: set[str], tables: Sequence[Table], profile: DataProfile, device_type: str
+    replicated: set[str],
+    tables: Sequence[Table],
+    profile: DataProfile,
+    device_type: str,
+    coalesced: Collection[str],
 ) -> set[str]:
     """Tables that the planner must not make data-parallel of its own accord.
 
-    Pooled tables fed deduplicated batches, which data-parallel kernels do not take: all that are
-    not replicated by a plugin share one input, so one deduplicated feature is enough. And unpooled
-    tables on CPU, where TorchRec's own data-parallel kernel is wrong.
+    Pooled tables fed variable batches, which data-parallel kernels do not take: all that are not
+    replicated by a plugin share one input, so one deduplicated feature or coalesced table is
+    enough. Coalesced tables, as their ids are to be sent. And unpooled tables on CPU, where
+    TorchRec's own data-parallel kernel is wrong.
     """
     others = [table for table in tables if table.name not in replicated]
-    deduplicated = any(
-        profile.of(feature).deduplicated
+    variable = any(
+        table.name in coalesced or profile.of(feature).deduplicated
         for table in others
         if table.pooled
         for feature in table.features
     )
     return {
-        table.name for table in others if (deduplicated if table.pooled else device_type == "cpu")
+        table.name
+        for table in others
+        if table.name in coalesced or (variable if table.pooled else device_type == "cpu")
     }

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.estimator import (
     EmbeddingPerfEstimatorConfig,
     EmbeddingPerfEstimatorV2,
@@ -21,6 +25,12 @@ from torchrec.distributed.planner.types import (
     Topology,
 )
 from torchrec.distributed.types import ShardingType
+
+from recd_plugins.distributed.cached.spec import HostMemory
+from recd_plugins.planning.stage_times import FILE
+
+if TYPE_CHECKING:
+    from recd_plugins.distributed.cached.spec import TableCache
 
 # Milliseconds of a step for each sharding type of a module, however little it shards: a batch is
 # split once more, and four more collectives follow each other (lengths, ids, embeddings,
@@ -51,7 +61,26 @@ class _SplitByRows(EmbeddingPerfEstimatorConfig):
 @use_min_dim_for_lookup(False)
 @use_block_usage_penalty(False)
 class _OnCpu(_SplitByRows):
-    """Without what narrow rows cost a warp, for which TorchRec charges whole tables on CPU too."""
+    """Without what narrow rows cost a warp, for which TorchRec charges whole tables on CPU too.
+
+    Tables that are cached there are read as others are, which TorchRec has no bandwidth for; what
+    is not in the fast tier is fetched from memory.
+
+    Args:
+        topology: the ranks.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__()
+        self.hbm_to_ddr_mem_bw = topology.ddr_mem_bw
+
+    def get_device_bw(
+        self, compute_device: str, compute_kernel: str, *args: Any, **kwargs: Any
+    ) -> float | None:
+        """See TorchRec's ``HardwarePerfConfig.get_device_bw``."""
+        if compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING.value:
+            compute_kernel = EmbeddingComputeKernel.FUSED.value
+        return super().get_device_bw(compute_device, compute_kernel, *args, **kwargs)
 
 
 class PerfEstimator(EmbeddingPerfEstimatorV2):
@@ -60,11 +89,25 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
     Args:
         topology: the ranks and their bandwidths.
         constraints: rows and ids of each table's features.
+        caches: of tables that this package's kernels cache, by name. What they miss is fetched from
+            host memory, or from files.
     """
 
-    def __init__(self, topology: Topology, constraints: dict[str, ParameterConstraints]) -> None:
-        config = _OnCpu() if topology.compute_device == "cpu" else _SplitByRows()
+    def __init__(
+        self,
+        topology: Topology,
+        constraints: dict[str, ParameterConstraints],
+        caches: Mapping[str, TableCache] | None = None,
+    ) -> None:
+        on_cpu = topology.compute_device == "cpu"
+        config = _OnCpu(topology) if on_cpu else _SplitByRows()
         super().__init__(topology=topology, constraints=constraints, config=config)
+        from_host = topology.ddr_mem_bw if on_cpu else topology.hbm_to_ddr_mem_bw
+        self._times_slower = {
+            name: 1000 * from_host / FILE
+            for name, cache in (caches or {}).items()
+            if not isinstance(cache.storage, HostMemory)
+        }
 
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: SharderDataMap
@@ -80,6 +123,8 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
         super().estimate(sharding_options, sharder_data_map)
         for option, all_shards in zip(sharding_options, shards, strict=True):
             times = {tuple(shard.size): shard.perf for shard in option.shards}
+            for perf in times.values():
+                perf.prefetch_compute *= self._times_slower.get(option.name, 1.0)
             option.shards = all_shards
             for shard in all_shards:
                 shard.perf = times[tuple(shard.size)]

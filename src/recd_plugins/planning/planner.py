@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from recd_plugins.planning.tables import tables_of
 from recd_plugins.planning.topologies import TopologySpec, this_machine
 
 if TYPE_CHECKING:
+    from recd_plugins.distributed.cached.spec import TableCache
     from recd_plugins.registry import Registry
     from recd_plugins.registry.schema import TrainingSpec
 
@@ -82,7 +83,9 @@ def build_planner(
 
     if model is not None:
         constraints(model)
-    return RegistryPlanner(topology, registry.training, constraints, activation_bytes)
+    return RegistryPlanner(
+        topology, registry.training, constraints, activation_bytes, registry.caches
+    )
 
 
 def machine_of(
@@ -155,11 +158,13 @@ class RegistryPlanner(ShardingPlanner):
         training: TrainingSpec,
         constraints: Callable[[nn.Module], _Constraints],
         activation_bytes: int = 0,
+        caches: Mapping[str, TableCache] | None = None,
     ) -> None:
         self._topology = topology
         self._training = training
         self._constraints_of = constraints
         self._activation_bytes = activation_bytes
+        self._caches = caches or {}
 
     def collective_plan(
         self,
@@ -213,7 +218,7 @@ class RegistryPlanner(ShardingPlanner):
         constraints = feasible(
             module, sharders, self._constraints_of(module), self._topology.compute_device
         )
-        enumerator = SortedEnumerator(self._topology, constraints, self._training)
+        enumerator = SortedEnumerator(self._topology, constraints, self._training, self._caches)
         chosen: list[ShardingOption] = []
 
         def keep(options: list[ShardingOption]) -> list[ShardingOption]:
@@ -247,22 +252,26 @@ class SortedEnumerator(EmbeddingEnumerator):
     """
 
     def __init__(
-        self, topology: Topology, constraints: _Constraints, training: TrainingSpec
+        self,
+        topology: Topology,
+        constraints: _Constraints,
+        training: TrainingSpec,
+        caches: Mapping[str, TableCache] | None = None,
     ) -> None:
         super().__init__(
             topology=topology,
             batch_size=training.batch_size,
             constraints=constraints,
             estimator=[
-                PerfEstimator(topology, constraints),
-                StorageEstimator(topology, constraints, training),
+                PerfEstimator(topology, constraints, caches),
+                StorageEstimator(topology, constraints, training, caches),
             ],
         )
         empty = {
             name: replace(table, batch_sizes=[0] * len(table.batch_sizes or ()))
             for name, table in constraints.items()
         }
-        self._without_batch = StorageEstimator(topology, empty, training)
+        self._without_batch = StorageEstimator(topology, empty, training, caches)
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,12 +11,13 @@ import torch
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fit_converter
 from recd_plugins.data.statistics import FeatureStatistics
+from recd_plugins.planning.distinct import DistinctIds, measure_distinct
 from recd_plugins.sparse.dedup import Deduplicator
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
     from recd_plugins.data.statistics import TableStatistics
-    from recd_plugins.interfaces import Rows
+    from recd_plugins.interfaces import Rows, Table
     from recd_plugins.registry import Registry
 
 
@@ -69,21 +70,36 @@ class DataProfile:
         features: by name.
         source: where the figures come from, in words.
         samples_per_session: S of the whole table, None where only its first rows were seen.
+        distinct: of tables whose ids are coalesced, by table name.
     """
 
     features: Mapping[str, FeatureProfile]
     source: str = "the caller"
     samples_per_session: float | None = None
+    distinct: Mapping[str, DistinctIds] = field(default_factory=dict)
 
     def of(self, feature: str) -> FeatureProfile:
         """One feature; one id a row, as TorchRec assumes, where it is none of the data's."""
         return self.features.get(feature, FeatureProfile())
 
+    def ids(self, table: Table, batch_size: int) -> float:
+        """Ids of a rank's batch that a table is asked for; distinct ones if it is coalesced."""
+        if (distinct := self.distinct.get(table.name)) is not None:
+            return distinct.of(batch_size)
+        return sum(self.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
+
+    def rows(self, table: Table, batch_size: int) -> float:
+        """Rows of a rank's batch, of all features of a table: lengths that are sent, and vectors
+        that a pooled table returns. Of a coalesced table each id is one, and a sequence's has none.
+        """
+        if (distinct := self.distinct.get(table.name)) is not None:
+            return distinct.of(batch_size) if table.pooled else 0.0
+        return sum(self.of(f).rows(batch_size) for f in table.features)
+
     def plain(self) -> DataProfile:
-        """The same data, not deduplicated."""
-        return replace(
-            self, features={name: feature.plain() for name, feature in self.features.items()}
-        )
+        """The same data, neither deduplicated nor coalesced."""
+        features = {name: feature.plain() for name, feature in self.features.items()}
+        return replace(self, features=features, distinct={})
 
 
 def measure_profile(registry: Registry) -> DataProfile:
@@ -91,7 +107,7 @@ def measure_profile(registry: Registry) -> DataProfile:
 
     The first batch shows which features the converter deduplicates, and how. Where the table
     carries statistics, lengths and shares of repeated rows and ids are the whole table's; else they
-    too are the first batch's.
+    too are the first batch's. Distinct ids of coalesced tables are always that batch's.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -101,18 +117,20 @@ def measure_profile(registry: Registry) -> DataProfile:
     rows = first_rows(registry)
     fit_converter(registry, rows)
     batch = RowPipeline(registry).batch(rows)
+    coalesced = [table for table in registry.tables if table.name in registry.coalesced]
+    distinct = measure_distinct(registry, rows, batch, coalesced)
     groups = list(_groups(batch))
     seen = {name: profile for group in groups for name, profile in group.items()}
     known = registry.dataset.statistics()
     if known is None or not known.features.keys() >= seen.keys():
-        return DataProfile(seen, f"the first {len(rows):,} rows")
+        return DataProfile(seen, f"the first {len(rows):,} rows", distinct=distinct)
     features = {
         name: profile
         for group in groups
         for name, profile in _of_whole_table(group, known, rows).items()
     }
     source = f"the statistics that the table of {known.rows:,} rows carries"
-    return DataProfile(features, source, known.samples_per_session)
+    return DataProfile(features, source, known.samples_per_session, distinct)
 
 
 def _of_whole_table(

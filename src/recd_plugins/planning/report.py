@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.planner.types import ShardingOption
 
+from recd_plugins.distributed.cached.spec import HostMemory
+from recd_plugins.interfaces import Table
 from recd_plugins.planning.candidates import Candidate
 from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned
@@ -17,7 +21,7 @@ from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.stage_times import StageCosts, predict
 from recd_plugins.planning.storage import RESERVED_SHARE, copies_bytes, dense_bytes, state_bytes
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.planning.work import work_of_step
+from recd_plugins.planning.work import Work, work_of_step
 from recd_plugins.training.stages import StageTimes
 
 #: What takes the memory of a rank.
@@ -50,6 +54,9 @@ class TableReport:
         hot_rows: rows with a copy on every rank.
         flex_rows: rows with a copy in every node.
         cold_share: of the ids that it is asked for, those of rows with no copy.
+        cached_rows: that stay in fast memory; None of a table without a cache.
+        vectors: embeddings that a rank gets from all in a step.
+        uncoalesced_vectors: the same without coalescing; None of a table that is not coalesced.
     """
 
     name: str
@@ -65,6 +72,9 @@ class TableReport:
     hot_rows: int = 0
     flex_rows: int = 0
     cold_share: float = 1.0
+    cached_rows: int | None = None
+    vectors: float = 0.0
+    uncoalesced_vectors: float | None = None
 
 
 @dataclass(frozen=True)
@@ -223,6 +233,7 @@ def report_side(
         world_size=spec.world_size,
         local_world_size=spec.ranks_per_node,
         tiers=candidate.registry.tiers,
+        cached=_cached_work(candidate),
     )
     return SideReport(
         batch_size,
@@ -245,7 +256,7 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Ta
             per_rank[shard.rank] += shard.storage.hbm + shard.storage.ddr
         features = [candidate.profile.of(feature) for feature in table.features]
         all_ids = sum(feature.length for feature in features) * batch_size
-        ids = sum(feature.ids(batch_size, pooled=table.pooled) for feature in features)
+        ids = candidate.profile.ids(table, batch_size)
         tiers = candidate.registry.tiers.get(table.name)
         found.append(
             TableReport(
@@ -259,10 +270,44 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Ta
                 tuple(sorted(per_rank)),
                 max(per_rank.values()),
                 all_ids / ids if ids else 1.0,
-                *((tiers.hot, tiers.flex, tiers.cold_share) if tiers else ()),
+                *((tiers.hot, tiers.flex, tiers.cold_share) if tiers else (0, 0, 1.0)),
+                _cached_rows(option),
+                *_vectors(candidate.profile, table, batch_size),
             )
         )
     return tuple(found)
+
+
+def _cached_work(candidate: Candidate) -> dict[str, Work]:
+    """What the slow tiers move on all ranks, as far as it is planned."""
+    prepared = candidate.registry.prepared
+    plans = {} if prepared is None else prepared.cache_plans
+    return {
+        name: Work(bytes_from_host=table.traffic.bytes)
+        if isinstance(cache.storage, HostMemory)
+        else Work(bytes_from_file=table.traffic.bytes)
+        for plan in plans.values()
+        for name, table in plan.tables.items()
+        if (cache := candidate.registry.caches.get(name)) is not None
+    }
+
+
+def _vectors(profile: DataProfile, table: Table, batch_size: int) -> tuple[float, float | None]:
+    """``vectors`` and ``uncoalesced_vectors``: of a pooled table one a row, else one an id."""
+
+    def sent(known: DataProfile) -> float:
+        count = known.rows if table.pooled else known.ids
+        return count(table, batch_size)
+
+    uncoalesced = replace(profile, distinct={})
+    return sent(profile), sent(uncoalesced) if table.name in profile.distinct else None
+
+
+def _cached_rows(option: ShardingOption) -> int | None:
+    cached = option.compute_kernel == EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+    if not cached or option.cache_load_factor is None:
+        return None
+    return round(option.cache_load_factor * option.tensor.shape[0])
 
 
 def _memory(
@@ -275,9 +320,11 @@ def _memory(
         for shard, static in zip(option.shards, planned.static[option.name], strict=True):
             held = static.hbm if on_gpu else static.ddr
             whole = shard.storage.hbm if on_gpu else shard.storage.ddr
-            # With tables in host memory, a GPU holds a cache of them and the state is elsewhere.
+            # A cache of a table in host memory or in a file has the state of its rows in it.
             state = state_bytes(option, shard.size[0], training)
-            state = 0 if on_gpu and "uvm" in option.compute_kernel else state
+            cache = candidate.registry.caches.get(option.name)
+            in_file = cache is not None and not isinstance(cache.storage, HostMemory)
+            state = 0 if in_file or (on_gpu and "uvm" in option.compute_kernel) else state
             parts["embeddings"][shard.rank] += held - state
             parts["optimizer"][shard.rank] += state
             parts["inputs and outputs"][shard.rank] += whole - held

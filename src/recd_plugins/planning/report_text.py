@@ -19,6 +19,8 @@ _LINES = 16
 # Ranks up to this many have a bar each.
 _BARS = 16
 _BAR_WIDTH = 50
+# Tables that coalescing makes worse are named up to this many.
+_WORST = 3
 _MARKS = dict(zip(COMPONENTS, "█▓▞▒▚░·", strict=True))
 
 
@@ -28,6 +30,7 @@ def render(report: PlanReport) -> RenderableType:
         topology_line(report.topology, report.spec),
         _data(report),
         _shards(report.plugins),
+        *_coalesced(report.plugins),
         _memory(report),
     ]
     if report.spec.world_size <= _BARS:
@@ -90,6 +93,7 @@ def _shards(side: SideReport) -> Table:
     table.add_column("dedupe factor", justify="right", overflow="fold")
     for tables in _alike(side.tables):
         first = tables[0]
+        cached = "" if first.cached_rows is None else f"\n{first.cached_rows:,} cached"
         factors = [each.dedupe_factor for each in tables]
         low, high = f"{min(factors):.2f}", f"{max(factors):.2f}"
         name = first.name if len(tables) == 1 else f"{first.name} and {len(tables) - 1} more"
@@ -97,7 +101,7 @@ def _shards(side: SideReport) -> Table:
             name + ("" if first.pooled else " (sequence)"),
             f"{first.num_embeddings:,} x {first.embedding_dim}",
             _sharding(first),
-            first.compute_kernel,
+            first.compute_kernel + cached,
             compressed(sorted({rank for each in tables for rank in each.ranks})),
             size(max(each.bytes_per_rank for each in tables)),
             low if low == high else f"{low}-{high}",
@@ -106,13 +110,34 @@ def _shards(side: SideReport) -> Table:
 
 
 def _sharding(table: TableReport) -> str:
-    """TorchRec's name, and rows that have copies besides."""
+    """TorchRec's name, rows that have copies besides, and whether ids are coalesced."""
     copies = [
         f"{rows:,} {tier}"
         for rows, tier in ((table.hot_rows, "hot"), (table.flex_rows, "flex"))
         if rows
     ]
-    return "\n".join([table.sharding_type, *copies])
+    coalesced = ["coalesced"] if table.uncoalesced_vectors is not None else []
+    return "\n".join([table.sharding_type, *copies, *coalesced])
+
+
+def _coalesced(side: SideReport) -> list[Text]:
+    """What coalescing makes of the vectors that come back: in all, and where it makes more."""
+    found = [
+        (table.vectors, table.uncoalesced_vectors, table.name)
+        for table in side.tables
+        if table.uncoalesced_vectors is not None
+    ]
+    if not found:
+        return []
+    mine, before = sum(each[0] for each in found), sum(each[1] for each in found)
+    words = f"coalesced: {mine:,.0f} vectors come back to a rank in a step, without {before:,.0f}"
+    more = [each for each in found if each[0] > each[1]]
+    if more:
+        more.sort(key=lambda each: each[1] - each[0])
+        worst = ", ".join(f"{name} {got:,.0f} for {was:,.0f}" for got, was, name in more[:_WORST])
+        words += f"; more than without for {len(more)} of {len(found)} tables: {worst}"
+        words += ", ..." if len(more) > _WORST else ""
+    return [Text(words)]
 
 
 def _alike(tables: Sequence[TableReport]) -> list[list[TableReport]]:
@@ -123,7 +148,9 @@ def _alike(tables: Sequence[TableReport]) -> list[list[TableReport]]:
     for table in tables:
         spread = len(table.ranks) if len(table.ranks) > 1 else 1
         shape = (table.num_embeddings, table.embedding_dim, table.pooled)
-        found[*shape, _sharding(table), table.compute_kernel, spread].append(table)
+        found[*shape, _sharding(table), table.compute_kernel, table.cached_rows, spread].append(
+            table
+        )
     return sorted(found.values(), key=lambda group: -max(each.bytes_per_rank for each in group))
 
 

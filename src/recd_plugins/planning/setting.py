@@ -85,5 +85,6 @@ def setting_of(
         device_type=spec.device,
         rates=spec.collective_rates,
         memory=spec.tiers,
+        memory_bytes=spec.memory_bytes,
         data=data or RegistryData(registry),
     )

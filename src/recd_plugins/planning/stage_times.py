@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from recd_plugins.planning.topologies import TopologySpec
     from recd_plugins.planning.work import Work
 
+# Bytes a second of a file whose rows are read in random order: an assumption, 1 GiB/s.
+FILE = float(2**30)
+
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -36,6 +39,10 @@ class LookupCost(StageCost):
     rows_looked_up: Seconds = Field(
         default=0.0, description="For a row of a deduplicated batch in a pooling lookup."
     )
+    bytes_from_host: Seconds = Field(
+        default=0.0, description="For a byte that a cached table moves from host memory or back."
+    )
+    bytes_from_file: Seconds = Field(default=0.0, description="For one from a file or back.")
 
 
 class GemmCost(StageCost):
@@ -81,16 +88,21 @@ class StageCosts(BaseModel):
     def of_topology(cls, topology: TopologySpec) -> Self:
         """Lower bounds: nothing but the bandwidths and operations a second that it states.
 
-        A lookup reads an embedding, and the backward pass reads and writes it again.
+        A lookup reads an embedding, and the backward pass reads and writes it again. Nothing hides
+        what cached tables move, as lookahead may.
         """
         on_device = topology.device == "cuda" and topology.hbm_bandwidth is not None
         memory = topology.hbm_bandwidth if on_device else topology.ddr_bandwidth
+        to_host = topology.hbm_to_ddr_bandwidth if on_device else topology.ddr_bandwidth
         assert memory is not None, "checked with the topology"
+        assert to_host is not None, "checked with the topology"
         slowest = (
             topology.inter_node_bandwidth if topology.nodes > 1 else topology.intra_node_bandwidth
         )
         return cls(
-            lookup=LookupCost(bytes_looked_up=3 / memory),
+            lookup=LookupCost(
+                bytes_looked_up=3 / memory, bytes_from_host=1 / to_host, bytes_from_file=1 / FILE
+            ),
             gemm=GemmCost(matmul_flops=1 / topology.flops, attention_flops=1 / topology.flops),
             all_to_all=AllToAllCost(
                 bytes_in_node=1 / topology.intra_node_bandwidth,

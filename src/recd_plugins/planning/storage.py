@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from torch import nn
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
@@ -16,11 +18,20 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
+from recd_plugins.distributed.cached.spec import HostMemory
 from recd_plugins.distributed.tiered import TieredEmbeddingCollection
 from recd_plugins.registry.schema import TrainingSpec
 
+if TYPE_CHECKING:
+    from recd_plugins.distributed.cached.spec import TableCache
+
 #: Left to the allocator and the interpreter; and to activations where nobody counted them.
 RESERVED_SHARE = 0.15
+
+_CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+# Bytes of a cached table beside rows and their state: where each row is, and what each slot holds
+# and when it was used last.
+_ROW_MAP, _SLOT = 4, 16
 
 
 def dense_bytes(
@@ -74,10 +85,15 @@ def copies_bytes(module: nn.Module, ranks_per_node: int, training: TrainingSpec)
 class StorageEstimator(EmbeddingStorageEstimator):
     """TorchRec's estimate, and ``state_bytes``, of which it knows nothing where a sharder decides.
 
+    A table that this package's kernels cache takes its fast tier where it is looked up, and all of
+    its rows in host memory, or none of that where they are in a file: the pages of a file that are
+    in memory leave it when others need it.
+
     Args:
         topology: the ranks.
         constraints: by table.
         training: says the optimizer of the tables.
+        caches: of those tables, by name.
     """
 
     def __init__(
@@ -85,22 +101,68 @@ class StorageEstimator(EmbeddingStorageEstimator):
         topology: Topology,
         constraints: dict[str, ParameterConstraints],
         training: TrainingSpec,
+        caches: Mapping[str, TableCache] | None = None,
     ) -> None:
         super().__init__(topology=topology, constraints=constraints)
         self._training = training
+        self._caches = caches or {}
         self._on_gpu = topology.compute_device != "cpu"
 
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: SharderDataMap
     ) -> None:
         """See TorchRec's ``ShardEstimator.estimate``."""
+        cached = [
+            option
+            for option in sharding_options
+            if option.compute_kernel == _CACHING and option.name in self._caches
+        ]
+        for option in cached:
+            option.compute_kernel = EmbeddingComputeKernel.FUSED.value
         super().estimate(sharding_options, sharder_data_map)
+        for option in cached:
+            option.compute_kernel = _CACHING
+            self._put_fast_tier(option)
         for option in sharding_options:
+            if option.compute_kernel == _CACHING and option.name in self._caches:
+                continue
             on_gpu = self._on_gpu and "uvm" not in option.compute_kernel
             for shard in option.shards:
                 state = state_bytes(option, shard.size[0], self._training)
                 assert shard.storage is not None, "just estimated"
                 shard.storage += Storage(hbm=state, ddr=0) if on_gpu else Storage(hbm=0, ddr=state)
+
+    def _put_fast_tier(self, option: ShardingOption) -> None:
+        """Replace the rows of an uncached table by what a cached one holds."""
+        in_file = not isinstance(self._caches[option.name].storage, HostMemory)
+        for shard in option.shards:
+            assert shard.storage is not None, "just estimated"
+            rows, dim = shard.size
+            all_rows = rows * dim * option.tensor.element_size()
+            state = state_bytes(option, rows, self._training)
+            fast = fast_tier_bytes(option, rows, dim, self._training)
+            slow = 0 if in_file else all_rows + state
+            shard.storage += (
+                Storage(hbm=fast - all_rows, ddr=slow)
+                if self._on_gpu
+                else Storage(hbm=0, ddr=fast - all_rows + slow)
+            )
+
+
+def fast_tier_bytes(option: ShardingOption, rows: int, dim: int, training: TrainingSpec) -> int:
+    """Of a shard of ``rows`` rows: cached ones, those of the batches in flight, and the row map.
+
+    Two batches are in flight: the one that is computed, and the next, whose rows are fetched.
+    """
+    load_factor = option.cache_load_factor or 0.0
+    slots = round(load_factor * rows)
+    stats = None if option.cache_params is None else option.cache_params.stats
+    if stats is not None:
+        cold = stats.expected_lookups * stats.expected_miss_rate(load_factor)
+        share = rows / option.tensor.shape[0]
+        slots = min(rows, slots + round(2 * cold * share))
+    row = dim * option.tensor.element_size() + state_bytes(option, 1, training)
+    return slots * (row + _SLOT) + rows * _ROW_MAP
 
 
 class Reservation(FixedPercentageStorageReservation):

@@ -19,6 +19,7 @@ from torchrec.distributed.planner.types import (
 )
 
 from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.planning.caching.rates import CacheRates
 from recd_plugins.planning.collective_rates import CollectiveRates, TierMemory
 from recd_plugins.planning.stage_times import StageCosts
 from recd_plugins.registry.loader import read_yaml
@@ -74,6 +75,9 @@ class TopologySpec(BaseModel):
     tiers: TierMemory | None = Field(
         default=None, description="What replicated rows take, as recd plan --tiers measured it."
     )
+    cache: CacheRates | None = Field(
+        default=None, description="What fetched rows cost, as recd plan --cache measured it."
+    )
 
     @model_validator(mode="after")
     def _gpu_has_memory(self) -> Self:
@@ -101,6 +105,11 @@ class TopologySpec(BaseModel):
     def collective_rates(self) -> CollectiveRates:
         """Those of the section ``collectives``, or what the bandwidths allow."""
         return self.collectives or CollectiveRates.of_topology(self)
+
+    @property
+    def cache_rates(self) -> CacheRates:
+        """Those of the section ``cache``, or what the bandwidths allow."""
+        return self.cache or CacheRates.of_topology(self)
 
     def to_torchrec(self) -> Topology:
         """What TorchRec's planner takes; its bandwidths are bytes a millisecond."""

@@ -43,6 +43,8 @@ class Work:
         ids_looked_up: ids that its lookups take; an id counts once for each column shard.
         bytes_looked_up: of the embeddings that these ids read.
         rows_looked_up: rows of deduplicated batches whose ids its pooling lookups take.
+        bytes_from_host: of cached tables, moved from the slow tier in host memory and back.
+        bytes_from_file: the same of slow tiers in files.
         collectives: of the embeddings' input dist and output dist.
         bytes_in_node: that it sends to ranks of its node in them, and receives likewise.
         bytes_across_nodes: that it sends to ranks of other nodes.
@@ -57,6 +59,8 @@ class Work:
     ids_looked_up: float = 0.0
     bytes_looked_up: float = 0.0
     rows_looked_up: float = 0.0
+    bytes_from_host: float = 0.0
+    bytes_from_file: float = 0.0
     collectives: float = 0.0
     bytes_in_node: float = 0.0
     bytes_across_nodes: float = 0.0
@@ -71,6 +75,11 @@ class Work:
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return Work(**{**sums, "steps": 1.0})
 
+    def __mul__(self, share: float) -> Work:
+        """Part of it, in one step."""
+        parts = {f.name: getattr(self, f.name) * share for f in fields(self)}
+        return Work(**{**parts, "steps": 1.0})
+
 
 def work_of_step(
     tables: Sequence[Table],
@@ -82,6 +91,7 @@ def work_of_step(
     world_size: int,
     local_world_size: int | None = None,
     tiers: Mapping[str, TableTiers] | None = None,
+    cached: Mapping[str, Work] | None = None,
 ) -> list[Work]:
     """The work of each rank.
 
@@ -94,6 +104,7 @@ def work_of_step(
         world_size: ranks.
         local_world_size: ranks of a node; all of them without it.
         tiers: of rows, by table name (``Registry.tiers``).
+        cached: what the slow tier of each cached table moves on all ranks together, by its name.
     """
     cluster = _Cluster(batch_size, world_size, local_world_size or world_size)
     by_name = {table.name: table for table in tables}
@@ -114,6 +125,10 @@ def work_of_step(
             cold_share = 1.0 if found is None else found.cold_share
             for ranks, work in _table_work(by_name[name], sharding, profile, cluster, cold_share):
                 add(ranks, work)
+            if cached is not None and name in cached:
+                for owner, share_of_rows, columns in _shards(by_name[name], sharding):
+                    share = share_of_rows * columns / by_name[name].embedding_dim
+                    add(slice(owner, owner + 1), cached[name] * share)
             if found is not None:
                 add(_EVERY_RANK, _copies_work(by_name[name], found, profile, cluster))
         if tiers is not None and any(name in tiers and tiers[name].flex for name in module):
@@ -183,13 +198,18 @@ def _dense_work(
         for feature in table.features
         if profile.of(feature).deduplicated
     )
+    for table in tables:
+        if (distinct := profile.distinct.get(table.name)) is not None:
+            ids = sum(profile.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
+            # Each id takes the row of its distinct one.
+            expanded += (ids + distinct.of(batch_size)) * table.embedding_dim
     return Work(
         bytes_reduced=2 * (world_size - 1) / world_size * compute.parameter_bytes,
         matmul_flops=compute.rest.matmul_flops * batch_size
         + compute.pooling.matmul_flops * pooled_rows,
         attention_flops=compute.rest.attention_flops * batch_size
         + compute.pooling.attention_flops * pooled_rows,
-        # Duplicates are made again by one index select, forward and backward.
+        # Duplicates are made again from what is stored once, forward and backward.
         element_bytes=compute.rest.element_bytes * batch_size
         + compute.pooling.element_bytes * pooled_rows
         + 2 * _SCALAR * expanded,
@@ -207,9 +227,11 @@ def _table_work(
 ) -> Iterator[tuple[slice, Work]]:
     """What a table adds to the work of ranks: as owner of a shard, and as sender of ids."""
     batch_size, world_size, local = cluster
-    rows = sum(profile.of(f).rows(batch_size) for f in table.features)
-    ids = cold_share * ids_of(table, profile, batch_size)
-    deduplicated = any(profile.of(f).deduplicated for f in table.features)
+    rows = profile.rows(table, batch_size)
+    ids = cold_share * profile.ids(table, batch_size)
+    variable = table.name in profile.distinct or any(
+        profile.of(f).deduplicated for f in table.features
+    )
     if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
         num_bytes = table.num_embeddings * table.embedding_dim * _SCALAR
         yield (
@@ -242,7 +264,7 @@ def _table_work(
             Work(
                 ids_looked_up=world_size * sent,
                 bytes_looked_up=world_size * sent * columns * _SCALAR,
-                rows_looked_up=world_size * rows if table.pooled and deduplicated else 0.0,
+                rows_looked_up=world_size * rows if table.pooled and variable else 0.0,
                 # The sums for other nodes are reduced in the node first, and gathered after.
                 bytes_in_node=(local - 1) * vectors * (2 * nodes - 1 if within_node else 1),
                 bytes_across_nodes=(nodes - 1) * vectors * (1 if within_node else local),
@@ -259,7 +281,7 @@ def _copies_work(table: Table, tiers: TableTiers, profile: DataProfile, cluster:
     """
     batch_size, world_size, local = cluster
     nodes, width = world_size // local, table.embedding_dim * _SCALAR
-    ids = ids_of(table, profile, batch_size)
+    ids = profile.ids(table, batch_size)
     hot, flex = ids * tiers.hot_share, ids * tiers.flex_share
     return Work(
         ids_looked_up=hot + flex,
@@ -268,11 +290,6 @@ def _copies_work(table: Table, tiers: TableTiers, profile: DataProfile, cluster:
         bytes_reduced=2 * (world_size - 1) / world_size * tiers.hot * width
         + 2 * (nodes - 1) / nodes * tiers.flex / local * width,
     )
-
-
-def ids_of(table: Table, profile: DataProfile, batch_size: int) -> float:
-    """Ids of a rank's batch that a table is asked for."""
-    return sum(profile.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
 
 
 def _shards(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, float, int]]:

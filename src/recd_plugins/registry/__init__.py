@@ -1,6 +1,8 @@
 """``registry.yaml``: which plugins a training run uses, and with which options."""
 
-from recd_plugins.registry.registry import Entry, Prepared, Registry, at_entry, load_registry
+from recd_plugins.registry.entries import Entry, at_entry
+from recd_plugins.registry.from_file import load_registry
+from recd_plugins.registry.registry import Prepared, Registry
 from recd_plugins.registry.schema import (
     CheckpointSpec,
     ModelSpec,

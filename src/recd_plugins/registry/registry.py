@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pydantic import ValidationError
 
-from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
+from recd_plugins.errors import Problem, RegistryError
 from recd_plugins.interfaces import (
     Cache,
     Converter,
     Dataset,
-    Plugin,
+    DatasetWrapper,
     Pooling,
     Preprocessing,
     Sharding,
     Split,
+    Table,
 )
-from recd_plugins.manager import KINDS, PluginManager
-from recd_plugins.registry.loader import read_yaml, render
-from recd_plugins.registry.resolve import Resolved, did_you_mean, resolve, shortened
-from recd_plugins.registry.schema import FeatureEntrySpec, ModelSpec, RegistrySpec, TrainingSpec
-from recd_plugins.registry.variants import with_sharding
+from recd_plugins.registry.entries import Entry, at_entry, claim
+from recd_plugins.registry.schema import ModelSpec, RegistrySpec, TrainingSpec
 
 if TYPE_CHECKING:
     import torch
@@ -37,49 +33,13 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.loader import DataLoader
     from recd_plugins.data.model_input import Placement
+    from recd_plugins.distributed.cached.spec import TableCache
     from recd_plugins.interfaces import Setting
+    from recd_plugins.planning.caching import CachePlan
     from recd_plugins.planning.planner import RegistryPlanner
     from recd_plugins.planning.profile import DataProfile
     from recd_plugins.planning.tiers.plan import TableTiers, TierPlan
     from recd_plugins.training.pipeline import CheckedTrainPipeline
-
-P = TypeVar("P", bound=Plugin, covariant=True)
-
-
-@dataclass(frozen=True)
-class Entry(Generic[P]):
-    """An entry of a list section.
-
-    Attributes:
-        plugin: the plugin, made with the entry's options.
-        patterns: names or globs of features or tables.
-        field: where it stands in the file, as ``sharding[0]``.
-        line: 1-based line in the file.
-    """
-
-    plugin: P
-    patterns: tuple[str, ...]
-    field: str
-    line: int
-
-    def matches(self, name: str) -> bool:
-        """Whether a pattern matches ``name``; case counts."""
-        return any(fnmatchcase(name, pattern) for pattern in self.patterns)
-
-
-@contextmanager
-def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
-    """A context in which a plugin works for its entry: what it refuses names the entry's line.
-
-    Raises:
-        RegistryError: a RecdError was raised; a PluginError, which names the plugin, stays one.
-    """
-    try:
-        yield
-    except (PluginError, RegistryError):
-        raise
-    except RecdError as error:
-        raise RegistryError([Problem(str(path), entry.line, entry.field, str(error))]) from error
 
 
 @dataclass(frozen=True)
@@ -90,11 +50,19 @@ class Prepared:
         placement: which features the model looks up how.
         num_embeddings: rows of the table of each feature.
         tier_plans: of sharding entries whose plugins have tiers of rows, by ``Entry.field``.
+        caches: of tables that the kernels of this package cache, by table name.
+        cache_plans: what is expected of them, by ``Entry.field`` of the cache entries.
+        tables: of the model, before sharding plugins replaced any.
+        coalesced: names of those whose ids are made unique before they are sent.
     """
 
     placement: Placement
     num_embeddings: Mapping[str, int]
     tier_plans: Mapping[str, TierPlan] = field(default_factory=dict)
+    caches: Mapping[str, TableCache] = field(default_factory=dict)
+    cache_plans: Mapping[str, CachePlan] = field(default_factory=dict)
+    tables: tuple[Table, ...] = ()
+    coalesced: frozenset[str] = frozenset()
 
     @property
     def tiers(self) -> dict[str, TableTiers]:
@@ -109,7 +77,11 @@ class Registry:
     Relative paths in options are relative to the current directory.
 
     Attributes:
+        dataset: without its wrappers.
+        wrappers: of the dataset; each stands around those before it. Their patterns are empty.
         prepared: what ``prepare`` learnt of the model it saw last.
+        batches_of: the registry whose batches this one's loaders read, where that is another one:
+            its wrappers ask that one what samples look up.
         converter_fitted: whether the converter has seen its sample.
     """
 
@@ -121,6 +93,8 @@ class Registry:
     pooling: tuple[Entry[Pooling], ...]
     sharding: tuple[Entry[Sharding], ...]
     cache: tuple[Entry[Cache], ...]
+    wrappers: tuple[Entry[DatasetWrapper], ...] = ()
+    batches_of: Registry | None = None
     prepared: Prepared | None = None
     converter_fitted: bool = False
 
@@ -135,9 +109,54 @@ class Registry:
         return self.prepared.tiers if self.prepared else {}
 
     @property
+    def caches(self) -> Mapping[str, TableCache]:
+        """The caches of the tables of the model that ``prepare`` saw last, by table name."""
+        return self.prepared.caches if self.prepared else {}
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        """Those of the model that ``prepare`` saw last, before plugins replaced any."""
+        return self.prepared.tables if self.prepared else ()
+
+    @property
+    def coalesced(self) -> frozenset[str]:
+        """Those tables of the model that ``prepare`` saw last whose ids are coalesced."""
+        return self.prepared.coalesced if self.prepared else frozenset()
+
+    @property
     def training(self) -> TrainingSpec:
         """How training runs."""
         return self.spec.training
+
+    @property
+    def wrapped_dataset(self) -> Dataset:
+        """``dataset`` in its wrappers: what training and evaluation read."""
+        from recd_plugins.access.lookups import RegistryLookups
+
+        dataset = self.dataset
+        for entry in self.wrappers:
+            dataset = entry.plugin.over(dataset, RegistryLookups(self.batches_of or self))
+        return dataset
+
+    def check_wrappers(self) -> None:
+        """Let each wrapper of the dataset see whether it suits the model, once one is prepared.
+
+        Raises:
+            RegistryError: it does not; names the line of its entry.
+        """
+        if (self.batches_of or self).prepared is None:
+            return
+        dataset = self.wrapped_dataset
+        for entry in reversed(self.wrappers):
+            assert isinstance(dataset, DatasetWrapper), "each entry is one wrapper"
+            with at_entry(self.path, entry):
+                dataset.check()
+            dataset = dataset.inner
+
+    def expected_groups(self) -> Mapping[str, float]:
+        """The share of samples that the outermost wrapper expects of each group."""
+        dataset = self.wrapped_dataset
+        return dataset.expected_groups() if isinstance(dataset, DatasetWrapper) else {}
 
     def with_training(self, overrides: Mapping[str, Any]) -> Registry:
         """The same with fields of the ``training`` section set.
@@ -184,51 +203,7 @@ class Registry:
         Raises:
             RegistryError: a pattern matches no name, or two entries match one name.
         """
-        names = list(names)
-        entries: tuple[Entry[Plugin], ...] = getattr(self, kind)
-        what = "feature" if kind in ("preprocessing", "pooling") else "table"
-        problems = [
-            Problem(
-                str(self.path),
-                entry.line,
-                f"{entry.field}.{what}s",
-                f"{pattern} matches no {what}"
-                + (did_you_mean(pattern, names) or f"; the {what}s: {shortened(names)}"),
-            )
-            for entry in entries
-            for pattern in entry.patterns
-            if not any(fnmatchcase(name, pattern) for name in names)
-        ]
-        claims = {
-            name: claimants
-            for name in names
-            if (claimants := tuple(entry for entry in entries if entry.matches(name)))
-        }
-        if kind != "preprocessing":
-            problems += self._conflicts(claims, what)
-        if problems:
-            raise RegistryError(problems)
-        if kind == "preprocessing":
-            return claims
-        return {name: claimants[0] for name, claimants in claims.items()}
-
-    def _conflicts(self, claims: dict[str, tuple[Entry[Plugin], ...]], what: str) -> list[Problem]:
-        together: dict[tuple[Entry[Plugin], ...], list[str]] = {}
-        for name, claimants in claims.items():
-            if len(claimants) > 1:
-                together.setdefault(claimants, []).append(name)
-        return [
-            Problem(
-                str(self.path),
-                claimants[-1].line,
-                claimants[-1].field,
-                f"{what} {shortened(claimed)} is claimed by "
-                + " and ".join(f"{entry.field} (line {entry.line})" for entry in claimants)
-                + f"; narrow the patterns of one, or give it enabled: false: a {what} has one "
-                f"{claimants[-1].plugin.kind} entry",
-            )
-            for claimants, claimed in together.items()
-        ]
+        return claim(self.path, kind, getattr(self, kind), names)
 
     def prepare(self, model: nn.Module, setting: Setting | None = None) -> nn.Module:
         """The model with poolings, and with what sharding plugins replace; batches then suit it.
@@ -318,54 +293,3 @@ class Registry:
         from recd_plugins.training.pipeline import build_train_pipeline
 
         return build_train_pipeline(dmp, optimizer, device)
-
-
-def load_registry(
-    path: str | Path, *, plugins_dir: str | Path | None = None, sharding: str | None = None
-) -> Registry:
-    """Read a registry file, find its plugins and check all of it. Reads no data.
-
-    Args:
-        path: the file.
-        plugins_dir: a folder of plugin files besides the installed ones.
-        sharding: a plugin that takes the tables of the first sharding entry that is enabled, in
-            place of that entry's.
-
-    Raises:
-        RegistryError: everything that is wrong with the file, with lines.
-        PluginError: an installed plugin does not load.
-    """
-    document = read_yaml(Path(path))
-    if sharding is not None:
-        document = with_sharding(document, sharding)
-    spec, resolved = resolve(document, PluginManager(plugins_dir))
-    by_kind: dict[str, list[Resolved]] = {kind: [] for kind in KINDS}
-    for item in resolved:
-        by_kind[item.kind].append(item)
-
-    def entries(kind: str) -> tuple[Entry[Any], ...]:
-        return tuple(
-            Entry(
-                item.plugin,
-                tuple(entry.features if isinstance(entry, FeatureEntrySpec) else entry.tables),
-                render(item.location),
-                document.lines[item.location],
-            )
-            for item, entry in zip(by_kind[kind], getattr(spec, kind), strict=True)
-            if entry.enabled
-        )
-
-    dataset = by_kind["dataset"][0].plugin
-    converter = by_kind["converter"][0].plugin
-    assert isinstance(dataset, Dataset), "the manager checked its kind"
-    assert isinstance(converter, Converter), "the manager checked its kind"
-    return Registry(
-        path=Path(path),
-        spec=spec,
-        dataset=dataset,
-        converter=converter,
-        preprocessing=entries("preprocessing"),
-        pooling=entries("pooling"),
-        sharding=entries("sharding"),
-        cache=entries("cache"),
-    )

@@ -12,15 +12,18 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from recd_plugins.errors import Problem, RecdError, RegistryError
-from recd_plugins.interfaces import Plugin, PluginOptions
-from recd_plugins.manager import KINDS, PluginManager
+from recd_plugins.interfaces import DatasetWrapper, Plugin, PluginOptions
+from recd_plugins.manager import KINDS, PluginManager, Registered
 from recd_plugins.registry.loader import Document, Location
 from recd_plugins.registry.schema import RegistrySpec
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """One entry of a document, enabled or not, with the plugin it names."""
+    """One entry of a document, enabled or not, with the plugin it names.
+
+    The wrappers of a dataset are of the kind ``dataset``.
+    """
 
     kind: str
     location: Location
@@ -80,6 +83,11 @@ def _entries(document: Document) -> Iterator[tuple[str, Location, dict[str, Any]
         for index, entry in numbered:
             if isinstance(entry, dict) and isinstance(entry.get("use"), str):
                 yield kind, (kind,) if index is None else (kind, index), entry
+    dataset = document.data.get("dataset")
+    wrappers = dataset.get("wrap") if isinstance(dataset, dict) else None
+    for index, entry in enumerate(wrappers if isinstance(wrappers, list) else []):
+        if isinstance(entry, dict) and isinstance(entry.get("use"), str):
+            yield "dataset", ("dataset", "wrap", index), entry
 
 
 def _plugin(
@@ -90,9 +98,10 @@ def _plugin(
     entry: dict[str, Any],
 ) -> Plugin:
     name = entry["use"]
-    registered = manager.plugins[kind].get(name)
+    usable = _usable(manager, kind, location)
+    registered = usable.get(name)
     if registered is None:
-        message = _unknown_plugin(manager, kind, name)
+        message = _unknown_plugin(manager, kind, location, name, usable)
         raise RegistryError([document.problem((*location, "use"), message)])
     options = entry.get("options", {})
     if not isinstance(options, dict):
@@ -111,18 +120,41 @@ def _plugin(
         raise RegistryError([document.problem(inside, str(error))]) from error
 
 
-def _unknown_plugin(manager: PluginManager, kind: str, name: str) -> str:
+def _usable(manager: PluginManager, kind: str, location: Location) -> dict[str, Registered]:
+    """The plugins that may stand at ``location``: of datasets, wrappers or all others."""
+    plugins = manager.plugins[kind]
+    if kind != "dataset":
+        return plugins
+    wraps = "wrap" in location
+    return {
+        name: found
+        for name, found in plugins.items()
+        if issubclass(found.cls, DatasetWrapper) == wraps
+    }
+
+
+def _unknown_plugin(
+    manager: PluginManager,
+    kind: str,
+    location: Location,
+    name: str,
+    usable: dict[str, Registered],
+) -> str:
+    what = "wrapper" if "wrap" in location else f"{kind} plugin"
+    if name in manager.plugins[kind]:
+        if what == "wrapper":
+            return f"{name} is a dataset and wraps none; it belongs under dataset.use"
+        return f"{name} wraps a dataset and is none itself; it belongs under dataset.wrap"
     for other in KINDS:
         if other != kind and name in manager.plugins[other]:
             return f"{name} is a {other} plugin; it belongs under {other}:"
-    message = f"no {kind} plugin is named {name}"
-    if suggestion := did_you_mean(name, manager.plugins[kind]):
+    message = f"no {what} is named {name}"
+    if suggestion := did_you_mean(name, usable):
         return message + suggestion
     package = name.partition(".")[0]
     installed = sorted({item.partition(".")[0] for kind in KINDS for item in manager.plugins[kind]})
     if package in installed:
-        names = ", ".join(sorted(manager.plugins[kind])) or "none"
-        return f"{message}; {kind} plugins: {names}"
+        return f"{message}; {what}s: {', '.join(sorted(usable)) or 'none'}"
     return (
         f"{message}, and no plugin has a name that starts with {package}. (there are: "
         f"{', '.join(installed) or 'none'}); install the distribution that has it, or give the "

@@ -21,6 +21,22 @@ class PluginSpec(_Spec):
     options: dict[str, Any] = Field(default={}, description="Options of the plugin.")
 
 
+class WrapperSpec(PluginSpec):
+    """A wrapper of the dataset and its options."""
+
+    enabled: bool = Field(default=True, description="False leaves the wrapper out.")
+
+
+class DatasetSpec(PluginSpec):
+    """A dataset, its options, and what is wrapped around it."""
+
+    wrap: list[WrapperSpec] = Field(
+        default=[],
+        description="Wrappers, which put its rows into another order; each stands around those "
+        "before it.",
+    )
+
+
 class FeatureEntrySpec(PluginSpec):
     """A plugin for some features."""
 
@@ -149,7 +165,7 @@ class RegistrySpec(_Spec):
     """A registry file. Sections stand in the order in which data meets them."""
 
     version: Literal[1] = Field(description="Version of this file format.")
-    dataset: PluginSpec = Field(description="Where rows come from.")
+    dataset: DatasetSpec = Field(description="Where rows come from.")
     converter: PluginSpec = Field(description="How rows become tensors.")
     preprocessing: list[FeatureEntrySpec] = Field(
         default=[], description="Transforms of features; those of one feature run in this order."

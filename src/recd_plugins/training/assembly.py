@@ -14,6 +14,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed import stock_sharders
+from recd_plugins.distributed.cached.kernel import kept_tables
 from recd_plugins.interfaces import Setting, Table
 from recd_plugins.planning import rows_by_feature, tables_of
 from recd_plugins.planning.setting import setting_of
@@ -21,6 +22,7 @@ from recd_plugins.registry import Prepared, Registry
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.placement import plan_placement
 from recd_plugins.training.prepare import build_model, put_poolings
+from recd_plugins.training.prepare_caches import prepare_caches
 from recd_plugins.training.weights import copy_weights
 
 Side = Literal["plugins", "baseline"]
@@ -54,7 +56,8 @@ def assemble(
 ) -> Assembled:
     """Build, prepare, plan and shard the demo model. A collective call.
 
-    Both sides start from the same weights, whatever their plans: the seed's. The baseline is the
+    Both sides start from the same weights, whatever their plans: the seed's, but for tables whose
+    files an earlier run kept, which go on with their rows. The baseline is the
     same model fed plain KJTs and sharded by TorchRec's own sharders; its planner knows this
     machine's bandwidths and stays away from kinds that TorchRec trains wrongly on CPU.
 
@@ -72,7 +75,8 @@ def assemble(
     model: torch.nn.Module = build_model(registry, schema)
     setting = None
     if side == "baseline":
-        registry = without_plugins(registry, model)
+        batches_of = _batches_of(registry, model, device) if registry.wrappers else None
+        registry = replace(without_plugins(registry, model), batches_of=batches_of)
         own = stock_sharders(registry.training)
     else:
         setting = setting_of(registry, device=device)
@@ -96,7 +100,15 @@ def assemble(
         sharders=chosen,
     )
     state = dmp.state_dict()
-    copy_weights(state, weights)
+    kept = kept_tables(dmp)
+    copy_weights(
+        {
+            name: tensor
+            for name, tensor in state.items()
+            if not name.endswith(tuple(f".{table}.weight" for table in kept))
+        },
+        weights,
+    )
     dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
     return Assembled(registry, dmp, optimizer, tables, setting)
@@ -114,3 +126,14 @@ def without_plugins(registry: Registry, model: torch.nn.Module) -> Registry:
         cache=(),
         prepared=Prepared(placement, rows_by_feature(tables_of(model))),
     )
+
+
+def _batches_of(registry: Registry, model: torch.nn.Module, device: torch.device) -> Registry:
+    """What wrappers of the dataset ask: the registry with the caches that its plugins choose."""
+    tables = tables_of(model)
+    placement = plan_placement(registry, registry.dataset.schema())
+    prepared = Prepared(placement, rows_by_feature(tables), tables=tuple(tables))
+    registry = replace(registry, prepared=prepared)
+    caches, plans = prepare_caches(registry, tables, setting_of(registry, device=device), ())
+    registry.prepared = replace(prepared, caches=caches, cache_plans=plans)
+    return registry

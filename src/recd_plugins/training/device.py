@@ -8,7 +8,7 @@ import torch
 
 from recd_plugins.distributed.launch import torchrun_rank, torchrun_ranks_per_node
 from recd_plugins.errors import SetupError
-from recd_plugins.registry import Registry
+from recd_plugins.registry import Registry, at_entry
 from recd_plugins.versions import fbgemm_has_cuda
 
 
@@ -18,7 +18,8 @@ def choose_device(registry: Registry) -> str:
     Where ``auto`` comes to the CPU, rank 0 says why on standard error.
 
     Raises:
-        SetupError: ``cuda`` or a cache is asked for, and something that it needs is missing.
+        SetupError: ``cuda`` is asked for, and something that it needs is missing.
+        RegistryError: a cache cannot run there.
     """
     wanted = registry.training.device
     lack = "" if wanted == "cpu" else _lack_for_cuda(registry)
@@ -30,7 +31,8 @@ def choose_device(registry: Registry) -> str:
         print(f"training.device auto takes the CPU: {lack}", file=sys.stderr)
     device = "cpu" if wanted == "cpu" or lack else "cuda"
     for entry in registry.cache:
-        entry.plugin.check(torch.device(device))
+        with at_entry(registry.path, entry):
+            entry.plugin.check(torch.device(device))
     return device
 
 

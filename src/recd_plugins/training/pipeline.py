@@ -1,17 +1,22 @@
-"""TorchRec's pipelined training loop, with a lost overlap as an error."""
+"""TorchRec's pipelined training loop, with a lost overlap as an error, and with lookahead."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline.pipeline_context import PrefetchTrainPipelineContext
+from torchrec.distributed.train_pipeline.runtime_forwards import PrefetchPipelinedForward
 from torchrec.distributed.types import ShardedModule
 
 from recd_plugins.distributed import check_every_parameter_is_trained
+from recd_plugins.distributed.cached.state import looks_ahead
 from recd_plugins.errors import RecdError
 
 
@@ -30,12 +35,23 @@ class CheckedTrainPipeline(TrainPipelineSparseDist):
         """
         first = not self._checked
         self._checked = True
-        output = super().progress(dataloader_iter)
+        output = self._progress(dataloader_iter)
         if first:
             self._check()
         return output
 
+    def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
+        """As the base class; batches in flight keep the ids that came for them.
+
+        TorchRec (1.6 to 1.9) sends the ids of the first batch again and waits for none of them,
+        so that its module does not know the batch sizes of the other ranks.
+        """
+        super().attach(model, sparse_dist and not self._pipelined_modules)
+
     _checked = False
+
+    def _progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        return super().progress(dataloader_iter)
 
     def _check(self) -> None:
         # _pipelined_modules (torchrec 1.6 to 1.9): there is no public way to ask.
@@ -53,14 +69,118 @@ class CheckedTrainPipeline(TrainPipelineSparseDist):
             )
 
 
+class LookaheadTrainPipeline(CheckedTrainPipeline):
+    """Caches fetch the rows of batch i+1 while batch i is computed: forward and backward.
+
+    TorchRec's PrefetchTrainPipelineSparseDist with three differences. It runs without CUDA too,
+    where TorchRec's fails. The rows of batch i+1 are asked for before the forward pass of batch i
+    and not after it, so that they have the whole step to come; for that the ids of a batch travel
+    during the backward pass two batches before. And the iterator may change when it ends.
+
+    Batches in flight, when batch i is computed: i; i+1, whose rows come; i+2, whose ids travel.
+    """
+
+    # A PrefetchPipelinedForward takes what a ShardedModule.prefetch has seen.
+    _pipelined_forward_type = PrefetchPipelinedForward
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+        super().__init__(
+            model,
+            optimizer,
+            device,
+            execute_all_batches=True,
+            context_type=PrefetchTrainPipelineContext,
+        )
+        self._prefetch_stream = (
+            torch.get_device_module(device).Stream() if self._data_dist_stream is not None else None
+        )
+
+    def fill_pipeline(self, dataloader_iter: Iterator[Any]) -> None:
+        """Have two batches whose ids travel, where the iterator has as many."""
+        while len(self.batches) < 2 and self.enqueue_batch(dataloader_iter):
+            batch, context = self.batches[-1], self.contexts[-1]
+            if len(self.batches) == 1:
+                self._init_pipelined_modules(batch, context, self._pipelined_forward_type)
+            else:
+                self.start_sparse_data_dist(batch, context)
+            self.wait_sparse_data_dist(context)
+
+    def _progress(self, dataloader_iter: Iterator[Any]) -> Any:
+        if not self._model_attached:
+            self.attach(self._model)
+        self.fill_pipeline(dataloader_iter)
+        if not self.batches:
+            raise StopIteration
+        self._set_module_context(self.contexts[0])
+        if self._model.training:
+            self._optimizer.zero_grad()
+        self._prefetch(self.contexts[0])
+        self._wait_for_prefetch()
+        for context in islice(self.contexts, 1, 2):
+            self._prefetch(context)
+        following = self.enqueue_batch(dataloader_iter)
+        if following:
+            self.start_sparse_data_dist(self.batches[-1], self.contexts[-1])
+        with record_function(f"## forward {self.contexts[0].index} ##"):
+            losses, output = self._model_fwd(self.batches[0])
+        if following:
+            self.wait_sparse_data_dist(self.contexts[-1])
+        if self._model.training:
+            self._backward(losses)
+            self._optimizer_step()
+        self.dequeue_batch()
+        return output
+
+    def _wait_for_prefetch(self) -> None:
+        """Order the forward pass of the first batch after what was enqueued for it so far.
+
+        Before the next batch is prefetched, for which it is not to wait.
+        """
+        if self._prefetch_stream is not None:
+            current = torch.get_device_module(self._device).current_stream()
+            current.wait_stream(self._prefetch_stream)
+            self.batches[0].record_stream(current)
+
+    def _prefetch(self, context: PrefetchTrainPipelineContext) -> None:
+        """Take the ids of a batch, and have its rows fetched; nothing where that is done."""
+        requests = context.input_dist_tensors_requests
+        if not requests:
+            return
+        device = torch.get_device_module(self._device)
+        prefetch_stream = self._prefetch_stream
+        forward_stream = None if prefetch_stream is None else device.current_stream()
+        with (
+            record_function(f"## sharded_module_prefetch {context.index} ##"),
+            self._stream_context(prefetch_stream),
+        ):
+            for module in self._pipelined_modules:
+                name = module.forward.name
+                with self._stream_context(self._data_dist_stream):
+                    ids = requests.pop(name).wait()
+                module_context = context.module_contexts.pop(name)
+                if prefetch_stream is not None:
+                    prefetch_stream.wait_stream(self._data_dist_stream)
+                    for stream in (prefetch_stream, forward_stream):
+                        ids.record_stream(stream)
+                        module_context.record_stream(stream)
+                module.prefetch(ctx=module_context, dist_input=ids, forward_stream=forward_stream)
+                context.module_input_post_prefetch[name] = ids
+                context.module_contexts_post_prefetch[name] = module_context
+
+
 def build_train_pipeline(
     dmp: nn.Module, optimizer: Optimizer, device: torch.device
 ) -> CheckedTrainPipeline:
     """A pipeline over ``dmp`` that overlaps input dist and device copies with compute.
+
+    Where a table has a cache with lookahead, the pipeline overlaps fetching its rows as well
+    (:class:`LookaheadTrainPipeline`).
 
     Raises:
         ExactnessError: there are parameters that neither the backward pass nor ``optimizer``
             updates.
     """
     check_every_parameter_is_trained(dmp, optimizer)
+    if looks_ahead(dmp):
+        return LookaheadTrainPipeline(dmp, optimizer, device)
     return CheckedTrainPipeline(dmp, optimizer, device, execute_all_batches=True)

@@ -28,6 +28,7 @@ from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import did_you_mean, shortened
 from recd_plugins.training.dlrm import DLRM, table_name
 from recd_plugins.training.placement import placement_of, plan_placement
+from recd_plugins.training.prepare_caches import prepare_caches
 from recd_plugins.training.sequence_pooling import SequencePooling
 
 if TYPE_CHECKING:
@@ -103,7 +104,13 @@ def prepare_model(
     registry.claim("cache", [table.name for table in tables])
     plugins = {name: entry.plugin for name, entry in claims.items()}
     # Plugins that look at the data see it as the model will.
-    registry.prepared = Prepared(placement_of(model, plugins), rows_by_feature(tables))
+    coalesced = frozenset(name for name, plugin in plugins.items() if plugin.coalesces)
+    registry.prepared = Prepared(
+        placement_of(model, plugins),
+        rows_by_feature(tables),
+        tables=tuple(tables),
+        coalesced=coalesced,
+    )
     setting = setting or setting_of(registry)
     tier_plans = {}
     for entry in registry.sharding:
@@ -113,9 +120,18 @@ def prepare_model(
             plan = entry.plugin.tiers(claimed, setting)
         if plan is not None:
             tier_plans[entry.field] = plan
+    caches, cache_plans = prepare_caches(registry, tables, setting, set(tier_plans))
     put_poolings(registry, model)
     guard(model)
-    registry.prepared = Prepared(placement_of(model, plugins), rows_by_feature(tables), tier_plans)
+    registry.prepared = Prepared(
+        placement_of(model, plugins),
+        rows_by_feature(tables),
+        tier_plans,
+        caches,
+        cache_plans,
+        tuple(tables),
+        coalesced,
+    )
     return model
 
 

@@ -116,9 +116,10 @@ def session(
 
 def _prepare(registry: Registry, world_size: int, resume: bool) -> None:
     """Make what is missing, and find out what would stop the run at its end, before it starts."""
-    registry.dataset.prepare()
+    dataset = registry.wrapped_dataset
+    dataset.prepare()
     for split in splits_of(registry):
-        registry.dataset.reader(
+        dataset.reader(
             rank=0, world_size=world_size, batch_size=registry.training.batch_size, split=split
         )
     checkpoints = checkpoints_of(registry.training)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from recd_plugins.data.loader import DataLoader
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.training.checkpoint import Progress
+from recd_plugins.training.group_report import GroupCount
 
 
 class Source:
@@ -21,6 +22,9 @@ class Source:
         start: where the run begins; the first step without.
         epochs: passes over the data, those before ``start`` counted in.
         steps: stop at this step, those before ``start`` counted in; None for no such limit.
+
+    Attributes:
+        groups: of the batches that were trained on.
     """
 
     def __init__(
@@ -34,7 +38,8 @@ class Source:
         self._start = start or Progress()
         self._epochs = epochs
         self._steps = steps
-        self._waiting: deque[Progress] = deque()
+        self._waiting: deque[tuple[Progress, Mapping[str, int]]] = deque()
+        self.groups = GroupCount()
 
     @property
     def expected_steps(self) -> int:
@@ -49,9 +54,12 @@ class Source:
                 if step == self._steps:
                     return
                 step += 1
-                self._waiting.append(Progress(step, epoch, self._loader.state_dict()))
+                progress = Progress(step, epoch, self._loader.state_dict())
+                self._waiting.append((progress, batch.groups))
                 yield batch
 
     def trained(self) -> Progress:
         """The oldest batch that was handed out is trained on; where the run stands now."""
-        return self._waiting.popleft()
+        progress, groups = self._waiting.popleft()
+        self.groups.add(groups)
+        return progress

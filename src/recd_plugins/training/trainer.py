@@ -13,13 +13,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from recd_plugins.distributed.cached.kernel import close_cached_tables
 from recd_plugins.interfaces import Split
 from recd_plugins.registry import Registry, TrainingSpec, load_registry
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.breakdown import StepMemory, StepProfile
+from recd_plugins.training.cache_report import CacheReport, merged
+from recd_plugins.training.caches import counted_by_step, report_caches
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.device import device_of_rank
+from recd_plugins.training.group_report import GroupReport
 from recd_plugins.training.memory import peak_bytes, reset_peak
 from recd_plugins.training.meter import Meter, sum_by_kind
 from recd_plugins.training.pipeline import CheckedTrainPipeline
@@ -80,6 +84,8 @@ class Result:
         step_memory: bytes of a step above those at its start, of the rank that needs most; likewise
             None.
         tiers: traffic of tiers of rows, where the model has some.
+        caches: traffic of cached tables, where the model has some.
+        groups: batches by the groups that a wrapper of the dataset sorts rows into, if any.
     """
 
     samples_per_second: float | None
@@ -93,11 +99,14 @@ class Result:
     stages: StageTimes | None = None
     step_memory: StepMemory | None = None
     tiers: TierReport | None = None
+    caches: CacheReport | None = None
+    groups: GroupReport | None = None
 
     def as_json(self) -> dict[str, Any]:
         """JSON values."""
-        tiers = None if self.tiers is None else self.tiers.as_json()
-        return {**asdict(self), "tiers": tiers}
+        reports = {"tiers": self.tiers, "caches": self.caches, "groups": self.groups}
+        shown = {name: report and report.as_json() for name, report in reports.items()}
+        return {**asdict(self), **shown}
 
 
 def train(rank: int, world_size: int, job: Job) -> Result:
@@ -128,7 +137,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     if progress.reader is not None:
         loader.load_state_dict(progress.reader)
     losses = list(progress.losses)
-    saved_step = progress.step
+    saved_step = first_step = progress.step
 
     source = Source(loader, progress, training.epochs, training.steps)
     batches = iter(source)
@@ -158,21 +167,22 @@ def train(rank: int, world_size: int, job: Job) -> Result:
                 checkpoints.save(dmp, optimizer, progress.with_losses(losses))
                 saved_step = progress.step
     peak = peak_bytes(device)
+    moved = counted_by_step(dmp, progress.step - first_step)  # evaluation counts, too
     losses += _mean_over_ranks(pending)
     if checkpoints is not None and progress.step > saved_step:
         checkpoints.save(dmp, optimizer, progress.with_losses(losses))
 
-    ranks = _from_every_rank((meter.per_step(), peak))
-    counts = [count for count, _ in ranks if count is not None]
+    ranks = _from_every_rank((meter.per_step(), peak, moved, source.groups))
+    counts = [count for count, *_ in ranks if count is not None]
     profiles = _from_every_rank((profile.stages(), profile.memory())) if profile.complete else []
     seconds = meter.step_seconds()
     samples = training.batch_size * world_size * len(seconds)
-    return Result(
+    result = Result(
         samples_per_second=samples / sum(seconds) if seconds else None,
         step_seconds=statistics.median(seconds) if seconds else None,
         collective_bytes=sum_by_kind([count.sent for count in counts]),
         ids_looked_up=sum(count.ids for count in counts) if counts else None,
-        peak_memory_bytes=max(peak for _, peak in ranks),
+        peak_memory_bytes=max(peak for _, peak, *_ in ranks),
         losses=losses,
         train=predictions.summarize(),
         test=_evaluate(registry, dmp, pipeline, rank, world_size, device),
@@ -183,7 +193,11 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         tiers=report_tiers(
             parts, sum_by_kind([count.sent_by_tier for count in counts]) if counts else None
         ),
+        caches=report_caches(parts, merged([moved for _, _, moved, _ in ranks])),
+        groups=GroupReport.of([groups for *_, groups in ranks], registry.expected_groups()),
     )
+    close_cached_tables(dmp)
+    return result
 
 
 def checkpoints_of(training: TrainingSpec) -> Checkpoints | None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.distributed.parity_cases import Optimizer
 from tests.distributed.tiered.tier_cases import Case, Difference, Fault, run_cases
-from tests.distributed.tiered.tier_model import NUM_STEPS, TIERS, Form, Tiers, model_input
+from tests.distributed.tiered.tier_model import FEATURES, NUM_STEPS, TIERS, Form, Tiers, model_input
 
 from recd_plugins.distributed.launch import CUDA_BACKEND, launch
 from recd_plugins.testing.gloo import run_on_ranks
@@ -35,6 +35,12 @@ UNTIERED = [
     Case("three", "sgd", True, "kjt", untiered=sharding)
     for sharding in ("table_wise", "column_wise", "data_parallel")
 ]
+# All tables, or those with tiers.
+COALESCED = [
+    replace(case, coalesced=tuple(FEATURES) if case.pipelined else ("t0", "t1", "t2"))
+    for case in (*MATRIX, *ODD_TIERS)
+    if case.tiers in ("three", "all", "empty") and case.optimizer == "rowwise_adagrad"
+]
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -50,6 +56,11 @@ def test_parity_of_odd_tiers(cluster: str) -> None:
 @pytest.mark.parametrize("cluster", ["1x2", "2x2"])
 def test_parity_beside_tables_without_tiers(cluster: str) -> None:
     _check(UNTIERED, cluster)
+
+
+@pytest.mark.parametrize("cluster", ["2x1", "2x2"])
+def test_parity_of_coalesced_tables(cluster: str) -> None:
+    _check(COALESCED, cluster)
 
 
 @pytest.mark.parametrize("fault", ["sum", "hot", "flex"])

@@ -64,6 +64,8 @@ class Case:
     untiered: str = "row_wise"
     fault: Fault | None = None
     device_type: Literal["cpu", "cuda"] = "cpu"
+    # Tables whose ids are made unique before they are sent.
+    coalesced: tuple[str, ...] = ()
 
     def device(self, rank: int) -> torch.device:
         return CPU if self.device_type == "cpu" else torch.device("cuda", rank)
@@ -116,7 +118,7 @@ def shard(
     training = TrainingSpec(
         optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
     )
-    sharder = TieredEmbeddingCollectionSharder(fused_params(training))
+    sharder = TieredEmbeddingCollectionSharder(fused_params(training), coalesced=case.coalesced)
     model = TierModel(TIERS[case.tiers])
     plan = construct_module_sharding_plan(
         model.sequences,

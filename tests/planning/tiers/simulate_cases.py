@@ -67,7 +67,9 @@ class Seen:
     ids: int
 
 
-def steps(rank: int, world_size: int, tiered: bool, length_dtype: torch.dtype) -> list[Seen]:
+def steps(
+    rank: int, world_size: int, tiered: bool, length_dtype: torch.dtype, coalesced: bool
+) -> list[Seen]:
     module: EmbeddingCollection = EmbeddingCollection(
         tables=[
             EmbeddingConfig(
@@ -80,14 +82,17 @@ def steps(rank: int, world_size: int, tiered: bool, length_dtype: torch.dtype) -
         ]
     )
     training = TrainingSpec(optimizer="sgd", learning_rate=0.1)
-    registry: Any = SimpleNamespace(training=training, sharding=())
+    registry: Any = SimpleNamespace(
+        training=training, sharding=(), caches={}, coalesced=frozenset()
+    )
     sharders = build_sharders(registry)
     names = {dist.group.WORLD.group_name: "cold"}
     if tiered:
         module = TieredEmbeddingCollection(module, TIERS)
         from recd_plugins.distributed.sharders import fused_params
 
-        sharders.append(TieredEmbeddingCollectionSharder(fused_params(training)))
+        tables = tuple(FEATURES) if coalesced else ()
+        sharders.append(TieredEmbeddingCollectionSharder(fused_params(training), coalesced=tables))
         names = tier_groups().names
     sharder = next(each for each in sharders if each.module_type is type(module))
     plan = construct_module_sharding_plan(

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tests.planning.tiers import simulate_cases as cases
 
-from recd_plugins.errors import SetupError
 from recd_plugins.planning.tiers import (
     Cluster,
     CostOptions,
@@ -25,7 +25,7 @@ from recd_plugins.planning.tiers.sources import DrawnBatches
 from recd_plugins.testing.gloo import run_on_ranks
 
 
-def case_plan(cluster: Cluster) -> TierPlan:
+def case_plan(cluster: Cluster, options: CostOptions) -> TierPlan:
     """The tiers of ``simulate_cases``, as a plan."""
     tables = []
     for name, tiers in cases.TIERS.items():
@@ -39,7 +39,7 @@ def case_plan(cluster: Cluster) -> TierPlan:
             features=len(cases.FEATURES[name]),
         )
         tables.append(TableTiers(demand, len(tiers.hot), len(tiers.flex), 0, 0, 0, 0, 0))
-    plan = plan_tiers([table.demand for table in tables], cluster, "row_wise")
+    plan = plan_tiers([table.demand for table in tables], cluster, "row_wise", options)
     return TierPlan(**{**vars(plan), "tables": tuple(tables)})
 
 
@@ -56,26 +56,41 @@ class CaseBatches:
     ) -> Iterator[tuple[Lookups, Lookups]]:
         for step in range(steps):
             lists = {name: cases.lists(rank, step, name) for name in "abcd"}
-            counts = [
-                route.counts(np.concatenate([row for name in features for row in lists[name]]))
-                for route, features in zip(routes, cases.FEATURES.values(), strict=True)
+            ids = [
+                np.concatenate([row for name in features for row in lists[name]])
+                for features in cases.FEATURES.values()
             ]
-            lookups = Lookups(counts, sum(map(len, lists.values())), self._length_bytes)
-            yield lookups, lookups
+
+            def lookups(of: list[NDArray[np.int64]], num_lists: int) -> Lookups:
+                counts = [route.counts(each) for route, each in zip(routes, of, strict=True)]
+                return Lookups(counts, num_lists, self._length_bytes)
+
+            plain = lookups(ids, sum(map(len, lists.values())))
+            coalesced = routes[0].coalesced
+            yield lookups([np.unique(each) for each in ids], 4) if coalesced else plain, plain
 
 
+@pytest.mark.parametrize("coalesced", [False, True], ids=["", "coalesced"])
 @pytest.mark.parametrize(
     ("ranks", "ranks_per_node", "lengths"),
     [(4, 2, torch.int32), (4, 4, torch.int64), (4, 1, torch.int32), (8, 2, torch.int32)],
 )
 def test_bytes_and_lookups_are_those_of_real_ranks(
-    ranks: int, ranks_per_node: int, lengths: torch.dtype
+    ranks: int, ranks_per_node: int, lengths: torch.dtype, coalesced: bool
 ) -> None:
     cluster = Cluster(ranks // ranks_per_node, ranks_per_node, batch_size=12)
-    played = simulate(case_plan(cluster), CaseBatches(lengths.itemsize), cases.STEPS)
+    plan = case_plan(cluster, CostOptions(coalesce=coalesced))
+    played = simulate(plan, CaseBatches(lengths.itemsize), cases.STEPS)
     for side in (played.tiered, played.row_wise):
         tiered = side is played.tiered
-        seen = run_on_ranks(cases.steps, ranks, tiered, lengths, local_world_size=ranks_per_node)
+        seen = run_on_ranks(
+            cases.steps,
+            ranks,
+            tiered,
+            lengths,
+            coalesced and tiered,
+            local_world_size=ranks_per_node,
+        )
         assert len(side.tiers) == (4 if tiered else 1)
         for rank in range(ranks):
             for step in range(cases.STEPS):
@@ -173,8 +188,31 @@ def test_binned_demands_and_changed_ones() -> None:
     assert route.rates(changed)[-1].tolist() == [0, 0, 0, 2.0]
 
 
-def test_a_plan_that_coalesces_is_refused() -> None:
+def test_drawn_batches_of_a_coalesced_plan_come_to_what_it_predicts() -> None:
+    demands = [zipf_demand("a", 60_000, 16, 0), zipf_demand("b", 9000, 8, 1, factor=2.0)]
+    options = CostOptions(coalesce=True, minimise="bytes", memory_ratio=3.0)
+    plan = plan_tiers(demands, Cluster(8, 4, 256), "three_tier", options)
+    assert any(table.flex for table in plan.tables)
+    played = simulate(plan, DrawnBatches(plan), 4)
+    assert played.a2a_reduction == pytest.approx(plan.a2a_reduction, abs=0.005)
+    for name, tier in played.tiered.tiers.items():
+        predicted = traffic(plan)[name]
+        assert tier.sent_floats.mean() == pytest.approx(predicted.float_bytes, rel=0.01)
+        assert tier.sent_integers.mean() == pytest.approx(predicted.integer_bytes, rel=0.01)
+    assert played.tiered.lookups.mean() < 0.8 * played.row_wise.lookups.mean()
+
+
+def test_draws_of_distinct_rows_have_the_spread_of_ids_drawn_one_by_one() -> None:
     demand = zipf_demand("a", 400, 4, 0)
-    plan = plan_tiers([demand], Cluster(2, 2, 64), "row_wise", CostOptions(coalesce=True))
-    with pytest.raises(SetupError, match="plan without coalesce"):
-        simulate(plan, DrawnBatches(plan), 1)
+    options = CostOptions(coalesce=True, minimise="bytes", memory_ratio=3.0)
+    plan = plan_tiers([demand], Cluster(2, 2, 16), "joint", options)
+    (route,) = routes_of(plan)
+    random = np.random.default_rng(0)
+    probabilities = np.append(demand.probabilities, np.full(50, demand.tail_probability))
+    order = demand.ids(0, 400)
+    present = 1 - (1 - np.minimum(probabilities, 1)) ** 16
+    naive = np.array([route.counts(order[random.random(400) < present]) for _ in range(2000)])
+    drawn = np.array([mine.counts[0] for mine, _ in DrawnBatches(plan).read([route], 0, 2000)])
+    scale = np.sqrt(naive.mean(0) + 1)
+    assert np.abs(naive.mean(0) - drawn.mean(0)).max() < 0.2 * scale.max()
+    assert (np.abs(naive.std(0) - drawn.std(0)) < 0.15 * scale).all()

@@ -47,6 +47,14 @@ def test_sharding_types(plugin, kinds: list[str]) -> None:
     assert plugin.replicates is (plugin is DataParallel)
 
 
+def test_all_but_data_parallel_coalesce() -> None:
+    for plugin in (TableWise, RowWise, ColumnWise, Planner):
+        assert not plugin(plugin.Options()).coalesces
+        assert plugin(plugin.Options(coalesce=True)).coalesces
+    with pytest.raises(ValidationError):
+        DataParallel.Options.model_validate({"coalesce": True})
+
+
 def test_the_planner_is_left_alone() -> None:
     assert Planner(Planner.Options()).constraints([TABLE]) == {}
 

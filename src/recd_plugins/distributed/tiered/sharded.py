@@ -24,6 +24,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.distributed.sharded_modules import (
+    ExactSequenceContext,
     ExactShardedEmbeddingCollection,
     refuse_inverse_indices,
 )
@@ -42,7 +43,7 @@ from recd_plugins.errors import ExactnessError, SetupError
 
 
 @dataclass
-class TieredContext(EmbeddingCollectionContext):
+class TieredContext(ExactSequenceContext):
     """Also where the ids of the batch went."""
 
     split: Split | None = None
@@ -132,9 +133,9 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
 
     def create_context(self) -> TieredContext:
         """One for each batch."""
-        return TieredContext(sharding_contexts=[])
+        return TieredContext()
 
-    def input_dist(
+    def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
     ) -> Awaitable[Awaitable[KJTList]]:
         """As the base class; ids that have copies stay on the rank, or in the node.
@@ -143,7 +144,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             ExactnessError: the input is deduplicated as a VBE KeyedJaggedTensor.
         """
         if not self._has_tiers:
-            return super().input_dist(ctx, features)
+            return super().distribute(ctx, features)
         assert isinstance(ctx, TieredContext)
         features = maybe_td_to_kjt(features)
         refuse_inverse_indices(features)
@@ -154,7 +155,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             ctx.split = self.index.split(features)
             if retiering is not None:
                 retiering.count(ctx.split)
-            awaitable = super().input_dist(ctx, ctx.split.cold)
+            awaitable = super().distribute(ctx, ctx.split.cold)
             assert isinstance(awaitable, KJTListSplitsAwaitable)
             if self.index.num_flex:
                 ctx.flex = FlexSizesAwaitable(ctx.split, self.groups.flex)
@@ -162,18 +163,18 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
                 awaitable._sharding_types.append("flex")
         return awaitable
 
-    def compute_and_output_dist(
+    def look_up(
         self, ctx: EmbeddingCollectionContext, input: KJTList
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """As the base class."""
         if not self._has_tiers:
-            return super().compute_and_output_dist(ctx, input)
+            return super().look_up(ctx, input)
         assert isinstance(ctx, TieredContext)
         assert ctx.split is not None
         self._copies.hold(ctx.split.index)
         parts = list(input)
         wanted = parts.pop() if ctx.flex is not None else None
-        cold = super().compute_and_output_dist(ctx, KJTList(parts))
+        cold = super().look_up(ctx, KJTList(parts))
         flex = hot = None
         if wanted is not None:
             assert ctx.flex is not None

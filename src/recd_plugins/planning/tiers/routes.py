@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from recd_plugins.planning.tiers.demand import TableDemand
 from recd_plugins.planning.tiers.plan import TableTiers, TierPlan
 
 Ids = NDArray[np.int64]
+Rates = NDArray[np.float64]
 
 # Rows that are looked at together: their arrays stay small beside those of a table.
 _CHUNK = 1 << 22
@@ -30,10 +31,14 @@ class TableRoute:
         cluster: U ranks, W of them a node.
         first_flex: flex rows of the tables before this one: those of all tables are dealt to the
             ranks of a node in turns, most accessed first.
+        coalesced: whether each id is sent once a batch.
     """
 
-    def __init__(self, tiers: TableTiers, cluster: Cluster, first_flex: int) -> None:
+    def __init__(
+        self, tiers: TableTiers, cluster: Cluster, first_flex: int, coalesced: bool = False
+    ) -> None:
         self.tiers = tiers
+        self.coalesced = coalesced
         self.shape = (2 + cluster.ranks_per_node, cluster.world_size)
         self._ranks_per_node = cluster.ranks_per_node
         self._first_flex = first_flex
@@ -68,16 +73,23 @@ class TableRoute:
         """How many of ``ids`` are of each place."""
         return self._by_place(self._lines_of(ids), ids)
 
-    def rates(self, demand: TableDemand) -> NDArray[np.float64]:
-        """Mean accesses of one sample to the rows of each place, by a demand on this table."""
+    def rates(
+        self, demand: TableDemand, of: Callable[[Rates], Rates] = np.asarray
+    ) -> NDArray[np.float64]:
+        """Mean accesses of one sample to the rows of each place, by a demand on this table.
+
+        Args:
+            demand: on this table.
+            of: what to sum, of the mean accesses to each row; the accesses themselves without it.
+        """
         rates = np.zeros(self.shape)
         left = self._by_place(self._lines[:-1], self._sorted[:-1])
         left[self._cold] = self.rows_held() - left.sum(0)
         for rows, probabilities in _known(demand):
             lines = self._lines_of(rows)
-            rates += self._by_place(lines, rows, probabilities)
+            rates += self._by_place(lines, rows, of(probabilities))
             left -= self._by_place(lines, rows)
-        return rates + left * demand.tail_probability
+        return rates + left * of(np.array([demand.tail_probability]))
 
     def _lines_of(self, ids: Ids) -> Ids:
         found = np.searchsorted(self._sorted, ids)
@@ -95,7 +107,7 @@ def routes_of(plan: TierPlan) -> list[TableRoute]:
     """Of the tables of ``plan``, as one EmbeddingCollection has them, in their order."""
     first, routes = 0, []
     for table in plan.tables:
-        routes.append(TableRoute(table, plan.cluster, first))
+        routes.append(TableRoute(table, plan.cluster, first, plan.options.coalesce))
         first += table.flex
     return routes
 

@@ -13,7 +13,6 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.errors import SetupError
 from recd_plugins.planning.tiers.cluster import CollectiveSeconds
 from recd_plugins.planning.tiers.exchange import Exchange
 from recd_plugins.planning.tiers.plan import TierPlan
@@ -34,14 +33,18 @@ class Lookups:
     """What one rank looks up in one step.
 
     Attributes:
-        counts: of each table of the plan, ids by place, as ``TableRoute.counts`` has them.
-        lists: lists of all features of the tables, those without ids too.
+        counts: of each table of the plan, ids by place, as ``TableRoute.counts`` has them; distinct
+            ones where they are coalesced.
+        lists: lists of all features of the tables, those without ids too; one a feature where ids
+            are coalesced.
         length_bytes: of the number that says how long a list is.
+        ids: of each table, before they are coalesced; None where they are not.
     """
 
     counts: list[NDArray[np.int64]]
     lists: int
     length_bytes: int = LENGTH_BYTES
+    ids: list[int] | None = None
 
 
 class Source(Protocol):
@@ -52,7 +55,10 @@ class Source(Protocol):
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
     ) -> Iterator[tuple[Lookups, Lookups]]:
-        """The batches of a rank, ``steps`` of them: as the plan has them, and as plain KJTs."""
+        """The batches of a rank, ``steps`` of them: as the plan has them, and as plain KJTs.
+
+        The first are coalesced where ``routes`` are.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +138,8 @@ class Simulation:
         source: where its batches came from, in words.
         steps: how many.
         tiered: with the tiers of the plan.
-        row_wise: the tables row-wise, of plain batches: without tiers and deduplication.
+        row_wise: the tables row-wise, of plain batches: without tiers, deduplication and
+            coalescing.
     """
 
     plan: TierPlan
@@ -171,14 +178,8 @@ def simulate(
         progress: called after each rank.
 
     Raises:
-        SetupError: the plan counts on ids that are coalesced, which no sharder does.
         RecdError: the source has no such batches.
     """
-    if plan.options.coalesce:
-        raise SetupError(
-            "the plan counts on coalescing, and ids are not coalesced when they are sent; plan "
-            "without coalesce"
-        )
     routes = routes_of(plan)
     tiered, stock = _Side(plan, routes, steps), _Side(plan, routes, steps)
     for rank in range(plan.cluster.world_size):
@@ -200,7 +201,11 @@ def _all_cold(lookups: Lookups) -> Lookups:
 
 
 def _without_tiers(plan: TierPlan) -> TierPlan:
-    return replace(plan, tables=tuple(replace(table, hot=0, flex=0) for table in plan.tables))
+    return replace(
+        plan,
+        tables=tuple(replace(table, hot=0, flex=0) for table in plan.tables),
+        options=plan.options.uncoalesced,
+    )
 
 
 class _Side:
@@ -212,6 +217,8 @@ class _Side:
         self._cold, self._flex = Exchange(steps, ranks, ranks), Exchange(steps, ranks, node)
         self._hot_ids, self._hot_scalars = (np.zeros((steps, ranks), np.int64) for _ in range(2))
         self._lengths = np.zeros((steps, ranks), np.int64)
+        # Of coalesced ids: the embeddings of all ids, made from those of the distinct ones.
+        self._expanded = np.zeros((steps, ranks), np.int64)
 
     def add(self, step: int, rank: int, lookups: Lookups) -> None:
         self._lengths[step, rank] = lookups.lists * lookups.length_bytes
@@ -222,13 +229,15 @@ class _Side:
             self._hot_scalars[step, rank] += hot * dim
             self._flex.add(step, rank, counts[1:-1].sum(1), dim)
             self._cold.add(step, rank, counts[-1], dim)
+        for route, ids in zip(self._routes, lookups.ids or (), strict=lookups.ids is not None):
+            self._expanded[step, rank] += ids * route.tiers.demand.embedding_dim
 
     def played(self, plan: TierPlan) -> PlayedSide:
         """What ``plan``, with these tiers or none, makes of it."""
         cold, flex = self._cold, self._flex
         width = plan.options.activation_bytes
         embeddings = cold.scalars_out + cold.scalars_in + flex.scalars_out + flex.scalars_in
-        hot = (2 - plan.options.saved_activations) * self._hot_scalars
+        hot = (2 - plan.options.saved_bytes / width) * self._hot_scalars
         return PlayedSide(
             tiers={
                 "cold": self._all_to_all(plan),
@@ -237,7 +246,7 @@ class _Side:
             },
             lookups=cold.ids_in + flex.ids_in + self._hot_ids,
             static_memory=self._static(plan),
-            activations=width * (embeddings + hot),
+            activations=width * (self._expanded + embeddings + hot),
         )
 
     def _all_to_all(self, plan: TierPlan) -> PlayedTier:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.errors import DataError, SetupError
+from recd_plugins.planning.tiers.costs import rows_sent
 from recd_plugins.planning.tiers.demand import TableDemand
 from recd_plugins.planning.tiers.plan import TierPlan
 from recd_plugins.planning.tiers.routes import TableRoute
@@ -26,7 +27,9 @@ class DrawnBatches:
     """Each row is accessed a Poisson number of times, whose mean is its demand's of a batch.
 
     So all rows of one place together are, too, and it is these sums that are drawn: no ids are
-    made. Deduplicated lists are drawn as so many fewer.
+    made. Deduplicated lists are drawn as so many fewer. Of a coalesced plan a batch has a row or
+    not, and the rows of one place that it has are drawn from the binomial distribution with their
+    mean and variance.
 
     Args:
         plan: its batch size is drawn by, and what its tables were planned for.
@@ -48,6 +51,7 @@ class DrawnBatches:
         self._seed = seed
         self._demands = demands or [table.demand for table in plan.tables]
         self._rates: list[NDArray[np.float64]] | None = None
+        self._present: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
 
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
@@ -57,11 +61,23 @@ class DrawnBatches:
             self._rates = [
                 route.rates(demand) for route, demand in zip(routes, self._demands, strict=True)
             ]
+            if routes[0].coalesced:
+                self._present = [
+                    _binomial(route, demand, self._batch_size)
+                    for route, demand in zip(routes, self._demands, strict=True)
+                ]
         size = self._batch_size
         unique = [size / demand.dedupe_factor for demand in self._demands]
         for step in range(steps):
             random = np.random.default_rng([self._seed, step, rank])
-            yield self._drawn(random, unique), self._drawn(random, [size] * len(unique))
+            mine = self._drawn(random, unique)
+            if self._present:
+                mine = Lookups(
+                    [random.binomial(n, p) for n, p in self._present],
+                    sum(demand.features for demand in self._demands),
+                    ids=[int(counts.sum()) for counts in mine.counts],
+                )
+            yield mine, self._drawn(random, [size] * len(unique))
 
     def _drawn(self, random: np.random.Generator, rows: Sequence[float]) -> Lookups:
         """``rows``: lists of a feature of each table."""
@@ -71,6 +87,23 @@ class DrawnBatches:
             [random.poisson(rates * n) for rates, n in zip(self._rates, rows, strict=True)],
             sum(round(n * f) for n, f in zip(rows, features, strict=True)),
         )
+
+
+def _binomial(
+    route: TableRoute, demand: TableDemand, batch_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Trials and their probability, by place: of their sum the mean is that of the rows that a
+    batch has, and the variance nearly."""
+
+    def present(accesses: NDArray[np.float64]) -> NDArray[np.float64]:
+        return rows_sent(accesses, batch_size, demand.dedupe_factor, coalesce=True)
+
+    mean, squares = (
+        route.rates(demand, of) for of in (present, lambda accesses: present(accesses) ** 2)
+    )
+    trials = np.ceil(np.divide(mean**2, squares, out=np.zeros_like(mean), where=squares > 0))
+    p = np.divide(mean, trials, out=np.zeros_like(mean), where=trials > 0)
+    return trials.astype(np.int64), np.clip(p, 0.0, 1.0)
 
 
 class RegistryBatches:
@@ -121,19 +154,24 @@ class RegistryBatches:
             )
         for rows in islice(self._pipeline.reading(reader), steps):
             yield (
-                self._lookups(self._pipeline, routes, rows),
-                self._lookups(self._plain, routes, rows),
+                self._lookups(self._pipeline, routes, rows, routes[0].coalesced),
+                self._lookups(self._plain, routes, rows, False),
             )
 
-    def _lookups(self, pipeline: RowPipeline, routes: list[TableRoute], rows: Rows) -> Lookups:
+    def _lookups(
+        self, pipeline: RowPipeline, routes: list[TableRoute], rows: Rows, coalesced: bool
+    ) -> Lookups:
         kjt = next(iter(pipeline.read([rows]))).sequence_features
         assert kjt is not None, "the model looks the tables up as sequences"
         values = {name: jagged.values().numpy() for name, jagged in kjt.to_dict().items()}
+        ids = [np.concatenate([values[name] for name in table.features]) for table in self._tables]
+        num_features = sum(len(table.features) for table in self._tables)
         return Lookups(
             [
-                route.counts(np.concatenate([values[name] for name in table.features]))
-                for route, table in zip(routes, self._tables, strict=True)
+                route.counts(np.unique(of_table) if coalesced else of_table)
+                for route, of_table in zip(routes, ids, strict=True)
             ],
-            kjt.stride() * sum(len(table.features) for table in self._tables),
+            num_features if coalesced else kjt.stride() * num_features,
             kjt.lengths().element_size(),
+            [len(of_table) for of_table in ids] if coalesced else None,
         )

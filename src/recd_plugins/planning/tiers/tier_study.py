@@ -25,7 +25,7 @@ from recd_plugins.planning.tiers.plan import (
 from recd_plugins.planning.tiers.report import STRATEGIES, EntryTiers, TiersReport
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import Registry
-from recd_plugins.registry.registry import at_entry
+from recd_plugins.registry.entries import at_entry
 from recd_plugins.registry.resolve import shortened
 
 # Plans of a curve: those of two tiers take less time.

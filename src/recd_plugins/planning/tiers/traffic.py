@@ -35,6 +35,11 @@ class TierTraffic:
 ID_BYTES, LENGTH_BYTES = 8, 4
 
 
+def num_features(plan: TierPlan) -> int:
+    """Of all tables of ``plan``."""
+    return sum(table.demand.features for table in plan.tables)
+
+
 def cold_size_bytes(plan: TierPlan) -> int:
     """Bytes of how many ids, lengths and lists come, which a rank tells each other one first."""
     return 3 * ID_BYTES * (plan.cluster.world_size - 1)
@@ -44,8 +49,7 @@ def flex_size_bytes(plan: TierPlan) -> int:
     """The same in a node: how many ids of each feature; 0 where no table has flex rows."""
     if not any(table.flex for table in plan.tables):
         return 0
-    features = sum(table.demand.features for table in plan.tables)
-    return features * ID_BYTES * (plan.cluster.ranks_per_node - 1)
+    return num_features(plan) * ID_BYTES * (plan.cluster.ranks_per_node - 1)
 
 
 def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
@@ -53,8 +57,8 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
 
     Of n ranks that ids are spread over, one sends (n - 1) / n of them to others, and 2 (n - 1) / n
     of a tensor that is reduced. The global all-to-all also sends the lengths of all lists, to each
-    rank. All tables of the plan count as those of one EmbeddingCollection, whose ranks tell each
-    other once how much comes.
+    rank; coalesced, one a feature. All tables of the plan count as those of one
+    EmbeddingCollection, whose ranks tell each other once how much comes.
     """
     cluster, options, tables = plan.cluster, plan.options, plan.tables
     ranks, node = cluster.world_size, cluster.ranks_per_node
@@ -65,7 +69,9 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
     def weights(rows: Callable[[TableTiers], float]) -> float:
         return options.bytes_per_scalar * sum(t.demand.embedding_dim * rows(t) for t in tables)
 
-    lists = sum(t.demand.features / t.demand.dedupe_factor for t in tables) * cluster.batch_size
+    lists = float(num_features(plan))
+    if not options.coalesce:
+        lists = sum(t.demand.features / t.demand.dedupe_factor for t in tables) * cluster.batch_size
     cold_ids = ID_BYTES * sum(t.cold_sent for t in tables)
     flex_ids = ID_BYTES * sum(t.flex_sent for t in tables)
     return {

@@ -163,6 +163,44 @@ class DatasetContract(PluginContract):
         assert [batch for block in in_turn for batch in block] == expected
         assert [_state(reader) for reader in readers] == [_state(alone)] * num_workers
 
+    def test_passes_over_batches_as_if_they_were_read(self, dataset: Dataset) -> None:
+        whole = self._reader(dataset)
+        batches = list(whole)
+        at_the_end = _state(whole)
+        for num_batches in range(len(batches) + 1):
+            reader = self._reader(dataset)
+            assert reader.skip(num_batches) == num_batches
+            position = _state(reader)
+            rest = [rows.data for rows in reader]
+            assert rest == [rows.data for rows in batches[num_batches:]], f"after {num_batches}"
+            resumed = self._reader(dataset)
+            resumed.load_state_dict(position)
+            assert [rows.data for rows in resumed] == rest, f"a state after {num_batches}"
+        reader = self._reader(dataset)
+        assert reader.skip(len(batches) + 1) == len(batches)
+        assert _state(reader) == at_the_end, "the position returns to the start at the end"
+
+    def test_rows_say_their_session_where_they_are_asked_to(self, dataset: Dataset) -> None:
+        """``session_reader`` is optional; where it is there it is ``reader`` with a column more."""
+        arguments: dict[str, Any] = {
+            "rank": 0,
+            "world_size": 1,
+            "batch_size": self.batch_size,
+            "split": self.split,
+        }
+        try:
+            reader = dataset.session_reader(**arguments)
+        except DataError:
+            return
+        keys = dataset.session_keys()
+        assert keys is not None, "session_keys says which column that of the session is"
+        plain = self._reader(dataset)
+        for rows, expected in zip(reader, plain, strict=True):
+            names = expected.data.schema.names
+            assert rows.data.select(names) == expected.data
+            assert keys.session in rows.data.schema.names
+            assert _state(reader) == _state(plain), "states are those of reader"
+
     def test_refuses_a_state_of_another_batch_size(self, dataset: Dataset) -> None:
         reader = self._reader(dataset, batch_size=1)
         next(iter(reader))

@@ -1,0 +1,96 @@
+"""What is moved, drawn from a report."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from recd_benchmarks.scars_cache.cells import BYTES_TABLE
+from recd_benchmarks.scars_cache.theory import MORE_TRAFFIC_TABLE, TRAFFIC_TABLE
+from recd_plugins.errors import RecdError
+from recd_plugins.files import write_text
+
+_STYLE: Any = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "recd",
+    "svg.fonttype": "none",
+}
+_COLORS = ("#2563a8", "#d9822b", "#3a8f5c", "#8a5fb0")
+
+
+def draw(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Write ``theory.svg`` and ``slow_tier.svg``, as far as the report has them; their paths.
+
+    Raises:
+        RecdError: it has neither.
+    """
+    details = {detail["title"]: detail for detail in result["details"]}
+    if TRAFFIC_TABLE in details:
+        once, more = details[TRAFFIC_TABLE], details.pop(MORE_TRAFFIC_TABLE)
+        rows = [[*row, *again[1:]] for row, again in zip(once["rows"], more["rows"], strict=True)]
+        details[TRAFFIC_TABLE] = {**once, "rows": rows}
+    plots = {
+        TRAFFIC_TABLE: ("theory.svg", _draw_theory),
+        BYTES_TABLE: ("slow_tier.svg", _draw_bytes),
+    }
+    paths = []
+    for title in (title for title in plots if title in details):
+        detail, (name, draw_one) = details[title], plots[title]
+        with matplotlib.rc_context(_STYLE):
+            figure = Figure(figsize=(8, 1 + 0.3 * len(detail["rows"])), layout="constrained")
+            axes = figure.subplots()
+            draw_one(axes, detail)
+            axes.invert_yaxis()
+            text = io.StringIO()
+            figure.savefig(text, format="svg", metadata={"Date": None})
+        paths.append(folder / name)
+        write_text(paths[-1], text.getvalue())
+    if not paths:
+        raise RecdError(
+            "--plot draws what is moved, which --theory and --only traffic find: leave --only out"
+        )
+    return paths
+
+
+def _draw_theory(axes: Axes, detail: dict[str, Any]) -> None:
+    """Of each distribution, what is moved over the plain path at 1x."""
+    rows = detail["rows"]
+    for number, (kind, color) in enumerate(zip(detail["headings"][2:5], _COLORS, strict=False)):
+        for at, filled in ((2, True), (6, False)):
+            shares = [max(float(row[at + number]) / float(row[1]), 1e-6) for row in rows]
+            axes.plot(
+                shares,
+                range(len(rows)),
+                marker="o",
+                linestyle="none",
+                color=color,
+                markerfacecolor=color if filled else "none",
+                label=f"{kind}, 1x" if filled else f"{kind}, 5x rows and batch",
+            )
+    axes.set_yticks(range(len(rows)), [row[0] for row in rows])
+    axes.set_xscale("log")
+    axes.set_xlabel("moved for a batch, over the plain path at 1x")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _draw_bytes(axes: Axes, detail: dict[str, Any]) -> None:
+    """Of each side, MB that were counted and predicted."""
+    rows = [row for row in detail["rows"] if row[1] != ""]
+    for number, (label, color) in enumerate((("counted", _COLORS[0]), ("predicted", "#b6bcc6"))):
+        places = [place - 0.2 + 0.4 * number for place in range(len(rows))]
+        values = [
+            float(row[1]) + float(row[2]) if number == 0 else float(row[3] or 0) for row in rows
+        ]
+        bars = axes.barh(places, values, height=0.38, color=color, label=label)
+        axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=7)
+    axes.set_yticks(range(len(rows)), [row[0] for row in rows])
+    axes.set_xscale("log")
+    axes.set_xlabel("MB of the slow tier in a step")
+    axes.legend(frameon=False, fontsize=8)

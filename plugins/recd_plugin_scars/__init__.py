@@ -1,0 +1,22 @@
+"""SCARS: coalesced lookups, a planned cache of hot rows, and hot batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import Cache, Dataset
+
+
+@hookimpl
+def register_datasets() -> Sequence[type[Dataset]]:
+    from recd_plugin_scars.hot_batches import HotBatches
+
+    return [HotBatches]
+
+
+@hookimpl
+def register_caches() -> Sequence[type[Cache]]:
+    from recd_plugin_scars.cache import ScarsCache
+
+    return [ScarsCache]

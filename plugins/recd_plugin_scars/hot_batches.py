@@ -1,0 +1,244 @@
+"""``scars.hot_batches``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import numpy as np
+import pyarrow.compute as pc
+from pydantic import Field, StrictInt, model_validator
+
+from recd_plugin_scars.hot_order import sort_rows, whole_sessions
+from recd_plugin_scars.window_reader import WindowReader
+from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import DatasetWrapper, PluginOptions, Reader, Rows, Split
+
+if TYPE_CHECKING:
+    from recd_plugin_scars.hot_rows import HotRows, HotTable
+    from recd_plugins.access.profile import AccessProfile
+
+Count = Annotated[StrictInt, Field(gt=0)]
+
+#: Batches of a window whose size is not given: at most one of them is mixed.
+WINDOW_BATCHES = 64
+
+
+class HotBatches(DatasetWrapper):
+    """Samples whose every id is cached in batches of their own (SCARS, sections III and IV)."""
+
+    name = "scars.hot_batches"
+
+    class Options(PluginOptions):
+        window: Count | None = Field(
+            default=None,
+            description="Samples of a rank among which the order may change, rounded up to whole "
+            f"batches; null takes {WINDOW_BATCHES} batches.",
+        )
+        sessions: bool = Field(
+            default=False,
+            description="Move whole sessions: one is hot when all of its samples in the window "
+            "are.",
+        )
+        profile: Path | None = Field(
+            default=None,
+            description="Access profile whose most read rows are hot, as recd profile writes it; "
+            "null takes the rows that the model's caches hold.",
+        )
+        rows: Count | None = Field(
+            default=None, description="With profile: hot rows of each table, the most read ones."
+        )
+        share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+            default=None, description="With profile: hot rows as a share of each table's rows."
+        )
+
+        @model_validator(mode="after")
+        def _rows_of_a_profile(self) -> Self:
+            sizes = [name for name in ("rows", "share") if getattr(self, name) is not None]
+            if self.profile is None and sizes:
+                raise ValueError(
+                    f"{sizes[0]} is how much of a profile is hot; name the profile, or leave it out"
+                )
+            if self.profile is not None and len(sizes) != 1:
+                raise ValueError("with a profile, say how much of it is hot: rows or share")
+            return self
+
+    options: Options
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self.options.sessions and self.inner.session_keys() is None:
+            raise SetupError(
+                f"{self.name}: {self.inner.name} does not say which rows are of one session; leave "
+                "out sessions"
+            )
+        _ = self._profile
+
+    def check(self) -> None:
+        """Caches and profile.
+
+        Raises:
+            SetupError: there is no cache, or one whose rows change; or the profile is of tables
+                that the model does not have.
+            DataError: a table of the profile has another number of rows.
+        """
+        if self._profile is not None:
+            tables = {table.name: table for table in self.lookups.tables}
+            for name in self._profile.tables:
+                if name not in tables:
+                    raise SetupError(
+                        f"{self.name}: the access profile {self.options.profile} is of table "
+                        f"{name}, which the model does not have; its tables: {', '.join(tables)}. "
+                        "Profile its data with recd profile registry"
+                    )
+                self._profile.covering(name, tables[name].num_embeddings)
+        _ = self.hot_rows
+
+    def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
+        """The training split sorted; others as they are."""
+        if split != "train":
+            return self.inner.reader(
+                rank=rank, world_size=world_size, batch_size=batch_size, split=split
+            )
+        read = self.inner.session_reader if self.options.sessions else self.inner.reader
+        window = self.options.window or WINDOW_BATCHES * batch_size
+        return WindowReader(
+            lambda rank, world_size: read(
+                rank=rank, world_size=world_size, batch_size=batch_size, split=split
+            ),
+            _HotOrder(self),
+            num_batches=-(-window // batch_size),
+            rank=rank,
+            world_size=world_size,
+        )
+
+    def expected_groups(self) -> Mapping[str, float]:
+        """The share of hot samples, if lookups are independent of each other.
+
+        That is the product over tables of the share of lookups that hot rows have, to the power of
+        the lookups of a sample (SCARS, section III). Lookups of one sample mostly go together, so
+        more samples are hot than that; of whole sessions fewer are.
+        """
+        if self._profile is not None:
+            loads = [
+                (table, self._size(table.num_embeddings)) for table in self._profile.tables.values()
+            ]
+        else:
+            loads = [(table.load.access, table.cached) for table in self.lookups.cached_tables]
+        if not loads:
+            return {}
+        hot = float(np.prod([table.covered(rows) ** table.length for table, rows in loads]))
+        return {"hot": hot, "normal": 1 - hot}
+
+    @cached_property
+    def hot_rows(self) -> HotRows:
+        """The hot rows of each table.
+
+        Raises:
+            SetupError: there is no cache, or one whose rows change.
+        """
+        from recd_plugin_scars.hot_rows import HotRows
+
+        tables = self._cached_tables() if self._profile is None else self._profiled_tables()
+        return HotRows(tables, self.lookups)
+
+    @cached_property
+    def _profile(self) -> AccessProfile | None:
+        from recd_plugins.access.profile import AccessProfile
+
+        return None if self.options.profile is None else AccessProfile.load(self.options.profile)
+
+    def _size(self, num_embeddings: int) -> int:
+        """Hot rows of a table in the profile."""
+        if self.options.share is not None:
+            return round(self.options.share * num_embeddings)
+        assert self.options.rows is not None, "checked by Options"
+        return min(self.options.rows, num_embeddings)
+
+    def _profiled_tables(self) -> dict[str, HotTable]:
+        from recd_plugin_scars.hot_rows import HotTable
+
+        assert self._profile is not None, "the caller looked"
+        return {
+            name: HotTable(
+                table.features, table.num_embeddings, table.rows[: self._size(table.num_embeddings)]
+            )
+            for name, table in self._profile.tables.items()
+        }
+
+    def _cached_tables(self) -> dict[str, HotTable]:
+        from recd_plugin_scars.hot_rows import HotTable
+
+        caches = self.lookups.caches
+        if not caches:
+            raise SetupError(
+                f"{self.name}: no table has a cache, and hot samples are those whose every id is "
+                "cached; add a cache: entry with scars.cache, or give this wrapper a profile and "
+                "its hot rows"
+            )
+        dynamic = [f"{name} ({c.policy})" for name, c in caches.items() if c.policy != "static"]
+        if dynamic:
+            raise SetupError(
+                f"{self.name}: the cached rows of {', '.join(dynamic)} change while it trains, so "
+                "no sample is hot for good; take policy static, or leave the wrapper out"
+            )
+        return {
+            table.name: HotTable(
+                table.features,
+                table.num_embeddings,
+                caches[table.name].first_hot_rows(table.name, table.num_embeddings),
+            )
+            for table in self.lookups.tables
+            if table.name in caches
+        }
+
+
+class _HotOrder:
+    """Hot batches and normal batches of a window."""
+
+    def __init__(self, wrapper: HotBatches) -> None:
+        self._wrapper = wrapper
+        self._session = None
+        if wrapper.options.sessions and (keys := wrapper.inner.session_keys()) is not None:
+            self._session = keys.session
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "sessions": self._session is not None,
+            "hot_rows": self._wrapper.hot_rows.digest,
+        }
+
+    def sort(self, window: Sequence[Rows]) -> Iterator[Rows]:
+        from recd_plugins.data.row_table import RowTable
+
+        hot_rows = self._wrapper.hot_rows
+        hot = np.concatenate([hot_rows.samples(rows) for rows in window])
+        if self._session is not None:
+            hot = whole_sessions(hot, _session_starts(window, self._session))
+            window = [_without(rows, self._session) for rows in window]
+        batches = sort_rows(hot, len(window[0]))
+        table = RowTable(window)
+        return (
+            table.take(batch.rows, _groups(batch.num_hot, len(batch.rows))) for batch in batches
+        )
+
+
+def _groups(num_hot: int, num_rows: int) -> dict[str, int]:
+    groups = {"hot": num_hot, "normal": num_rows - num_hot}
+    return {name: rows for name, rows in groups.items() if rows}
+
+
+def _session_starts(window: Sequence[Rows], column: str) -> np.ndarray:
+    """Where the session of a row is another than that of the row before, int64 ``[sessions]``."""
+    import pyarrow as pa
+
+    sessions = pa.concat_arrays([rows.data.column(column) for rows in window])
+    changes = pc.not_equal(sessions.slice(1), sessions.slice(0, len(sessions) - 1))
+    return np.concatenate(([0], np.flatnonzero(changes.to_numpy(zero_copy_only=False)) + 1))
+
+
+def _without(rows: Rows, column: str) -> Rows:
+    names = [name for name in rows.data.schema.names if name != column]
+    return Rows(rows.data.select(names), rows.origins)

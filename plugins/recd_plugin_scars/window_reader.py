@@ -1,0 +1,235 @@
+"""Reads a rank's batches in windows, in which rows are put into another order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any, Protocol
+
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Reader, Rows
+
+State = dict[str, Any]
+
+_STATE_VERSION = 1
+
+
+class WindowOrder(Protocol):
+    """Puts the rows of a window into another order."""
+
+    def identity(self) -> dict[str, Any]:
+        """What the order depends on besides the rows: JSON values by what to call them."""
+
+    def sort(self, window: Sequence[Rows]) -> Iterator[Rows]:
+        """The rows of full batches of one size, in as many such batches.
+
+        The first decides the order of all; each is made when it is asked for.
+        """
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Batches of a window, each with the position after it."""
+
+    batches: Iterable[Rows]
+    positions: Sequence[State]
+
+
+class WindowReader(Reader):
+    """The batches of an inner reader, sorted window by window.
+
+    All ranks together take the batches of their windows in turn: the first of every rank, the
+    second of every rank, and so on. A position says where the window starts, which is a position of
+    the inner reader, at how many ranks, and how many batches all ranks have taken. So another
+    number of ranks goes on in the same sequence: it reads the windows of the former ranks.
+
+    Args:
+        open_inner: an inner reader of a rank (first) of a number of ranks.
+        order: of the rows of a window.
+        num_batches: of a window.
+        rank, world_size: this process.
+
+    Raises:
+        DataError: what ``open_inner`` raises.
+    """
+
+    def __init__(
+        self,
+        open_inner: Callable[[int, int], Reader],
+        order: WindowOrder,
+        *,
+        num_batches: int,
+        rank: int,
+        world_size: int,
+    ) -> None:
+        self._open = open_inner
+        self._order = order
+        self._num_batches = num_batches
+        self._rank = rank
+        self._world_size = world_size
+        # Only looked at: each iteration reads by one of its own.
+        self._inner = open_inner(rank, world_size)
+        self._position = self._at_start(self._inner.state_dict())
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Rows]:
+        for block in self.blocks(0, 1):
+            yield from block
+
+    def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
+        """A block is a window; those of other workers are passed over, in the inner reader too."""
+        inner = self._open(self._rank, self._world_size)
+        windows = self._windows(inner, self._position, worker, num_workers)
+        for window in windows:
+            yield self._block(window)
+        self._position = self._at_start(inner.state_dict())
+
+    def state_dict(self) -> State:
+        return dict(self._position)
+
+    def load_state_dict(self, state: State) -> None:
+        if state.get("version") != _STATE_VERSION or "taken" not in state:
+            raise DataError(
+                f"the state is none of hot batches, version {_STATE_VERSION}; it was taken with "
+                "other wrappers of the dataset: go on with those, or start anew"
+            )
+        if state["taken"]:
+            for name, mine in self._identity().items():
+                if (theirs := state["order"].get(name)) != mine:
+                    raise DataError(
+                        f"the state is one inside a window of other hot batches: {name} was "
+                        f"{theirs!r} and is {mine!r}; go on with the former options, cache and "
+                        "data, or start anew"
+                    )
+        self._inner.load_state_dict(state["inner"])
+        self._position = dict(state)
+
+    def _block(self, window: _Window) -> Iterator[Rows]:
+        for batch, position in zip(window.batches, window.positions, strict=True):
+            self._position = position
+            yield batch
+
+    def _windows(
+        self, inner: Reader, position: State, worker: int, num_workers: int
+    ) -> Generator[_Window, None, None]:
+        """This worker's windows from ``position`` to the end of the epoch; moves ``inner`` on."""
+        number = 0
+        if position["taken"]:
+            rest = self._rest(position)
+            if worker == 0:
+                yield self._finish(rest)
+            inner.load_state_dict(rest.end)
+            if rest.num_batches < self._num_batches:
+                return
+            number = 1
+        else:
+            inner.load_state_dict(position["inner"])
+        batches = None
+        for turn in count(number):
+            if turn % num_workers != worker:
+                batches = None
+                if inner.skip(self._num_batches) < self._num_batches:
+                    return
+                continue
+            batches = batches or iter(inner)
+            start = inner.state_dict()
+            window = list(islice(batches, self._num_batches))
+            is_last = len(window) < self._num_batches
+            if window:
+                end = None if is_last else inner.state_dict()
+                firsts = range(0, len(window) * self._world_size, self._world_size)
+                positions = self._positions(start, self._world_size, firsts, end)
+                yield _Window(self._order.sort(window), positions)
+            if is_last:
+                return
+
+    def _rest(self, position: State) -> _Rest:
+        """What is left of a window, without reading it."""
+        start, world_size = position["inner"], position["world_size"]
+        reader = self._open(0, world_size)
+        reader.load_state_dict(start)
+        num_batches = reader.skip(self._num_batches)
+        return _Rest(start, world_size, position["taken"], num_batches, reader.state_dict())
+
+    def _finish(self, rest: _Rest) -> _Window:
+        """This rank's share of what is left, read window by window of the former ranks.
+
+        Batches that are left when there are too few for all ranks are left out.
+        """
+        mine = rest.share(self._rank, self._world_size)
+        batches: dict[int, Rows] = {}
+        for rank in sorted({number % rest.world_size for number in mine}):
+            reader = self._open(rank, rest.world_size)
+            reader.load_state_dict(rest.start)
+            window = self._order.sort(list(islice(reader, self._num_batches)))
+            for number, batch in zip(count(rank, rest.world_size), window, strict=False):
+                if number in mine:
+                    batches[number] = batch
+        firsts = range(rest.taken, rest.taken + len(mine) * self._world_size, self._world_size)
+        end = rest.end if rest.num_batches == self._num_batches else None
+        positions = self._positions(rest.start, rest.world_size, firsts, end)
+        return _Window([batches[number] for number in mine], positions)
+
+    def _positions(
+        self, start: State, world_size: int, firsts: range, end: State | None
+    ) -> list[State]:
+        """Those after each step of a window.
+
+        Args:
+            start: where the window starts.
+            world_size: of the ranks whose windows they are.
+            firsts: how many batches were taken before each step.
+            end: where the next window starts; None at the end of the epoch.
+        """
+        identity = self._identity() if len(firsts) else {}
+        positions = [
+            {
+                "version": _STATE_VERSION,
+                "inner": start,
+                "world_size": world_size,
+                "taken": first + self._world_size,
+                "order": identity,
+            }
+            for first in firsts
+        ]
+        if positions and end is not None:
+            positions[-1] = self._at_start(end)
+        return positions
+
+    def _at_start(self, inner: State) -> State:
+        """The position at the start of a window, which fits windows of any kind."""
+        return {
+            "version": _STATE_VERSION,
+            "inner": inner,
+            "world_size": self._world_size,
+            "taken": 0,
+            "order": {},
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        return {"window": self._num_batches, **self._order.identity()}
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """What is left of a window of ``num_batches`` of ``world_size`` ranks when some are taken.
+
+    Attributes:
+        start: where it starts, a position of the inner reader.
+        end: where the next one does, or the next epoch.
+    """
+
+    start: State
+    world_size: int
+    taken: int
+    num_batches: int
+    end: State
+
+    def share(self, rank: int, world_size: int) -> range:
+        """The numbers of the batches that a rank takes, as many as every other."""
+        left = self.num_batches * self.world_size - self.taken
+        first = self.taken + rank
+        return range(first, first + left // world_size * world_size, world_size)

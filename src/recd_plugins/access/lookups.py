@@ -1,0 +1,108 @@
+"""Which rows of tables samples look up, as a registry's preprocessing leaves them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import FeatureLookups, Lookups, Rows, Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from recd_plugins.data.preprocess import Preprocess
+    from recd_plugins.distributed.cached.spec import TableCache
+    from recd_plugins.planning.caching import CachedTable
+    from recd_plugins.registry import Prepared, Registry
+
+
+class RegistryLookups(Lookups):
+    """Those of a registry.
+
+    Args:
+        registry: its preprocessing is used, and what it learnt of the model that it prepared.
+    """
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        """See ``Lookups.tables``."""
+        return self._prepared.tables
+
+    @property
+    def caches(self) -> Mapping[str, TableCache]:
+        """See ``Lookups.caches``."""
+        return self._prepared.caches
+
+    @property
+    def cached_tables(self) -> Sequence[CachedTable]:
+        """See ``Lookups.cached_tables``."""
+        plans = self._prepared.cache_plans.values()
+        return [table for plan in plans for table in plan.tables.values()]
+
+    def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
+        """See ``Lookups.of``. Of a feature in layout ``list_dict`` each list is preprocessed once.
+
+        Other features are not searched for lists that are the same: that takes longer than to look
+        at each.
+        """
+        import torch
+
+        from recd_plugins.data.arrow import dictionary_column, sparse_column
+        from recd_plugins.data.batch import Batch
+        from recd_plugins.sparse.from_columns import ikjts_from_dictionaries, kjt_from_columns
+
+        dictionaries, columns = {}, {}
+        for name in features:
+            if (dictionary := dictionary_column(rows, name)) is not None:
+                dictionaries[name] = dictionary
+            else:
+                columns[name] = sparse_column(rows, name)
+        nothing = torch.empty(len(rows), 0)
+        batch = self._preprocess(
+            Batch(
+                nothing,
+                nothing.sum(1),
+                kjt_from_columns(columns, len(rows)) if columns else None,
+                ikjts_from_dictionaries(
+                    [{name: column} for name, column in dictionaries.items()], len(rows)
+                ),
+            )
+        )
+        found = {}
+        if batch.kjt is not None:
+            for name, jagged in batch.kjt.to_dict().items():
+                found[name] = _lookups(jagged.values(), jagged.lengths(), None)
+        for ikjt in batch.ikjts:
+            inverse = ikjt.inverse_lookup().long()
+            for name, jagged in ikjt.to_unique_kjt().to_dict().items():
+                found[name] = _lookups(jagged.values(), jagged.lengths(), inverse)
+        return found
+
+    @property
+    def _prepared(self) -> Prepared:
+        if self._registry.prepared is None:
+            raise SetupError(
+                f"{self._registry.path}: which tables there are is known when Registry.prepare has "
+                "seen the model; call it before the first batch is read"
+            )
+        return self._registry.prepared
+
+    @cached_property
+    def _preprocess(self) -> Preprocess:
+        from recd_plugins.data.feature_steps import feature_steps
+        from recd_plugins.data.preprocess import Preprocess
+
+        steps = feature_steps(self._registry, self._registry.dataset.schema())
+        return Preprocess(steps)
+
+
+def _lookups(values: Tensor, lengths: Tensor, inverse: Tensor | None) -> FeatureLookups:
+    offsets = np.concatenate(([0], np.cumsum(lengths.numpy(), dtype=np.int64)))
+    return FeatureLookups(values.numpy(), offsets, None if inverse is None else inverse.numpy())

@@ -1,0 +1,115 @@
+"""What is cached of a table, and where the rest of it lives."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from recd_plugins.errors import SetupError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+CachePolicy = Literal["static", "lfu", "lru"]
+"""Which rows stay in the fast tier: the hot rows; the most often used; the last used."""
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The slow tier is host memory, pinned where there is CUDA."""
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """The slow tier is a memory-mapped file, for tables larger than memory.
+
+    Args:
+        folder: where the files are made, one for each kernel.
+        keep: leave them there when the tables are closed.
+    """
+
+    folder: Path
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class TableCache:
+    """What the fast tier holds of one table, by whatever sharding it has (SCARS, section II).
+
+    Args:
+        policy: which rows stay.
+        load_factor: cached rows / rows, 0 to 1. Of a row-wise shard, ``lfu`` and ``lru`` hold this
+            share of its own rows.
+        hot_rows: rows of the whole table, most read first. ``static`` caches the first
+            ``num_cached_rows`` of them; the others start from those, if there are any.
+        storage: the slow tier.
+        lookahead: whether the rows of the next batch are read while one computes.
+
+    Raises:
+        SetupError: says what is wrong with which value.
+    """
+
+    policy: CachePolicy
+    load_factor: float
+    hot_rows: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
+    storage: HostMemory | MappedFile = HostMemory()
+    lookahead: bool = True
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(CachePolicy):
+            raise SetupError(
+                f"a table's cache has the policy {self.policy!r}; there are "
+                f"{', '.join(get_args(CachePolicy))}"
+            )
+        if not (math.isfinite(self.load_factor) and 0 <= self.load_factor <= 1):
+            raise SetupError(
+                f"a table's cache has load_factor {self.load_factor}, the share of its rows that "
+                "the fast tier holds: give a number from 0 to 1"
+            )
+        if self.hot_rows is None:
+            if self.policy == "static" and self.load_factor > 0:
+                raise SetupError(
+                    "a table's cache has the policy static and no hot_rows, of which it holds the "
+                    "first: give the rows of the table, most read first, or the policy lfu or lru"
+                )
+        elif self.hot_rows.ndim != 1 or self.hot_rows.dtype.kind not in "iu":
+            raise SetupError(
+                f"hot_rows of a table's cache have shape {self.hot_rows.shape} and type "
+                f"{self.hot_rows.dtype}: give one row of integers"
+            )
+
+    def num_cached_rows(self, num_embeddings: int) -> int:
+        """How many rows of a table with ``num_embeddings`` rows the fast tier holds."""
+        return round(self.load_factor * num_embeddings)
+
+    def first_hot_rows(self, table: str, num_embeddings: int) -> NDArray[np.int64]:
+        """The hot rows that are cached from the start, most read first, ``[<= num_cached_rows]``.
+
+        Raises:
+            SetupError: a row is none of the table, is there twice, or ``static`` has too few.
+        """
+        import numpy as np
+
+        num_cached = self.num_cached_rows(num_embeddings)
+        if self.hot_rows is None:
+            return np.empty(0, np.int64)
+        rows = self.hot_rows[:num_cached].astype(np.int64)
+        if self.policy == "static" and len(rows) < num_cached:
+            raise SetupError(
+                f"the cache of table {table} holds {num_cached} rows (load_factor "
+                f"{self.load_factor} of {num_embeddings}) and hot_rows names {len(rows)}: lower "
+                "load_factor, or name as many rows"
+            )
+        wrong = rows[(rows < 0) | (rows >= num_embeddings)]
+        if len(wrong):
+            raise SetupError(
+                f"hot_rows of table {table} names row {wrong[0]}, and the table has "
+                f"{num_embeddings} rows: the profile is of another table"
+            )
+        if len(np.unique(rows)) < len(rows):
+            values, counts = np.unique(rows, return_counts=True)
+            raise SetupError(f"hot_rows of table {table} names row {values[counts > 1][0]} twice")
+        return rows

@@ -1,0 +1,197 @@
+"""A batch with unique ids in place of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.distributed.coalesced.groups import FeatureGroups
+from recd_plugins.distributed.coalesced.unique import unique_ids
+from recd_plugins.errors import ExactnessError
+
+
+@dataclass(frozen=True, eq=False)
+class Coalesced:
+    """What of a batch stays on its rank.
+
+    Attributes:
+        inverse: by feature of a coalesced table: int64, the unique row of each of its ids.
+        lengths: of all features: ``[rows of the feature]``.
+        ids: of coalesced features, as they came.
+        weights: float32, of coalesced features, or empty: the batch has none.
+        inverse_indices: int64 ``[B]`` of all features of a deduplicated batch, or empty.
+        num_rows: B, of the output.
+    """
+
+    inverse: dict[str, Tensor]
+    lengths: dict[str, Tensor]
+    ids: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    inverse_indices: dict[str, Tensor]
+    num_rows: int
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until ``stream`` is done with it."""
+        for tensors in (
+            self.inverse,
+            self.lengths,
+            self.ids,
+            self.weights,
+            self.inverse_indices,
+        ):
+            for tensor in tensors.values():
+                tensor.record_stream(stream)
+
+
+def coalesce_sequences(
+    features: KeyedJaggedTensor, groups: FeatureGroups
+) -> tuple[KeyedJaggedTensor, Coalesced]:
+    """Unique ids for an EmbeddingCollection: the first feature of a group has all of them.
+
+    They are in its first row; the other features of the group are empty. Without features of other
+    tables the batch has one row.
+
+    Args:
+        features: plain; features beside those of ``groups`` are left out.
+        groups: of the module's features.
+    """
+    batch, ids, counts = _coalesce(features, groups)
+    rows = features.stride() if groups.others else 1
+    lengths = torch.zeros(len(groups.coalesced), rows, dtype=torch.int64)
+    if rows:
+        lengths[:, 0] = torch.tensor(counts)
+    lengths = lengths.flatten().to(ids.device, features.lengths().dtype, non_blocking=True)
+    unique = KeyedJaggedTensor(
+        keys=groups.keys,
+        values=_with_others(ids, features.values(), features, groups),
+        lengths=torch.cat([lengths, *(batch.lengths[name] for name in groups.others)]),
+        stride=rows,
+    )
+    return unique, batch
+
+
+def coalesce_bags(
+    features: KeyedJaggedTensor, groups: FeatureGroups
+) -> tuple[KeyedJaggedTensor, Coalesced]:
+    """Unique ids for an EmbeddingBagCollection: a variable batch (VBE) of rows of length 1.
+
+    The first feature of a group has a row for each unique id, the others have none. Features of
+    other tables stay as they are. The inverse indices are empty: nothing must be expanded by them.
+
+    Args:
+        features: plain, or a variable batch with inverse indices; features beside those of
+            ``groups`` are left out.
+        groups: of the module's features.
+
+    Raises:
+        ExactnessError: a variable batch lacks inverse indices, or has some of rows that it lacks.
+    """
+    batch, ids, counts = _coalesce(features, groups)
+    ones = torch.ones(len(ids), dtype=features.lengths().dtype, device=ids.device)
+    strides = counts + [len(batch.lengths[name]) for name in groups.others]
+    weights = None
+    # Bags of all tables are weighted here: then unique rows need no weights.
+    if groups.others and features.weights_or_none() is not None:
+        given = features.weights()
+        weights = _with_others(given.new_ones(len(ids)), given, features, groups)
+    unique = KeyedJaggedTensor(
+        keys=groups.keys,
+        values=_with_others(ids, features.values(), features, groups),
+        weights=weights,
+        lengths=torch.cat([ones, *(batch.lengths[name] for name in groups.others)]),
+        stride_per_key_per_rank=[[stride] for stride in strides],
+        inverse_indices=(
+            groups.keys,
+            torch.empty(len(strides), 0, dtype=torch.int64, device=ids.device),
+        ),
+    )
+    return unique, batch
+
+
+def _coalesce(
+    features: KeyedJaggedTensor, groups: FeatureGroups
+) -> tuple[Coalesced, Tensor, list[int]]:
+    """What stays, the unique ids of all groups, and how many of them each feature carries."""
+    names = groups.coalesced
+    per_key = dict(zip(features.keys(), features.length_per_key(), strict=True))
+    sizes = [per_key[name] for name in names]
+    unique = unique_ids(
+        _joined(features.values(), features, names),
+        [sum(per_key[name] for name in group) for group in groups.groups],
+    )
+    counts = dict.fromkeys(names, 0)
+    counts.update(
+        {group[0]: count for group, count in zip(groups.groups, unique.counts, strict=True)}
+    )
+    lengths = dict(
+        zip(
+            features.keys(),
+            torch.split(features.lengths(), features.stride_per_key()),
+            strict=True,
+        )
+    )
+    weights = features.weights_or_none()
+    if weights is not None:
+        # As FBGEMM has it: integers are no weights, and others are float32.
+        weights = weights.float() if weights.is_floating_point() else None
+    inverse_indices, num_rows = _inverse_indices(features, groups)
+    batch = Coalesced(
+        inverse=dict(zip(names, torch.split(unique.inverse, sizes), strict=True)),
+        lengths=lengths,
+        ids=_by_key(features.values(), features, names),
+        weights={} if weights is None else _by_key(weights, features, names),
+        inverse_indices=inverse_indices,
+        num_rows=num_rows,
+    )
+    return batch, unique.ids, list(counts.values())
+
+
+def _inverse_indices(
+    features: KeyedJaggedTensor, groups: FeatureGroups
+) -> tuple[dict[str, Tensor], int]:
+    """By feature, and how many: compiled loops follow them, so that they have to be right."""
+    inverse = features.inverse_indices_or_none()
+    if inverse is None and not features.variable_stride_per_key():
+        return {}, features.stride()
+    names, indices = inverse or ([], torch.empty(0, 0))
+    strides = dict(zip(features.keys(), features.stride_per_key(), strict=True))
+    if missing := sorted(set(groups.keys) - set(names)):
+        raise ExactnessError(
+            f"a variable batch without inverse indices of features {', '.join(missing)}: pass "
+            "inverse_indices of all features that have tables"
+        )
+    if indices.device.type == "cpu" and indices.numel():  # CUDA checks by itself
+        lowest, highest = (each.tolist() for each in indices.aminmax(dim=1))
+        for name, low, high in zip(names, lowest, highest, strict=True):
+            if low < 0 or high >= strides[name]:
+                raise ExactnessError(
+                    f"inverse indices of feature {name} are from {low} to {high}, and it has "
+                    f"{strides[name]} rows"
+                )
+    return dict(zip(names, indices, strict=True)), indices.shape[1]
+
+
+def _by_key(tensor: Tensor, features: KeyedJaggedTensor, names: Sequence[str]) -> dict[str, Tensor]:
+    """What of ``tensor``, which has an item for each id, belongs to some keys."""
+    offsets = features.offset_per_key()
+    place = {name: index for index, name in enumerate(features.keys())}
+    return {name: tensor[offsets[place[name]] : offsets[place[name] + 1]] for name in names}
+
+
+def _joined(tensor: Tensor, features: KeyedJaggedTensor, names: Sequence[str]) -> Tensor:
+    if list(names) == features.keys():
+        return tensor
+    return torch.cat(list(_by_key(tensor, features, names).values()))
+
+
+def _with_others(
+    own: Tensor, tensor: Tensor, features: KeyedJaggedTensor, groups: FeatureGroups
+) -> Tensor:
+    """``own``, and behind it what of ``tensor`` belongs to features of other tables."""
+    if not groups.others:
+        return own
+    return torch.cat([own, _joined(tensor, features, groups.others)])

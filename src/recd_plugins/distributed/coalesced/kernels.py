@@ -1,0 +1,117 @@
+"""Compiled loops over ids and rows; ``unique.py`` and ``rows.py`` are how to call them.
+
+On one CPU core a gather and its sum of gradients take a tenth or less of what
+``torch.index_select`` and its backward pass take (53 000 rows of 64 scalars: 0.5 ms each, against
+20 and 6 ms).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+u64 = np.uint64
+_MULTIPLIER = u64(0x9E3779B97F4A7C15)
+_HIGH = u64(32)
+
+
+@numba.njit(cache=True, nogil=True)
+def number_ids(ids: Any, sizes: Any, slots: Any, unique: Any, inverse: Any, counts: Any) -> None:
+    """Number the distinct ids of each stretch, from 0, in the order in which they occur.
+
+    Args:
+        ids: ``[n]``, stretch after stretch.
+        sizes: int64 ``[num_stretches]``.
+        slots: int32, a power of two that is at least twice the largest of ``sizes``; scratch.
+        unique: ``[n]`` of the dtype of ``ids``, out: distinct ids, stretch after stretch.
+        inverse: int64 ``[n]``, out: the number of each id in its stretch.
+        counts: int64 ``[num_stretches]``, out: distinct ids of each stretch.
+    """
+    start = 0
+    first = 0
+    for stretch in range(len(sizes)):
+        size = sizes[stretch]
+        # As many slots as this stretch needs: clearing them must not cost more than its ids.
+        num_slots = 2
+        while num_slots < 2 * size:
+            num_slots *= 2
+        mask = u64(num_slots - 1)
+        slots[:num_slots] = -1
+        count = 0
+        for position in range(start, start + size):
+            value = ids[position]
+            slot = ((u64(value) * _MULTIPLIER) >> _HIGH) & mask
+            while True:
+                number = slots[slot]
+                if number < 0:
+                    number = count
+                    slots[slot] = count
+                    unique[first + count] = value
+                    count += 1
+                    break
+                if unique[first + number] == value:
+                    break
+                slot = (slot + u64(1)) & mask
+            inverse[position] = number
+        counts[stretch] = count
+        start += size
+        first += count
+
+
+@numba.njit(cache=True, nogil=True)
+def gather(rows: Any, index: Any, out: Any, column: Any) -> None:
+    """``out[i, column:column + D] = rows[index[i]]``, of ``rows`` ``[R, D]``."""
+    for position in range(len(index)):
+        row = index[position]
+        for scalar in range(rows.shape[1]):
+            out[position, column + scalar] = rows[row, scalar]
+
+
+@numba.njit(cache=True, nogil=True)
+def add_back(gradients: Any, column: Any, index: Any, out: Any) -> None:
+    """``out[index[i]] += gradients[i, column:column + D]``, of ``out`` ``[R, D]``."""
+    for position in range(len(index)):
+        row = index[position]
+        for scalar in range(out.shape[1]):
+            out[row, scalar] += gradients[position, column + scalar]
+
+
+@numba.njit(cache=True, nogil=True)
+def pool(rows: Any, index: Any, offsets: Any, weights: Any, out: Any, column: Any) -> None:
+    """Sums of the rows of bags into columns of ``out``, which is zero there.
+
+    Args:
+        rows: ``[R, D]``.
+        index: int64 ``[n]``, a row for each id.
+        offsets: int64 ``[num_bags + 1]``, of bags in ``index``.
+        weights: ``[n]``, or empty: 1 for each.
+        out: ``[num_bags, columns]``.
+        column: where the D scalars start there.
+    """
+    for bag in range(len(offsets) - 1):
+        for position in range(offsets[bag], offsets[bag + 1]):
+            row = index[position]
+            if len(weights):
+                weight = weights[position]
+                for scalar in range(rows.shape[1]):
+                    out[bag, column + scalar] += weight * rows[row, scalar]
+            else:
+                for scalar in range(rows.shape[1]):
+                    out[bag, column + scalar] += rows[row, scalar]
+
+
+@numba.njit(cache=True, nogil=True)
+def spread(gradients: Any, column: Any, index: Any, offsets: Any, weights: Any, out: Any) -> None:
+    """Add the gradients of ``pool`` to those of its rows, ``out`` ``[R, D]``."""
+    for bag in range(len(offsets) - 1):
+        for position in range(offsets[bag], offsets[bag + 1]):
+            row = index[position]
+            if len(weights):
+                weight = weights[position]
+                for scalar in range(out.shape[1]):
+                    out[row, scalar] += weight * gradients[bag, column + scalar]
+            else:
+                for scalar in range(out.shape[1]):
+                    out[row, scalar] += gradients[bag, column + scalar]

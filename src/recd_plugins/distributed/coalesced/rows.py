@@ -1,0 +1,205 @@
+"""Rows of unique ids become the rows, and the pooled bags, of all ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from recd_plugins.distributed.coalesced import kernels
+
+_COMPILED = (torch.float32, torch.float64)
+_SUMMED_IN_FLOAT32 = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class Bags:
+    """How bags are made of rows.
+
+    Attributes:
+        index: int64 ``[n]``, a row for each id.
+        offsets: int64 ``[num_bags + 1]``.
+        weights: float32 ``[n]``, or None: 1 for each. Mean pooling is in them.
+    """
+
+    index: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until ``stream`` is done with it."""
+        for tensor in (self.index, self.offsets, self.weights):
+            if tensor is not None:
+                tensor.record_stream(stream)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Columns of the output of an EmbeddingBagCollection.
+
+    Attributes:
+        source: number of the tensor that has the rows.
+        start: where they start there, in scalars.
+        num_rows: how many.
+        dim: scalars of a row, and columns of the output.
+        column: the first of these.
+        bags: what is made of them first, or None: nothing.
+        inverse: int64 ``[B]``, which bag, or row, is each row of the output; None: in order.
+    """
+
+    source: int
+    start: int
+    num_rows: int
+    dim: int
+    column: int
+    bags: Bags | None
+    inverse: Tensor | None
+
+
+def expand(rows: Tensor, indices: Sequence[Tensor]) -> list[Tensor]:
+    """``rows.index_select(0, index)`` for each index; gradients are summed once for each row.
+
+    On CUDA the order of the additions, and so the last bits, may differ from run to run.
+
+    Args:
+        rows: ``[R, D]``.
+        indices: int64 ``[n_i]``.
+    """
+    if _compiles(rows):
+        return list(_Expand.apply(rows, *indices))  # type: ignore[no-untyped-call]
+    return [rows.index_select(0, index) for index in indices]
+
+
+def pool(sources: Sequence[Tensor], parts: Sequence[Part], num_rows: int, width: int) -> Tensor:
+    """Pooled embeddings ``[num_rows, width]``.
+
+    Args:
+        sources: flat tensors of rows.
+        parts: of the output, that fill its columns.
+        num_rows: B.
+        width: columns.
+
+    Returns:
+        In the dtype of ``sources``; half-precision rows are summed in float32.
+    """
+    if (dtype := sources[0].dtype) in _SUMMED_IN_FLOAT32:
+        return pool([rows.float() for rows in sources], parts, num_rows, width).to(dtype)
+    if all(map(_compiles, sources)):
+        return _Pool.apply(parts, num_rows, width, *sources)  # type: ignore[no-untyped-call]
+    return pool_by_torch(sources, parts)
+
+
+def pool_by_torch(sources: Sequence[Tensor], parts: Sequence[Part]) -> Tensor:
+    """The same on any device."""
+    columns = []
+    for part in sorted(parts, key=lambda part: part.column):
+        flat = sources[part.source].narrow(0, part.start, part.num_rows * part.dim)
+        rows = flat.view(part.num_rows, part.dim)
+        if (bags := part.bags) is not None:
+            if part.num_rows:
+                rows = F.embedding_bag(
+                    bags.index,
+                    rows,
+                    bags.offsets,
+                    mode="sum",
+                    per_sample_weights=bags.weights,
+                    include_last_offset=True,
+                )
+            else:  # which embedding_bag refuses
+                rows = rows.sum() + rows.new_zeros(len(bags.offsets) - 1, part.dim)
+        columns.append(rows if part.inverse is None else rows.index_select(0, part.inverse))
+    return torch.cat(columns, dim=1)
+
+
+class _Expand(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, *indices: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*indices)
+        ctx.shape = rows.shape
+        ctx.set_materialize_grads(False)
+        outputs = []
+        for index in indices:
+            out = rows.new_empty(len(index), rows.shape[1])
+            kernels.gather(_array(rows), _array(index), _array(out), 0)
+            outputs.append(out)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        given = [gradient for gradient in gradients if gradient is not None]
+        if not given:
+            return (None,) * (1 + len(gradients))
+        out = given[0].new_zeros(ctx.shape)
+        for index, gradient in zip(ctx.saved_tensors, gradients, strict=True):
+            if gradient is not None:
+                kernels.add_back(_array(gradient), 0, _array(index), _array(out))
+        return (out, *(None for _ in gradients))
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, parts: Sequence[Part], num_rows: int, width: int, *sources: Tensor
+    ) -> Tensor:
+        ctx.parts, ctx.sizes = parts, [len(source) for source in sources]
+        output = sources[0].new_zeros(num_rows, width)
+        flats, out = [_array(source) for source in sources], output.numpy()
+        for part in parts:
+            rows = _rows_of(flats[part.source], part)
+            if part.bags is not None and part.inverse is not None:
+                bags = np.zeros((len(part.bags.offsets) - 1, part.dim), out.dtype)
+                kernels.pool(rows, *_arrays(part.bags, out.dtype), bags, 0)
+                kernels.gather(bags, _array(part.inverse), out, part.column)
+            elif part.bags is not None:
+                kernels.pool(rows, *_arrays(part.bags, out.dtype), out, part.column)
+            elif part.inverse is not None:
+                kernels.gather(rows, _array(part.inverse), out, part.column)
+            else:
+                out[:, part.column : part.column + part.dim] = rows
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor | None, ...]:
+        results = [gradients.new_zeros(size) for size in ctx.sizes]
+        flats, given = [result.numpy() for result in results], _array(gradients)
+        for part in ctx.parts:
+            rows = _rows_of(flats[part.source], part)
+            if part.bags is not None and part.inverse is not None:
+                bags = np.zeros((len(part.bags.offsets) - 1, part.dim), given.dtype)
+                kernels.add_back(given, part.column, _array(part.inverse), bags)
+                kernels.spread(bags, 0, *_arrays(part.bags, given.dtype), rows)
+            elif part.bags is not None:
+                kernels.spread(given, part.column, *_arrays(part.bags, given.dtype), rows)
+            elif part.inverse is not None:
+                kernels.add_back(given, part.column, _array(part.inverse), rows)
+            else:
+                rows += given[:, part.column : part.column + part.dim]
+        return (None, None, None, *results)
+
+
+def _compiles(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype in _COMPILED
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    array: NDArray[Any] = tensor.detach().contiguous().numpy()
+    return array
+
+
+def _arrays(bags: Bags, dtype: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    weights = np.empty(0, dtype) if bags.weights is None else _array(bags.weights)
+    return _array(bags.index), _array(bags.offsets), weights
+
+
+def _rows_of(flat: NDArray[Any], part: Part) -> NDArray[Any]:
+    """Shares the memory of ``flat``."""
+    return flat[part.start : part.start + part.num_rows * part.dim].reshape(part.num_rows, part.dim)

@@ -1,0 +1,112 @@
+"""How many distinct ids of a table a batch has: what coalescing sends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from math import log
+from statistics import mean
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from recd_plugins.data.row_pipeline import RowPipeline
+from recd_plugins.interfaces import Rows, Table
+from recd_plugins.interfaces.dataset import Origin
+
+if TYPE_CHECKING:
+    from recd_plugins.data.batch import Batch
+    from recd_plugins.registry import Registry
+
+
+# A batch is halved so often, to see how its distinct ids grow.
+_HALVINGS = 4
+
+
+@dataclass(frozen=True)
+class DistinctIds:
+    """Distinct ids of a table in batches of several sizes.
+
+    Between and beyond them they grow with a power of the batch size, as words of a text do (Heaps'
+    law).
+
+    Attributes:
+        batch_sizes: rows, ascending.
+        ids: of all features of the table in such a batch, the mean.
+    """
+
+    batch_sizes: tuple[int, ...]
+    ids: tuple[float, ...]
+
+    def of(self, batch_size: int) -> float:
+        """Distinct ids of a batch of so many rows."""
+        known = [pair for pair in zip(self.batch_sizes, self.ids, strict=True) if pair[1]]
+        if not known:
+            return 0.0
+        (size, ids), (next_size, next_ids) = next(
+            (pair for pair in pairwise(known) if batch_size <= pair[1][0]), (known[-2:] * 2)[:2]
+        )
+        if size == next_size:  # one batch is all that is known
+            return ids * batch_size / size
+        exponent = min(1.0, log(next_ids / ids) / log(next_size / size))
+        return float(next_ids * (batch_size / next_size) ** exponent)
+
+
+def measure_distinct(
+    registry: Registry, rows: Rows, batch: Batch, tables: Sequence[Table]
+) -> dict[str, DistinctIds]:
+    """The distinct ids of each of ``tables`` in a batch, by table name.
+
+    Args:
+        registry: that converts rows.
+        rows: of the batch.
+        batch: what they become.
+        tables: whose features the batch has.
+    """
+    if not tables:
+        return {}
+    sizes = sorted({max(1, len(rows) >> halvings) for halvings in range(_HALVINGS + 1)})
+    parts = [[_ids(batch)] if size == len(rows) else _parts(registry, rows, size) for size in sizes]
+    return {
+        table.name: DistinctIds(
+            tuple(sizes),
+            tuple(mean(_distinct(ids, table) for ids in of_size) for of_size in parts),
+        )
+        for table in tables
+    }
+
+
+def _parts(registry: Registry, rows: Rows, size: int) -> list[dict[str, Tensor]]:
+    """The rows as batches of ``size``, ids by feature."""
+    pipeline = RowPipeline(registry.with_training({"batch_size": size}))
+    return [
+        _ids(pipeline.batch(Rows(rows.data.slice(start, size), _behind(rows.origins, start))))
+        for start in range(0, len(rows) - size + 1, size)
+    ]
+
+
+def _behind(origins: Sequence[Origin], row: int) -> tuple[Origin, ...]:
+    """Where the rows from ``row`` on came from."""
+    for number, origin in enumerate(origins):
+        if row < origin.num_rows:
+            rest = replace(origin, first_row=origin.first_row + row, num_rows=origin.num_rows - row)
+            return (rest, *origins[number + 1 :])
+        row -= origin.num_rows
+    return ()
+
+
+def _ids(batch: Batch) -> dict[str, Tensor]:
+    """By feature; ids that are stored once for several rows as often as they are stored."""
+    found = {} if batch.kjt is None else {n: j.values() for n, j in batch.kjt.to_dict().items()}
+    for ikjt in batch.ikjts:
+        found |= {n: j.values() for n, j in ikjt.to_unique_kjt().to_dict().items()}
+    for partial in batch.partials:
+        found |= {name: values for name, values, _, _ in partial.split()}
+    return found
+
+
+def _distinct(ids: dict[str, Tensor], table: Table) -> int:
+    given = [ids[name] for name in table.features if name in ids]
+    return len(torch.unique(torch.cat(given))) if given else 0

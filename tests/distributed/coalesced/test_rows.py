@@ -1,0 +1,74 @@
+"""Rows and bags from rows of unique ids: compiled and by torch, against F.embedding_bag."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from recd_plugins.distributed.coalesced.rows import Bags, Part, expand, pool, pool_by_torch
+
+
+def test_expand_and_its_gradient() -> None:
+    rows = torch.randn(5, 3, requires_grad=True)
+    indices = [torch.tensor([4, 0, 0, 2]), torch.tensor([], dtype=torch.int64), torch.tensor([0])]
+    outputs = expand(rows, indices)
+    for output, index in zip(outputs, indices, strict=True):
+        assert torch.equal(output, rows[index])
+    (outputs[0].sin().sum() + 2 * outputs[2].sum()).backward()
+    expected = torch.zeros(5, 3).index_add_(0, indices[0], rows.detach()[indices[0]].cos())
+    expected[0] += 2
+    torch.testing.assert_close(rows.grad, expected)
+
+
+def test_expand_without_a_gradient() -> None:
+    rows = torch.randn(2, 3, requires_grad=True)
+    used, unused = expand(rows, [torch.tensor([1])]), expand(rows.detach(), [torch.tensor([0])])
+    assert used[0].requires_grad
+    assert not unused[0].requires_grad
+
+
+def _parts() -> tuple[list[Tensor], list[Part], Tensor]:
+    torch.manual_seed(0)
+    sources = [torch.randn(4 * 3 + 5 * 2), torch.randn(3 * 2), torch.zeros(0)]
+    index, offsets = torch.tensor([3, 0, 3, 1, 1]), torch.tensor([0, 2, 2, 5])
+    weighted = Bags(index, offsets, torch.tensor([0.5, 2.0, 1.0, -1.0, 3.0]))
+    inverse = torch.tensor([2, 0, 0])
+    empty = Bags(index[:0], torch.zeros(4, dtype=torch.int64), None)
+    parts = [
+        Part(0, 0, 4, 3, column=2, bags=weighted, inverse=None),
+        Part(0, 12, 5, 2, column=0, bags=Bags(index, offsets, None), inverse=inverse),
+        Part(1, 0, 3, 2, column=5, bags=None, inverse=inverse),
+        Part(1, 0, 3, 2, column=7, bags=None, inverse=None),
+        Part(2, 0, 0, 2, column=9, bags=empty, inverse=None),
+    ]
+    four, five, three = sources[0][:12].view(4, 3), sources[0][12:].view(5, 2), sources[1]
+    bags = F.embedding_bag(index, five, offsets, mode="sum", include_last_offset=True)
+    columns = [
+        bags[inverse],
+        F.embedding_bag(
+            index,
+            four,
+            offsets,
+            mode="sum",
+            per_sample_weights=weighted.weights,
+            include_last_offset=True,
+        ),
+        three.view(3, 2)[inverse],
+        three.view(3, 2),
+        torch.zeros(3, 2),
+    ]
+    return sources, parts, torch.cat(columns, dim=1)
+
+
+def test_pool_and_its_gradient_are_those_of_torch() -> None:
+    sources, parts, expected = _parts()
+    gradients = []
+    for by_torch in (False, True):
+        mine = [source.clone().requires_grad_() for source in sources]
+        output = pool_by_torch(mine, parts) if by_torch else pool(mine, parts, 3, 11)
+        torch.testing.assert_close(output, expected)
+        (output * torch.arange(33.0).view(3, 11)).sum().backward()
+        gradients.append([source.grad for source in mine])
+    for compiled, by_torch in zip(*gradients, strict=True):
+        torch.testing.assert_close(compiled, by_torch)

@@ -1,0 +1,100 @@
+"""Distinct ids of batches, and what plans make of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from recd_plugins.data.row_pipeline import RowPipeline, first_rows
+from recd_plugins.planning import table_constraints
+from recd_plugins.planning.candidates import with_plugins
+from recd_plugins.planning.compute import Compute, Operations
+from recd_plugins.planning.distinct import DistinctIds
+from recd_plugins.planning.profile import DataProfile
+from recd_plugins.planning.report_text import render
+from recd_plugins.planning.study import Study
+from recd_plugins.planning.topologies import this_machine
+from recd_plugins.registry import Registry
+
+COMPUTE = Compute(Operations(1e6, 1e6, 1e6), Operations(1e6, 1e6, 1e6), 10_000, 4000.0, 1000.0)
+
+
+def coalescing() -> list[dict[str, Any]]:
+    return [{"use": "torchrec.planner", "tables": ["t_*"], "options": {"coalesce": True}}]
+
+
+def test_between_and_beyond_measured_sizes_they_grow_with_a_power() -> None:
+    distinct = DistinctIds((4, 16, 64), (10.0, 20.0, 80.0))
+    assert [distinct.of(size) for size in (4, 16, 64)] == pytest.approx([10, 20, 80])
+    assert distinct.of(8) == pytest.approx(10 * 2**0.5)
+    assert distinct.of(1) == pytest.approx(5)
+    assert distinct.of(256) == pytest.approx(320)
+
+
+def test_of_one_batch_they_grow_with_its_rows() -> None:
+    assert DistinctIds((4,), (10.0,)).of(8) == 20
+    assert DistinctIds((2, 4), (0.0, 0.0)).of(8) == 0
+
+
+def test_of_the_first_batch_they_are_exact(make_registry: Any) -> None:
+    candidate = with_plugins(make_registry(sharding=coalescing()))
+    registry: Registry = candidate.registry
+    assert registry.coalesced == {table.name for table in candidate.tables}
+    (batch,) = RowPipeline(registry).read([first_rows(registry)])
+    for table in candidate.tables:
+        kjt = batch.sparse_features if table.pooled else batch.sequence_features
+        assert kjt is not None
+        ids = [kjt[name].values() for name in table.features]
+        distinct = len(torch.unique(torch.cat(ids)))
+        assert candidate.profile.ids(table, 256) == pytest.approx(distinct)
+        assert candidate.profile.ids(table, 16) < distinct
+    assert not candidate.profile.plain().distinct
+
+
+def test_the_planner_is_told_of_them(make_registry: Any) -> None:
+    candidate = with_plugins(make_registry(sharding=coalescing()))
+    constraints = table_constraints(
+        candidate.registry, candidate.tables, profile=candidate.profile, device_type="cpu"
+    )
+    for table in candidate.tables:
+        found = constraints[table.name]
+        assert "data_parallel" not in (found.sharding_types or ())
+        assert found.batch_sizes is not None
+        sent = sum(
+            size * length
+            for size, length in zip(found.batch_sizes, found.pooling_factors, strict=True)
+        )
+        assert sent == pytest.approx(candidate.profile.ids(table, 256))
+
+
+def test_one_coalesced_table_keeps_the_others_of_its_bags_from_being_replicated(
+    make_registry: Any,
+) -> None:
+    entry = {"use": "torchrec.planner", "tables": ["t_usr_0"], "options": {"coalesce": True}}
+    candidate = with_plugins(make_registry(sharding=[entry], converter={"use": "recd.kjt"}))
+    constraints = table_constraints(
+        candidate.registry, candidate.tables, profile=DataProfile({}), device_type="cuda"
+    )
+    for name in ("t_usr_0", "t_usr_1", "t_item_0"):
+        assert "data_parallel" not in (constraints[name].sharding_types or ())
+    assert "data_parallel" in (constraints["t_seq_0_0"].sharding_types or ())
+
+
+def test_the_report_says_what_comes_back(make_registry: Any) -> None:
+    registry = make_registry(sharding=coalescing())
+    made = Study("some", this_machine(2), COMPUTE, lambda _: None).report(registry, 256)
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(render(made))
+    text = capture.get()
+    assert "coalesced: " in text
+    assert " vectors come back to a rank in a step, without " in text
+    sequences = [table for table in made.plugins.tables if not table.pooled]
+    for table in sequences:
+        assert table.uncoalesced_vectors is not None
+        assert 0 < table.vectors < table.uncoalesced_vectors
+    assert made.plain is not None
+    assert all(table.uncoalesced_vectors is None for table in made.plain.tables)

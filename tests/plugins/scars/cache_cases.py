@@ -1,0 +1,58 @@
+"""What ranks run, and registries with caches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from recd_plugins.errors import RecdError
+from recd_plugins.training.trainer import Job, Result, train
+
+#: Rows of each table; ids are hashed into them.
+ROWS = 2000
+SEQUENCES = ["t_seq_0_0", "t_seq_0_1", "t_seq_0_2"]
+CACHED = ["t_item_0", *SEQUENCES]
+
+
+def write_registry(
+    path: Path, table: Path, options: dict[str, Any] | None = None, **sections: Any
+) -> Path:
+    """A registry of a small model over ``table``, whose entry ``scars.cache`` has ``options``."""
+    document: dict[str, Any] = {
+        "version": 1,
+        "dataset": {
+            "use": "recd.session_parquet",
+            "options": {"path": str(table), "sparse": ["item_0", "usr_0", "seq_0_*"]},
+        },
+        "converter": {"use": "recd.ikjt"},
+        "preprocessing": [
+            {"use": "recd.sigrid_hash", "features": ["*"], "options": {"buckets": ROWS}}
+        ],
+        "pooling": [{"use": "recd.attention", "features": ["seq_*"]}],
+        "cache": [{"use": "scars.cache", "tables": ["t_seq_*", "t_item_0"], "options": options}],
+        "model": {"embedding_dim": 8, "num_embeddings": ROWS, "top_mlp": [16]},
+        **sections,
+    }
+    if options is None:
+        del document["cache"]
+    document["training"] = {
+        "batch_size": 32, "ranks": 2, "steps": 8, "device": "cpu", "evaluate": False,
+        "learning_rate": 0.1, **sections.get("training", {}),
+    }  # fmt: skip
+    with path.open("w", encoding="utf-8") as stream:
+        YAML().dump(document, stream)
+    return path
+
+
+def train_each(rank: int, world_size: int, jobs: list[Job]) -> list[Result | str]:
+    """What each job comes to, or what it is refused with."""
+
+    def result(job: Job) -> Result | str:
+        try:
+            return train(rank, world_size, job)
+        except RecdError as error:
+            return str(error)
+
+    return [result(job) for job in jobs]

@@ -1,0 +1,184 @@
+"""Wrappers of a dataset: ``dataset.wrap`` in registry files."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from recd_plugins.cli import main
+from recd_plugins.errors import RegistryError, SetupError
+from recd_plugins.interfaces import DatasetWrapper
+from recd_plugins.registry import Registry, load_registry
+
+PLUGINS = '''
+from pydantic import Field
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import *
+
+class Data(Dataset):
+    """Nothing to read."""
+    name = "acme.data"
+    def prepare(self): ...
+    def schema(self): return FeatureSchema(("user",), (), "label")
+    def reader(self, **arguments): return "reader"
+
+class Outer(DatasetWrapper):
+    """Says who reads."""
+    name = "acme.outer"
+    class Options(PluginOptions):
+        word: str
+        times: int = Field(default=1, gt=0)
+    def reader(self, **arguments):
+        return f"{self.options.word * self.options.times}({self.inner.reader(**arguments)})"
+    def expected_groups(self): return {self.options.word: 1.0}
+
+class Plain(Converter):
+    """Nothing to convert."""
+    name = "acme.plain"
+    def convert(self, rows, schema): ...
+
+@hookimpl
+def register_datasets(): return [Data, Outer]
+@hookimpl
+def register_converters(): return [Plain]
+'''
+
+FILE = """\
+version: 1
+dataset:
+  use: acme.data
+  wrap:
+{wrap}
+converter: {{use: acme.plain}}
+"""
+FIRST = "    - {use: acme.outer, options: {word: a}}\n"
+SECOND = "    - {use: acme.outer, options: {word: b, times: 2}}\n"
+
+
+@pytest.fixture(scope="module")
+def plugins_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plugins")
+    (folder / "acme.py").write_text(PLUGINS)
+    return folder
+
+
+def load(folder: Path, plugins_dir: Path, wrap: str) -> Registry:
+    path = folder / "r.yaml"
+    path.write_text(FILE.format(wrap=wrap))
+    return load_registry(path, plugins_dir=plugins_dir)
+
+
+def problems(folder: Path, plugins_dir: Path, text: str) -> list[str]:
+    path = folder / "r.yaml"
+    path.write_text(text)
+    with pytest.raises(RegistryError) as caught:
+        load_registry(path, plugins_dir=plugins_dir)
+    return [str(problem).replace(f"{path}", "r.yaml") for problem in caught.value.problems]
+
+
+def test_each_stands_around_those_before_it(tmp_path: Path, plugins_dir: Path) -> None:
+    registry = load(tmp_path, plugins_dir, FIRST + SECOND)
+    assert [entry.field for entry in registry.wrappers] == ["dataset.wrap[0]", "dataset.wrap[1]"]
+    assert [entry.line for entry in registry.wrappers] == [5, 6]
+    wrapped = registry.wrapped_dataset
+    reader = wrapped.reader(rank=0, world_size=1, batch_size=1, split="train")
+    assert str(reader) == "bb(a(reader))"
+    assert registry.expected_groups() == {"b": 1.0}
+    assert wrapped.schema() == registry.dataset.schema()
+    plain = registry.dataset.reader(rank=0, world_size=1, batch_size=1, split="train")
+    assert str(plain) == "reader", "the dataset itself is as it was"
+
+
+def test_one_that_is_not_enabled_is_left_out_and_checked(tmp_path: Path, plugins_dir: Path) -> None:
+    off = FIRST.replace("}}", "}, enabled: false}")
+    assert load(tmp_path, plugins_dir, off).wrapped_dataset.name == "acme.data"
+    (problem,) = problems(tmp_path, plugins_dir, FILE.format(wrap=off.replace("word", "wrod")))
+    assert problem.startswith("r.yaml:5 dataset.wrap[0].options.wrod: ")
+
+
+@pytest.mark.parametrize(
+    ("wrap", "expected"),
+    [
+        (
+            "    - {use: acme.data}",
+            "r.yaml:5 dataset.wrap[0].use: acme.data is a dataset and wraps none; it belongs "
+            "under dataset.use",
+        ),
+        (
+            "    - {use: acme.outre}",
+            "r.yaml:5 dataset.wrap[0].use: no wrapper is named acme.outre; did you mean "
+            "acme.outer?",
+        ),
+        (
+            "    - {use: acme.data_of_ours}",
+            "r.yaml:5 dataset.wrap[0].use: no wrapper is named acme.data_of_ours; wrappers: "
+            "acme.outer, scars.hot_batches",
+        ),
+        (
+            "    - {use: acme.plain}",
+            "r.yaml:5 dataset.wrap[0].use: acme.plain is a converter plugin; it belongs under "
+            "converter:",
+        ),
+        (
+            FIRST + "    - {use: acme.outer, options: {word: a, tims: 2}}",
+            "r.yaml:6 dataset.wrap[1].options.tims: unknown option of acme.outer; did you mean "
+            "times?",
+        ),
+        (
+            FIRST.replace("options", "optoins"),
+            "r.yaml:5 dataset.wrap[0].optoins: unknown key; did you mean options?",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_line(
+    tmp_path: Path, plugins_dir: Path, wrap: str, expected: str
+) -> None:
+    assert expected in problems(tmp_path, plugins_dir, FILE.format(wrap=wrap))
+
+
+def test_a_wrapper_is_no_dataset(tmp_path: Path, plugins_dir: Path) -> None:
+    text = (
+        "version: 1\ndataset: {use: acme.outer, options: {word: a}}\nconverter: {use: acme.plain}\n"
+    )
+    assert problems(tmp_path, plugins_dir, text) == [
+        "r.yaml:2 dataset.use: acme.outer wraps a dataset and is none itself; it belongs under "
+        "dataset.wrap"
+    ]
+
+
+def test_what_is_asked_before_there_is_a_model(tmp_path: Path, plugins_dir: Path) -> None:
+    wrapped = load(tmp_path, plugins_dir, FIRST).wrapped_dataset
+    assert isinstance(wrapped, DatasetWrapper)
+    with pytest.raises(SetupError, match=r"r\.yaml: which tables there are"):
+        _ = wrapped.lookups.caches
+
+
+def test_it_travels_to_workers(tmp_path: Path, plugins_dir: Path) -> None:
+    registry = load(tmp_path, plugins_dir, FIRST)
+    again: Registry = pickle.loads(pickle.dumps(registry))
+    reader = again.wrapped_dataset.reader(rank=0, world_size=1, batch_size=1, split="train")
+    assert str(reader) == "a(reader)"
+
+
+def test_commands_show_wrappers(tmp_path: Path, plugins_dir: Path) -> None:
+    load(tmp_path, plugins_dir, FIRST)
+
+    def recd(*arguments: str) -> str:
+        result = CliRunner().invoke(main, ["--plugins-dir", str(plugins_dir), *arguments])
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    assert "3 entries, ok" in recd("validate", str(tmp_path / "r.yaml"))
+    assert "dataset, wrapper" in recd("plugins", "--kind", "dataset")
+    kinds = {plugin["name"]: plugin["wrapper"] for plugin in json.loads(recd("plugins", "--json"))}
+    assert (kinds["acme.outer"], kinds["acme.data"]) == (True, False)
+    entries = json.loads(recd("schema"))["$defs"]
+    assert "acme.outer" in entries["wrapper_entry"]["properties"]["use"]["enum"]
+    assert "acme.outer" not in entries["dataset_entry"]["properties"]["use"]["enum"]
+    wrap = entries["dataset_entry"]["properties"]["wrap"]
+    assert wrap["items"] == {"$ref": "#/$defs/wrapper_entry"}
+    assert "times" in entries["wrapper.acme.outer"]["properties"]

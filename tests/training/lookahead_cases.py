@@ -1,0 +1,302 @@
+"""Training with lookahead on one rank: what happens when, and what goes on after a failure."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.train_pipeline import (
+    PrefetchTrainPipelineSparseDist,
+    TrainPipelineSparseDist,
+)
+from torchrec.distributed.types import CacheParams, ModuleSharder, ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.distributed.cached.kernel import cached_kernels
+from recd_plugins.distributed.cached.mover import Pending, RowMover
+from recd_plugins.distributed.cached.spec import TableCache
+from recd_plugins.distributed.sharders import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+    fused_params,
+)
+from recd_plugins.distributed.tiered import (
+    RowTiers,
+    TieredEmbeddingCollection,
+    TieredEmbeddingCollectionSharder,
+)
+from recd_plugins.planning import tables_of
+from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.pipeline import build_train_pipeline
+from recd_plugins.training.weights import copy_weights
+
+NUM_ROWS = 64
+DIM = 8
+BATCH_SIZE = 4
+IDS = 3
+TRAINING = TrainingSpec(optimizer="sgd", learning_rate=0.2)
+
+Pipeline = Literal["none", "ours", "stock", "stock prefetch"]
+
+
+class Failure(Exception):
+    """Of a step."""
+
+
+class Model(nn.Module):
+    """Bags and sequences, which may be cached, and a collection with tiers beside them.
+
+    Attributes:
+        events: forward and backward passes, by number.
+        fails: number of a pass that fails, and which.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        bags, sequences, tiered = (
+            {
+                "num_embeddings": NUM_ROWS,
+                "embedding_dim": DIM,
+                "name": f"t_{f}",
+                "feature_names": [f],
+            }
+            for f in ("bag", "sequence", "tier")
+        )
+        self.bags = EmbeddingBagCollection(tables=[EmbeddingBagConfig(**bags)])
+        self.sequences = EmbeddingCollection(tables=[EmbeddingConfig(**sequences)])
+        self.tiered = TieredEmbeddingCollection(
+            EmbeddingCollection(tables=[EmbeddingConfig(**tiered)]),
+            {"t_tier": RowTiers(hot=np.arange(8))},
+        )
+        self.head = Head()
+
+    def forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        bag = self.bags(batch.sparse_features)["bag"]
+        sequence = self.sequences(batch.sequence_features)["sequence"].values()
+        tier = self.tiered(batch.replicated_features)["tier"].values()
+        loss = self.head(bag, sequence, tier, batch.labels)
+        return loss, loss.detach()
+
+
+def _table(config: Any, feature: str) -> Any:
+    return config(
+        num_embeddings=NUM_ROWS, embedding_dim=DIM, name=f"t_{feature}", feature_names=[feature]
+    )
+
+
+class Head(nn.Module):
+    """A leaf, as pipelines trace the model once and run it many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = nn.Linear(3 * DIM, 1)
+        self.events: list[str] = []
+        self.fails: str | None = None
+        self._step = 0
+
+    def forward(self, bag: Tensor, sequence: Tensor, tier: Tensor, labels: Tensor) -> Tensor:
+        step, self._step = self._step, self._step + 1
+        self._happens(f"forward {step}")
+        rows = [bag, *(each.view(-1, IDS, DIM).sum(1) for each in (sequence, tier))]
+        loss: Tensor = (self.top(torch.cat(rows, dim=1)).squeeze(1) - labels).square().mean()
+        if loss.requires_grad:
+            loss.register_hook(lambda _: self._happens(f"backward {step}"))
+        return loss
+
+    def _happens(self, event: str) -> None:
+        self.events.append(event)
+        if event == self.fails:
+            raise Failure(event)
+
+
+@dataclass(frozen=True)
+class Run:
+    losses: list[float]
+    state: dict[str, Tensor]
+    pipeline: str
+    num_pinned: int
+
+
+def run(
+    rank: int,
+    world_size: int,
+    kind: Pipeline,
+    cache: TableCache | None,
+    fails: str | None = None,
+    device: str = "cpu",
+    on_one_rank: bool = False,
+) -> Run:
+    """Train; after a failure go on with the batch that follows it.
+
+    Tables are row-wise, or all on the first rank but the one with tiers.
+    """
+    dmp, optimizer = _shard(world_size, cache, torch.device(device), on_one_rank)
+    head = _head(dmp)
+    head.fails = fails
+    pipeline = _pipeline(kind, dmp, optimizer, torch.device(device))
+    batches = [batch_of(rank, step).to(torch.device(device)) for step in range(8)]
+    losses: list[float] = []
+    iterator = iter(batches)
+    while True:
+        try:
+            losses.append(float(_step(pipeline, dmp, optimizer, iterator)))
+        except Failure:
+            pipeline.reset()
+            iterator = iter(batches[len(losses) + 1 :])
+        except StopIteration:
+            break
+    gc.collect()
+    state = {name: _local(value) for name, value in dmp.state_dict().items()}
+    pinned = sum(int((kernel._rows._pool.pins > 0).sum()) for kernel in cached_kernels(dmp))
+    return Run(losses, state, type(pipeline).__name__, pinned)
+
+
+def events(rank: int, world_size: int, cache: TableCache) -> list[str]:
+    """What happens in four steps: passes, and reads of the slow tier of one kernel."""
+    dmp, optimizer = _shard(world_size, cache, torch.device("cpu"))
+    happened = _head(dmp).events
+    kernel = next(iter(cached_kernels(dmp)))
+    numbers: dict[int, int] = {}
+    read, wait = RowMover.read, Pending.wait
+
+    def recorded_read(mover: RowMover, rows: Tensor) -> Pending:
+        pending = read(mover, rows)
+        if mover is kernel._mover:
+            numbers[id(pending)] = len(numbers)
+            happened.append(f"read {numbers[id(pending)]}")
+        return pending
+
+    def recorded_wait(pending: Pending) -> tuple[Tensor, Tensor | None]:
+        if id(pending) in numbers:
+            happened.append(f"wait {numbers[id(pending)]}")
+        return wait(pending)
+
+    with (
+        mock.patch.object(RowMover, "read", recorded_read),
+        mock.patch.object(Pending, "wait", recorded_wait),
+    ):
+        pipeline = build_train_pipeline(dmp, optimizer, torch.device("cpu"))
+        batches = iter([batch_of(rank, step) for step in range(4)])
+        for _ in range(4):
+            pipeline.progress(batches)
+    return happened
+
+
+def batch_of(rank: int, step: int) -> ModelInput:
+    """Every batch needs rows that the one before has not, and shares some with it."""
+    random = torch.Generator().manual_seed(10 * step + rank)
+    first = 7 * step
+    ids = (first + torch.randint(0, 12, (BATCH_SIZE * IDS,), generator=random)) % NUM_ROWS
+
+    def features(key: str) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor([key], ids, lengths=torch.full((BATCH_SIZE,), IDS))
+
+    return ModelInput(
+        torch.zeros(BATCH_SIZE, 0),
+        features("bag"),
+        torch.randn(BATCH_SIZE, generator=random),
+        replicated_features=features("tier"),
+        sequence_features=features("sequence"),
+    )
+
+
+def _shard(
+    world_size: int, cache: TableCache | None, device: torch.device, on_one_rank: bool = False
+) -> tuple[DistributedModelParallel, Any]:
+    model = Model()
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    caches: Mapping[str, TableCache] = (
+        {} if cache is None else {"t_bag": cache, "t_sequence": cache}
+    )
+    params = fused_params(TRAINING)
+    sharders: list[ModuleSharder[Any]] = [
+        ExactEmbeddingBagCollectionSharder(dict(params), caches=caches),
+        ExactEmbeddingCollectionSharder(dict(params), caches=caches),
+        TieredEmbeddingCollectionSharder(dict(params)),
+    ]
+    plan = {}
+    for name, module in model.named_children():
+        for sharder in sharders:
+            if type(module) is sharder.module_type:
+                kernels = {
+                    table.name: "fused_uvm_caching" if table.name in caches else "fused"
+                    for table in tables_of(module)
+                }
+                plan[name] = construct_module_sharding_plan(
+                    module,
+                    {
+                        table: table_wise(rank=0, compute_kernel=kernel)
+                        if on_one_rank and table != "t_tier"
+                        else row_wise(compute_kernel=kernel)
+                        for table, kernel in kernels.items()
+                    },
+                    sharder,
+                    local_size=world_size,
+                    world_size=world_size,
+                    device_type=device.type,
+                )
+                for table, sharding in plan[name].items():
+                    if table in caches:
+                        sharding.cache_params = CacheParams(prefetch_pipeline=True)
+    dmp = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=device,
+        plan=ShardingPlan(plan),
+        sharders=sharders,
+    )
+    state = dmp.state_dict()
+    copy_weights(state, weights)
+    dmp.load_state_dict(state)
+    return dmp, build_optimizer(dmp, TRAINING)
+
+
+def _pipeline(kind: Pipeline, dmp: nn.Module, optimizer: Any, device: torch.device) -> Any:
+    if kind == "none":
+        return None
+    if kind == "ours":
+        return build_train_pipeline(dmp, optimizer, device)
+    pipeline = TrainPipelineSparseDist if kind == "stock" else PrefetchTrainPipelineSparseDist
+    return pipeline(dmp, optimizer, device, execute_all_batches=True)
+
+
+def _step(pipeline: Any, dmp: nn.Module, optimizer: Any, batches: Iterator[ModelInput]) -> Tensor:
+    if pipeline is not None:
+        loss: Tensor = pipeline.progress(batches)
+        return loss
+    batch = next(batches)
+    optimizer.zero_grad()
+    loss, _ = dmp(batch)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def _head(dmp: nn.Module) -> Head:
+    return next(module for module in dmp.modules() if isinstance(module, Head))
+
+
+def _local(value: Any) -> Tensor:
+    if not isinstance(value, ShardedTensor):
+        return value.detach().clone()
+    shards = [shard.tensor.detach().cpu().flatten() for shard in value.local_shards()]
+    return torch.cat(shards) if shards else torch.zeros(0)

@@ -1,0 +1,95 @@
+"""`recd run` with cached tables, killed and resumed: as if never killed, and as without a cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RECD = str(Path(sys.executable).with_name("recd"))
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: {folder}/table
+    sparse: [item_0, "seq_0_*"]
+    generate: {{rows: 2560, row_group_rows: 128}}
+converter: {{use: recd.ikjt}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 500}}}}
+pooling:
+  - {{use: recd.mean, features: ["seq_*"]}}
+sharding:
+  - {{use: torchrec.row_wise, tables: ["*"]}}
+cache: {cache}
+model: {{embedding_dim: 8, num_embeddings: 500, bottom_mlp: [16], top_mlp: [16]}}
+training:
+  batch_size: 32
+  ranks: 2
+  steps: 12
+  device: cpu
+  evaluate: false
+  checkpoint: {checkpoint}
+"""
+
+
+def report(folder: Path, *arguments: str, cache: str = "[]", checkpoint: str = "{}") -> Any:
+    figures = folder / "figures.json"
+    registry = write(folder, cache, checkpoint)
+    done = subprocess.run(
+        [RECD, "run", str(registry), "--json", str(figures), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(figures.read_text(encoding="utf-8"))
+
+
+def write(folder: Path, cache: str, checkpoint: str) -> Path:
+    registry = folder / "registry.yaml"
+    registry.write_text(
+        REGISTRY.format(folder=folder, cache=cache, checkpoint=checkpoint), encoding="utf-8"
+    )
+    return registry
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    plain = report(tmp_path)
+    rows = tmp_path / "rows"
+    entry = f"policy: lru, share: 0.2, storage: {{file: {rows}}}"
+    cache = f'[{{use: scars.cache, tables: ["*"], options: {{{entry}}}}}]'
+    checkpoints = tmp_path / "checkpoints"
+    checkpoint = f"{{path: {checkpoints}, every: 3, keep: 1}}"
+    killed = subprocess.Popen(
+        [RECD, "run", str(write(tmp_path, cache, checkpoint))],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not (checkpoints / "step-000000003").exists():
+        assert killed.poll() is None, "it ended before its first checkpoint"
+        time.sleep(0.01)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.wait()
+    assert not (checkpoints / "step-000000012").exists(), "it ended before it was killed"
+    assert list(rows.iterdir()), "its rows were in files"
+
+    resumed = report(tmp_path, "--resume", cache=cache, checkpoint=checkpoint)
+    assert resumed["losses"] == plain["losses"]
+
+
+def test_kept_files_go_on_in_a_later_run(tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    entry = f"policy: lru, share: 0.2, storage: {{file: {rows}, keep: true}}"
+    cache = f'[{{use: scars.cache, tables: ["*"], options: {{{entry}}}}}]'
+    first = report(tmp_path, cache=cache)
+    second = report(tmp_path, cache=cache)
+    # The same batch, with tables that have seen it; the other layers start anew.
+    assert second["losses"][0] != first["losses"][0]

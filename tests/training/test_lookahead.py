@@ -1,0 +1,76 @@
+"""Rows of the next batch come while this one is computed, whatever pipeline trains and fails."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tests.training.lookahead_cases import Pipeline, Run, events, run
+
+from recd_plugins.distributed.cached.spec import TableCache
+from recd_plugins.testing.gloo import run_on_ranks
+
+HOT = np.arange(8, dtype=np.int64)
+AHEAD = TableCache("static", 8 / 64, HOT)
+NOT_AHEAD = TableCache("static", 8 / 64, HOT, lookahead=False)
+
+
+def test_rows_of_the_next_batch_are_read_while_this_one_is_computed() -> None:
+    happened = run_on_ranks(events, 1, TableCache("static", 0.0))[0]
+    place = {event: happened.index(event) for event in happened}
+    for step in range(3):
+        assert place[f"read {step + 1}"] < place[f"forward {step}"]
+        assert place[f"wait {step + 1}"] > place[f"backward {step}"]
+
+
+def test_without_lookahead_rows_are_read_when_they_are_needed() -> None:
+    happened = run_on_ranks(events, 1, TableCache("static", 0.0, lookahead=False))[0]
+    place = {event: happened.index(event) for event in happened}
+    for step in range(3):
+        assert place[f"read {step + 1}"] > place[f"backward {step}"]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("kind", ["none", "ours", "stock"])
+def test_every_pipeline_trains_as_plain_tables(world_size: int, kind: Pipeline) -> None:
+    expected = run_on_ranks(run, world_size, "none", None)
+    for cache in (AHEAD, NOT_AHEAD):
+        for plain, cached in zip(expected, run_on_ranks(run, world_size, kind, cache), strict=True):
+            _assert_equal(plain, cached)
+            if kind == "ours":
+                ahead = "Lookahead" if cache is AHEAD else "Checked"
+                assert cached.pipeline == f"{ahead}TrainPipeline"
+
+
+def test_a_rank_without_a_cached_table_looks_ahead_with_the_others() -> None:
+    expected, cached = (
+        run_on_ranks(run, 2, kind, cache, None, "cpu", True)
+        for kind, cache in (("none", None), ("ours", AHEAD))
+    )
+    for one, other in zip(expected, cached, strict=True):
+        _assert_equal(one, other)
+        assert other.pipeline == "LookaheadTrainPipeline"
+
+
+@pytest.mark.parametrize("fails", ["forward 3", "backward 3", "forward 0"])
+@pytest.mark.parametrize("cache", [AHEAD, NOT_AHEAD], ids=["ahead", "not ahead"])
+def test_training_goes_on_after_a_failed_step(cache: TableCache, fails: str) -> None:
+    expected = run_on_ranks(run, 2, "ours", None, fails)
+    for plain, cached in zip(expected, run_on_ranks(run, 2, "ours", cache, fails), strict=True):
+        assert len(plain.losses) == 7
+        _assert_equal(plain, cached)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="TorchRec's prefetch stage needs CUDA")
+@pytest.mark.parametrize("kind", ["none", "ours", "stock", "stock prefetch"])
+def test_every_pipeline_trains_on_cuda(kind: Pipeline) -> None:
+    expected = run_on_ranks(run, 1, "none", None, None, "cuda")[0]
+    _assert_equal(expected, run_on_ranks(run, 1, kind, AHEAD, None, "cuda")[0], tolerance=1e-6)
+
+
+def _assert_equal(plain: Run, cached: Run, tolerance: float = 0.0) -> None:
+    assert np.allclose(plain.losses, cached.losses, rtol=0, atol=tolerance)
+    assert plain.state.keys() == cached.state.keys()
+    for name, values in plain.state.items():
+        assert torch.allclose(values, cached.state[name], rtol=0, atol=tolerance), name
+    assert cached.num_pinned == 0
