@@ -1,0 +1,16 @@
+"""DLRM (arXiv 1906.00091): its datasets, and traces with the locality of real ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from recd_plugins.hookspecs import hookimpl
+
+if TYPE_CHECKING:
+    from recd_plugins.interfaces import Dataset
+
+
+@hookimpl
+def register_datasets() -> Sequence[type[Dataset]]:
+    return []
