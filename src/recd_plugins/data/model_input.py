@@ -27,6 +27,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.stalls import MakingTimes
 from recd_plugins.errors import DataError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import jagged_index_select
@@ -60,6 +61,7 @@ class ModelInput(Pipelineable):
             that is not deduplicated has no entry. Features of one group share one tensor.
         stretches: by sequence feature of a partial IKJT: its unique rows among the stored ids.
         groups: how many of the rows belong to which group, as ``Rows`` says.
+        making: seconds that it took, by part.
     """
 
     dense_features: Tensor
@@ -71,6 +73,7 @@ class ModelInput(Pipelineable):
     inverse_lookup: Mapping[str, Tensor] = field(default_factory=dict)
     stretches: Mapping[str, Stretches] = field(default_factory=dict)
     groups: Mapping[str, int] = field(default_factory=dict)
+    making: MakingTimes = field(default_factory=MakingTimes)
 
     def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:
         """The unique rows of a sequence feature, for a module that pools rows.
@@ -114,7 +117,7 @@ class ModelInput(Pipelineable):
         changed: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name in ("num_unique", "groups") or value is None:
+            if item.name in ("num_unique", "groups", "making") or value is None:
                 changed[item.name] = value
             elif isinstance(value, Mapping):
                 changed[item.name] = {key: once(tensor) for key, tensor in value.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from recd_plugins.clock import clock_of
 from recd_plugins.distributed.byte_counter import CollectiveBytes, Kind, lookup_ids
 
 # Batches that TrainPipelineSparseDist distributes before it trains on them.
@@ -54,7 +54,7 @@ class Meter:
     ) -> None:
         self._model = model
         self._tiers = tiers or {}
-        self._clock = _CudaClock() if device.type == "cuda" else _Clock()
+        self._clock = clock_of(device)
         self._step = 0
         self._bytes = CollectiveBytes()
         self._ids = 0
@@ -96,29 +96,6 @@ class Meter:
 
     def _mean(self, totals: Mapping[str, int]) -> dict[str, float]:
         return {name: total / self.COUNTED_STEPS for name, total in totals.items()}
-
-
-class _Clock:
-    """Wall time of work that is done when a call returns."""
-
-    def mark(self) -> Any:
-        return time.perf_counter()
-
-    def seconds(self, start: Any, end: Any) -> float:
-        return float(end - start)
-
-
-class _CudaClock(_Clock):
-    """Time on the device, whose work goes on after a call returns; asking waits for it."""
-
-    def mark(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def seconds(self, start: Any, end: Any) -> float:
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
 
 
 def sum_by_kind(per_rank: Sequence[Mapping[str, Any]]) -> dict[str, float]:

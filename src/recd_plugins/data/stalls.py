@@ -1,0 +1,207 @@
+"""How long the trainer waits for data, and for what.
+
+A batch brings along how long the process that made it was busy with which part
+(:class:`MakingTimes`). :class:`StallMeter` measures what the trainer waits for each batch, and says
+by these times what it waited for. Only waiting counts: what a thread or another process makes while
+the trainer trains costs it nothing (arXiv 2108.09373, section 3.2, calls the rest data stalls; the
+causes are those of RecD's figure 10, and the way from the reader to the trainer).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from recd_plugins.clock import Clock, clock_of
+
+if TYPE_CHECKING:
+    import torch
+
+#: What a batch is made of, in order.
+CAUSES = ("fill", "convert", "preprocess", "transfer")
+
+
+@dataclass(frozen=True, slots=True)
+class MakingTimes:
+    """Seconds that one batch took, by part.
+
+    All are wall time of the process that did the part, which does one batch at a time: a reader
+    makes a batch every ``total`` seconds.
+
+    Attributes:
+        fill: until its rows were there: reading, decompressing, decoding and joining them. Where
+            the dataset reads ahead in a thread, only what was left to wait for.
+        convert: the converter, and the check of what it made.
+        preprocess: the preprocessing steps, and the check of the ids.
+        transfer: from the preprocessed batch to the trainer's input: lowering, packing, and what
+            ``arrival`` says. The way over a network counts where a process waits for it.
+        arrival: of ``transfer``, what the trainer's process did itself when it took the batch:
+            unpacking and pinning. Of the batches of one block the first has it all.
+    """
+
+    fill: float = 0.0
+    convert: float = 0.0
+    preprocess: float = 0.0
+    transfer: float = 0.0
+    arrival: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds of all processes together."""
+        return self.fill + self.convert + self.preprocess + self.transfer
+
+    @property
+    def reader(self) -> float:
+        """Seconds of the process that made it, where that is not the trainer's."""
+        return self.total - self.arrival
+
+    def transferred(self, seconds: float) -> MakingTimes:
+        """With more transfer, in the process that made it."""
+        return replace(self, transfer=self.transfer + seconds)
+
+    def arrived(self, seconds: float) -> MakingTimes:
+        """With more transfer, in the trainer's process while it took the batch."""
+        return replace(self, transfer=self.transfer + seconds, arrival=self.arrival + seconds)
+
+    def causes_of(self, waited: float) -> tuple[float, ...]:
+        """Seconds of a wait for this batch by cause, in the order of ``CAUSES``; they add up.
+
+        What the trainer's process did itself in that time is known: ``arrival``, which is transfer.
+        The rest is waiting for the batch to be made, and each part has the share of it that it has
+        of the making. All is transfer where no making times came along.
+        """
+        arrival = min(self.arrival, waited)
+        rest = waited - arrival
+        made = self.fill, self.convert, self.preprocess, self.transfer - self.arrival
+        total = sum(made)
+        if total <= 0:
+            return 0.0, 0.0, 0.0, waited
+        *first, last = (rest * part / total for part in made)
+        return (*first, last + arrival)
+
+
+class Made(Protocol):
+    """What brings its making times along, such as a ``ModelInput``."""
+
+    @property
+    def making(self) -> MakingTimes:
+        """Seconds that it took."""
+
+
+M = TypeVar("M", bound=Made)
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """What the trainer waited for data, a mean over steps.
+
+    Attributes:
+        steps: that were counted, each with one batch taken.
+        step_seconds: wall time of a step, waiting included.
+        seconds: that a step waited, by cause, in the order of ``CAUSES``.
+    """
+
+    steps: int
+    step_seconds: float
+    seconds: Mapping[str, float]
+
+    @classmethod
+    def of(cls, steps: Sequence[tuple[float, Sequence[float]]]) -> Stalls | None:
+        """The mean of steps: seconds of each, and what it waited by cause; None without any."""
+        if not steps:
+            return None
+        number = len(steps)
+        waited = [sum(column) / number for column in zip(*(by for _, by in steps), strict=True)]
+        return cls(
+            number,
+            sum(seconds for seconds, _ in steps) / number,
+            dict(zip(CAUSES, waited, strict=True)),
+        )
+
+    @property
+    def share(self) -> float:
+        """Of a step, waiting; 0 to 1."""
+        return sum(self.shares().values())
+
+    def shares(self) -> dict[str, float]:
+        """Of a step, waiting, by cause."""
+        return {
+            cause: seconds / self.step_seconds if self.step_seconds else 0.0
+            for cause, seconds in self.seconds.items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """The trainer took one batch.
+
+    Attributes:
+        start, end: moments of the meter's clock.
+        making: of the batch.
+    """
+
+    start: Any
+    end: Any
+    making: MakingTimes
+
+    def by_cause(self, clock: Clock) -> tuple[float, ...]:
+        """Seconds in the order of ``CAUSES``."""
+        return self.making.causes_of(clock.seconds(self.start, self.end))
+
+
+class StallMeter:
+    """Measures the time inside ``next`` of batches that it passes on.
+
+    Wrap it around what the trainer takes batches from::
+
+        stalls = StallMeter()
+        for batch in stalls.metered(loader):
+            train(batch)
+            print(stalls.recent().share)
+
+    A *turn* is from one batch handed out to the next: training on the one, and waiting for the
+    next. In a steady state a train pipeline takes one batch in a step, so that turns are steps.
+
+    Args:
+        device: of the trainer. On CUDA a wait is the time for which the device had nothing to do:
+            while it works on what it was asked before, the host may wait at no cost.
+        window: turns that ``recent`` looks at.
+
+    Attributes:
+        taken: batches that were handed out.
+        newest: the wait for the last one; None before the first.
+    """
+
+    def __init__(self, device: torch.device | None = None, window: int = 32) -> None:
+        self.clock = clock_of(device)
+        self.taken = 0
+        self.newest: Wait | None = None
+        self._window: deque[tuple[float, Wait]] = deque(maxlen=window)
+
+    def metered(self, batches: Iterable[M]) -> Iterator[M]:
+        """The same batches."""
+        iterator = iter(batches)
+        handed_out: float | None = None
+        while True:
+            start = self.clock.mark()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            now = time.perf_counter()
+            self.newest = Wait(start, self.clock.mark(), batch.making)
+            self.taken += 1
+            if handed_out is not None:
+                self._window.append((now - handed_out, self.newest))
+            handed_out = now
+            yield batch
+
+    def recent(self) -> Stalls | None:
+        """Of the last turns; the wait for the first batch is in none. None before the second batch.
+
+        On CUDA it waits for the device.
+        """
+        return Stalls.of([(seconds, wait.by_cause(self.clock)) for seconds, wait in self._window])
