@@ -63,8 +63,13 @@ class TableSpec(_Spec):
 
 
 class ModelSpec(_Spec):
-    """Sizes of the built-in DLRM. Each feature has a table of its own, named t_<feature>."""
+    """The built-in model's kind and sizes. Each feature has a table of its own, t_<feature>."""
 
+    architecture: Literal["dlrm", "dcn"] = Field(
+        default="dlrm",
+        description="How the features' vectors meet: dlrm takes dot products of all pairs, dcn a "
+        "cross network.",
+    )
     # FBGEMM's kernels read four scalars at a time.
     embedding_dim: Count = Field(default=16, multiple_of=4, description="Scalars in an embedding.")
     num_embeddings: Count = Field(
@@ -79,6 +84,17 @@ class ModelSpec(_Spec):
     top_mlp: list[Count] = Field(
         default=[128, 64], description="Hidden layers over the interaction; 1 is appended."
     )
+    cross_net: Literal["low_rank", "full", "vector"] = Field(
+        default="low_rank",
+        description="Of dcn, the weights of a cross layer: two thin matrices, one square matrix "
+        "(both DCN-v2) or one vector (DCN).",
+    )
+    cross_layers: Count = Field(default=3, description="Of dcn, the cross layers.")
+    low_rank_dim: Count | None = Field(
+        default=None,
+        description="Of cross_net low_rank, the thin side of its matrices; null takes a quarter of "
+        "the cross network's inputs.",
+    )
     bag_pooling: Literal["sum", "mean"] = Field(
         default="sum", description="Pooling of features that no pooling entry names."
     )
@@ -87,6 +103,23 @@ class ModelSpec(_Spec):
         description="Rows that pooling entries see; with all, duplicates are made again before "
         "pooling: the same results, and what deduplicated compute saves can be measured.",
     )
+
+    @field_validator("cross_net", "cross_layers", "low_rank_dim")
+    @classmethod
+    def _suit_the_architecture(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse what would change nothing; fields that a file leaves out are not looked at."""
+        architecture = info.data.get("architecture", "dcn")
+        if architecture != "dcn":
+            raise ValueError(
+                f"is an option of architecture dcn, and this model's is {architecture}; leave it "
+                "out, or set model.architecture: dcn"
+            )
+        cross_net = info.data.get("cross_net", "low_rank")
+        if info.field_name == "low_rank_dim" and value is not None and cross_net != "low_rank":
+            raise ValueError(
+                f"is an option of cross_net low_rank, and this model's is {cross_net}; leave it out"
+            )
+        return value
 
 
 class CheckpointSpec(_Spec):
@@ -180,6 +213,6 @@ class RegistrySpec(_Spec):
         default=[], description="Caches in front of tables, one entry a table."
     )
     model: ModelSpec | None = Field(
-        default=None, description="Sizes of the built-in DLRM; leave it out to bring a model."
+        default=None, description="The built-in model; leave it out to bring one."
     )
     training: TrainingSpec = Field(default=TrainingSpec(), description="How training runs.")

@@ -1,4 +1,4 @@
-"""The demo model: a DLRM (arXiv 1906.00091) on TorchRec's own modules."""
+"""The demo model: a DLRM (arXiv 1906.00091) or a DCN on TorchRec's own modules."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 from recd_plugins.data.model_input import ModelInput, Placement
 from recd_plugins.errors import RecdError
 from recd_plugins.registry.schema import ModelSpec
+from recd_plugins.training.interactions import interaction_of
 from recd_plugins.training.sequence_pooling import SequencePooling
 
 Output = tuple[Tensor, Tensor, Tensor]
 
 
 class DLRM(nn.Module):
-    """Bottom MLP, embeddings, dot interaction, top MLP, and the loss.
+    """Bottom MLP, embeddings, interaction, top MLP, and the loss.
 
+    The interaction is ``spec.architecture``'s: dot products, or DCN's cross network. All else is
+    the same.
     Pooled features are looked up by an EmbeddingBagCollection, those of replicated tables by one of
     their own, sequence features by an EmbeddingCollection and pooled over unique rows.
 
     Args:
-        spec: sizes.
+        spec: architecture and sizes.
         num_dense: dense features; the model has a bottom MLP only where there are some.
         placement: the sparse features by the way they are pooled.
         bag_order: pooled and replicated features in the order of the interaction, and of the draws
@@ -110,9 +113,8 @@ class _Top(nn.Module):
         self.dense_arch = DenseArch(num_dense, [*spec.bottom_mlp, dim]) if num_dense else None
         # Without dense features a learned vector stands where the bottom MLP's output would.
         self.bias = None if num_dense else nn.Parameter(torch.zeros(dim))
-        self.interaction = _DotInteraction(num_sparse + 1)
-        pairs = (num_sparse + 1) * num_sparse // 2
-        self.over_arch = OverArch(dim + pairs, [*spec.top_mlp, 1])
+        self.interaction = interaction_of(spec, num_sparse + 1)
+        self.over_arch = OverArch(self.interaction.out_features, [*spec.top_mlp, 1])
 
     def forward(
         self,
@@ -136,26 +138,9 @@ class _Top(nn.Module):
             vectors[1:] = [torch.cat(vectors[1:], dim=1).index_select(1, self.bag_order)]
         if pooled is not None:
             vectors.append(pooled)
-        products = self.interaction(torch.cat(vectors, dim=1))
-        return self.over_arch(torch.cat([dense_vector, products], dim=1)).squeeze(1)
-
-
-class _DotInteraction(nn.Module):
-    """Dot products of all pairs of n vectors, ``[B, n, dim]`` to ``[B, n * (n - 1) / 2]``.
-
-    TorchRec's InteractionArch with one index select in place of an advanced index, whose backward
-    pass takes longer than the products where there are a hundred vectors.
-    """
-
-    def __init__(self, num_vectors: int) -> None:
-        super().__init__()
-        rows, columns = torch.triu_indices(num_vectors, num_vectors, offset=1)
-        self.register_buffer("pairs", rows * num_vectors + columns, persistent=False)
-        self.pairs: Tensor
-
-    def forward(self, vectors: Tensor) -> Tensor:
-        products = torch.bmm(vectors, vectors.transpose(1, 2))
-        return products.flatten(1).index_select(1, self.pairs)
+        interactions = self.interaction(dense_vector, torch.cat(vectors, dim=1))
+        logits: Tensor = self.over_arch(interactions)
+        return logits.squeeze(1)
 
 
 def _in_order(tensor: KeyedTensor, features: Sequence[str]) -> Tensor:
