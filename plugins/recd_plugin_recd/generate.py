@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugin_recd.progress import progress_bars
-from recd_plugin_recd.scratch_folder import put, scratch_folder
 from recd_plugins.errors import DataError
+from recd_plugins.progress import progress_bars
+from recd_plugins.scratch_folder import put, scratch_folder
 
 if TYPE_CHECKING:
     from recd_plugin_recd.papercal_table import TableOptions

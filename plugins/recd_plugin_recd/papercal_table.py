@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from recd_plugin_recd.scratch_folder import scratch_folder
 from recd_plugins.errors import DataError
+from recd_plugins.scratch_folder import scratch_folder
 
 #: Key of the Parquet metadata under which a file says how it was generated, as JSON.
 PROVENANCE = b"recd.papercal"

@@ -16,11 +16,11 @@ from recd_plugin_recd.cluster.memory import Budget
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.report import Report, make_report
 from recd_plugin_recd.cluster.spark import SparkEngine, stop_session
-from recd_plugin_recd.cluster.work_folder import WorkFolder, machine_start, work_folder
 from recd_plugins.data.list_dict import Layout
 from recd_plugins.data.source import ParquetSource, Partition, Source, open_source
 from recd_plugins.errors import DataError
 from recd_plugins.files import write_json
+from recd_plugins.work_folder import WorkFolder, machine_start, work_folder
 
 #: Raised when unfinished work of another version cannot be gone on from.
 _VERSION = 1
@@ -57,7 +57,7 @@ def cluster(
     )
     check_columns(source)
     budget = None if options.engine == "spark" else run_budget(source, options)
-    with work_folder(options.target, _identity(source, options), say) as work:
+    with work_folder(options.target, "recd-cluster", _identity(source, options), say) as work:
         progress = start(source.num_rows)
         # That of files outside of Hive folders comes first: the others are folders inside of it.
         for number, partition in sorted(enumerate(source.partitions), key=lambda one: one[1].name):

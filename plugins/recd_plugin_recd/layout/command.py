@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugin_recd.progress import progress_bars
+from recd_plugins.progress import progress_bars
 
 
 @click.command("convert-layout")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recd_plugin_recd.scratch_folder import put, scratch_folder
 from recd_plugins.data.list_dict import Layout
 from recd_plugins.data.parquet import ParquetTable, read_metadata
 from recd_plugins.data.popularity import read_popularity
@@ -14,6 +13,7 @@ from recd_plugins.data.read_plan import Piece
 from recd_plugins.data.source import ParquetSource
 from recd_plugins.data.table_writer import Nulls, TableWriter
 from recd_plugins.errors import DataError
+from recd_plugins.scratch_folder import put, scratch_folder
 
 
 @dataclass(frozen=True)

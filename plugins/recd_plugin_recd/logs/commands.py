@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugin_recd.progress import progress_bars
 from recd_plugins.errors import DataError
+from recd_plugins.progress import progress_bars
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,10 +26,11 @@ HIDDEN = ".dst.recd-cluster"
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from recd_plugin_recd.cluster import embedded, memory, ranges, write, work_folder
+from recd_plugin_recd.cluster import embedded, memory, ranges, write
 from recd_plugin_recd.cluster.job import cluster
 from recd_plugin_recd.cluster.memory import Plan
 from recd_plugin_recd.cluster.options import ClusterOptions
+from recd_plugins import work_folder
 
 event, count = sys.argv[1], int(sys.argv[2])
 memory.Budget.plan = lambda *_: Plan(1 << 20, 2, 0)

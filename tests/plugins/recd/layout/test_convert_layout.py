@@ -15,12 +15,12 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugin_recd.papercal_table import TableOptions, provenance, write_table
-from recd_plugin_recd.scratch_folder import scratch_folder
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict
 from recd_plugins.data.statistics import read_footer
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.interfaces.dataset import SessionKeys
+from recd_plugins.scratch_folder import scratch_folder
 
 IDS = pa.list_(pa.int64())
 

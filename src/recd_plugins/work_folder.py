@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recd_plugin_recd.scratch_folder import put, put_back
 from recd_plugins.errors import DataError
 from recd_plugins.files import write_json
+from recd_plugins.scratch_folder import put, put_back
 
 _LOCK, _IDENTITY = "lock", "run.json"
 
@@ -44,9 +44,9 @@ class WorkFolder:
 
 @contextmanager
 def work_folder(
-    target: Path, identity: dict[str, Any], say: Callable[[str], None]
+    target: Path, purpose: str, identity: dict[str, Any], say: Callable[[str], None]
 ) -> Iterator[WorkFolder]:
-    """The folder ``.NAME.recd-cluster`` beside ``target``, for this process alone.
+    """The folder ``.NAME.PURPOSE`` beside ``target``, for this process alone.
 
     What an earlier run with the same identity left in it stays. It is removed at the end and when
     the input is wrong, but not when the process is killed or interrupted.
@@ -54,7 +54,7 @@ def work_folder(
     Raises:
         DataError: the place cannot be written, or another process is at work in it.
     """
-    path = target.with_name(f".{target.name}.recd-cluster")
+    path = target.with_name(f".{target.name}.{purpose}")
     try:
         path.mkdir(parents=True, exist_ok=True)
         with (path / _LOCK).open("ab") as lock:
