@@ -21,7 +21,7 @@ from recd_plugins.planning.candidates import as_plain, with_plugins
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.planning.stage_times import StageCosts, predict
-from recd_plugins.planning.turns import in_turns
+from recd_plugins.planning.turns import steps_in_turns
 from recd_plugins.planning.work import Work, work_of_step
 from recd_plugins.registry import Registry, load_registry
 from recd_plugins.training import upstream_noise
@@ -35,8 +35,8 @@ SIDES: tuple[Side, ...] = ("baseline", "plugins")
 # A prediction is judged on stages that take at least this share of the step.
 MEANINGFUL_SHARE = 0.03
 
-# Steps of one batch size in a round. A pipeline trains on a batch while it sends the next two.
-_LEAD, _MEASURED, _READ_AHEAD = 1, 4, 2
+# Steps of one batch size in a round.
+_LEAD, _MEASURED = 1, 4
 # Below this a stage is lost in the noise, and how far it is off counts no more.
 _LEAST_SECONDS = 1e-4
 _COMMUNICATION: tuple[Stage, ...] = ("all_to_all", "all_reduce")
@@ -234,24 +234,10 @@ def _profile_side(
     registry = registry.with_training({**job.overrides, "batch_size": max(sizes)})
     device = device_of_rank(job.device)
     parts = assemble(registry, side, device)
-    pipeline = parts.registry.train_pipeline(parts.dmp, parts.optimizer, device)
-    loaders = {
-        size: parts.registry.with_training({"batch_size": size}).dataloader(
-            rank=rank, world_size=world_size, device=device
-        )
-        for size in sizes
-    }
-    # The sizes take turns, so that what else the machine does meanwhile slows all of them down.
-    turns = list(sizes) * rounds
-    steps = _LEAD + _MEASURED + _READ_AHEAD
-    batches = in_turns(loaders, turns, each=steps, ahead=_READ_AHEAD)
     profiles = {size: StepProfile(device, warmup=0) for size in sizes}
-    for size in turns:
-        for _ in range(_LEAD):
-            pipeline.progress(batches)
-        for _ in range(_MEASURED):
-            with profiles[size].step():
-                pipeline.progress(batches)
-        for _ in range(_READ_AHEAD):
-            pipeline.progress(batches)
+    for size, step in steps_in_turns(
+        parts, rank, world_size, device, sizes, rounds=rounds, lead=_LEAD, measured=_MEASURED
+    ):
+        with profiles[size].step():
+            step()
     return {size: profiles[size].stages() for size in sizes}, parts.dmp.plan

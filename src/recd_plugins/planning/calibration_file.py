@@ -25,8 +25,22 @@ def calibrate_machine(
     Raises:
         RecdError: there is such a file already, or training does not go.
     """
-    if path.exists():
-        raise RecdError(f"{path} exists already; remove it, or name another file")
+    registry, job = calibration_job(registry, plugins_dir, spec, path)
+    found = calibrate(registry, job, StageCosts.of_topology(spec))
+    measured = spec.model_copy(update={"costs": found.costs})
+    write_topology(path, measured, f"Measured by recd plan {registry.path} --calibrate {path}.")
+    return measured, found
+
+
+def calibration_job(
+    registry: Registry, plugins_dir: Path | None, spec: TopologySpec, path: Path
+) -> tuple[Registry, Job]:
+    """``registry`` with as many ranks as ``spec`` has and its data there, and what trains it.
+
+    Raises:
+        RecdError: ``path``, which is to be written, exists already, or the data cannot be had.
+    """
+    refuse_existing(path)
     overrides: dict[str, Any] = {
         "ranks": spec.ranks_per_node,
         "ranks_per_node": None,
@@ -35,10 +49,17 @@ def calibrate_machine(
     registry = registry.with_training(overrides)
     registry.dataset.prepare()
     job = Job(registry.path, plugins_dir=plugins_dir, overrides=overrides, device=spec.device)
-    found = calibrate(registry, job, StageCosts.of_topology(spec))
-    measured = spec.model_copy(update={"costs": found.costs})
-    write_topology(path, measured, f"Measured by recd plan {registry.path} --calibrate {path}.")
-    return measured, found
+    return registry, job
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse to overwrite a topology; before anything is measured for it.
+
+    Raises:
+        RecdError: there is such a file already.
+    """
+    if path.exists():
+        raise RecdError(f"{path} exists already; remove it, or name another file")
 
 
 def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:

@@ -1,29 +1,82 @@
-"""Batches of several sizes that take turns, for timing them side by side."""
+"""Training steps of several batch sizes that take turns, for timing them side by side.
+
+What else the machine does meanwhile slows all of the sizes down.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+    from recd_plugins.training.assembly import Assembled
 
 T = TypeVar("T")
 
+# A pipeline trains on a batch while it sends the next two.
+_READ_AHEAD = 2
 
-def in_turns(
-    loaders: Mapping[int, Iterable[T]], turns: Sequence[int], *, each: int, ahead: int
+
+def steps_in_turns(
+    parts: Assembled,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    sizes: Sequence[int],
+    *,
+    rounds: int,
+    lead: int,
+    measured: int,
+) -> Iterator[tuple[int, Callable[[], object]]]:
+    """The steps to measure, with the batch size of each; those between them are trained here.
+
+    Each has to be called before the next is asked for.
+
+    Args:
+        parts: a model that is ready to train.
+        rank: of this process.
+        world_size: ranks.
+        device: of the model.
+        sizes: rows of a rank; they take turns, ``rounds`` times.
+        rounds: turns of each size.
+        lead: steps of a turn before those to measure.
+        measured: steps of a turn to measure. Steps whose next batches are of the next size follow.
+    """
+    pipeline = parts.registry.train_pipeline(parts.dmp, parts.optimizer, device)
+    loaders = {
+        size: parts.registry.with_training({"batch_size": size}).dataloader(
+            rank=rank, world_size=world_size, device=device
+        )
+        for size in sizes
+    }
+    turns = list(sizes) * rounds
+    batches = _in_turns(loaders, turns, each=lead + measured + _READ_AHEAD)
+    for size in turns:
+        for _ in range(lead):
+            pipeline.progress(batches)
+        for _ in range(measured):
+            yield size, lambda: pipeline.progress(batches)
+        for _ in range(_READ_AHEAD):
+            pipeline.progress(batches)
+
+
+def _in_turns(
+    loaders: Mapping[int, Iterable[T]], turns: Sequence[int], *, each: int
 ) -> Iterator[T]:
-    """Batches of one size after the other, epoch after epoch.
+    """Batches of one size after the other, epoch after epoch, and more of the last to read ahead.
 
     Args:
         loaders: by batch size.
         turns: the sizes.
         each: batches of a turn.
-        ahead: some more of the last size, for a pipeline that reads ahead.
     """
     batches = {size: _endless(loader) for size, loader in loaders.items()}
     for size in turns:
         yield from islice(batches[size], each)
-    yield from islice(batches[turns[-1]], ahead)
+    yield from islice(batches[turns[-1]], _READ_AHEAD)
 
 
 def _endless(loader: Iterable[T]) -> Iterator[T]:

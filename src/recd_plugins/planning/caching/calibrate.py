@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,23 +21,20 @@ from recd_plugins.distributed.cached.mover import RowMover
 from recd_plugins.distributed.cached.slow_tier import open_slow_tier
 from recd_plugins.distributed.cached.spec import HostMemory
 from recd_plugins.distributed.launch import backend_for, launch
-from recd_plugins.errors import RecdError
 from recd_plugins.planning.caching.rates import CacheRates
-from recd_plugins.planning.calibration_file import write_topology
+from recd_plugins.planning.calibration_file import calibration_job, write_topology
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.planning.turns import in_turns
+from recd_plugins.planning.turns import steps_in_turns
 from recd_plugins.registry import Registry, load_registry
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import assemble
 from recd_plugins.training.device import device_of_rank
 from recd_plugins.training.trainer import Job
 
-# Of the registry's batch size. The sizes take turns, so that what else the machine does meanwhile
-# slows all of them down.
+# Of the registry's batch size.
 _PARTS = (8, 4, 2, 1)
-_ROUNDS, _LEAD, _MEASURED, _READ_AHEAD = 3, 2, 3, 2
-_STEPS = _LEAD + _MEASURED + _READ_AHEAD
+_ROUNDS, _LEAD, _MEASURED = 3, 2, 3
 # Rows that are moved at once, of a tier that no cache of a processor holds.
 _MOVED = (1 << 10, 1 << 12, 1 << 14)
 _TIER_BYTES, _MOVES = 1 << 27, 8
@@ -78,16 +74,7 @@ def calibrate_cache(
     Raises:
         RecdError: there is such a file already, or training does not go.
     """
-    if path.exists():
-        raise RecdError(f"{path} exists already; remove it, or name another file")
-    overrides: dict[str, Any] = {
-        "ranks": spec.ranks_per_node,
-        "ranks_per_node": None,
-        "checkpoint": {},
-    }
-    registry = registry.with_training(overrides)
-    registry.dataset.prepare()
-    job = Job(registry.path, plugins_dir=plugins_dir, overrides=overrides, device=spec.device)
+    registry, job = calibration_job(registry, plugins_dir, spec, path)
     assert registry.model is not None, "its tables are planned for"
     dim = registry.model.embedding_dim
     batch_size = registry.training.batch_size
@@ -135,22 +122,13 @@ def _steps(
     registry = registry.with_training({**job.overrides, "batch_size": max(sizes)})
     registry = replace(registry, cache=(), wrappers=())
     parts = assemble(registry, "plugins", device)
-    pipeline = parts.registry.train_pipeline(parts.dmp, parts.optimizer, device)
-    loaders = {
-        size: parts.registry.with_training({"batch_size": size}).dataloader(
-            rank=rank, world_size=world_size, device=device
-        )
-        for size in sizes
-    }
-    turns = list(sizes) * _ROUNDS
-    batches = in_turns(loaders, turns, each=_STEPS, ahead=_READ_AHEAD)
     seconds: dict[int, list[float]] = {size: [] for size in sizes}
-    for size in turns:
-        for step in range(_STEPS):
-            start = _now(device)
-            pipeline.progress(batches)
-            if _LEAD <= step < _LEAD + _MEASURED:
-                seconds[size].append(_now(device) - start)
+    for size, step in steps_in_turns(
+        parts, rank, world_size, device, sizes, rounds=_ROUNDS, lead=_LEAD, measured=_MEASURED
+    ):
+        start = _now(device)
+        step()
+        seconds[size].append(_now(device) - start)
     return {size: median(each) for size, each in seconds.items()}
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from rich.table import Table as TextTable
 
-from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.planning.calibration_file import write_topology
+from recd_plugins.errors import SetupError
+from recd_plugins.planning.calibration_file import refuse_existing, write_topology
 from recd_plugins.planning.collective_rates import CollectiveRates
 from recd_plugins.planning.measure_collectives import measure_collectives
 from recd_plugins.planning.tiers.calibrate import MemoryCalibration, calibrate_memory
@@ -56,8 +56,7 @@ def calibrate_tiers(
         RecdError: there is such a file already, no table of the registry has tiers, or this machine
             is not that topology.
     """
-    if path.exists():
-        raise RecdError(f"{path} exists already; remove it, or name another file")
+    refuse_existing(path)
     if spec.device == "cuda" and torch.cuda.device_count() < spec.world_size:
         raise SetupError(
             f"measuring {spec.world_size} ranks needs as many CUDA devices on this machine, and "
