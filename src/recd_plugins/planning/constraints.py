@@ -10,10 +10,10 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import CacheParams, ShardingType
 
-from recd_plugins.errors import PluginError, SetupError
+from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Cache, Table
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry.resolve import did_you_mean
+from recd_plugins.registry.table_answers import check_answers
 
 if TYPE_CHECKING:
     from recd_plugins.planning.profile import DataProfile, FeatureProfile
@@ -104,18 +104,14 @@ def table_constraints(
 def _constraints(plugin: Any, tables: list[Table]) -> dict[str, ParameterConstraints]:
     with plugin_call(plugin, "constraints"):
         constraints = dict(plugin.constraints(tables))
-    names = [table.name for table in tables]
-    for name, value in constraints.items():
-        if name not in names:
-            raise PluginError(
-                f"{plugin.name}: constraints name {name}, which is none of its tables"
-                + (did_you_mean(name, names) or f"; its tables: {', '.join(names)}")
-            )
-        if not isinstance(value, ParameterConstraints):
-            raise PluginError(
-                f"{plugin.name}: constraints of table {name} are {value!r}; expected "
-                "torchrec's ParameterConstraints"
-            )
+    check_answers(
+        plugin,
+        "constraints",
+        constraints,
+        tables,
+        ParameterConstraints,
+        expected="torchrec's ParameterConstraints",
+    )
     return constraints
 
 

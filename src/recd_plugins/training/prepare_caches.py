@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from recd_plugins.distributed.cached.spec import TableCache
-from recd_plugins.errors import PluginError, SetupError
-from recd_plugins.interfaces import Cache, Setting, Sharding, Table
+from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import Setting, Sharding, Table
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, at_entry
-from recd_plugins.registry.resolve import did_you_mean
+from recd_plugins.registry.table_answers import check_answers
 
 if TYPE_CHECKING:
     from recd_plugins.planning.caching import CachePlan
@@ -44,7 +44,7 @@ def prepare_caches(
         claimed = [table for table in tables if claims.get(table.name) is entry]
         with plugin_call(entry.plugin, "caches"), at_entry(registry.path, entry):
             chosen = dict(entry.plugin.caches(claimed, setting))
-        _check(entry, chosen, claimed)
+        check_answers(entry.plugin, "caches", chosen, claimed, TableCache, expected="a TableCache")
         for name in chosen:
             if (sharding := sharded.get(name)) is not None:
                 with at_entry(registry.path, entry):
@@ -57,21 +57,6 @@ def prepare_caches(
         if chosen:
             logger.info("%s caches %s", entry.plugin.name, ", ".join(chosen))
     return caches, plans
-
-
-def _check(entry: Entry[Cache], chosen: dict[str, TableCache], tables: list[Table]) -> None:
-    names = [table.name for table in tables]
-    for name, cache in chosen.items():
-        if name not in names:
-            raise PluginError(
-                f"{entry.plugin.name}: caches name {name}, which is none of its tables"
-                + (did_you_mean(name, names) or f"; its tables: {', '.join(names)}")
-            )
-        if not isinstance(cache, TableCache):
-            raise PluginError(
-                f"{entry.plugin.name}: the cache of table {name} is {cache!r}; expected a "
-                "TableCache"
-            )
 
 
 def _refuse_copies(table: str, entry: Entry[Sharding], tiered: Collection[str]) -> None:
