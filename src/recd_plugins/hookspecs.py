@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         Cache,
         Converter,
         Dataset,
+        Ingestion,
         Pooling,
         Preprocessing,
         Sharding,
@@ -36,6 +37,11 @@ def register_converters() -> Sequence[type[Converter]]:  # type: ignore[empty-bo
 @hookspec
 def register_preprocessing() -> Sequence[type[Preprocessing]]:  # type: ignore[empty-body]
     """Preprocessing classes: jagged values become other jagged values."""
+
+
+@hookspec
+def register_ingestions() -> Sequence[type[Ingestion]]:  # type: ignore[empty-body]
+    """Ingestion classes: who makes the batches of a rank, in other processes or elsewhere."""
 
 
 @hookspec

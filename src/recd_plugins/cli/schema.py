@@ -54,7 +54,8 @@ def _put_entry(
     Returns:
         The name of the definition that they had, which is as it was.
     """
-    holder = section.get("items", section)
+    # A list of entries, one or null, or one.
+    holder = section.get("items") or section.get("anyOf", [section])[0]
     general = str(holder.pop("$ref")).rpartition("/")[2]
     entry = json.loads(json.dumps(definitions[general]))
     by_name = sorted(plugins.items())

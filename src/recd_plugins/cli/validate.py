@@ -37,7 +37,7 @@ def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
         registry.sharding,
         registry.cache,
     )
-    entries = 2 + sum(len(section) for section in sections)
+    entries = 2 + sum(map(len, sections)) + (registry.ingestion is not None)
     if as_json:
         click.echo(json.dumps({"ok": True, "entries": entries, "problems": []}, indent=2))
     else:

@@ -80,11 +80,7 @@ class PlannedReader(Reader):
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
         """A block is about a row group, which no other worker has to decode."""
-        pieces = self._plan.pieces(
-            self._epoch, self._history, self._rank, self._world_size, self._steps
-        )
-        size = self._plan.batch_size
-        blocks = list(cut_into_blocks(pieces, size, _MOST_ROWS))
+        blocks, size = self._cut(), self._plan.batch_size
         steps = [sum(piece.num_rows for piece in block) // size for block in blocks]
         ends = list(accumulate(steps, initial=self._steps))[1:]
         mine = slice(worker, None, num_workers)
@@ -92,6 +88,9 @@ class PlannedReader(Reader):
             for end, num_steps in zip(ends[mine], steps[mine], strict=True):
                 yield self._block(batches, end - num_steps, num_steps)
         self._epoch, self._history, self._steps = self._epoch + 1, (), 0
+
+    def num_blocks(self) -> int:
+        return len(self._cut())
 
     def skip(self, num_batches: int) -> int:
         left = self._plan.num_steps(self._world_size, self._history) - self._steps
@@ -137,6 +136,13 @@ class PlannedReader(Reader):
             *history_before, (_, self._steps) = history
             history = tuple(history_before)
         self._history = history
+
+    def _cut(self) -> list[tuple[Piece, ...]]:
+        """The blocks from the current position to the end of the epoch."""
+        pieces = self._plan.pieces(
+            self._epoch, self._history, self._rank, self._world_size, self._steps
+        )
+        return list(cut_into_blocks(pieces, self._plan.batch_size, _MOST_ROWS))
 
     def _block(self, batches: Iterator[Rows], first: int, num_steps: int) -> Iterator[Rows]:
         for step, batch in enumerate(islice(batches, num_steps), first):

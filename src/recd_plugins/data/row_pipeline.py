@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from recd_plugins.data.check_batch import check_batch, check_rows
 from recd_plugins.data.check_ids import check_ids
 from recd_plugins.data.model_input import ModelInput, lower
-from recd_plugins.data.preprocess import build_preprocess
+from recd_plugins.data.stalls import MakingTimes
+from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Rows
 from recd_plugins.plugin_call import plugin_call
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
     from recd_plugins.registry import Registry
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _END = object()
@@ -28,37 +31,55 @@ class RowPipeline:
 
     Model inputs suit the model that ``Registry.prepare`` saw last; without one, the demo model.
 
+    Args:
+        registry: whose dataset is read.
+        transforms: those of the trainer, in a reader; made of ``registry`` without them.
+
     Raises:
         DataError: the data is missing or wrong.
         PluginError: a plugin failed, or returned what its kind does not allow.
         RegistryError: a pattern matches no feature.
     """
 
-    def __init__(self, registry: Registry) -> None:
-        # Imported here: the demo model's placement needs torchrec's modules, readers do not.
-        from recd_plugins.training.placement import plan_placement
-
+    def __init__(self, registry: Registry, transforms: Transforms | None = None) -> None:
+        if transforms is None:
+            fit_converter(registry)
+            transforms = Transforms.of(registry)
         self._dataset = registry.wrapped_dataset
         self._batch_size = registry.training.batch_size
-        self._schema = registry.dataset.schema()
-        fit_converter(registry)
-        self._converter = registry.converter
-        prepared = registry.prepared
-        self._placement = prepared.placement if prepared else plan_placement(registry, self._schema)
-        self._num_embeddings = prepared.num_embeddings if prepared else {}
-        self._preprocess = build_preprocess(registry, self._schema)
+        self._schema = transforms.schema
+        self._converter = transforms.converter
+        self._preprocess = transforms.preprocess
+        self._placement = transforms.placement
+        self._num_embeddings = transforms.num_embeddings
 
     def read(self, batches: Iterable[Rows]) -> Iterator[ModelInput]:
-        """What batches of a reader become, read when it is asked for."""
-        for rows in self.reading(batches):
-            yield replace(lower(self.batch(rows), self._placement), groups=rows.groups)
+        """What batches of a reader become, read when it is asked for, with the seconds it took."""
+        rows_of_batches = self.reading(batches)
+        while True:
+            start = time.perf_counter()
+            rows = next(rows_of_batches, None)
+            if rows is None:
+                return
+            fill = time.perf_counter() - start
+            converted, convert = _timed(self._convert, rows)
+            batch, preprocess = _timed(self._transform, converted, rows)
+            lowered, transfer = _timed(lower, batch, self._placement)
+            making = MakingTimes(fill, convert, preprocess, transfer)
+            yield replace(lowered, groups=rows.groups, making=making)
 
     def batch(self, rows: Rows) -> Batch:
         """What one batch of a reader becomes before it is lowered."""
+        return self._transform(self._convert(rows), rows)
+
+    def _convert(self, rows: Rows) -> Batch:
         check_rows(self._dataset, rows, self._batch_size)
         with plugin_call(self._converter, "convert"):
             batch = self._converter.convert(rows, self._schema)
         check_batch(self._converter, batch, len(rows), self._schema)
+        return batch
+
+    def _transform(self, batch: Batch, rows: Rows) -> Batch:
         batch = self._preprocess(batch)
         check_ids(batch, self._num_embeddings, rows)
         return batch
@@ -72,6 +93,13 @@ class RowPipeline:
             if item is _END:
                 return
             yield item  # type: ignore[misc]
+
+
+def _timed(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> tuple[T, float]:
+    """What ``function`` returns, and its seconds."""
+    start = time.perf_counter()
+    result = function(*arguments, **options)
+    return result, time.perf_counter() - start
 
 
 def fit_converter(registry: Registry, rows: Rows | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The six kinds of parts, one abstract class a file."""
+"""The seven kinds of parts, one abstract class a file."""
 
 from recd_plugins.interfaces.cache import Cache
 from recd_plugins.interfaces.converter import Converter
@@ -12,6 +12,7 @@ from recd_plugins.interfaces.dataset import (
     SessionKeys,
     Split,
 )
+from recd_plugins.interfaces.ingestion import Feed, Ingestion
 from recd_plugins.interfaces.lookups import FeatureLookups, Lookups
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
@@ -26,6 +27,8 @@ __all__ = [
     "DatasetWrapper",
     "FeatureLookups",
     "FeatureSchema",
+    "Feed",
+    "Ingestion",
     "Lookups",
     "Origin",
     "Plugin",

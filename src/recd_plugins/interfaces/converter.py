@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from recd_plugins.interfaces.dataset import FeatureSchema, Rows
 from recd_plugins.interfaces.plugin import Plugin
@@ -27,6 +27,13 @@ class Converter(Plugin, ABC):
     def dedupe_factors(self) -> Mapping[str, float]:
         """Ids over ids that are stored, by deduplicated feature, as ``fit`` measured it."""
         return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Every attribute: readers take over what ``fit`` decided, and do not fit again.
+
+        Override it where one cannot be pickled and is made anew when it is missing.
+        """
+        return {name: value for name, value in vars(self).items() if name != "options"}
 
     @abstractmethod
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:

@@ -115,6 +115,14 @@ class Reader(ABC):
             if number % num_workers == worker:
                 yield (rows,)
 
+    def num_blocks(self) -> int | None:
+        """How many blocks ``blocks`` cuts, for all workers together; None: reading shows it.
+
+        Override it together with ``blocks`` where it is known: then readers that are handed blocks
+        one by one know how many to ask for.
+        """
+        return None
+
     def skip(self, num_batches: int) -> int:
         """Pass over the next batches, and say how many there were: fewer at the end of the epoch.
 

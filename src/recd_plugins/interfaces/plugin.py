@@ -14,7 +14,7 @@ class PluginOptions(BaseModel):
 
 
 class Plugin:
-    """Base of the six kinds.
+    """Base of the seven kinds.
 
     A subclass sets ``name`` (``"package.part"``, the word after ``use:`` in registry.yaml), may
     nest an ``Options`` model, and starts its docstring with the line that ``recd plugins`` shows.
@@ -34,8 +34,12 @@ class Plugin:
         self.options = options
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as its class and options: each process makes an object of its own."""
-        return type(self), (self.options,)
+        """Pickled as its class and options, and what ``__getstate__`` returns."""
+        return type(self), (self.options,), self.__getstate__()
+
+    def __getstate__(self) -> dict[str, Any] | None:
+        """Attributes that a copy in another process has too; None: it makes its own."""
+        return None
 
     @classmethod
     def summary(cls) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recd_plugins.interfaces.plugin import Plugin
 
@@ -29,6 +29,13 @@ class Preprocessing(Plugin, ABC):
     scope: ClassVar[Scope] = "row"
     takes: tuple[Values, ...] = ("ids",)
     width: int = 1
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Every attribute, so that readers transform as the trainer would: tables, vocabularies.
+
+        Override it where one cannot be pickled and is made anew when it is missing.
+        """
+        return {name: value for name, value in vars(self).items() if name != "options"}
 
     @abstractmethod
     def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from recd_plugins.interfaces import Converter, Dataset, DatasetWrapper
+from recd_plugins.interfaces import Converter, Dataset
 from recd_plugins.manager import KINDS, PluginManager
 from recd_plugins.registry.entries import Entry
 from recd_plugins.registry.loader import read_yaml, render
@@ -50,6 +50,9 @@ def load_registry(
             if entry.enabled
         )
 
+    def entry_of(item: Resolved) -> Entry[Any]:
+        return Entry(item.plugin, (), render(item.location), document.lines[item.location])
+
     dataset, *wrappers = by_kind["dataset"]
     converter = by_kind["converter"][0].plugin
     assert isinstance(dataset.plugin, Dataset), "the manager checked its kind"
@@ -64,13 +67,9 @@ def load_registry(
         sharding=entries("sharding"),
         cache=entries("cache"),
         wrappers=tuple(
-            Entry(
-                cast(DatasetWrapper, item.plugin),
-                (),
-                render(item.location),
-                document.lines[item.location],
-            )
+            entry_of(item)
             for item, wrapper in zip(wrappers, spec.dataset.wrap, strict=True)
             if wrapper.enabled
         ),
+        ingestion=next(map(entry_of, by_kind["ingestion"]), None),
     )

@@ -15,6 +15,7 @@ from recd_plugins.interfaces import (
     Converter,
     Dataset,
     DatasetWrapper,
+    Ingestion,
     Pooling,
     Preprocessing,
     Sharding,
@@ -79,6 +80,7 @@ class Registry:
     Attributes:
         dataset: without its wrappers.
         wrappers: of the dataset; each stands around those before it. Their patterns are empty.
+        ingestion: who makes batches, None for the ranks; its patterns are empty.
         prepared: what ``prepare`` learnt of the model it saw last.
         batches_of: the registry whose batches this one's loaders read, where that is another one:
             its wrappers ask that one what samples look up.
@@ -94,6 +96,7 @@ class Registry:
     sharding: tuple[Entry[Sharding], ...]
     cache: tuple[Entry[Cache], ...]
     wrappers: tuple[Entry[DatasetWrapper], ...] = ()
+    ingestion: Entry[Ingestion] | None = None
     batches_of: Registry | None = None
     prepared: Prepared | None = None
     converter_fitted: bool = False

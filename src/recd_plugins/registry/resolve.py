@@ -50,9 +50,20 @@ def resolve(document: Document, manager: PluginManager) -> tuple[RegistrySpec, l
             problems += error.problems
         else:
             resolved.append(Resolved(kind, location, plugin))
+    if spec is not None and spec.ingestion is not None and spec.training.workers:
+        problems.append(document.problem(("training", "workers"), two_readers(spec)))
     if problems or spec is None:
         raise RegistryError(sorted(problems, key=lambda problem: problem.line))
     return spec, resolved
+
+
+def two_readers(spec: RegistrySpec) -> str:
+    """What is wrong where the registry names an ingestion and workers too."""
+    assert spec.ingestion is not None, "the caller looked"
+    return (
+        f"{spec.training.workers} workers would read what ingestion {spec.ingestion.use} brings; "
+        "leave workers out (its readers are set by its options), or leave out the section ingestion"
+    )
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -203,6 +203,11 @@ class RegistrySpec(_Spec):
     preprocessing: list[FeatureEntrySpec] = Field(
         default=[], description="Transforms of features; those of one feature run in this order."
     )
+    ingestion: PluginSpec | None = Field(
+        default=None,
+        description="Who makes the batches of a rank; without it, training.workers processes or "
+        "the rank itself.",
+    )
     pooling: list[FeatureEntrySpec] = Field(
         default=[], description="Sequence features and what pools them, one entry a feature."
     )

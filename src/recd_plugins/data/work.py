@@ -1,0 +1,210 @@
+"""What a reader anywhere has to know, and the blocks of batches that it makes.
+
+A trainer makes ``Work`` once and gives it to readers: processes of its own or of other machines. Of
+the registry only what reading takes travels: the dataset and its wrappers by class and options, and
+the transformations as the trainer has them. A reader neither fits the converter nor makes
+preprocessing anew, so its batches are those of the trainer to the bit.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
+from recd_plugins.data.transforms import Transforms
+from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.interfaces import Dataset, Plugin, Reader, Split
+from recd_plugins.manager import load_file, modules_of_files
+from recd_plugins.processes import portable
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+#: A position: JSON values, those of ``Reader.state_dict``.
+State = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Adjacent batches, each with the position after it.
+
+    Attributes:
+        number: 0-based from the position that reading started at.
+        batches: may be none.
+        end: None where more may follow, the position at the end of the epoch, or what went wrong
+            after ``batches``.
+    """
+
+    number: int
+    batches: list[tuple[ModelInput, State]]
+    end: State | RecdError | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that a reader has to know, but the position. Small, and pickled as it is.
+
+    Attributes:
+        rank, world_size, split: whose share of which split.
+        folder: the trainer's current folder, which relative paths in options are relative to.
+        modules: files of a folder of plugins by the name of their module; a reader needs them at
+            the same place.
+    """
+
+    rank: int
+    world_size: int
+    split: Split
+    folder: Path
+    modules: dict[str, Path]
+    _pickled: bytes
+
+    @classmethod
+    def of(cls, registry: Registry, rank: int, world_size: int, split: Split = "train") -> Work:
+        """The work of one rank; fits the converter where nobody has yet.
+
+        Raises:
+            PluginError: a plugin, or what it holds, cannot be pickled.
+            RecdError: what ``RowPipeline`` raises.
+        """
+        fit_converter(registry)
+        transforms = Transforms.of(registry)
+        try:
+            pickled = pickle.dumps((_for_readers(registry), transforms))
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise PluginError(
+                f"{registry.path}: its plugins cannot be sent to a reader: {error}. Plugins travel "
+                "by their class, defined at the top of a module, and their options, converters and "
+                "preprocessing also with what they hold (Plugin.__getstate__); or let the rank "
+                "read by itself, with training.workers: 0 and no ingestion"
+            ) from error
+        modules = modules_of_files(_plugins(registry))
+        return cls(rank, world_size, split, Path.cwd(), modules, pickled)
+
+    def open(self) -> WorkReader:
+        """What makes blocks in this process, for any number of positions.
+
+        Makes the trainer's folder the current one where it is there.
+
+        Raises:
+            PluginError: a plugin's module is not there, or fails to import.
+            DataError: the data is missing or wrong.
+        """
+        if self.folder.is_dir():
+            os.chdir(self.folder)
+        for name, file in self.modules.items():
+            load_file(name, file)
+        registry, transforms = pickle.loads(self._pickled)
+        return WorkReader(self, registry, transforms)
+
+
+class WorkReader:
+    """Makes blocks of batches; one thread uses it at a time."""
+
+    def __init__(self, work: Work, registry: Registry, transforms: Transforms) -> None:
+        self._work = work
+        self._registry = registry
+        self._pipeline = RowPipeline(registry, transforms)
+
+    def blocks(
+        self, position: State, worker: int, num_workers: int
+    ) -> Generator[Block, None, None]:
+        """The blocks ``worker``, ``worker + num_workers``, and so on from ``position`` on.
+
+        What is last has an ``end``: the position at the end of the epoch, or an error. Errors of
+        data and plugins are handed out so, never raised.
+        """
+        numbers = count(worker, num_workers)
+        batches: list[tuple[ModelInput, State]] = []
+        try:
+            reader = self._reader(position)
+            for rows in self._pipeline.reading(reader.blocks(worker, num_workers)):
+                for model_input in self._pipeline.read(rows):
+                    batches.append((model_input, reader.state_dict()))
+                yield Block(next(numbers), batches)
+                batches = []
+            yield Block(next(numbers), [], reader.state_dict())
+        except RecdError as error:
+            yield Block(next(numbers), batches, portable(error))
+
+    def block(self, position: State, number: int) -> Block:
+        """The block ``number`` from ``position`` on, the same in any process and at any time.
+
+        Behind the last block is one without batches, with the position at the end of the epoch. A
+        dataset whose reader overrides ``blocks`` reads that block alone; one that only iterates
+        reads all batches before it too.
+        """
+        with closing(self.blocks(position, number, sys.maxsize)) as blocks:
+            return next(blocks)
+
+    def num_blocks(self, position: State) -> int | None:
+        """Blocks from ``position`` to the end of the epoch; None where that shows by reading only.
+
+        Raises:
+            DataError: the position is of other data.
+        """
+        return self._reader(position).num_blocks()
+
+    def _reader(self, position: State) -> Reader:
+        work = self._work
+        reader = self._dataset.reader(
+            rank=work.rank,
+            world_size=work.world_size,
+            batch_size=self._registry.training.batch_size,
+            split=work.split,
+        )
+        reader.load_state_dict(position)
+        return reader
+
+    @cached_property
+    def _dataset(self) -> Dataset:
+        return self._registry.wrapped_dataset
+
+
+def hand_out(blocks: Iterable[Block], reader: Reader) -> Iterator[ModelInput]:
+    """The batches of blocks that come in order; ``reader`` is moved along as if it had read them.
+
+    Raises:
+        RecdError: the one that ends the blocks.
+    """
+    for block in blocks:
+        for model_input, position in block.batches:
+            reader.load_state_dict(position)
+            yield model_input
+        if isinstance(block.end, RecdError):
+            raise block.end
+        if block.end is not None:
+            reader.load_state_dict(block.end)
+            return
+
+
+def _for_readers(registry: Registry) -> Registry:
+    """Without what only trainers use; transformations travel beside it."""
+    prepared, asked = registry.prepared, registry.batches_of
+    return replace(
+        registry.with_training({"workers": 0}),
+        pooling=(),
+        sharding=(),
+        cache=(),
+        ingestion=None,
+        # Wrappers ask for tables and caches.
+        prepared=replace(prepared, tier_plans={}) if prepared and registry.wrappers else None,
+        batches_of=_for_readers(asked) if asked and registry.wrappers else None,
+    )
+
+
+def _plugins(registry: Registry) -> Iterator[Plugin]:
+    """Those that travel."""
+    yield registry.dataset
+    yield registry.converter
+    for entry in (*registry.wrappers, *registry.preprocessing):
+        yield entry.plugin
