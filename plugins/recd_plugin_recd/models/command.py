@@ -12,7 +12,7 @@ from recd_plugins.errors import RecdError
 from recd_plugins.files import write_text
 
 if TYPE_CHECKING:
-    from recd_plugin_recd.models.registry_text import ConverterName, Layout
+    from recd_plugin_recd.models.registry_text import Architecture, ConverterName, Layout
     from recd_plugin_recd.models.sizes import ModelName
 
 _LAPTOP_SCALE = 0.125
@@ -63,6 +63,13 @@ _LAPTOP_SCALE = 0.125
     help="How rows become tensors; recd.kjt deduplicates nothing.",
 )
 @click.option(
+    "--architecture",
+    type=click.Choice(["dlrm", "dcn"]),
+    default="dlrm",
+    show_default=True,
+    help="How the features' vectors meet: by dot products, or in a cross network.",
+)
+@click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path(".data"),
@@ -79,6 +86,7 @@ def init(
     ranks: int,
     layout: Layout,
     converter: ConverterName,
+    architecture: Architecture,
     data: Path,
     force: bool,
 ) -> None:
@@ -111,6 +119,7 @@ def init(
         converter=converter,
         batch_size=batch_size,
         ranks=ranks,
+        architecture=architecture,
     )
     if file.exists() and not force:
         raise RecdError(f"{file} exists already; --force replaces it")

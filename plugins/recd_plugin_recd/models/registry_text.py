@@ -10,6 +10,7 @@ from recd_plugin_recd.models.sizes import ModelName, Sizes, sizes_of
 
 ConverterName = Literal["recd.kjt", "recd.ikjt", "recd.partial_ikjt"]
 Layout = Literal["clustered", "interleaved", "stream"]
+Architecture = Literal["dlrm", "dcn"]
 
 _CONVERTERS: dict[ConverterName, tuple[str, str]] = {
     "recd.kjt": ("Repeats every value, as stock TorchRec does.", "{use: recd.kjt}"),
@@ -22,6 +23,11 @@ _CONVERTERS: dict[ConverterName, tuple[str, str]] = {
         "Keeps each value once, and of a list that moved on by some ids the new ones only.",
         "{use: recd.partial_ikjt, options: {features: auto, min_dedupe_factor: 1.5}}",
     ),
+}
+
+_ARCHITECTURES: dict[Architecture, str] = {
+    "dlrm": "A DLRM: dot products of all pairs of features, and MLPs.",
+    "dcn": "A DCN: a cross network over all features, and MLPs.",
 }
 
 _TEXT = """\
@@ -59,8 +65,9 @@ sharding:
 
 cache: []
 
-# A DLRM: dot interaction and MLPs.
+# {architecture_comment}
 model:
+  architecture: {architecture} # or {other_architecture}
   embedding_dim: {embedding_dim}
   tables:
     t_seq_*: {{num_embeddings: {sequence_rows}}}
@@ -94,6 +101,7 @@ def rm_registry(
     batch_size: int = 256,
     ranks: int = 2,
     steps: int | None = None,
+    architecture: Architecture = "dlrm",
 ) -> str:
     """The text of a registry file that trains a model on a table of its shape.
 
@@ -108,6 +116,7 @@ def rm_registry(
         batch_size: rows in a batch of one rank.
         ranks: processes.
         steps: stop after so many steps; None trains one epoch.
+        architecture: how the features' vectors meet.
 
     Raises:
         RecdError: ``scale`` does not suit the model.
@@ -120,8 +129,10 @@ def rm_registry(
     converter_comment, converter_entry = _CONVERTERS[converter]
     # By NE of rm1, and of papercal, over 16,384 rows at the default scale.
     learning_rate, dense_learning_rate = (0.1, 0.01) if name == "papercal" else (20.0, 0.003)
+    (other_architecture,) = _ARCHITECTURES.keys() - {architecture}
     title = (
-        "PAPERCAL's demo: a DLRM on a table with the duplication that the RecD paper measured."
+        f"PAPERCAL's demo: a {architecture.upper()} on a table with the duplication that the RecD "
+        "paper measured."
         if name == "papercal"
         else f"{name} at scale {scale:g}, in the image of the RecD paper's {name.upper()} "
         "(docs/models.md)."
@@ -140,6 +151,9 @@ def rm_registry(
         other_rows=sizes.other_rows,
         pooling=pooling,
         pooling_options=pooling_options,
+        architecture=architecture,
+        architecture_comment=_ARCHITECTURES[architecture],
+        other_architecture=other_architecture,
         embedding_dim=sizes.embedding_dim,
         bottom_mlp=list(sizes.bottom_mlp),
         top_mlp=list(sizes.top_mlp),

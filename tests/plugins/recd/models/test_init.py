@@ -49,6 +49,7 @@ def test_options_stand_in_the_file(tmp_path):
     result = init(
         "rm3", path, "--scale", 0.0625, "--rows", 999, "--batch-size", 8, "--ranks", 3,
         "--layout", "stream", "--converter", "recd.partial_ikjt", "--data", tmp_path / "a: b",
+        "--architecture", "dcn",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     registry = load_registry(path)
@@ -60,7 +61,8 @@ def test_options_stand_in_the_file(tmp_path):
     assert registry.dataset.options.path.parent == tmp_path / "a: b"
     assert registry.converter.name == "recd.partial_ikjt"
     assert (registry.training.batch_size, registry.training.ranks) == (8, 3)
-    assert registry.model.embedding_dim == 8
+    assert (registry.model.architecture, registry.model.embedding_dim) == ("dcn", 8)
+    assert "architecture: dcn # or dlrm" in path.read_text(encoding="utf-8")
 
 
 def test_refuses_to_overwrite(tmp_path):
