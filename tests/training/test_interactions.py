@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torchrec.models.dlrm import DLRM as TorchRecDLRM
 from torchrec.models.dlrm import (
     DLRM_DCN,
     DenseArch,
@@ -18,7 +19,6 @@ from torchrec.models.dlrm import (
     InteractionDCNArch,
     OverArch,
 )
-from torchrec.models.dlrm import DLRM as TorchRecDLRM
 from torchrec.modules.crossnet import CrossNet, LowRankCrossNet, VectorCrossNet
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
