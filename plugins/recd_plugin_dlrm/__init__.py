@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING
 from recd_plugins.hookspecs import hookimpl
 
 if TYPE_CHECKING:
+    import click
+
     from recd_plugins.interfaces import Dataset
 
 
 @hookimpl
 def register_datasets() -> Sequence[type[Dataset]]:
-    return []
+    from recd_plugin_dlrm.criteo.dataset import Criteo
+
+    return [Criteo]
+
+
+@hookimpl
+def register_commands(cli: click.Group) -> None:
+    from recd_plugin_dlrm.trace.commands import trace
+
+    cli.add_command(trace)

@@ -51,7 +51,7 @@ class StackDistances:
 
         Args:
             feature: whose ids these are.
-            rows: of data that had them, where there are such.
+            rows: of data that had them; as many as accesses without it.
         """
         distances = np.flatnonzero(self._counts)
         return TableTrace(
@@ -59,7 +59,7 @@ class StackDistances:
             ids=self._unique[: self._num_ids].copy(),
             distances=distances,
             counts=self._counts[distances],
-            rows=rows,
+            rows=self.accesses if rows is None else rows,
         )
 
     def _add(self, ids: NDArray[np.int64], out: NDArray[np.int64]) -> None:

@@ -26,6 +26,7 @@ class TraceGenerator:
         min_new: p0 is raised to this at least; see ``TableTrace.weights``.
 
     Attributes:
+        new_share: the p0 that it draws with.
         counts: int64 ``[k]``: accesses so far, by the distances of the profile.
     """
 
@@ -33,7 +34,9 @@ class TraceGenerator:
         self.profile = profile
         self.counts = np.zeros(len(profile.counts), np.int64)
         self._seed = seed
-        self._cumulative = np.cumsum(profile.weights(min_new))
+        weights = profile.weights(min_new)
+        self.new_share = float(weights[0])
+        self._cumulative = np.cumsum(weights)
         self._stack = LruStack()
         self._stack.know(len(profile.ids))
 

@@ -9,9 +9,12 @@ trace then has of each distance, is known without drawing it.
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 from numpy.typing import NDArray
 
+from recd_plugin_dlrm.trace.generator import TraceGenerator
 from recd_plugin_dlrm.trace.table_trace import TableTrace
 
 #: Hit rates are to differ by half a point at most, so that noise has room within one.
@@ -87,3 +90,16 @@ def least_new(profile: TableTrace, accesses: int, within: float = WITHIN) -> flo
         if differences[-1] <= within:
             return share
     return tried[int(np.argmin(differences))]
+
+
+def generator_of(
+    profile: TableTrace, accesses: int, seed: int, min_new: float | None
+) -> TraceGenerator:
+    """A generator of ``accesses`` accesses of one of several tables, each with draws of its own.
+
+    Args:
+        min_new: see ``TraceGenerator``; None takes ``least_new``.
+    """
+    share = least_new(profile, accesses) if min_new is None else min_new
+    digest = hashlib.sha256(f"{seed} {profile.feature}".encode()).digest()
+    return TraceGenerator(profile, int.from_bytes(digest[:7]), share)

@@ -21,14 +21,14 @@ class TableTrace:
         distances: int64 ``[k]``: LRU stack distances that occur, rising. The first is 0, of ids
             that are new.
         counts: int64 ``[k]``: how many accesses have each.
-        rows: of data that had these ids; None where they came without rows.
+        rows: of data that had these ids.
     """
 
     feature: str
     ids: NDArray[np.int64]
     distances: NDArray[np.int64]
     counts: NDArray[np.int64]
-    rows: int | None = None
+    rows: int
 
     @property
     def table(self) -> str:

@@ -94,7 +94,7 @@ def _stored_reads(registry: Registry, tables: Sequence[Table], rows: int | None)
     from recd_plugins.planning.tables import rows_by_feature
 
     ids_of = _IdsOf(registry, rows_by_feature(tables))
-    for batch in _training_rows(registry, rows):
+    for batch in training_rows(registry, rows):
         ids = ids_of(batch)
         of_tables = {table.name: [ids[f] for f in table.features] for table in tables}
         every_row = {name: sum(map(len, each)) for name, each in of_tables.items()}
@@ -129,7 +129,7 @@ class _IdsOf:
         return {name: jagged.values().numpy() for name, jagged in batch.kjt.to_dict().items()}
 
 
-def _training_rows(registry: Registry, limit: int | None) -> Iterator[Rows]:
+def training_rows(registry: Registry, limit: int | None) -> Iterator[Rows]:
     """The first rows of the training split; a dataset that cannot scan is read as one rank."""
     from recd_plugins.interfaces import Rows
 
