@@ -12,11 +12,14 @@ import pyarrow.types as pt
 from pydantic import Field, NonNegativeInt
 
 from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of
+from recd_plugins.data.buffered_file import ReadOptions
 from recd_plugins.data.list_dict import is_list_dict
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece, ReadPlan
 from recd_plugins.data.reader import PlannedReader, digest
+from recd_plugins.data.row_filter import Condition
 from recd_plugins.data.statistics import TableStatistics, read_footers
+from recd_plugins.data.storage import Storage, Url
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import (
     Dataset,
@@ -37,9 +40,22 @@ class SessionParquet(Dataset):
     name = "recd.session_parquet"
 
     class Options(PluginOptions):
-        path: Path = Field(description="A Parquet file, or a folder with *.parquet at any depth.")
-        test_path: Path | None = Field(
+        path: Path | Url = Field(
+            description="A Parquet file, or a folder with *.parquet at any depth; or a URL of one: "
+            "s3://bucket/folder, gs://, or what fsspec has."
+        )
+        test_path: Path | Url | None = Field(
             default=None, description="The same for the test split; null has none."
+        )
+        storage: Storage = Field(
+            default=Storage(), description="How the store of a URL is reached."
+        )
+        where: list[Condition] = Field(
+            default=[],
+            description="Conditions that rows have to meet, all of them: [column, op, value].",
+        )
+        read: ReadOptions = Field(
+            default=ReadOptions(), description="How the columns of a row group are read."
         )
         session: str = Field(default="session_id", description="Column of the session id.")
         timestamp: str = Field(default="ts", description="Column of the time.")
@@ -69,8 +85,12 @@ class SessionParquet(Dataset):
         if self.options.generate is not None:
             self._generate(self.options.generate)
         schema = self.schema()
+        tables = [self._table]
         if self.options.test_path is not None:
             self._columns(self._test_table, schema)
+            tables.append(self._test_table)
+        for table in tables:
+            self._count(table)
 
     def schema(self) -> FeatureSchema:
         """Features in the order of the file.
@@ -83,7 +103,7 @@ class SessionParquet(Dataset):
         for option, column in own.items():
             if column not in table.schema.names:
                 raise DataError(
-                    f"{table.files[0]}: no column {column}; set option {option} to one of: "
+                    f"{table.locations[0]}: no column {column}; set option {option} to one of: "
                     f"{', '.join(table.schema.names)}"
                 )
         for option in ("session", "timestamp"):
@@ -99,7 +119,7 @@ class SessionParquet(Dataset):
             )
         label = table.schema.field(self.options.label)
         if not _is_number(label):
-            raise DataError(f"{table.files[0]}: label {label.name} is {label.type}, no number")
+            raise DataError(f"{table.locations[0]}: label {label.name} is {label.type}, no number")
         return FeatureSchema(sparse, dense, label.name)
 
     def splits(self) -> tuple[Split, ...]:
@@ -127,7 +147,7 @@ class SessionParquet(Dataset):
                 seed=self.options.seed,
             ),
             lambda pieces: table.read(pieces, columns),
-            data={"split": split, "files": digest(table.identity())},
+            data={"split": split, "files": digest(table.identity()), **self._conditions()},
             what=str(table.path),
             rank=rank,
             world_size=world_size,
@@ -135,8 +155,8 @@ class SessionParquet(Dataset):
         )
 
     def statistics(self) -> TableStatistics | None:
-        """Those in the footers of the files, None where one of them carries none."""
-        return read_footers(self._table.files)
+        """Those in the footers of the files, None where one has none, or rows are left out."""
+        return None if self.options.where else read_footers(self._table.locations)
 
     def session_keys(self) -> SessionKeys:
         return SessionKeys(self.options.session, self.options.timestamp)
@@ -152,7 +172,7 @@ class SessionParquet(Dataset):
         columns = self._columns(table, self.schema())
         if missing := [name for name in keys if name not in table.schema.names]:
             raise DataError(
-                f"{table.files[0]}: no column {missing[0]}, which {self.options.path} has"
+                f"{table.locations[0]}: no column {missing[0]}, which {self.options.path} has"
             )
         for name in keys:
             columns = columns.append(table.schema.field(name))
@@ -163,13 +183,29 @@ class SessionParquet(Dataset):
 
     @cached_property
     def _table(self) -> ParquetTable:
-        return ParquetTable(self.options.path)
+        return self._open(self.options.path)
 
     @cached_property
     def _test_table(self) -> ParquetTable:
         if self.options.test_path is None:
             raise DataError("there is no test split: set option test_path of recd.session_parquet")
-        return ParquetTable(self.options.test_path)
+        return self._open(self.options.test_path)
+
+    def _open(self, path: Path | str) -> ParquetTable:
+        options = self.options
+        return ParquetTable(path, options.storage, where=options.where, options=options.read)
+
+    def _conditions(self) -> dict[str, list[str]]:
+        """What a state remembers of them; nothing where there are none, as states ever had it."""
+        return {"where": [str(each) for each in self.options.where]} if self.options.where else {}
+
+    def _count(self, table: ParquetTable) -> None:
+        """The rows that the filter keeps, which readers find counted then."""
+        if table.num_to_count:
+            from recd_plugins.progress import progress_bars
+
+            with progress_bars() as add_bar:
+                table.counted(add_bar(f"counting rows of {table.path}", table.num_to_count))
 
     def _choose(
         self,
@@ -185,7 +221,7 @@ class SessionParquet(Dataset):
         for pattern in patterns:
             if not any(fnmatchcase(field.name, pattern) for field in fields):
                 raise DataError(
-                    f"{self._table.files[0]}: {pattern} of option {option} matches no column; "
+                    f"{self._table.locations[0]}: {pattern} of option {option} matches no column; "
                     f"there are: {', '.join(field.name for field in fields)}"
                 )
         chosen = [
@@ -196,7 +232,7 @@ class SessionParquet(Dataset):
         for field in chosen:
             if not allowed(field):
                 raise DataError(
-                    f"{self._table.files[0]}: column {field.name} is {field.type}, "
+                    f"{self._table.locations[0]}: column {field.name} is {field.type}, "
                     f"which option {option} cannot take"
                 )
         return tuple(field.name for field in chosen)
@@ -207,7 +243,7 @@ class SessionParquet(Dataset):
         for name in (*schema.sparse, *schema.dense, schema.label):
             if name not in table.schema.names:
                 raise DataError(
-                    f"{table.files[0]}: no column {name}, which {self.options.path} has"
+                    f"{table.locations[0]}: no column {name}, which {self.options.path} has"
                 )
             field = table.schema.field(name)
             if name in schema.sparse:
@@ -219,6 +255,11 @@ class SessionParquet(Dataset):
         from recd_plugin_recd.generate import write_with_progress
 
         path = self.options.path
+        if isinstance(path, str):
+            raise DataError(
+                f"{path}: option generate writes to a folder of this machine; generate the table "
+                "there, and copy it"
+            )
         try:
             if not path.exists():
                 write_with_progress(path, wanted)

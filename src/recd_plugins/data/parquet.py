@@ -1,103 +1,193 @@
-"""Reading a table of Parquet files row group by row group."""
+"""A table of Parquet files, local or in a store: what there is to read, cut into splits."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from recd_plugins.data.list_dict import decoded_field, is_list_dict
+from recd_plugins.data.buffered_file import ReadOptions
+from recd_plugins.data.list_dict import is_list_dict
 from recd_plugins.data.read_plan import Piece, Unit
+from recd_plugins.data.row_counts import RowCounts
+from recd_plugins.data.row_filter import Condition, RowFilter, holds_for_key
+from recd_plugins.data.splits import Split, handed_out, read_splits
+from recd_plugins.data.storage import Location, Storage
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Origin, Rows
+from recd_plugins.interfaces import Rows
 
-# Rows decoded at once: more costs page faults, less costs calls.
-_DECODE_ROWS = 2048
-# With dictionaries, which are built anew for every batch: whole row groups, if they are not huge.
-_DECODE_DICTIONARY_ROWS = 16_384
+# Footers that are read at once from a store, where each takes a round trip or two.
+_FOOTERS_AT_ONCE = 16
+# The folder of a Hive partition whose key is null.
+_NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 
 
 class ParquetTable:
     """One table: a Parquet file, or every ``*.parquet`` below a folder in the order of the names.
 
     Names that start with ``_`` or ``.`` are left out. Folders may be Hive partitions; what their
-    names say is no column. Features in layout ``list_dict`` come as dictionaries of their values.
+    names say is no column, but conditions may name it. Features in layout ``list_dict`` come as
+    dictionaries of their values.
+
+    Args:
+        path: a local path, or a URL.
+        storage: how the store of a URL is reached.
+        where: conditions on columns, or on keys of Hive partitions; rows for which all hold are the
+            table's. Files whose keys do not fit are not opened.
+        options: how columns are read.
 
     Raises:
-        DataError: there is no such file, one is not Parquet, or two differ in their columns.
+        DataError: there is no such file, one is not Parquet, or two differ in their columns; a
+            condition names no column, or a value is not of its type.
+        SetupError: the store cannot be reached, or refuses.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        storage: Storage | None = None,
+        *,
+        where: Sequence[Condition] = (),
+        options: ReadOptions | None = None,
+    ) -> None:
         self.path = path
-        self.files = _find(path)
-        metadata = [read_metadata(file) for file in self.files]
-        self.schema = _schema(metadata[0])
-        for file, found in zip(self.files, metadata, strict=True):
-            self._check_same(file, _schema(found))
-        self.units = tuple(
-            unit for number, found in enumerate(metadata) for unit in _units(number, found)
-        )
+        self._root = Location(path, storage or Storage())
+        self._options = options or ReadOptions()
+        found = self._root.find(".parquet")
+        first = read_metadata(found[0])
+        self.schema = handed_out(first)
+        on_columns = [each for each in where if each.column in self.schema.names]
+        self.locations = self._with_keys(found, [each for each in where if each not in on_columns])
+        self._where = tuple(on_columns)
+        self._filter = RowFilter(on_columns, self.schema, found[0]) if on_columns else None
+        known = first if self.locations[0] == found[0] else None
+        self._metadata = list(self._read_footers(known))
+        for location, metadata in zip(self.locations, self._metadata, strict=True):
+            self._check_same(found[0], location, handed_out(metadata))
+
+    @property
+    def files(self) -> list[Path]:
+        """The files of a local table."""
+        return [file for location in self.locations if (file := location.local) is not None]
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """Row groups and how many rows they have, those without rows left out.
+
+        With conditions on columns they are counted first, unless ``counted`` did it before.
+        """
+        return self.counted()
+
+    def counted(self, progress: Callable[[int], None] = lambda _groups: None) -> tuple[Unit, ...]:
+        """As ``units``; ``progress`` gets how many more row groups were counted."""
+        counts = self._row_counts.counts(progress) if self._row_counts else None
+        units = [
+            Unit(number, group, first_row, num_rows if counts is None else counts[number][group])
+            for number, groups in enumerate(self._groups)
+            for group, (first_row, num_rows) in enumerate(groups)
+        ]
+        return tuple(unit for unit in units if unit.num_rows)
+
+    @property
+    def num_to_count(self) -> int:
+        """Row groups of which a filter's columns have to be read before training."""
+        return self._row_counts.num_unknown if self._row_counts else 0
 
     def identity(self) -> list[list[str | int]]:
         """Path below the table's, and rows of each row group, of every file; JSON values."""
-        root = self.path if self.path.is_dir() else self.path.parent
-        return [
-            [
-                file.relative_to(root).as_posix(),
-                *(unit.num_rows for unit in self.units if unit.file == number),
-            ]
-            for number, file in enumerate(self.files)
-        ]
+        rows: list[list[str | int]] = [[location.below(self._top)] for location in self.locations]
+        for unit in self.units:
+            rows[unit.file].append(unit.num_rows)
+        return rows
+
+    def splits(self, pieces: Iterable[Piece], schema: pa.Schema) -> Iterator[Split]:
+        """Pieces as work items, those of one row group that follow each other as one."""
+        for unit, adjacent in groupby(pieces, key=lambda piece: piece.unit):
+            yield Split(
+                file=self.locations[unit.file],
+                group=unit.group,
+                first_row=unit.first_row,
+                group_rows=self._groups[unit.file][unit.group][1],
+                num_rows=unit.num_rows,
+                stretches=tuple((piece.skip, piece.num_rows) for piece in adjacent),
+                columns=schema,
+                where=self._where,
+                options=self._options,
+            )
 
     def read(self, pieces: Iterable[Piece], schema: pa.Schema) -> Generator[Rows, None, None]:
-        """The rows of ``pieces`` with the columns and types of ``schema``.
+        """The rows of ``pieces`` with the columns and types of ``schema``; see ``read_splits``."""
+        return read_splits(self.splits(pieces, schema))
 
-        A file is open from the first to the last of the pieces of it that follow each other, and
-        for this iterator alone: nothing outlives it, nothing is shared between threads.
+    @cached_property
+    def _groups(self) -> list[list[tuple[int, int]]]:
+        """First row and rows of every row group of every file."""
+        return [list(_row_groups(metadata)) for metadata in self._metadata]
 
-        Raises:
-            DataError: a file cannot be decoded or was replaced after this table was made, or a
-                value does not fit its type.
-        """
-        for number, run in groupby(pieces, key=lambda piece: piece.unit.file):
-            with _open(self.files[number], schema) as file:
-                for _, adjacent in groupby(run, key=lambda piece: piece.unit):
-                    yield from self._read_unit(file, list(adjacent), schema)
+    @cached_property
+    def _row_counts(self) -> RowCounts | None:
+        if self._filter is None:
+            return None
+        return RowCounts(
+            self.locations, self._metadata, self._where, self._filter, self._options, self._top
+        )
 
-    def _read_unit(
-        self, file: pq.ParquetFile, pieces: Sequence[Piece], schema: pa.Schema
-    ) -> Iterator[Rows]:
-        """Pieces of one unit, in order; decoded in one pass."""
-        unit = pieces[0].unit
-        path = self.files[unit.file]
-        if _rows_of(file.metadata, unit.group) != unit.num_rows:
-            raise DataError(f"{path} was replaced while it was in use; start anew")
-        row, stop = 0, pieces[-1].skip + pieces[-1].num_rows
-        try:
-            for batch in file.iter_batches(
-                _DECODE_DICTIONARY_ROWS if _dictionaries(schema) else _DECODE_ROWS,
-                row_groups=[unit.group],
-                columns=schema.names,
-                use_threads=False,
+    @property
+    def _top(self) -> Location:
+        """The folder that paths of files are relative to."""
+        local = self._root.local
+        if local is not None and not local.is_dir():
+            return Location(local.parent)
+        return self._root
+
+    def _read_footers(self, first: pq.FileMetaData | None) -> Iterator[pq.FileMetaData]:
+        rest = self.locations if first is None else self.locations[1:]
+        if first is not None:
+            yield first
+        if self._root.local is not None:
+            yield from map(read_metadata, rest)
+            return
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
+            yield from threads.map(read_metadata, rest)
+
+    def _with_keys(self, found: list[Location], where: Sequence[Condition]) -> list[Location]:
+        """The files whose Hive partitions meet conditions."""
+        if not where:
+            return found
+        kept = []
+        for location in found:
+            keys = dict(
+                part.split("=", 1)
+                for part in location.below(self._root).split("/")[:-1]
+                if "=" in part
+            )
+            for condition in where:
+                if condition.column not in keys:
+                    raise DataError(
+                        f"{location}: no column {condition.column}, which option where names, nor "
+                        f"is it a key of its folders; there are: "
+                        f"{', '.join([*self.schema.names, *keys])}"
+                    )
+            if all(
+                holds_for_key(condition, _key(keys[condition.column]), location)
+                for condition in where
             ):
-                for piece in pieces:
-                    first = max(row, piece.skip)
-                    last = min(row + batch.num_rows, piece.skip + piece.num_rows)
-                    if first < last:
-                        data = batch.slice(first - row, last - first)
-                        origin = Origin(str(path), unit.first_row + first, last - first)
-                        yield Rows(_cast(data, schema, origin), (origin,))
-                row += batch.num_rows
-                if row >= stop:
-                    return
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path}: row group {unit.group} cannot be read: {error}") from error
+                kept.append(location)
+        if not kept:
+            raise DataError(
+                f"{self.path}: none of {len(found)} files is in a folder for which option where "
+                f"holds: {', '.join(map(str, where))}"
+            )
+        return kept
 
-    def _check_same(self, file: Path, schema: pa.Schema) -> None:
+    def _check_same(self, first_file: Location, file: Location, schema: pa.Schema) -> None:
         first = self.schema
         for name in dict.fromkeys([*first.names, *schema.names]):
             types = [
@@ -106,21 +196,24 @@ class ParquetTable:
             ]
             if types[0] != types[1]:
                 raise DataError(
-                    f"files of one table differ: column {name} is {types[0]} in {self.files[0]} "
+                    f"files of one table differ: column {name} is {types[0]} in {first_file} "
                     f"and {types[1]} in {file}"
                 )
 
 
-def read_metadata(path: Path) -> pq.FileMetaData:
+def read_metadata(path: Path | Location) -> pq.FileMetaData:
     """The footer of a file.
 
     Raises:
         DataError: it is no Parquet file.
+        SetupError: its store cannot be reached, or refuses.
     """
+    location = Location(path) if isinstance(path, Path) else path
     try:
-        return pq.read_metadata(path)
+        with location.told(), location.open() as file:
+            return pq.read_metadata(file)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: no readable Parquet file: {error}") from error
+        raise DataError(f"{location}: no readable Parquet file: {error}") from error
 
 
 def _kind(field: pa.Field) -> str:
@@ -130,63 +223,13 @@ def _kind(field: pa.Field) -> str:
     return f"list<{field.type.value_type}>" if pt.is_list(field.type) else str(field.type)
 
 
-def _find(path: Path) -> list[Path]:
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise DataError(f"{path}: no such file or folder")
-    files = sorted(
-        file
-        for file in path.rglob("*.parquet")
-        if file.is_file()
-        and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
-    )
-    if not files:
-        raise DataError(f"{path}: no *.parquet file in this folder")
-    return files
+def _key(text: str) -> str | None:
+    return None if text == _NULL_KEY else unquote(text)
 
 
-def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(
-            path, read_dictionary=_dictionaries(schema), page_checksum_verification=True
-        )
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: no readable Parquet file: {error}") from error
-
-
-def _schema(metadata: pq.FileMetaData) -> pa.Schema:
-    """Columns as they are handed out."""
-    return pa.schema([decoded_field(field) for field in metadata.schema.to_arrow_schema()])
-
-
-def _dictionaries(schema: pa.Schema) -> list[str]:
-    return [field.name for field in schema if is_list_dict(field)]
-
-
-def _rows_of(metadata: pq.FileMetaData, group: int) -> int:
-    return metadata.row_group(group).num_rows if group < metadata.num_row_groups else 0
-
-
-def _units(number: int, metadata: pq.FileMetaData) -> Iterator[Unit]:
+def _row_groups(metadata: pq.FileMetaData) -> Iterator[tuple[int, int]]:
     first_row = 0
     for group in range(metadata.num_row_groups):
         num_rows = metadata.row_group(group).num_rows
-        if num_rows:
-            yield Unit(number, group, first_row, num_rows)
+        yield first_row, num_rows
         first_row += num_rows
-
-
-def _cast(data: pa.RecordBatch, schema: pa.Schema, origin: Origin) -> pa.RecordBatch:
-    # Projection keeps the order of the file.
-    columns: Sequence[pa.Array] = [data.column(name) for name in schema.names]
-    cast = []
-    for field, column in zip(schema, columns, strict=True):
-        try:
-            cast.append(column if column.type == field.type else column.cast(field.type))
-        except pa.ArrowInvalid as error:
-            raise DataError(
-                f"{origin.path}: column {field.name}, rows {origin.first_row} to "
-                f"{origin.first_row + origin.num_rows - 1}: {error}"
-            ) from error
-    return pa.record_batch(cast, schema=schema)

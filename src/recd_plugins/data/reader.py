@@ -13,7 +13,7 @@ from recd_plugins.data.list_dict import concat_batches
 from recd_plugins.data.prefetch import prefetch
 from recd_plugins.data.read_plan import History, Piece, ReadPlan, cut_into_blocks
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Origin, Reader, Rows
+from recd_plugins.interfaces import Reader, Rows
 
 #: Reads the rows of pieces in their order, each in one batch or several.
 ReadPieces = Callable[[Iterator[Piece]], Generator[Rows, None, None]]
@@ -181,7 +181,7 @@ def _slice(rows: Rows, start: int, length: int) -> Rows:
     for origin in rows.origins:
         first, last = max(start, before), min(start + length, before + origin.num_rows)
         if first < last:
-            origins.append(Origin(origin.path, origin.first_row + first - before, last - first))
+            origins.append(origin.slice(first - before, last - first))
         before += origin.num_rows
     return Rows(rows.data.slice(start, length), tuple(origins))
 

@@ -27,7 +27,7 @@ class RowTable:
         numbers: dict[str, int] = {}
         self._files = np.array([numbers.setdefault(o.path, len(numbers)) for o in origins])
         self._paths = list(numbers)
-        self._first_rows = np.array([origin.first_row for origin in origins])
+        self._file_rows = np.concatenate([_file_rows(origin) for origin in origins])
         self._starts = np.array(list(accumulate((o.num_rows for o in origins), initial=0))[:-1])
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class RowTable:
         """Where rows came from, those that are adjacent in a file as one."""
         origin = np.searchsorted(self._starts, rows, "right") - 1
         files = self._files[origin]
-        file_rows = self._first_rows[origin] + rows - self._starts[origin]
+        file_rows = self._file_rows[rows]
         breaks = (np.diff(files) != 0) | (np.diff(file_rows) != 1)
         firsts = np.concatenate(([0], np.flatnonzero(breaks) + 1))
         lengths = np.diff(firsts, append=len(rows))
@@ -62,6 +62,12 @@ class RowTable:
                 files[firsts].tolist(), file_rows[firsts].tolist(), lengths.tolist(), strict=True
             )
         )
+
+
+def _file_rows(origin: Origin) -> NDArray[np.int64]:
+    if origin.rows is not None:
+        return np.asarray(origin.rows)
+    return np.arange(origin.first_row, origin.first_row + origin.num_rows)
 
 
 def _take_dictionary(column: pa.DictionaryArray, rows: NDArray[np.int64]) -> pa.Array:

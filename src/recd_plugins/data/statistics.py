@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from recd_plugins.data.parquet import read_metadata
+from recd_plugins.data.storage import Location
 from recd_plugins.errors import DataError
 
 #: Key of a Parquet footer under which a file carries its ``TableStatistics`` as JSON.
@@ -188,7 +189,7 @@ class TableStatistics:
         return cls(rows, sessions, features)
 
 
-def read_footer(path: Path) -> TableStatistics | None:
+def read_footer(path: Path | Location) -> TableStatistics | None:
     """The statistics that a Parquet file carries, None where it carries none.
 
     Raises:
@@ -203,7 +204,7 @@ def read_footer(path: Path) -> TableStatistics | None:
         raise DataError(f"{path}: the statistics in its footer are damaged: {error}") from error
 
 
-def read_footers(paths: Sequence[Path]) -> TableStatistics | None:
+def read_footers(paths: Sequence[Path | Location]) -> TableStatistics | None:
     """The merged statistics of the files of a table, None where one of them carries none.
 
     Raises:

@@ -45,11 +45,26 @@ class SessionKeys:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where ``num_rows`` adjacent rows came from: a file and the 0-based row of the first."""
+    """Where ``num_rows`` rows came from: a file and the 0-based row of the first.
+
+    Attributes:
+        rows: int64 ``[num_rows]``, ascending: their 0-based rows in the file, where a filter left
+            out some between them; None where they are adjacent.
+    """
 
     path: str
     first_row: int
     num_rows: int
+    rows: pa.Array | None = None
+
+    def row(self, number: int) -> int:
+        """The 0-based row in the file of one of these rows."""
+        return self.first_row + number if self.rows is None else int(self.rows[number].as_py())
+
+    def slice(self, start: int, length: int) -> Origin:
+        """Where ``length`` of these rows from ``start`` on came from."""
+        rows = None if self.rows is None else self.rows.slice(start, length)
+        return Origin(self.path, self.row(start), length, rows)
 
 
 @dataclass(frozen=True)
@@ -74,7 +89,7 @@ class Rows:
         """File and 0-based row in that file of ``row`` in this batch."""
         for origin in self.origins:
             if row < origin.num_rows:
-                return origin.path, origin.first_row + row
+                return origin.path, origin.row(row)
             row -= origin.num_rows
         raise IndexError(row)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from math import log
 from statistics import mean
@@ -91,8 +91,7 @@ def _behind(origins: Sequence[Origin], row: int) -> tuple[Origin, ...]:
     """Where the rows from ``row`` on came from."""
     for number, origin in enumerate(origins):
         if row < origin.num_rows:
-            rest = replace(origin, first_row=origin.first_row + row, num_rows=origin.num_rows - row)
-            return (rest, *origins[number + 1 :])
+            return (origin.slice(row, origin.num_rows - row), *origins[number + 1 :])
         row -= origin.num_rows
     return ()
 

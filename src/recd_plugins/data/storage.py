@@ -1,0 +1,300 @@
+"""Where files lie: a local path, or a URL of an object store or another file system."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
+
+from recd_plugins.errors import DataError, RecdError, SetupError
+
+_URL = r"^[A-Za-z][A-Za-z0-9+.\-]*://"
+#: A URL as an option takes it. What does not look like one is a path.
+Url = Annotated[str, Field(pattern=_URL)]
+
+# What the S3 client calls an answer, in its messages.
+_REFUSED = re.compile(
+    r"ACCESS_DENIED|AccessDenied|INVALID_ACCESS_KEY|InvalidAccessKey|SIGNATURE_DOES_NOT_MATCH|"
+    r"SignatureDoesNotMatch|INVALID_CLIENT_TOKEN|EXPIRED_TOKEN|ExpiredToken|InvalidToken|"
+    r"UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION|HTTP status 40[13]"
+)
+_UNREACHABLE = re.compile(
+    r"NETWORK_CONNECTION|curlCode|REQUEST_TIMEOUT|timed? ?out|Couldn't resolve|Connection refused",
+    re.IGNORECASE,
+)
+_ELSEWHERE = re.compile(r"PERMANENT_REDIRECT|PermanentRedirect|HTTP status 301|AuthorizationHeader")
+
+
+class Storage(BaseModel):
+    """How an object store is reached. Who asks is for the environment to say, never for a file.
+
+    Credentials of ``s3://`` are those of AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with
+    AWS_SESSION_TOKEN), of AWS_PROFILE and ``~/.aws``, or of the machine's role; those of ``gs://``
+    Google's application default credentials.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    endpoint: str | None = Field(
+        default=None,
+        description="URL of an S3-compatible server, as http://host:9000; null is the provider's.",
+    )
+    region: str | None = Field(default=None, description="Region of the bucket.")
+    anonymous: bool = Field(default=False, description="Send no credentials, for public data.")
+    connect_timeout: PositiveFloat = Field(default=5, description="Seconds to reach the server.")
+    request_timeout: PositiveFloat = Field(default=30, description="Seconds to wait for an answer.")
+    attempts: PositiveInt = Field(default=3, description="Times that a request is sent at most.")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_a_server(cls, endpoint: str | None) -> str | None:
+        if endpoint is None:
+            return None
+        parts = urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
+        if parts.username or parts.password:
+            raise ValueError("holds a user or a password; credentials come from the environment")
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/"):
+            raise ValueError(f"{endpoint!r} is no server; write http://host:port")
+        return f"{parts.scheme}://{parts.netloc}"
+
+
+@dataclass(frozen=True)
+class Location:
+    """A file or a folder.
+
+    Attributes:
+        path: a local path, or a URL, as the user wrote it.
+        storage: how the store of a URL is reached.
+        size: bytes of a file that ``find`` found.
+        changed: when it was changed, in nanoseconds, where its file system says that.
+    """
+
+    path: Path | str
+    storage: Storage = field(default_factory=Storage)
+    size: int | None = field(default=None, compare=False)
+    changed: int | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    @property
+    def local(self) -> Path | None:
+        """The path, None for a URL."""
+        return self.path if isinstance(self.path, Path) else None
+
+    def find(self, suffix: str) -> list[Location]:
+        """This file itself; or every file below this folder whose name ends with ``suffix``.
+
+        Sorted by the parts of their paths. What starts with ``_`` or ``.`` is left out.
+
+        Raises:
+            DataError: there is no such place, or no such file in it.
+            SetupError: the store cannot be reached, or refuses.
+        """
+        found = _find_local(self.path, suffix) if self.local else self._find_stored(suffix)
+        if found is None:
+            raise DataError(f"{self}: no such file or folder")
+        if not found:
+            raise DataError(f"{self}: no *{suffix} file in this folder")
+        return found
+
+    def below(self, root: Location) -> str:
+        """The path of this file below ``root``, with slashes; its name where it is ``root``."""
+        mine = str(self.path) if self.local is None else self.local.as_posix()
+        top = str(root.path) if root.local is None else root.local.as_posix()
+        top = top.rstrip("/")
+        if mine == top:
+            return mine.rpartition("/")[2]
+        return mine.removeprefix("" if top == "." else f"{top}/")
+
+    def open(self) -> pa.NativeFile:
+        """The file, to be read from any place of it.
+
+        Raises:
+            RecdError: it is not there, or the store refuses.
+            OSError: a local file cannot be opened.
+        """
+        if self.local is not None:
+            return pa.OSFile(str(self.local))
+        with self.told():
+            files, path = self._file_system()
+            return files.open_input_file(path)
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Errors of a store become those that say what, where and what to do; others stay.
+
+        Raises:
+            DataError: there is no such file, folder or bucket.
+            SetupError: the store cannot be reached, or refuses.
+        """
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:
+            if self.local is None and (meant := self._meaning(error)) is not None:
+                raise meant from error
+            raise
+
+    def _find_stored(self, suffix: str) -> list[Location] | None:
+        with self.told():
+            files, path = self._file_system()
+            info = files.get_file_info(path)
+            if info.type == pafs.FileType.NotFound:
+                self._check_bucket(files, path)
+                return None
+            if info.type == pafs.FileType.File:
+                return [self._found(info, str(self.path))]
+            infos = files.get_file_info(pafs.FileSelector(path, recursive=True))
+        root, top = path.rstrip("/"), str(self.path).rstrip("/")
+        found = []
+        for info in infos:
+            below = info.path.removeprefix(root).lstrip("/")
+            parts = below.split("/")
+            if (
+                info.type == pafs.FileType.File
+                and below.endswith(suffix)
+                and not any(part.startswith((".", "_")) for part in parts)
+            ):
+                found.append((parts, self._found(info, f"{top}/{below}")))
+        return [each for _, each in sorted(found, key=lambda pair: pair[0])]
+
+    def _found(self, info: pafs.FileInfo, url: str) -> Location:
+        return Location(url, self.storage, info.size, info.mtime_ns)
+
+    def _check_bucket(self, files: pafs.FileSystem, path: str) -> None:
+        if not isinstance(files, pafs.S3FileSystem):
+            return
+        bucket = path.partition("/")[0]
+        if files.get_file_info(bucket).type == pafs.FileType.NotFound:
+            raise DataError(f"{self}: there is no bucket {bucket} {self._where()}")
+
+    def _file_system(self) -> tuple[pafs.FileSystem, str]:
+        url = str(self.path)
+        parts = urlsplit(url)
+        if parts.username or parts.password:
+            raise SetupError(
+                f"the location {parts.scheme}://...@{parts.hostname}{parts.path} holds a user or a "
+                "password; leave them out, credentials come from the environment"
+            )
+        path = url.partition("://")[2]
+        if parts.scheme == "s3":
+            return self._s3(), path
+        if parts.scheme in ("gs", "gcs"):
+            return self._gcs(), path
+        if set_here := sorted(self.storage.model_fields_set & {"endpoint", "region", "anonymous"}):
+            raise SetupError(
+                f"{url}: storage.{set_here[0]} is for s3:// and gs://; leave it out, "
+                f"{parts.scheme}:// is set up by fsspec's own configuration"
+            )
+        if parts.scheme == "file":
+            return pafs.LocalFileSystem(), parts.path
+        return _through_fsspec(parts.scheme, url)
+
+    def _s3(self) -> pafs.S3FileSystem:
+        given = self.storage
+        scheme, _, host = (given.endpoint or "").partition("://")
+        return pafs.S3FileSystem(
+            anonymous=given.anonymous,
+            region=given.region,
+            scheme=scheme or "https",
+            endpoint_override=host or None,
+            connect_timeout=given.connect_timeout,
+            request_timeout=given.request_timeout,
+            retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=given.attempts),
+        )
+
+    def _gcs(self) -> pafs.FileSystem:
+        from datetime import timedelta
+
+        given = self.storage
+        scheme, _, host = (given.endpoint or "").partition("://")
+        return pafs.GcsFileSystem(
+            anonymous=given.anonymous,
+            scheme=scheme or "https",
+            endpoint_override=host or None,
+            retry_time_limit=timedelta(seconds=given.request_timeout * given.attempts),
+        )
+
+    def _where(self) -> str:
+        return f"at {self.storage.endpoint}" if self.storage.endpoint else "at its provider"
+
+    def _meaning(self, error: Exception) -> RecdError | None:
+        text = " ".join(str(error).split())
+        if isinstance(error, FileNotFoundError):
+            return DataError(f"{self}: no such file or folder")
+        if "NO_SUCH_BUCKET" in text:
+            bucket = urlsplit(str(self.path)).netloc
+            return DataError(f"{self}: there is no bucket {bucket} {self._where()}")
+        if _REFUSED.search(text) or isinstance(error, PermissionError):
+            return SetupError(
+                f"{self}: access is refused {self._where()}"
+                f"{' without credentials' if self.storage.anonymous else ''}; {_credentials(self)} "
+                f"({text})"
+            )
+        if _ELSEWHERE.search(text):
+            return SetupError(
+                f"{self}: the bucket is in another region; set storage.region ({text})"
+            )
+        if _UNREACHABLE.search(text) or isinstance(error, TimeoutError | ConnectionError):
+            return SetupError(
+                f"{self}: the store cannot be reached {self._where()}; check storage.endpoint and "
+                f"the network ({text})"
+            )
+        return None
+
+
+def _credentials(location: Location) -> str:
+    scheme = urlsplit(str(location.path)).scheme
+    if scheme == "s3":
+        return (
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE for one of "
+            "~/.aws/credentials, that may list and read it; for public data set "
+            "storage: {anonymous: true}"
+        )
+    return "set up credentials that may list and read it, as its file system documents them"
+
+
+def _through_fsspec(scheme: str, url: str) -> tuple[pafs.FileSystem, str]:
+    try:
+        import fsspec
+    except ImportError as error:
+        raise SetupError(
+            f'{url}: {scheme}:// needs fsspec: pip install "recd-plugins[fsspec]", and the package '
+            f"of that file system"
+        ) from error
+    try:
+        files, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise SetupError(f"{url}: {error}") from error
+    except ValueError as error:
+        raise SetupError(
+            f"{url}: neither pyarrow nor fsspec knows {scheme}://; use a path, s3://, gs:// or "
+            f"what fsspec has ({error})"
+        ) from error
+    return pafs.PyFileSystem(pafs.FSSpecHandler(files)), path
+
+
+def _find_local(path: Any, suffix: str) -> list[Location] | None:
+    if path.is_file():
+        return [_local(path)]
+    if not path.is_dir():
+        return None
+    return [
+        _local(file)
+        for file in sorted(path.rglob(f"*{suffix}"))
+        if file.is_file()
+        and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
+    ]
+
+
+def _local(path: Path) -> Location:
+    found = path.stat()
+    return Location(path, size=found.st_size, changed=found.st_mtime_ns)
