@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from recd_plugins.hookspecs import hookimpl
-
-if TYPE_CHECKING:
-    from recd_plugins.interfaces import Dataset
+from recd_plugins.interfaces import Ingestion
 
 
 @hookimpl
-def register_datasets() -> Sequence[type[Dataset]]:
-    return []
+def register_ingestions() -> Sequence[type[Ingestion]]:
+    from recd_plugin_dsi.ray_ingestion import RayIngestion
+
+    return [RayIngestion]
