@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces.plugin import Plugin
+
+T = TypeVar("T")
+
+_END = object()
 
 
 @contextmanager
@@ -31,6 +36,17 @@ def plugin_call(plugin: Plugin, what: str) -> Iterator[None]:
             f"{plugin.name}: {what} failed at {_place(plugin, error)}: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:
+    """The same items, which code of ``plugin`` yields: each is taken in a ``plugin_call``."""
+    iterator = iter(items)
+    while True:
+        with plugin_call(plugin, what):
+            item = next(iterator, _END)
+        if item is _END:
+            return
+        yield item  # type: ignore[misc]
 
 
 def _place(plugin: Plugin, error: Exception) -> str:

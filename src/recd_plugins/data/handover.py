@@ -6,6 +6,7 @@ all of them stand in one tensor of bytes, with the pickle of what holds them at 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +24,12 @@ class Packed:
     Attributes:
         data: uint8, in shared memory.
         end: where the tensors end and the pickle starts.
+        seconds: that packing took.
     """
 
     data: Tensor
     end: int
+    seconds: float
 
 
 def pack(value: Any) -> Packed:
@@ -35,10 +38,11 @@ def pack(value: Any) -> Packed:
     Raises:
         SetupError: the machine has too little shared memory.
     """
+    start = time.perf_counter()
     packing = Packing(value)
     data = _shared(packing.size)
     packing.write(data)
-    return Packed(data, packing.end)
+    return Packed(data, packing.end, time.perf_counter() - start)
 
 
 def unpack(packed: Packed) -> Any:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from recd_plugins.data.ingestion import IngestionFeed
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.row_pipeline import RowPipeline
-from recd_plugins.interfaces import Reader, Split
+from recd_plugins.interfaces import Feed, Reader, Split
 
 if TYPE_CHECKING:
-    from recd_plugins.data.workers import Workers
     from recd_plugins.registry import Registry
 
 
@@ -26,25 +26,29 @@ class DataLoader:
 
     Args:
         reader: at the position to start from.
-        pipeline: what becomes of the reader's rows here.
-        workers: processes that do both in place of this one, or None.
+        feed: makes the batches from that position on; closed with the loader.
         pin_memory: pin batches.
     """
 
-    def __init__(
-        self, reader: Reader, pipeline: RowPipeline, workers: Workers | None, pin_memory: bool
-    ) -> None:
+    def __init__(self, reader: Reader, feed: Feed, pin_memory: bool) -> None:
         self._reader = reader
-        self._pipeline = pipeline
-        self._workers = workers
+        self._feed = feed
         self._pin_memory = pin_memory
 
     def __len__(self) -> int:
         return len(self._reader)
 
     def __iter__(self) -> Iterator[ModelInput]:
-        for model_input in self._read():
+        for model_input in self._feed.read(self._reader):
             yield _pinned(model_input) if self._pin_memory else model_input
+
+    def batches_a_block(self) -> float:
+        """Adjacent batches that one reader makes at a time, a mean from the position on.
+
+        1 where the dataset does not say: then readers take turns with single batches.
+        """
+        blocks = self._reader.num_blocks()
+        return len(self._reader) / blocks if blocks else 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that was handed out, whoever read it.
@@ -57,10 +61,19 @@ class DataLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._reader.load_state_dict(state)
 
-    def _read(self) -> Iterator[ModelInput]:
-        if self._workers is None:
-            return self._pipeline.read(self._reader)
-        return self._workers.read(self._reader)
+    def report(self) -> Mapping[str, float]:
+        """Figures of the ingestion by name, also when it is closed; none without one."""
+        return self._feed.report()
+
+    def close(self) -> None:
+        """End what makes batches elsewhere. Left as a context, the loader is closed."""
+        self._feed.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def build_dataloader(
@@ -82,22 +95,33 @@ def build_dataloader(
         RegistryError: a pattern matches no feature, or a wrapper of the dataset does not suit the
             model.
     """
-    pipeline = RowPipeline(registry)
     if split == "train":
         registry.check_wrappers()
     reader = registry.wrapped_dataset.reader(
         rank=rank, world_size=world_size, batch_size=registry.training.batch_size, split=split
     )
     pin_memory = device is not None and device.type == "cuda"
-    return DataLoader(reader, pipeline, _workers(registry, rank, world_size, split), pin_memory)
+    return DataLoader(reader, _feed(registry, rank, world_size, split), pin_memory)
 
 
-def _workers(registry: Registry, rank: int, world_size: int, split: Split) -> Workers | None:
-    if registry.training.workers == 0:
-        return None
-    from recd_plugins.data.workers import Workers
+def _feed(registry: Registry, rank: int, world_size: int, split: Split) -> Feed:
+    if registry.ingestion is not None:
+        return IngestionFeed(registry, rank, world_size, split)
+    if registry.training.workers:
+        from recd_plugins.data.workers import Workers
 
-    return Workers(registry, rank, world_size, split)
+        return Workers(registry, rank, world_size, split)
+    return _OwnFeed(RowPipeline(registry))
+
+
+class _OwnFeed(Feed):
+    """This process alone."""
+
+    def __init__(self, pipeline: RowPipeline) -> None:
+        self._pipeline = pipeline
+
+    def read(self, reader: Reader) -> Iterator[ModelInput]:
+        return self._pipeline.read(reader)
 
 
 def _pinned(model_input: ModelInput) -> ModelInput:

@@ -14,7 +14,7 @@ from recd_plugins.data.stalls import MakingTimes
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Rows
-from recd_plugins.plugin_call import plugin_call
+from recd_plugins.plugin_call import plugin_call, plugin_items
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_END = object()
 
 
 class RowPipeline:
@@ -86,13 +84,7 @@ class RowPipeline:
 
     def reading(self, items: Iterable[T]) -> Iterator[T]:
         """The same items, which code of the dataset yields: what it raises names the dataset."""
-        iterator = iter(items)
-        while True:
-            with plugin_call(self._dataset, "reading"):
-                item = next(iterator, _END)
-            if item is _END:
-                return
-            yield item  # type: ignore[misc]
+        return plugin_items(self._dataset, "reading", items)
 
 
 def _timed(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> tuple[T, float]:

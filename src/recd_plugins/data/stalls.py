@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from recd_plugins.clock import Clock, clock_of
@@ -83,6 +83,9 @@ class MakingTimes:
         return (*first, last + arrival)
 
 
+_MAKING = tuple(field.name for field in fields(MakingTimes))
+
+
 class Made(Protocol):
     """What brings its making times along, such as a ``ModelInput``."""
 
@@ -102,24 +105,17 @@ class Stalls:
         steps: that were counted, each with one batch taken.
         step_seconds: wall time of a step, waiting included.
         seconds: that a step waited, by cause, in the order of ``CAUSES``.
+        making: of a batch.
+        making_deviation: standard deviation of ``making.reader``, seconds.
+        training_deviation: of a step without waiting.
     """
 
     steps: int
     step_seconds: float
     seconds: Mapping[str, float]
-
-    @classmethod
-    def of(cls, steps: Sequence[tuple[float, Sequence[float]]]) -> Stalls | None:
-        """The mean of steps: seconds of each, and what it waited by cause; None without any."""
-        if not steps:
-            return None
-        number = len(steps)
-        waited = [sum(column) / number for column in zip(*(by for _, by in steps), strict=True)]
-        return cls(
-            number,
-            sum(seconds for seconds, _ in steps) / number,
-            dict(zip(CAUSES, waited, strict=True)),
-        )
+    making: MakingTimes
+    making_deviation: float
+    training_deviation: float
 
     @property
     def share(self) -> float:
@@ -132,6 +128,50 @@ class Stalls:
             cause: seconds / self.step_seconds if self.step_seconds else 0.0
             for cause, seconds in self.seconds.items()
         }
+
+    @property
+    def training_seconds(self) -> float:
+        """Of a step without waiting."""
+        return self.step_seconds - sum(self.seconds.values())
+
+
+class StallTotals:
+    """Adds up steps: their number and sums, whatever their number."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        # Seconds waited by cause, making times, then training and reading, and their squares.
+        self._sums = [0.0] * (len(CAUSES) + len(_MAKING) + 4)
+
+    def add(self, seconds: float, wait: Sequence[float], making: MakingTimes) -> None:
+        """One step.
+
+        Args:
+            seconds: of the step, waiting included.
+            wait: seconds waited in it, in the order of ``CAUSES``.
+            making: of the batch that was taken in it.
+        """
+        training, reading = seconds - sum(wait), making.reader
+        values = *wait, *(getattr(making, part) for part in _MAKING), training, reading
+        for place, value in enumerate((*values, training**2, reading**2)):
+            self._sums[place] += value
+        self._steps += 1
+
+    def mean(self) -> Stalls | None:
+        """Of all steps so far; None without any."""
+        if not self._steps:
+            return None
+        means = [total / self._steps for total in self._sums]
+        waits, making = means[: len(CAUSES)], means[len(CAUSES) : -4]
+        training, reading, training_square, reading_square = means[-4:]
+        return Stalls(
+            self._steps,
+            training + sum(waits),
+            dict(zip(CAUSES, waits, strict=True)),
+            MakingTimes(*making),
+            max(0.0, reading_square - reading**2) ** 0.5,
+            max(0.0, training_square - training**2) ** 0.5,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,4 +244,7 @@ class StallMeter:
 
         On CUDA it waits for the device.
         """
-        return Stalls.of([(seconds, wait.by_cause(self.clock)) for seconds, wait in self._window])
+        totals = StallTotals()
+        for seconds, wait in self._window:
+            totals.add(seconds, wait.by_cause(self.clock), wait.making)
+        return totals.mean()

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recd_plugins.data.packing import ALIGNMENT, Packing, unpack_from
+from recd_plugins.data.packing import Packing, unpack_from
 from recd_plugins.errors import DataError, SetupError
 
 #: Of the layout of a buffer; raised when it changes.
@@ -26,7 +26,7 @@ WIRE_VERSION = 1
 # Magic, version of the layout, bytes of all tensors, bytes of everything, versions of packages.
 _HEADER = struct.Struct("<8sQQQ160s")
 _MAGIC = b"recdwire"
-_START = -(-_HEADER.size // ALIGNMENT) * ALIGNMENT
+_START = _HEADER.size  # three times packing.ALIGNMENT: tensors keep theirs
 # Of a buffer on arrival: CPUs read the widest scalar from there.
 _LEAST_ALIGNMENT = 8
 
@@ -38,12 +38,12 @@ def encode(value: Any) -> np.ndarray:
     deduplicated features travel as they are, rows once with their inverse lookup.
     """
     packing = Packing(value)
-    data = torch.empty(_START + packing.size, dtype=torch.uint8)
-    buffer = data.numpy()
-    header = (_MAGIC, WIRE_VERSION, packing.end, data.nbytes, _versions().encode())
-    _HEADER.pack_into(buffer, 0, *header)
+    size = _START + packing.size
+    header = _HEADER.pack(_MAGIC, WIRE_VERSION, packing.end, size, _versions().encode())
+    data = torch.empty(size, dtype=torch.uint8)
+    data[:_START] = torch.frombuffer(bytearray(header), dtype=torch.uint8)
     packing.write(data[_START:])
-    return buffer
+    return data.numpy()
 
 
 def decode(buffer: Any) -> Any:

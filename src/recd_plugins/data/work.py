@@ -49,6 +49,20 @@ class Block:
     batches: list[tuple[ModelInput, State]]
     end: State | RecdError | None = None
 
+    def moved(self, packing: float, unpacking: float) -> Block:
+        """The block in the trainer, its batches with the seconds that the way there took.
+
+        Args:
+            packing: of the block, in the process that made it.
+            unpacking: of the block, in the trainer's.
+        """
+        moved, left = [], unpacking
+        for model_input, position in self.batches:
+            making = model_input.making.transferred(packing / len(self.batches)).arrived(left)
+            moved.append((replace(model_input, making=making), position))
+            left = 0.0
+        return replace(self, batches=moved)
+
 
 @dataclass(frozen=True)
 class Work:

@@ -7,6 +7,7 @@ knows no position: that is the reader's alone, which each batch brings along.
 from __future__ import annotations
 
 import sys
+import time
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
@@ -20,14 +21,14 @@ from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.work import Block, State, Work, hand_out
 from recd_plugins.data.worker_processes import WorkerContext, WorkerDied
 from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.interfaces import Reader, Split
+from recd_plugins.interfaces import Feed, Reader, Split
 from recd_plugins.processes import portable
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
 
 
-class Workers:
+class Workers(Feed):
     """``training.workers`` processes that share the batches of one rank.
 
     Raises:
@@ -89,7 +90,9 @@ class Workers:
                 )
                 packed = iter(loader)
             for block in packed:
-                yield unpack(block)
+                start = time.perf_counter()
+                unpacked: Block = unpack(block)
+                yield unpacked.moved(block.seconds, time.perf_counter() - start)
         except (RuntimeError, OSError, EOFError) as error:
             context.raise_death(error)
             raise

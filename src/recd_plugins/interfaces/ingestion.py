@@ -25,7 +25,7 @@ class Ingestion(Plugin, ABC):
     kind: ClassVar[str] = "ingestion"
 
     def check(self) -> None:
-        """Refuse to start where this cannot run. Called before training, on every rank.
+        """Refuse to start where this cannot run. Called before data is prepared for training.
 
         Raises:
             SetupError: says what is missing and what to do.
@@ -63,7 +63,10 @@ class Feed(ABC):
         """
 
     def report(self) -> Mapping[str, float]:
-        """Figures by name, for ``recd run --json``: readers, bytes received and the like."""
+        """Figures by name, for ``recd run --json``: readers, bytes received and the like.
+
+        It may be asked for when the feed is closed.
+        """
         return {}
 
     def close(self) -> None:  # noqa: B027

@@ -6,6 +6,7 @@ What else the machine does meanwhile slows all of the sizes down.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
@@ -46,21 +47,24 @@ def steps_in_turns(
         measured: steps of a turn to measure. Steps whose next batches are of the next size follow.
     """
     pipeline = parts.registry.train_pipeline(parts.dmp, parts.optimizer, device)
-    loaders = {
-        size: parts.registry.with_training({"batch_size": size}).dataloader(
-            rank=rank, world_size=world_size, device=device
-        )
-        for size in sizes
-    }
-    turns = list(sizes) * rounds
-    batches = _in_turns(loaders, turns, each=lead + measured + _READ_AHEAD)
-    for size in turns:
-        for _ in range(lead):
-            pipeline.progress(batches)
-        for _ in range(measured):
-            yield size, lambda: pipeline.progress(batches)
-        for _ in range(_READ_AHEAD):
-            pipeline.progress(batches)
+    with ExitStack() as stack:
+        loaders = {
+            size: stack.enter_context(
+                parts.registry.with_training({"batch_size": size}).dataloader(
+                    rank=rank, world_size=world_size, device=device
+                )
+            )
+            for size in sizes
+        }
+        turns = list(sizes) * rounds
+        batches = _in_turns(loaders, turns, each=lead + measured + _READ_AHEAD)
+        for size in turns:
+            for _ in range(lead):
+                pipeline.progress(batches)
+            for _ in range(measured):
+                yield size, lambda: pipeline.progress(batches)
+            for _ in range(_READ_AHEAD):
+                pipeline.progress(batches)
 
 
 def _in_turns(

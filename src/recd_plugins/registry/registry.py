@@ -23,6 +23,7 @@ from recd_plugins.interfaces import (
     Table,
 )
 from recd_plugins.registry.entries import Entry, at_entry, claim
+from recd_plugins.registry.resolve import two_readers
 from recd_plugins.registry.schema import ModelSpec, RegistrySpec, TrainingSpec
 
 if TYPE_CHECKING:
@@ -180,7 +181,11 @@ class Registry:
                 for details in error.errors()
             ]
             raise RegistryError(problems) from error
-        return replace(self, spec=self.spec.model_copy(update={"training": training}))
+        spec = self.spec.model_copy(update={"training": training})
+        if self.ingestion is not None and training.workers:
+            field = "training.workers"
+            raise RegistryError([Problem(str(self.path), 0, field, two_readers(spec))])
+        return replace(self, spec=spec)
 
     @overload
     def claim(

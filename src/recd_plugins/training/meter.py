@@ -1,8 +1,8 @@
-"""Speed, bytes and ids of training steps."""
+"""Speed, bytes and ids of training steps, and what they wait for."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,10 +11,13 @@ from typing import Any
 import torch
 
 from recd_plugins.clock import clock_of
+from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
 from recd_plugins.distributed.byte_counter import CollectiveBytes, Kind, lookup_ids
 
 # Batches that TrainPipelineSparseDist distributes before it trains on them.
 _READ_AHEAD = 2
+# Steps by which a device may lag behind the host.
+_UNREAD_WAITS = 64
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Meter:
         device: of this rank.
         tiers: tier by name of its process group and kind of its collectives, where the model has
             tiers.
+        stalls: of the batches that the steps take.
     """
 
     COUNTED_STEPS = 4
@@ -51,6 +55,7 @@ class Meter:
         model: torch.nn.Module,
         device: torch.device,
         tiers: Mapping[tuple[str, Kind], str] | None = None,
+        stalls: StallMeter | None = None,
     ) -> None:
         self._model = model
         self._tiers = tiers or {}
@@ -59,6 +64,9 @@ class Meter:
         self._bytes = CollectiveBytes()
         self._ids = 0
         self._spans: list[tuple[Any, Any]] = []
+        self._stall_meter = stalls or StallMeter(device)
+        self._stalls = StallTotals()
+        self._waits: deque[tuple[Any, Any, Wait]] = deque()
 
     @contextmanager
     def step(self) -> Iterator[None]:
@@ -71,13 +79,30 @@ class Meter:
                 yield
             self._ids += ids.total
         else:
-            start = self._clock.mark()
+            taken, start = self._stall_meter.taken, self._clock.mark()
             yield
-            self._spans.append((start, self._clock.mark()))
+            span = start, self._clock.mark()
+            self._spans.append(span)
+            # A pipeline that runs dry takes none, and one that fills anew takes several.
+            if self._stall_meter.taken == taken + 1 and self._stall_meter.newest is not None:
+                self._waits.append((*span, self._stall_meter.newest))
+                self._add_waits(_UNREAD_WAITS)
 
     def step_seconds(self) -> list[float]:
         """Wall time of each timed step, reading included."""
         return [self._clock.seconds(start, end) for start, end in self._spans]
+
+    def stalls(self) -> Stalls | None:
+        """What the timed steps that took a batch waited for it; None without any."""
+        self._add_waits(0)
+        return self._stalls.mean()
+
+    def _add_waits(self, left: int) -> None:
+        """Add up the oldest waits; of the newest a device may not know the time yet."""
+        while len(self._waits) > left:
+            start, end, wait = self._waits.popleft()
+            seconds = self._clock.seconds(start, end)
+            self._stalls.add(seconds, wait.by_cause(self._clock), wait.making)
 
     def per_step(self) -> Counted | None:
         """What this rank did in one step, the mean of those counted.

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from recd_plugins.data.ingestion import check_ingestion
 from recd_plugins.distributed.launch import (
     backend_for,
     join_torchrun,
@@ -88,6 +89,7 @@ def session(
     registry = load_registry(path, plugins_dir=plugins_dir, sharding=first)
     registry = registry.with_training(overrides)
     device = choose_device(registry)
+    check_ingestion(registry)
     job = Job(
         path,
         plugins_dir=plugins_dir,

@@ -1,0 +1,57 @@
+"""The ingestion of a registry: its plugin is called here, so that errors name it and its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.data.work import Work
+from recd_plugins.interfaces import Feed, Reader, Split
+from recd_plugins.plugin_call import plugin_call, plugin_items
+from recd_plugins.registry.entries import at_entry
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+
+def check_ingestion(registry: Registry) -> None:
+    """Refuse to start where the registry's ingestion cannot run.
+
+    Raises:
+        RegistryError: it cannot; names the line of its entry.
+    """
+    if (entry := registry.ingestion) is None:
+        return
+    with at_entry(registry.path, entry), plugin_call(entry.plugin, "check"):
+        entry.plugin.check()
+
+
+class IngestionFeed(Feed):
+    """What the registry's ingestion opens for one rank and split.
+
+    Raises:
+        RegistryError: it cannot run here; names the line of its entry.
+        PluginError: a plugin cannot be sent to readers, or the ingestion failed.
+    """
+
+    def __init__(self, registry: Registry, rank: int, world_size: int, split: Split) -> None:
+        assert registry.ingestion is not None, "the caller looked"
+        work = Work.of(registry, rank, world_size, split)
+        self._plugin = registry.ingestion.plugin
+        with at_entry(registry.path, registry.ingestion), plugin_call(self._plugin, "open"):
+            self._feed = self._plugin.open(work)
+
+    def read(self, reader: Reader) -> Iterator[ModelInput]:
+        """See ``Feed.read``."""
+        return plugin_items(self._plugin, "reading", self._feed.read(reader))
+
+    def report(self) -> Mapping[str, float]:
+        """See ``Feed.report``."""
+        with plugin_call(self._plugin, "report"):
+            return self._feed.report()
+
+    def close(self) -> None:
+        """See ``Feed.close``."""
+        with plugin_call(self._plugin, "close"):
+            self._feed.close()
