@@ -22,6 +22,8 @@ def register_datasets() -> Sequence[type[Dataset]]:
 
 @hookimpl
 def register_commands(cli: click.Group) -> None:
+    from recd_plugin_dlrm.criteo.commands import criteo
     from recd_plugin_dlrm.trace.commands import trace
 
+    cli.add_command(criteo)
     cli.add_command(trace)

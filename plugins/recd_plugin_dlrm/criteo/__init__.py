@@ -1,0 +1,1 @@
+"""Criteo's click logs (Kaggle and Terabyte): reading, converting, samples of the same format."""

@@ -1,0 +1,140 @@
+"""``recd criteo``: convert Criteo's files, and make small ones like them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recd_plugins.progress import progress_bars
+
+
+@click.group()
+def criteo() -> None:
+    """Criteo's click logs: convert them, or make samples of their format."""
+
+
+@criteo.command()
+@click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
+@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.option(
+    "--bad-lines",
+    type=click.Choice(["error", "skip"]),
+    default="error",
+    show_default=True,
+    help="What a line is that is none of Criteo's.",
+)
+@click.option(
+    "--max-bad-lines",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="Of skip: one bad line more, in all files, is an error.",
+)
+@click.option(
+    "--part-rows",
+    type=click.IntRange(min=1),
+    default=1 << 22,
+    show_default=True,
+    help="Rows of a Parquet file; what a killed run has to do again at most.",
+)
+@click.option(
+    "--row-group-rows",
+    type=click.IntRange(min=1),
+    default=16_384,
+    show_default=True,
+    help="Rows of a row group, the unit in which readers read.",
+)
+@click.option("--force", is_flag=True, help="Replace DST where this command wrote it.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write figures here.",
+)
+def convert(
+    source: Path, target: Path, force: bool, json_path: Path | None, **options: Any
+) -> None:
+    """Write Criteo's TSV SRC, a file or a folder with day_0, day_1..., as Parquet to DST.
+
+    Reads .gz and .zst too. A run that was killed is gone on from by the same command.
+    """
+    from recd_plugin_dlrm.criteo.convert import ConvertOptions
+    from recd_plugin_dlrm.criteo.convert import convert as run
+    from recd_plugins.files import check_writable, write_json
+
+    if json_path is not None:
+        check_writable(json_path)
+    with progress_bars() as add_bar:
+        done = run(
+            ConvertOptions(source, target, **options),
+            force=force,
+            say=lambda line: click.echo(line, err=True),
+            start=add_bar,
+        )
+    size = sum(file.stat().st_size for file in target.rglob("*.parquet"))
+    click.echo(f"{target}: {done.rows:,} rows in {done.files} files, {size / 1e6:.1f} MB")
+    if done.num_bad_lines:
+        shown = "\n  ".join(done.bad_lines)
+        click.echo(f"{done.num_bad_lines:,} bad lines are left out, as:\n  {shown}")
+    if json_path is not None:
+        figures = {
+            "rows": done.rows,
+            "files": done.files,
+            "bytes": size,
+            "bad_lines": done.num_bad_lines,
+        }
+        write_json(json_path, figures)
+
+
+@criteo.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--kind",
+    type=click.Choice(["terabyte", "kaggle"]),
+    default="terabyte",
+    show_default=True,
+    help="A file a day, or train.txt with all days.",
+)
+@click.option(
+    "--format",
+    "file_format",
+    type=click.Choice(["tsv", "gz", "zst", "npy"]),
+    default="tsv",
+    show_default=True,
+    help="TSV, plain or compressed, or npy files.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(min=1),
+    default=10_000,
+    show_default=True,
+    help="Rows of a day.",
+)
+@click.option(
+    "--days",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Days.  [default: 3; 7 of kaggle]",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+def sample(
+    folder: Path, kind: str, file_format: str, rows: int, days: int | None, seed: int
+) -> None:
+    """Write small files of Criteo's format to FOLDER, with labels that can be learned."""
+    from recd_plugin_dlrm.criteo.sample import write_sample
+
+    days = days or (7 if kind == "kaggle" else 3)
+    with progress_bars() as add_bar:
+        files = write_sample(
+            folder,
+            kind=kind,
+            file_format=file_format,
+            rows=rows,
+            days=days,
+            seed=seed,
+            progress=add_bar("writing", rows * days),
+        )
+    size = sum(file.stat().st_size for file in files)
+    click.echo(f"{folder}: {rows * days:,} rows in {len(files)} files, {size / 1e6:.1f} MB")

@@ -1,0 +1,217 @@
+"""``recd criteo convert``: TSV to Parquet, file by file and part by part."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from recd_plugin_dlrm.criteo.day import UNIT_ROWS
+from recd_plugin_dlrm.criteo.find_days import DayFiles, find_days
+from recd_plugin_dlrm.criteo.parquet_day import SCHEMA
+from recd_plugin_dlrm.criteo.rows import RawRows
+from recd_plugin_dlrm.criteo.tsv import BadLinePolicy, BadLines, TsvStream
+from recd_plugin_dlrm.criteo.tsv_index import stamp
+from recd_plugins.data.table_writer import TableWriter
+from recd_plugins.errors import DataError
+from recd_plugins.files import write_json
+from recd_plugins.work_folder import WorkFolder, machine_start, work_folder
+
+_MARK = b"recd.criteo"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """What to convert, and how.
+
+    Attributes:
+        source: a TSV file, or a folder of them.
+        target: the folder to make: in it a folder for each file of ``source``.
+        part_rows: rows of a Parquet file; what a killed run has to do again at most.
+        row_group_rows: rows of a row group.
+        bad_lines, max_bad_lines: see ``BadLines``.
+    """
+
+    source: Path
+    target: Path
+    part_rows: int = 1 << 22
+    row_group_rows: int = UNIT_ROWS
+    bad_lines: BadLinePolicy = "error"
+    max_bad_lines: int = 100
+
+
+@dataclass
+class _Done:
+    """How far a file is: what comes next."""
+
+    part: int = 0
+    offset: int = 0
+    line: int = 1
+    rows: int = 0
+    num_bad_lines: int = 0
+    bad_lines: list[str] = field(default_factory=list)
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was done."""
+
+    rows: int
+    files: int
+    num_bad_lines: int
+    bad_lines: list[str]
+
+
+def convert(
+    options: ConvertOptions,
+    *,
+    force: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+    start: Callable[[str, int | None], Callable[[int], None]] = lambda *_: lambda _: None,
+) -> Converted:
+    """Convert; ``target`` appears when it is complete. A run that was killed is gone on from.
+
+    Args:
+        options: what and how.
+        force: replace a table that this command wrote.
+        say: takes lines that tell what happens.
+        start: begins a file: takes its name and rows, which are not known before it was read;
+            what it returns takes the rows done since the last call.
+
+    Raises:
+        DataError: the source is no TSV, a bad line too many, a damaged file, the target is there
+            or cannot be written.
+    """
+    days = find_days(options.source)
+    for day in days:
+        if not day.format.startswith("TSV"):
+            raise DataError(
+                f"{day.path} is {day.format}; this command converts TSV, and dlrm.criteo reads "
+                "the other formats as they are"
+            )
+    _check_target(options.target, force)
+    with work_folder(options.target, "recd-criteo", _identity(options, days), say) as work:
+        bad_lines = BadLines.of(options.bad_lines, options.max_bad_lines)
+        done = [_convert_day(day, options, work, bad_lines, start(day.name, None)) for day in days]
+        work.publish(options.target)
+    return Converted(
+        sum(each.rows for each in done),
+        sum(each.part for each in done),
+        bad_lines.count,
+        bad_lines.shown,
+    )
+
+
+def _convert_day(
+    day: DayFiles,
+    options: ConvertOptions,
+    work: WorkFolder,
+    bad_lines: BadLines,
+    progress: Callable[[int], None],
+) -> _Done:
+    note = work.path / f"{day.name}.json"
+    done = _load(note)
+    mine = bad_lines.of_one_file()
+    mine.add_known(done.num_bad_lines, done.bad_lines)
+    progress(done.rows)
+    if done.complete:
+        return done
+    for left in (work.table / day.name).glob(".*.tmp"):
+        left.unlink()
+    before = stamp(day.path)
+    with TsvStream(day.path, mine) as stream:
+        if done.offset:
+            stream.seek(done.offset, done.line)
+        while not done.complete:
+            path = work.table / day.name / f"part-{done.part:05d}.parquet"
+            rows = _write_part(path, stream, options, progress)
+            if rows < options.part_rows:
+                done.complete = True
+            if rows == 0:
+                path.unlink()
+            done = _Done(
+                done.part + (rows > 0),
+                stream.offset,
+                stream.line,
+                done.rows + rows,
+                mine.count,
+                mine.shown,
+                done.complete,
+            )
+            if done.rows == 0:
+                raise DataError(f"{day.path}: no rows in this file")
+            if stamp(day.path) != before:
+                raise DataError(f"{day.path} changes while it is read; wait until it is complete")
+            write_json(note, vars(done))
+    return done
+
+
+def _write_part(
+    path: Path, stream: TsvStream, options: ConvertOptions, progress: Callable[[int], None]
+) -> int:
+    """Write one file of at most ``part_rows`` rows, and say how many there were."""
+    left = options.part_rows
+    with TableWriter(
+        path,
+        SCHEMA,
+        keys=None,
+        row_group_rows=options.row_group_rows,
+        metadata={_MARK: str(_VERSION).encode()},
+        source=path,
+    ) as writer:
+        while left:
+            rows = stream.read(min(left, UNIT_ROWS))
+            if not len(rows):
+                break
+            writer.write(_record_batch(rows))
+            progress(len(rows))
+            left -= len(rows)
+    return options.part_rows - left
+
+
+def _record_batch(rows: RawRows) -> pa.RecordBatch:
+    columns = [rows.labels, *rows.dense, *rows.sparse]
+    return pa.record_batch([pa.array(column) for column in columns], schema=SCHEMA)
+
+
+def _identity(options: ConvertOptions, days: list[DayFiles]) -> dict[str, Any]:
+    return {
+        "version": _VERSION,
+        "input": [[str(day.path.resolve()), *stamp(day.path)] for day in days],
+        "options": [
+            options.part_rows,
+            options.row_group_rows,
+            options.bad_lines,
+            options.max_bad_lines,
+        ],
+        "machine": machine_start(),
+    }
+
+
+def _load(note: Path) -> _Done:
+    try:
+        return _Done(**json.loads(note.read_text()))
+    except (OSError, ValueError, TypeError):
+        return _Done()
+
+
+def _check_target(target: Path, force: bool) -> None:
+    if not target.exists():
+        return
+    if not force:
+        raise DataError(f"{target} is there already; name another folder, or add --force")
+    import pyarrow.parquet as pq
+
+    files = sorted(target.rglob("*.parquet")) if target.is_dir() else []
+    try:
+        is_ours = bool(files) and _MARK in (pq.read_metadata(files[0]).metadata or {})
+    except (pa.ArrowException, OSError):
+        is_ours = False
+    if not is_ours:
+        raise DataError(f"{target} was not written by recd criteo convert; remove it yourself")

@@ -1,0 +1,118 @@
+"""Which files of a folder are which days."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
+
+from recd_plugins.errors import DataError
+
+Format = Literal["TSV", "TSV, gzip", "TSV, zstd", "Parquet", "npy"]
+
+_TSV: dict[str, Format] = {"": "TSV", ".gz": "TSV, gzip", ".zst": "TSV, zstd"}
+_NAME = re.compile(r"(?P<stem>day_(?P<day>\d+)|train)(?P<text>\.tsv|\.txt|)(?P<suffix>|\.gz|\.zst)")
+_PARQUET_NAME = re.compile(r"(?P<stem>day_(?P<day>\d+)|train)(\.parquet)?")
+_NPY_NAME = re.compile(r"(?P<stem>day_(?P<day>\d+)|train)_(dense|sparse\w*|labels)\.npy")
+
+
+@dataclass(frozen=True)
+class DayFiles:
+    """Where a day is.
+
+    Attributes:
+        name: ``day_0``, ``train``, or what the file is called.
+        number: of the day; None of a file that holds several days.
+        format: how it is stored.
+        path: the file or folder; of npy the folder with its three files.
+    """
+
+    name: str
+    number: int | None
+    format: Format
+    path: Path
+
+
+def find_days(path: Path) -> list[DayFiles]:
+    """The days at ``path``, in order; one that holds several days stands alone.
+
+    Raises:
+        DataError: nothing is there, a day is missing, stands twice, or is in another format.
+    """
+    if path.is_file():
+        return [_one_file(path)]
+    if not path.is_dir():
+        raise DataError(f"{path}: no such file or folder")
+    found = _in_folder(path)
+    days = sorted((day for day in found if day.number is not None), key=lambda day: day.number or 0)
+    whole = [day for day in found if day.number is None]
+    if days and whole:
+        raise DataError(
+            f"{path} has {_names(days[:1])} and {_names(whole[:1])}; name one of them in path"
+        )
+    if not found and any(path.glob("*.parquet")):
+        found = whole = [DayFiles(path.name, None, "Parquet", path)]
+    if not found:
+        raise DataError(
+            f"{path}: no file of Criteo's in this folder: day_0, day_1... or train, as .txt, .tsv, "
+            "with .gz or .zst, as .parquet or a folder of it, or as _dense.npy, _sparse.npy and "
+            "_labels.npy"
+        )
+    for before, day in pairwise(days):
+        assert before.number is not None
+        if day.number == before.number:
+            raise DataError(f"{path} has {_names([before, day])}: one day, twice; remove one")
+        if day.number != before.number + 1:
+            raise DataError(
+                f"{path}: day_{before.number + 1} is missing between {before.name} and {day.name}"
+            )
+        if day.format != before.format:
+            raise DataError(
+                f"{path} mixes formats: {_names([before, day])}; keep days of one format there"
+            )
+    if len(whole) > 1:
+        raise DataError(f"{path} has {_names(whole)}; name one of them in path")
+    return days or whole
+
+
+def _one_file(path: Path) -> DayFiles:
+    if path.suffix == ".npy":
+        raise DataError(f"{path}: npy files come in threes; name their folder in path")
+    if path.suffix == ".parquet":
+        return DayFiles(path.stem, None, "Parquet", path)
+    kind = _TSV.get(path.suffix, "TSV")
+    stem = path.name.removesuffix(path.suffix) if kind != "TSV" else path.name
+    return DayFiles(stem.removesuffix(".tsv").removesuffix(".txt"), None, kind, path)
+
+
+def _in_folder(folder: Path) -> list[DayFiles]:
+    days = []
+    npy: dict[str, DayFiles] = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() or path.suffix == ".parquet":
+            if (match := _PARQUET_NAME.fullmatch(path.name)) and _is_parquet(path):
+                days.append(_day(match, "Parquet", path))
+        elif match := _NPY_NAME.fullmatch(path.name):
+            npy[match["stem"]] = _day(match, "npy", folder)
+        elif match := _NAME.fullmatch(path.name):
+            days.append(_day(match, _TSV[match["suffix"]], path))
+    return [*days, *npy.values()]
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.is_file() or any(path.glob("*.parquet"))
+
+
+def _day(match: re.Match[str], kind: Format, path: Path) -> DayFiles:
+    number = None if match["day"] is None else int(match["day"])
+    return DayFiles(match["stem"], number, kind, path)
+
+
+def _names(days: Sequence[DayFiles]) -> str:
+    return " and ".join(
+        f"{day.name}_*.npy" if day.format == "npy" else f"{day.path.name} ({day.format})"
+        for day in days
+    )

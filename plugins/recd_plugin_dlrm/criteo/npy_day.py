@@ -1,0 +1,91 @@
+"""A day of Criteo's rows as npy files: the layout of torchrec.datasets.criteo."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_plugin_dlrm.criteo.day import Day, Stretch, even_starts
+from recd_plugin_dlrm.criteo.rows import DENSE, SPARSE, RawRows
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Origin
+
+
+class NpyDay(Day):
+    """Rows of ``NAME_dense.npy``, ``NAME_sparse.npy`` and ``NAME_labels.npy``, memory-mapped.
+
+    Args:
+        name: ``day_0``.
+        folder: where the files are.
+        sparse: the word for ids in the name of their file; ``sparse_contig_freq`` of those that
+            torchrec's ``sparse_to_contiguous`` writes.
+
+    Raises:
+        DataError: a file is missing, is damaged, or has another shape or type.
+    """
+
+    def __init__(self, name: str, folder: Path, sparse: str) -> None:
+        self.name = name
+        self._path = folder / f"{name}_{sparse}.npy"
+        self._sparse = _load(self._path, "iu", len(SPARSE))
+        self._dense = _load(folder / f"{name}_dense.npy", "iuf", len(DENSE))
+        self._labels = _load(folder / f"{name}_labels.npy", "iufb", 1)
+        self.num_rows = len(self._sparse)
+        for array, word in ((self._dense, "dense"), (self._labels, "labels")):
+            if len(array) != self.num_rows:
+                raise DataError(
+                    f"{folder / name}_{word}.npy has {len(array)} rows, and {self._path.name} has "
+                    f"{self.num_rows}"
+                )
+        if not self.num_rows:
+            raise DataError(f"{self._path}: no rows")
+        self.starts = even_starts(self.num_rows)
+
+    def identity(self) -> list[Any]:
+        return [self.name, self.num_rows, str(self._sparse.dtype), str(self._dense.dtype)]
+
+    def read(
+        self, stretches: Iterable[Stretch]
+    ) -> Generator[tuple[RawRows, tuple[Origin, ...]], None, None]:
+        for stretch in stretches:
+            rows = slice(stretch.first_row, stretch.first_row + stretch.num_rows)
+            labels = self._labels[rows].reshape(-1)
+            if len(wrong := np.flatnonzero((labels != 0) & (labels != 1))):
+                raise DataError(
+                    f"{self._path.with_name(self.name)}_labels.npy: row "
+                    f"{stretch.first_row + int(wrong[0])}: {labels[wrong[0]]} is neither 0 nor 1"
+                )
+            dense = np.ascontiguousarray(self._dense[rows].T)
+            if dense.dtype.kind != "f":
+                dense = dense.astype(np.int64)
+            yield (
+                RawRows(labels.astype(np.int8), list(dense), list(_ids(self._sparse[rows]))),
+                (Origin(str(self._path), stretch.first_row, stretch.num_rows),),
+            )
+
+
+def _ids(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """Ids column by column. Of 32 bits they are unsigned, whatever the file calls them."""
+    columns = np.ascontiguousarray(rows.T)
+    if columns.dtype == np.int32:
+        columns = columns.view(np.uint32)
+    return columns.astype(np.int64, copy=False)
+
+
+def _load(path: Path, kinds: str, width: int) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise DataError(f"{path}: cannot be read ({reason})") from error
+    shapes = [(len(array), width), (len(array),)] if width == 1 else [(len(array), width)]
+    if array.shape not in shapes or array.dtype.kind not in kinds:
+        raise DataError(
+            f"{path} is {array.dtype} of shape {list(array.shape)}, not "
+            f"{'numbers' if 'f' in kinds else 'integers'} of shape [rows, {width}]"
+        )
+    return array

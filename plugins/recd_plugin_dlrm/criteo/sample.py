@@ -1,0 +1,175 @@
+"""Small files in Criteo's format: ids by Zipf's law, labels that can be learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+from numpy.typing import NDArray
+
+from recd_plugin_dlrm.criteo.rows import COLUMNS, DENSE, LABEL, SPARSE, RawRows
+from recd_plugin_dlrm.criteo.tsv import compression_of
+from recd_plugins.errors import DataError, RecdError
+from recd_plugins.files import new_file
+
+SampleFormat = Literal["tsv", "gz", "zst", "npy"]
+
+#: Ids that each feature has at most, drawn by Zipf's law with exponent 1.1.
+_IDS = (100, 50, 2000, 1000, 30, 10, 400, 40, 3, 1000) * 2 + (500, 2000, 12, 200, 15, 25)
+_MISSING_DENSE, _MISSING_SPARSE = 0.2, 0.1
+# The features whose ids the label depends on, and how strongly.
+_TELLING = (0, 2, 5, 9, 13)
+_EFFECT = 1.5
+_ROWS_AT_ONCE = 65_536
+
+
+def write_sample(
+    folder: Path,
+    *,
+    kind: str,
+    file_format: str,
+    rows: int,
+    days: int,
+    seed: int,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[Path]:
+    """Write ``day_0``... of ``rows`` rows each, or ``train.txt`` of ``rows * days``.
+
+    Returns:
+        The files.
+
+    Raises:
+        DataError: there is something in the folder, or it cannot be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(f"{folder} is there already, and not empty; name another folder")
+    if kind == "kaggle":
+        parts = {"train": rows * days}
+        suffix = ".txt"
+    else:
+        parts = {f"day_{day}": rows for day in range(days)}
+        suffix = ""
+    files = []
+    for number, (name, num_rows) in enumerate(parts.items()):
+        sampler = Sampler(np.random.default_rng([seed, number]))
+        try:
+            if file_format == "npy":
+                files += _write_npy(folder, name, sampler.rows(num_rows))
+                progress(num_rows)
+            else:
+                end = "" if file_format == "tsv" else f".{file_format}"
+                path = folder / f"{name}{suffix}{end}"
+                _write_tsv(path, sampler, num_rows, progress)
+                files.append(path)
+        except RecdError as error:
+            raise DataError(str(error)) from error
+    return files
+
+
+class Sampler:
+    """Draws rows; samplers of one kind agree on what ids mean, whatever their random numbers."""
+
+    def __init__(self, random: np.random.Generator) -> None:
+        self._random = random
+        fixed = np.random.default_rng(0)
+        # Ids look like Criteo's: 32 bits without order. None is 0, which is a missing one.
+        self._ids = [fixed.integers(1, 1 << 32, size) for size in _IDS]
+        self._effects = [fixed.normal(0, _EFFECT, size) for size in _IDS]
+        self._shares = [_zipf(size) for size in _IDS]
+
+    def rows(self, num_rows: int) -> RawRows:
+        """New rows."""
+        random = self._random
+        logits = np.full(num_rows, -1.2)
+        sparse: list[NDArray[np.int64]] = []
+        for feature, (ids, shares) in enumerate(zip(self._ids, self._shares, strict=True)):
+            chosen = random.choice(len(ids), num_rows, p=shares)
+            is_missing = random.random(num_rows) < _MISSING_SPARSE
+            if feature in _TELLING:
+                logits += np.where(is_missing, 0, self._effects[feature][chosen])
+            sparse.append(np.where(is_missing, 0, ids[chosen]))
+        dense = []
+        for column in range(len(DENSE)):
+            values = np.floor(random.lognormal(1.5, 1.5, num_rows)).astype(np.int64)
+            # One column has negative numbers, as the second of Criteo's does.
+            values -= 2 * (column == 1)
+            if column == 0:
+                logits += np.log1p(values) - 1.5
+            dense.append(np.where(random.random(num_rows) < _MISSING_DENSE, 0, values))
+        labels = random.random(num_rows) < 1 / (1 + np.exp(-logits))
+        return RawRows(labels.astype(np.int8), dense, sparse)
+
+
+def tsv_table(rows: RawRows) -> pa.Table:
+    """Rows as the text of their columns; zeros of ids, and of some numbers, are missing."""
+    columns: Mapping[str, pa.Array] = {
+        LABEL: pa.array(rows.labels),
+        **{
+            name: pa.array(values, mask=(values == 0) & (np.arange(len(values)) % 2 == 0))
+            for name, values in zip(DENSE, rows.dense, strict=True)
+        },
+        **{name: _hex(ids) for name, ids in zip(SPARSE, rows.sparse, strict=True)},
+    }
+    return pa.table({name: columns[name] for name in COLUMNS})
+
+
+def write_tsv(path: Path, tables: list[pa.Table]) -> None:
+    """Write text of ``tsv_table``, compressed as the suffix says.
+
+    Raises:
+        RecdError: the place cannot be written.
+    """
+    with (
+        new_file(path) as temporary,
+        pa.output_stream(str(temporary), compression=compression_of(path)) as sink,
+    ):
+        for table in tables:
+            _append(table, sink)
+
+
+def _write_tsv(
+    path: Path, sampler: Sampler, num_rows: int, progress: Callable[[int], None]
+) -> None:
+    with (
+        new_file(path) as temporary,
+        pa.output_stream(str(temporary), compression=compression_of(path)) as sink,
+    ):
+        for first in range(0, num_rows, _ROWS_AT_ONCE):
+            rows = min(_ROWS_AT_ONCE, num_rows - first)
+            _append(tsv_table(sampler.rows(rows)), sink)
+            progress(rows)
+
+
+def _append(table: pa.Table, sink: pa.NativeFile) -> None:
+    options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
+    pa.csv.write_csv(table, sink, options)
+
+
+def _write_npy(folder: Path, name: str, rows: RawRows) -> list[Path]:
+    """As torchrec writes them, but for whole numbers where it writes their logarithms."""
+    arrays: dict[str, NDArray[Any]] = {
+        "dense": np.stack(rows.dense, axis=1).astype(np.int32),
+        "sparse": np.stack(rows.sparse, axis=1),
+        "labels": rows.labels.astype(np.int32)[:, None],
+    }
+    files = []
+    for word, array in arrays.items():
+        files.append(folder / f"{name}_{word}.npy")
+        with new_file(files[-1]) as temporary, temporary.open("wb") as stream:
+            np.save(stream, array)
+    return files
+
+
+def _hex(ids: NDArray[np.int64]) -> pa.Array:
+    distinct, codes = np.unique(ids, return_inverse=True)
+    words = pa.array(["" if value == 0 else f"{value:08x}" for value in distinct.tolist()])
+    return words.take(pa.array(codes))
+
+
+def _zipf(size: int) -> NDArray[np.float64]:
+    shares = np.arange(1, size + 1) ** -1.1
+    return shares / shares.sum()

@@ -1,0 +1,113 @@
+"""Where rows of a TSV file are: found by one pass over it, and kept beside the data."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from recd_plugin_dlrm.criteo.day import UNIT_ROWS
+from recd_plugin_dlrm.criteo.tsv import BadLines, TsvStream
+from recd_plugins.errors import DataError, RecdError
+from recd_plugins.files import write_json
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TsvIndex:
+    """Of one file.
+
+    Attributes:
+        size, mtime_ns: of the file when it was read.
+        num_rows: lines but for bad ones.
+        checksum: CRC-32 of the text, decompressed.
+        offsets: where the lines of rows 0, ``UNIT_ROWS``, 2 * ``UNIT_ROWS``... start in the text.
+        num_bad_lines: how many were passed over.
+        bad_lines: what is wrong with the first of them.
+    """
+
+    size: int
+    mtime_ns: int
+    num_rows: int
+    checksum: int
+    offsets: list[int]
+    num_bad_lines: int
+    bad_lines: list[str]
+
+
+def stamp(path: Path) -> tuple[int, int]:
+    """Size and time of change.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+    return found.st_size, found.st_mtime_ns
+
+
+def load_index(path: Path, cache: Path) -> TsvIndex | None:
+    """The index that was kept of ``path`` as it is now, if there is one."""
+    try:
+        found = json.loads(_place(path, cache).read_text())
+        version, unit_rows = found.pop("version"), found.pop("unit_rows")
+        index = TsvIndex(**found)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+    is_current = (version, unit_rows) == (_VERSION, UNIT_ROWS)
+    return index if is_current and (index.size, index.mtime_ns) == stamp(path) else None
+
+
+def make_index(
+    path: Path, cache: Path, bad_lines: BadLines, progress: Callable[[int], None]
+) -> TsvIndex:
+    """Read ``path``, which finds all that is wrong with it, and keep its index in ``cache``.
+
+    Args:
+        path: the file.
+        cache: the folder.
+        bad_lines: counts those of this file besides others.
+        progress: takes rows done since the last call.
+
+    Raises:
+        DataError: a bad line too many, the file is damaged or empty, or changes meanwhile.
+    """
+    size, mtime_ns = stamp(path)
+    checksum = 0
+
+    def add(chunk: bytes) -> None:
+        nonlocal checksum
+        checksum = zlib.crc32(chunk, checksum)
+
+    mine = bad_lines.of_one_file()
+    offsets, num_rows = [], 0
+    with TsvStream(path, mine, add) as stream:
+        while True:
+            offset = stream.offset
+            rows = len(stream.read(UNIT_ROWS))
+            if rows == 0:
+                break
+            offsets.append(offset)
+            num_rows += rows
+            progress(rows)
+    if num_rows == 0:
+        raise DataError(f"{path}: no rows in this file")
+    if (size, mtime_ns) != stamp(path):
+        raise DataError(f"{path} changes while it is read; wait until it is complete")
+    index = TsvIndex(size, mtime_ns, num_rows, checksum, offsets, mine.count, mine.shown)
+    try:
+        write_json(
+            _place(path, cache), {"version": _VERSION, "unit_rows": UNIT_ROWS, **asdict(index)}
+        )
+    except RecdError as error:
+        raise DataError(f"{error}; option cache names another folder") from error
+    return index
+
+
+def _place(path: Path, cache: Path) -> Path:
+    return cache / f"{path.name}.index.json"
