@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.console import Console
@@ -12,6 +12,9 @@ from rich.table import Table
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.files import write_json
 from recd_plugins.versions import installed_set, mismatch
+
+if TYPE_CHECKING:
+    from recd_plugins.training.trainer import Result
 
 
 @click.command()
@@ -78,6 +81,7 @@ def run(
     from recd_plugins.training.compare import Comparison, result_table
     from recd_plugins.training.compare_shardings import ShardingComparison
     from recd_plugins.training.session import session
+    from recd_plugins.training.stall_report import stall_table
 
     several = len(shardings) > 1
     if resume and (compare or several):
@@ -98,6 +102,7 @@ def run(
     if compare or several:
         overrides["checkpoint"] = {}
     shown: list[Table | str]
+    both: dict[str, Result] = {}
     with session(
         registry,
         plugins_dir=plugins_dir,
@@ -114,6 +119,7 @@ def run(
             comparison = Comparison(trainer.train("baseline"), trainer.train("plugins"))
             report, shown = comparison.as_json(), [comparison.table()]
             results = {"plugins": comparison.plugins}
+            both = {"baseline": comparison.baseline, "plugins": comparison.plugins}
         else:
             result = trainer.train("plugins")
             report, shown = result.as_json(), [result_table(result)]
@@ -125,6 +131,14 @@ def run(
                 shown.append(result.caches.table(name))
             if result.groups is not None:
                 shown.append(result.groups.table(name))
+        waited = {
+            name: result.stalls
+            for name, result in (both or results).items()
+            if result.stalls is not None
+        }
+        if waited:
+            shown.append(stall_table(waited))
+            shown += dict.fromkeys(stalls.advice() for stalls in waited.values())
         if trainer.rank == 0:
             for each in filter(None, shown):
                 Console().print(each)

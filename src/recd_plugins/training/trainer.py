@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from recd_plugins.data.stalls import StallMeter
 from recd_plugins.distributed.cached.kernel import close_cached_tables
 from recd_plugins.interfaces import Split
 from recd_plugins.registry import Registry, TrainingSpec, load_registry
@@ -31,6 +32,7 @@ from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions, Quality
 from recd_plugins.training.source import Source
 from recd_plugins.training.stages import StageTimes
+from recd_plugins.training.stall_report import StallReport
 from recd_plugins.training.tier_report import TierReport
 from recd_plugins.training.tiers import report_tiers, tiers_of_collectives
 
@@ -86,6 +88,7 @@ class Result:
         tiers: traffic of tiers of rows, where the model has some.
         caches: traffic of cached tables, where the model has some.
         groups: batches by the groups that a wrapper of the dataset sorts rows into, if any.
+        stalls: what the timed steps waited for data; None for a run too short to tell.
     """
 
     samples_per_second: float | None
@@ -101,10 +104,16 @@ class Result:
     tiers: TierReport | None = None
     caches: CacheReport | None = None
     groups: GroupReport | None = None
+    stalls: StallReport | None = None
 
     def as_json(self) -> dict[str, Any]:
         """JSON values."""
-        reports = {"tiers": self.tiers, "caches": self.caches, "groups": self.groups}
+        reports = {
+            "tiers": self.tiers,
+            "caches": self.caches,
+            "groups": self.groups,
+            "stalls": self.stalls,
+        }
         shown = {name: report and report.as_json() for name, report in reports.items()}
         return {**asdict(self), **shown}
 
@@ -129,6 +138,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     pipeline = registry.train_pipeline(dmp, optimizer, device)
     loader = registry.dataloader(rank=rank, world_size=world_size, device=device)
 
+    block = loader.batches_a_block()
     # The baseline of a comparison is no run of its own: it leaves no checkpoints.
     checkpoints = checkpoints_of(training) if job.side == "plugins" else None
     progress = Progress() if checkpoints is None else checkpoints.load(dmp, optimizer)
@@ -140,8 +150,9 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     saved_step = first_step = progress.step
 
     source = Source(loader, progress, training.epochs, training.steps)
-    batches = iter(source)
-    meter = Meter(dmp, device, tiers_of_collectives(dmp))
+    stalls = StallMeter(device)
+    batches = stalls.metered(source)
+    meter = Meter(dmp, device, tiers_of_collectives(dmp), stalls)
     profile = StepProfile(device, warmup=0)
     first = progress.step + 1 + Meter.COUNTED_STEPS
     profiled = range(first, first + PROFILED_STEPS if job.breakdown else first)
@@ -149,9 +160,12 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     pending: list[Tensor] = []
     dmp.train()
     reset_peak(device)
-    with progress_bar(
-        rank, job.sharding or job.side, progress.step, source.expected_steps
-    ) as advance:
+    with (
+        loader,
+        progress_bar(
+            rank, job.sharding or job.side, progress.step, source.expected_steps
+        ) as advance,
+    ):
         while True:
             try:
                 with profile.step() if progress.step in profiled else meter.step():
@@ -172,7 +186,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     if checkpoints is not None and progress.step > saved_step:
         checkpoints.save(dmp, optimizer, progress.with_losses(losses))
 
-    ranks = _from_every_rank((meter.per_step(), peak, moved, source.groups))
+    ranks = _from_every_rank((meter.per_step(), peak, moved, source.groups, meter.stalls()))
     counts = [count for count, *_ in ranks if count is not None]
     profiles = _from_every_rank((profile.stages(), profile.memory())) if profile.complete else []
     seconds = meter.step_seconds()
@@ -193,8 +207,14 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         tiers=report_tiers(
             parts, sum_by_kind([count.sent_by_tier for count in counts]) if counts else None
         ),
-        caches=report_caches(parts, merged([moved for _, _, moved, _ in ranks])),
-        groups=GroupReport.of([groups for *_, groups in ranks], registry.expected_groups()),
+        caches=report_caches(parts, merged([moved for _, _, moved, *_ in ranks])),
+        groups=GroupReport.of([groups for *_, groups, _ in ranks], registry.expected_groups()),
+        stalls=StallReport.of(
+            [waited for *_, waited in ranks],
+            training.workers,
+            block,
+            None if registry.ingestion is None else registry.ingestion.plugin.name,
+        ),
     )
     close_cached_tables(dmp)
     return result
@@ -227,7 +247,7 @@ def _evaluate(
     loader = registry.dataloader(rank=rank, world_size=world_size, split=split, device=device)
     predictions = Predictions()
     dmp.eval()
-    with torch.no_grad(), progress_bar(rank, split, 0, len(loader)) as advance:
+    with loader, torch.no_grad(), progress_bar(rank, split, 0, len(loader)) as advance:
         for loss, logits, labels in _outputs(pipeline, iter(loader)):
             predictions.update(logits, labels)
             advance(loss)

@@ -1,0 +1,1 @@
+"""How many readers a trainer needs."""

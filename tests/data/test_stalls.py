@@ -1,0 +1,167 @@
+"""What a trainer waits, by what made it wait; time is a clock of the tests'."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recd_plugins.data import row_pipeline
+from recd_plugins.data.row_pipeline import RowPipeline
+from recd_plugins.data.stalls import CAUSES, MakingTimes, StallMeter, StallTotals
+from recd_plugins.data.work import Block
+from recd_plugins.training.meter import Meter
+
+seconds = st.floats(0, 1e3)
+
+
+class FakeTime:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
+
+    def after(self, seconds: float, value):
+        self.now += seconds
+        return value
+
+
+@pytest.fixture
+def clock(monkeypatch) -> FakeTime:
+    return FakeTime(monkeypatch)
+
+
+@dataclass(frozen=True)
+class Batch:
+    making: MakingTimes
+
+
+def taking(clock: FakeTime, waits: list[float], making: MakingTimes) -> Iterator[Batch]:
+    for wait in waits:
+        yield clock.after(wait, Batch(making))
+
+
+@given(seconds, seconds, seconds, seconds, seconds, seconds)
+def test_causes_add_up_to_the_wait(fill, convert, preprocess, transfer, arrival, waited):
+    making = MakingTimes(fill, convert, preprocess, transfer + arrival, arrival)
+    causes = making.causes_of(waited)
+    assert sum(causes) == pytest.approx(waited)
+    assert min(causes) >= 0
+    assert causes[CAUSES.index("transfer")] >= min(arrival, waited) * 0.999
+
+
+def test_a_batch_made_in_the_trainer_is_waited_for_as_long_as_it_takes():
+    making = MakingTimes(1.0, 2.0, 3.0, 4.0)
+    assert making.causes_of(making.total) == pytest.approx((1.0, 2.0, 3.0, 4.0))
+
+
+def test_what_was_ready_costs_what_unpacking_costs():
+    making = MakingTimes(10.0, 20.0, 30.0, 2.0, arrival=2.0)
+    assert making.causes_of(2.0) == (0.0, 0.0, 0.0, 2.0)
+    assert making.causes_of(8.0) == pytest.approx((1.0, 2.0, 3.0, 2.0))
+
+
+def test_without_making_times_all_is_transfer():
+    assert MakingTimes().causes_of(3.0) == (0.0, 0.0, 0.0, 3.0)
+
+
+def test_making_times_travel():
+    making = MakingTimes(1.0, 2.0, 3.0).transferred(4.0).arrived(5.0)
+    assert pickle.loads(pickle.dumps(making)) == making == MakingTimes(1.0, 2.0, 3.0, 9.0, 5.0)
+    assert making.reader == making.total - 5.0 == 10.0
+
+
+def test_a_turn_is_from_batch_to_batch(clock):
+    meter = StallMeter(window=2)
+    for _ in meter.metered(taking(clock, [100.0, 1.0, 3.0, 2.0], MakingTimes(fill=1.0))):
+        clock.now += 3.0
+    # The newest two: 3 + 3 and 3 + 2 seconds.
+    recent = meter.recent()
+    assert recent is not None
+    assert (recent.steps, recent.step_seconds) == (2, 5.5)
+    assert recent.seconds == {"fill": 2.5, "convert": 0.0, "preprocess": 0.0, "transfer": 0.0}
+    assert recent.share == pytest.approx(5 / 11)
+    assert (recent.training_seconds, recent.training_deviation) == (3.0, 0.0)
+    assert meter.taken == 4
+
+
+def test_the_wait_for_the_first_batch_is_in_no_turn(clock):
+    meter = StallMeter()
+    batches = meter.metered(taking(clock, [100.0, 1.0], MakingTimes()))
+    next(batches)
+    assert meter.recent() is None
+    next(batches)
+    assert meter.recent().step_seconds == 1.0
+
+
+def test_totals():
+    totals = StallTotals()
+    assert totals.mean() is None
+    totals.add(10.0, (1.0, 0.0, 0.0, 1.0), MakingTimes(fill=2.0, transfer=2.0, arrival=1.0))
+    totals.add(14.0, (1.0, 0.0, 2.0, 1.0), MakingTimes(fill=4.0, transfer=2.0, arrival=1.0))
+    mean = totals.mean()
+    assert mean.seconds == {"fill": 1.0, "convert": 0.0, "preprocess": 1.0, "transfer": 1.0}
+    assert mean.shares()["fill"] == pytest.approx(1 / 12)
+    assert mean.making == MakingTimes(fill=3.0, transfer=2.0, arrival=1.0)
+    assert (mean.training_seconds, mean.training_deviation) == pytest.approx((9.0, 1.0))
+    assert mean.making_deviation == pytest.approx(1.0)
+
+
+def test_the_first_steps_are_left_out_and_steps_that_take_no_batch(clock):
+    """A pipeline that reads two batches ahead trains on eight."""
+    stalls = StallMeter()
+    batches = stalls.metered(taking(clock, [100.0] * 7 + [4.0], MakingTimes(convert=1.0)))
+    meter = Meter(torch.nn.Linear(1, 1), torch.device("cpu"), stalls=stalls)
+    for step in range(8):
+        with meter.step():
+            for _ in range(3 if step == 0 else 1):
+                next(batches, None)
+            clock.now += 6.0
+    # Step 6 takes the last batch; 7 and 8 take none.
+    found = meter.stalls()
+    assert (found.steps, found.step_seconds, found.shares()["convert"]) == (1, 10.0, 0.4)
+    assert len(meter.step_seconds()) == 3
+
+
+def test_a_pipeline_says_what_a_batch_took(clock, monkeypatch):
+    pipeline = object.__new__(RowPipeline)
+    monkeypatch.setattr(pipeline, "_dataset", SimpleNamespace(name="dataset"), raising=False)
+    monkeypatch.setattr(pipeline, "_placement", None, raising=False)
+    lowered = _empty_input()
+    monkeypatch.setattr(pipeline, "_convert", lambda rows: clock.after(2.0, rows), raising=False)
+    monkeypatch.setattr(
+        pipeline, "_transform", lambda batch, _: clock.after(4.0, batch), raising=False
+    )
+    monkeypatch.setattr(row_pipeline, "lower", lambda *_: clock.after(8.0, lowered))
+
+    def rows():
+        for _ in range(2):
+            yield clock.after(1.0, SimpleNamespace(groups={}))
+
+    made = []
+    for batch in pipeline.read(rows()):
+        made.append(batch.making)
+        clock.now += 1000.0  # training on it is no part of making the next
+    assert made == [MakingTimes(1.0, 2.0, 4.0, 8.0)] * 2
+
+
+def test_the_way_from_a_worker():
+    batch = _empty_input()
+    moved = Block(0, [(batch, {}), (batch, {})]).moved(packing=3.0, unpacking=5.0)
+    first, second = (batch.making for batch, _ in moved.batches)
+    assert first == MakingTimes(transfer=6.5, arrival=5.0)
+    assert second == MakingTimes(transfer=1.5)
+    assert Block(0, [], {}).moved(1.0, 1.0) == Block(0, [], {})
+
+
+def _empty_input():
+    from recd_plugins.data.model_input import ModelInput
+
+    return ModelInput(torch.zeros(0), None, torch.zeros(0))
