@@ -190,14 +190,13 @@ def _typed(condition: Condition, field: pa.Field, where: object) -> pa.Array:
         if not fits or (isinstance(value, float) and math.isnan(value)):
             raise DataError(_unfit(where, condition, field, value))
         try:
-            scalar = pa.scalar(value)
-            converted.append(scalar if scalar.type == kind else _cast(value, kind))
+            converted.append(_scalar(value, kind))
         except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
             raise DataError(_unfit(where, condition, field, value)) from error
     return pa.array([each.as_py() for each in converted], kind)
 
 
-def _cast(value: Any, kind: pa.DataType) -> pa.Scalar:
+def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     if isinstance(value, str) and pt.is_temporal(kind):
         return pa.scalar(value).cast(kind)
     return pa.scalar(value, kind)

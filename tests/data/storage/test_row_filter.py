@@ -1,0 +1,289 @@
+"""Filters: rows are those that numpy would take, whatever is decided by statistics."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from datetime import date, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugins.data.parquet import ParquetTable
+from recd_plugins.data.row_filter import Condition, RowFilter
+from recd_plugins.errors import DataError
+
+NUMBERS = {
+    "==": np.equal,
+    "!=": np.not_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+    ">": np.greater,
+    ">=": np.greater_equal,
+}
+
+
+def condition(*given: Any) -> Condition:
+    return Condition.model_validate(list(given))
+
+
+def reference(condition: Condition, values: list[Any]) -> list[bool]:
+    """What holds, value by value."""
+    if condition.op == "is null":
+        return [value is None for value in values]
+    if condition.op == "is not null":
+        return [value is not None for value in values]
+    if condition.op == "in":
+        return [value is not None and value in condition.value for value in values]
+    holds = NUMBERS[condition.op]
+    return [value is not None and bool(holds(value, condition.value)) for value in values]
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> dict[str, list[Any]]:
+    """Rows whose integers and floats stay near each other for a while, with nulls and NaN."""
+    num_rows = draw(st.integers(4, 60))
+    few = st.one_of(st.none(), st.integers(-2, 3))
+    runs = draw(st.lists(few, min_size=num_rows, max_size=num_rows))
+    width = draw(st.sampled_from([1, 5, 20]))
+    floats = st.one_of(st.none(), st.sampled_from([-1.0, -0.0, 0.0, 0.5, 2.0, math.nan, math.inf]))
+    return {
+        "whole": [runs[row // width] for row in range(num_rows)],
+        "part": draw(st.lists(floats, min_size=num_rows, max_size=num_rows)),
+        "text": [None if run is None else "abcdef"[run + 2] for run in runs],
+    }
+
+
+WHOLE, PART, TEXT = st.integers(-3, 4), st.sampled_from([-1.0, 0.0, 0.25, 2.0]), st.text("abcz")
+
+
+@st.composite
+def conditions(draw: st.DrawFn) -> Condition:
+    column, values = draw(st.sampled_from([("whole", WHOLE), ("part", PART), ("text", TEXT)]))
+    op = draw(st.sampled_from([*NUMBERS, "in", "is null", "is not null"]))
+    if op == "in":
+        return condition(column, op, draw(st.lists(values, max_size=3)))
+    return condition(column, op) if op.startswith("is") else condition(column, op, draw(values))
+
+
+def kept_rows(wanted: list[Condition], data: dict[str, list[Any]]) -> list[int]:
+    masks = [reference(each, data[each.column]) for each in wanted]
+    return [row for row in range(len(data["whole"])) if all(mask[row] for mask in masks)]
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    data=columns(),
+    wanted=st.lists(conditions(), min_size=1, max_size=3),
+    group_rows=st.integers(1, 20),
+    batch_size=st.integers(1, 4),
+    world_size=st.integers(1, 3),
+    stop=st.integers(0, 5),
+    options=st.sampled_from([{}, {"pre_buffer": False}, {"hole_size_limit": 0}]),
+)
+def test_any_filter_on_any_ranks_reads_what_numpy_takes(
+    data, wanted, group_rows, batch_size, world_size, stop, options
+):
+    num_rows = len(data["whole"])
+    stored = pa.table(
+        {
+            "whole": pa.array(data["whole"], pa.int16()),
+            "part": pa.array(data["part"], pa.float32()),
+            "text": pa.array(data["text"], pa.string()),
+            "row": pa.array(range(num_rows), pa.float64()),
+            "ids": pa.array([[row] for row in range(num_rows)], pa.list_(pa.int64())),
+            **{name: pa.array([0] * num_rows) for name in ("session_id", "ts", "label")},
+        }
+    )
+    expected = kept_rows(wanted, data)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.parquet"
+        pq.write_table(stored, path, row_group_size=group_rows)
+        given = {"path": path, "dense": ["row"], "sparse": ["ids"], "read": options, "prefetch": 0}
+        given["where"] = [each.model_dump() for each in wanted]
+        dataset = SessionParquet(SessionParquet.Options.model_validate(given))
+
+        def reader(rank):
+            return dataset.reader(
+                rank=rank, world_size=world_size, batch_size=batch_size, split="train"
+            )
+
+        share = len(expected) // (world_size * batch_size) * batch_size
+        if share == 0:
+            with pytest.raises(DataError, match=f"{len(expected)} rows, too few"):
+                reader(0)
+            return
+        for rank in range(world_size):
+            batches = list(reader(rank))
+            mine = expected[rank * share : (rank + 1) * share]
+            found = [int(row) for rows in batches for row in rows.data["row"].to_pylist()]
+            assert found == mine
+            # Errors name rows of the file.
+            origins = [rows.origin_of(row) for rows in batches for row in range(len(rows))]
+            assert origins == [(str(path), row) for row in mine]
+            stopped = reader(rank)
+            taken = list(islice(stopped, min(stop, len(stopped))))
+            state = json.loads(json.dumps(stopped.state_dict()))
+            again = reader(rank)
+            again.load_state_dict(state)
+            rest = [int(row) for rows in again for row in rows.data["row"].to_pylist()]
+            assert rest == mine[len(taken) * batch_size :]
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=columns(), wanted=conditions(), group_rows=st.integers(1, 20))
+def test_statistics_never_decide_wrongly(data, wanted, group_rows):
+    table = pa.table(
+        {
+            "whole": pa.array(data["whole"], pa.int64()),
+            "part": pa.array(data["part"], pa.float64()),
+            "text": data["text"],
+        },
+        pa.schema([("whole", pa.int64()), ("part", pa.float64()), ("text", pa.string())]),
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, row_group_size=group_rows)
+    metadata = pq.read_metadata(pa.BufferReader(sink.getvalue()))
+    row_filter = RowFilter([wanted], table.schema, "t")
+    mask = reference(wanted, data[wanted.column])
+    for group in range(metadata.num_row_groups):
+        mine = mask[group * group_rows : (group + 1) * group_rows]
+        verdict = row_filter.verdict(metadata.row_group(group))
+        assert verdict is None or all(held == verdict for held in mine)
+
+
+def test_statistics_decide_where_they_can(tmp_path):
+    pq.write_table(
+        pa.table({"x": [1, 1, 2, 3, 7, 7, None, None], "f": [1.0, math.nan] * 4}),
+        tmp_path / "t.parquet",
+        row_group_size=2,
+    )
+    metadata = pq.read_metadata(tmp_path / "t.parquet")
+
+    def verdicts(*given):
+        row_filter = RowFilter([condition(*given)], metadata.schema.to_arrow_schema(), "t")
+        return [row_filter.verdict(metadata.row_group(group)) for group in range(4)]
+
+    assert verdicts("x", ">=", 2) == [False, True, True, False]
+    assert verdicts("x", "==", 7) == [False, False, True, False]
+    assert verdicts("x", "!=", 1) == [False, True, True, False]
+    assert verdicts("x", "in", [0, 3]) == [False, None, False, False]
+    assert verdicts("x", "is null") == [False, False, False, True]
+    assert verdicts("f", "==", 1.0) == [None] * 4
+    assert verdicts("f", "!=", 1.0) == [None] * 4
+    assert verdicts("f", "<", 0.5) == [False] * 4
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kept"),
+    [
+        (("day", ">", "2024-01-01"), [1, 2]),
+        (("day", "==", date(2024, 1, 2)), [1]),
+        (("time", ">=", "2024-01-02T12:00:00"), [2]),
+        (("time", "<", datetime(2024, 1, 2)), [0]),
+        (("flag", "==", True), [0, 2]),
+        (("small", "<", 0.5), [0, 1]),
+        (("small", "==", 0.1), [0]),
+        (("word", "in", ["a", "c"]), [0, 2]),
+        (("big", "==", 2**63 + 5), [2]),
+    ],
+)
+def test_values_are_of_the_type_of_the_column(tmp_path, wanted, kept):
+    days = [datetime(2024, 1, 1), datetime(2024, 1, 2), datetime(2024, 1, 3)]
+    stored = pa.table(
+        {
+            "day": pa.array([day.date() for day in days]),
+            "time": pa.array(days, pa.timestamp("us")),
+            "flag": [True, False, True],
+            "small": pa.array([0.1, 0.2, 0.7], pa.float32()),
+            "word": pa.array(["a", "b", "c"]).dictionary_encode(),
+            "big": pa.array([0, 1, 2**63 + 5], pa.uint64()),
+            "row": [0, 1, 2],
+        }
+    )
+    pq.write_table(stored, tmp_path / "t.parquet", row_group_size=1)
+    table = ParquetTable(tmp_path / "t.parquet", where=[condition(*wanted)])
+    assert [unit.group for unit in table.units] == kept
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (["hours", ">=", 3], "no column hours, which option where names"),
+        (["hour", ">=", "three"], r"column hour, which is int8, by >= with 'three' \(str\)"),
+        (["hour", ">=", 3.5], r"column hour, which is int8, by >= with 3.5 \(float\)"),
+        (["hour", "<", 1000], r"column hour, which is int8, by < with 1000 \(int\)"),
+        (["hour", "==", True], r"with True \(bool\)"),
+        (["price", "<", math.nan], "with nan"),
+        (["seen", "==", 3], "column seen .*, which is list<.*; it takes booleans, numbers, text"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(folder, wanted, message):
+    with pytest.raises(DataError, match=message):
+        ParquetTable(folder, where=[condition(*wanted)])
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        ["hour"],
+        ["hour", "=", 3],
+        ["hour", "==", None],
+        ["hour", "in", 3],
+        ["hour", "is null", 3],
+        {"column": "hour", "op": "==", "value": 1, "more": 2},
+    ],
+)
+def test_what_is_no_condition_is_refused(wanted):
+    with pytest.raises(ValidationError):
+        Condition.model_validate(wanted)
+
+
+def test_keys_of_hive_partitions_choose_files_unopened(folder, tmp_path):
+    (tmp_path / "t").mkdir()
+    for name in ("day=01", "day=02"):
+        (tmp_path / "t" / name).symlink_to(folder / name)
+    for value in ("02", 2):
+        table = ParquetTable(folder, where=[condition("day", "==", value)])
+        assert [path.parent.name for path in table.files] == ["day=02"]
+    with pytest.raises(DataError, match="none of 2 files is in a folder for which option where"):
+        ParquetTable(folder, where=[condition("day", ">", 2)])
+    with pytest.raises(DataError, match=r"nor is it a key of its folders; there are: .*day"):
+        ParquetTable(folder, where=[condition("month", "==", 2)])
+
+
+def test_counts_are_kept_for_the_files_as_they_are(folder, tmp_path):
+    where = [condition("label", "==", 1)]
+    table = ParquetTable(folder, where=where)
+    assert table.num_to_count == 9
+    units = table.units
+    assert ParquetTable(folder, where=where).num_to_count == 0
+    assert ParquetTable(folder, where=[condition("label", "!=", 1)]).num_to_count == 9
+    (note,) = (tmp_path / "cache" / "recd" / "row_counts").iterdir()
+    for damaged in ("", "{}", note.read_text().replace("15", "16000")):
+        note.write_text(damaged)
+        assert ParquetTable(folder, where=where).units == units
+
+
+def test_a_wrong_count_is_noticed_where_rows_are_read(folder, tmp_path):
+    where = [["label", "==", 1]]
+    options = {"path": folder, "where": where, "prefetch": 0}
+    dataset = SessionParquet(SessionParquet.Options.model_validate(options))
+    dataset.prepare()
+    (note,) = (tmp_path / "cache" / "recd" / "row_counts").iterdir()
+    note.write_text(note.read_text().replace("15", "14"))
+    reader = SessionParquet(SessionParquet.Options.model_validate(options)).reader(
+        rank=0, world_size=1, batch_size=10, split="train"
+    )
+    with pytest.raises(DataError, match="was replaced while it was in use"):
+        list(reader)

@@ -1,0 +1,146 @@
+"""Locations: what is found where, and what is said where nothing is, or nobody may look."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from recd_benchmarks.ingest_parts.counted_store import Store
+from recd_plugins.data.parquet import ParquetTable
+from recd_plugins.data.storage import Location, Storage
+from recd_plugins.errors import DataError, SetupError
+
+
+def at(endpoint: str, **options: Any) -> Storage:
+    return Storage(endpoint=endpoint, region="us-east-1", attempts=1, **options)
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    """A store that knows nobody."""
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(403)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_arguments: Any) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Refuse)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_folder_is_listed_alike_on_disk_and_in_a_store(folder, store):
+    here = Location(folder)
+    there = Location("s3://tables/clicks/", at(store.endpoint))
+    names = ["day=01/part.parquet", "day=02/part.parquet"]
+    assert [file.below(here) for file in here.find(".parquet")] == names
+    found = there.find(".parquet")
+    assert [file.below(there) for file in found] == names
+    assert [file.size for file in found] == [file.size for file in here.find(".parquet")]
+
+
+def test_names_are_sorted_by_their_parts(tmp_path, store):
+    for name in ("a-b/1.parquet", "a/2.parquet", "a.parquet", "a/.h/3.parquet"):
+        (tmp_path / "t" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "t" / name).write_text(name)
+    store.upload(tmp_path / "t", "sorted")
+    here, there = Location(tmp_path / "t"), Location("s3://sorted", at(store.endpoint))
+    order = ["a/2.parquet", "a-b/1.parquet", "a.parquet"]
+    assert [file.below(here) for file in here.find(".parquet")] == order
+    assert [file.below(there) for file in there.find(".parquet")] == order
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("s3://nowhere/t", r"s3://nowhere/t: there is no bucket nowhere at http://127"),
+        ("s3://nowhere", r"there is no bucket nowhere"),
+        ("s3://tables/klicks", r"s3://tables/klicks: no such file or folder"),
+        ("s3://tables/clicks/day=01/.part.parquet/x", "no such file or folder"),
+    ],
+)
+def test_what_is_missing_is_named(store: Store, url: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ParquetTable(url, at(store.endpoint))
+
+
+def test_a_store_that_refuses_says_what_to_set(refusing):
+    with pytest.raises(SetupError) as error:
+        ParquetTable("s3://tables/clicks", at(refusing))
+    for word in ("s3://tables/clicks", refusing, "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "anonymous"):
+        assert word in str(error.value)
+    assert "without credentials" not in str(error.value)
+    with pytest.raises(SetupError, match=r"access is refused .* without credentials"):
+        ParquetTable("s3://tables/clicks", at(refusing, anonymous=True))
+
+
+def test_nobody_at_the_endpoint_and_one_who_never_answers_end_soon():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        ports = 1, silent.getsockname()[1]
+        for port in ports:
+            storage = at(f"http://127.0.0.1:{port}", connect_timeout=1, request_timeout=1)
+            start = time.monotonic()
+            with pytest.raises(SetupError, match=f"cannot be reached at http://127.0.0.1:{port}"):
+                ParquetTable("s3://tables/clicks", storage)
+            assert time.monotonic() - start < 30
+
+
+@pytest.mark.parametrize("endpoint", ["http://me:word@host", "ftp://host", "http://host/path"])
+def test_an_endpoint_is_a_server_without_credentials(endpoint):
+    with pytest.raises(ValidationError):
+        Storage(endpoint=endpoint)
+
+
+def test_credentials_in_a_url_are_refused_and_not_repeated():
+    with pytest.raises(SetupError, match="credentials come from the environment") as error:
+        ParquetTable("s3://key:word@tables/t")
+    assert "word@" not in str(error.value)
+
+
+def test_other_file_systems_are_those_of_fsspec(folder):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    for file in folder.rglob("part.parquet"):
+        memory.pipe(f"/clicks/{file.relative_to(folder).as_posix()}", file.read_bytes())
+    there, here = ParquetTable("memory://clicks"), ParquetTable(folder)
+    assert there.identity() == here.identity()
+    assert there.schema == here.schema
+
+
+def test_a_scheme_that_nobody_knows_and_one_without_its_package(monkeypatch):
+    with pytest.raises(SetupError, match="neither pyarrow nor fsspec knows cloud://"):
+        ParquetTable("cloud://x/y")
+    with pytest.raises(SetupError, match=r"storage.region is for s3:// and gs://"):
+        ParquetTable("memory://x", Storage(region="eu"))
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(SetupError, match=r'pip install "recd-plugins\[fsspec\]"'):
+        ParquetTable("memory://x")
+
+
+def test_local_paths_are_what_they_were(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"^{tmp_path}/x: no such file or folder$"):
+        ParquetTable(tmp_path / "x")
+    with pytest.raises(DataError, match=rf"^{tmp_path}: no \*.parquet file in this folder$"):
+        ParquetTable(tmp_path)
