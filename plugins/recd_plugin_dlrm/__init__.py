@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 @hookimpl
 def register_datasets() -> Sequence[type[Dataset]]:
     from recd_plugin_dlrm.criteo.dataset import Criteo
+    from recd_plugin_dlrm.random_dataset import Random
+    from recd_plugin_dlrm.trace.dataset import Trace
 
-    return [Criteo]
+    return [Criteo, Random, Trace]
 
 
 @hookimpl

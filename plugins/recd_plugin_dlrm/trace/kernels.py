@@ -12,21 +12,11 @@ import numba as nb
 import numpy as np
 from numpy.typing import NDArray
 
+from recd_plugin_dlrm.draws import draw, mix
+
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
 Float64s = NDArray[np.float64]
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_TO_UNIT = 1.0 / (1 << 53)
-
-
-@nb.njit(inline="always")
-def mix(value: np.uint64) -> np.uint64:
-    """The splitmix64 finalizer."""
-    value = nb.uint64(value) + _GOLDEN
-    value = (value ^ (value >> nb.uint64(30))) * nb.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> nb.uint64(27))) * nb.uint64(0x94D049BB133111EB)
-    return value ^ (value >> nb.uint64(31))
 
 
 @nb.njit(cache=True, nogil=True)
@@ -227,8 +217,7 @@ def generate(
             reach += 1
         low = 1 if live == num_ids else 0
         base = cumulative[0] if low else 0.0
-        unit = np.float64(mix(stream + nb.uint64(drawn) * _GOLDEN) >> nb.uint64(11)) * _TO_UNIT
-        point = base + unit * (cumulative[reach - 1] - base)
+        point = base + draw(stream, drawn) * (cumulative[reach - 1] - base)
         high = reach - 1
         while low < high:
             middle = (low + high) >> 1

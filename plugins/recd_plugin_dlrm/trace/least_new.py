@@ -9,11 +9,10 @@ trace then has of each distance, is known without drawing it.
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 from numpy.typing import NDArray
 
+from recd_plugin_dlrm.draws import stream_of
 from recd_plugin_dlrm.trace.generator import TraceGenerator
 from recd_plugin_dlrm.trace.table_trace import TableTrace
 
@@ -101,5 +100,4 @@ def generator_of(
         min_new: see ``TraceGenerator``; None takes ``least_new``.
     """
     share = least_new(profile, accesses) if min_new is None else min_new
-    digest = hashlib.sha256(f"{seed} {profile.feature}".encode()).digest()
-    return TraceGenerator(profile, int.from_bytes(digest[:7]), share)
+    return TraceGenerator(profile, stream_of(seed, "trace", profile.feature), share)

@@ -1,0 +1,149 @@
+"""The rows of ``dlrm.trace``: drawn once, in the order of their traces, into a Parquet file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugin_dlrm.random_rows import Lists, check_features, make_rows, units_of
+from recd_plugin_dlrm.trace.generator import TraceGenerator
+from recd_plugin_dlrm.trace.least_new import generator_of
+from recd_plugin_dlrm.trace.profile_file import read_profile
+from recd_plugin_dlrm.trace.sources import choose
+from recd_plugin_dlrm.trace.table_trace import TableTrace
+from recd_plugins.errors import DataError
+from recd_plugins.files import new_file
+from recd_plugins.progress import progress_bars
+
+if TYPE_CHECKING:
+    from recd_plugin_dlrm.trace.dataset import Trace
+    from recd_plugins.interfaces import Split
+
+_KEY = b"recd_plugin_dlrm.trace_rows"
+# Raised when the same options would give other rows.
+_VERSION = 1
+
+
+class StoredRows:
+    """The file that options of ``dlrm.trace`` name.
+
+    Args:
+        options: of the dataset.
+        name: of the dataset, for messages.
+
+    Raises:
+        DataError: the profile is missing, is none, or lacks a table.
+    """
+
+    def __init__(self, options: Trace.Options, name: str) -> None:
+        self._options = options
+        self._name = name
+        profile = read_profile(options.profile)
+        try:
+            chosen = choose(list(profile.tables), options.tables or ())
+        except DataError as error:
+            raise DataError(f"{options.profile}: {error}") from error
+        self._traces = [profile.tables[table] for table in chosen]
+        check_features(options, tuple(trace.feature for trace in self._traces))
+
+    def make_or_check(self) -> None:
+        """Draw the file where it is missing; see that a file which is there is this one.
+
+        Raises:
+            DataError: the file was drawn with other options or from another profile.
+            RecdError: it cannot be written.
+        """
+        path, wanted = self._options.path, self._provenance()
+        if path.exists():
+            differing = _differences(provenance(path), wanted)
+            if differing:
+                raise DataError(
+                    f"{path} was drawn otherwise: {'; '.join(differing)}. Remove it, or name "
+                    "another path"
+                )
+            return
+        with progress_bars() as add_bar:
+            rows = self._options.rows + self._options.test_rows
+            self._write(wanted, add_bar(f"drawing {path.name}", rows))
+
+    def _write(self, made: dict[str, Any], progress: Callable[[int], None]) -> None:
+        options = self._options
+        splits: list[Split] = ["train", "test"] if options.test_rows else ["train"]
+        units = [unit for split in splits for unit in units_of(options, split, self._name)]
+        generators = [
+            generator_of(
+                trace,
+                (options.rows + options.test_rows) * self._length(trace),
+                options.seed,
+                options.min_new,
+            )
+            for trace in self._traces
+        ]
+        writer: pq.ParquetWriter | None = None
+        with new_file(options.path) as temporary:
+            try:
+                for unit in units:
+                    lists = {
+                        generator.profile.feature: self._lists(generator, unit.num_rows)
+                        for generator in generators
+                    }
+                    rows = make_rows(options, unit.first_row, unit.num_rows, lists)
+                    rows = rows.replace_schema_metadata({_KEY: json.dumps(made)})
+                    if writer is None:
+                        writer = pq.ParquetWriter(
+                            temporary, rows.schema, compression="zstd", use_dictionary=False
+                        )
+                    writer.write_batch(rows, row_group_size=unit.num_rows)
+                    progress(unit.num_rows)
+            finally:
+                if writer is not None:
+                    writer.close()
+
+    def _lists(self, generator: TraceGenerator, rows: int) -> Lists:
+        length = self._length(generator.profile)
+        offsets = np.arange(0, rows * length + 1, length, dtype=np.int32)
+        return Lists(offsets, generator.draw(rows * length))
+
+    def _length(self, trace: TableTrace) -> int:
+        return self._options.num_indices_per_lookup or max(1, round(trace.accesses / trace.rows))
+
+    def _provenance(self) -> dict[str, Any]:
+        """What fixes the rows to the last bit, JSON values."""
+        content = hashlib.sha256()
+        for trace in self._traces:
+            content.update(f"{trace.feature} {trace.rows}".encode())
+            for array in (trace.ids, trace.distances, trace.counts):
+                content.update(np.ascontiguousarray(array).tobytes())
+        drawn = self._options.model_dump(mode="json", exclude={"profile", "path", "prefetch"})
+        return {"version": _VERSION, "traces": content.hexdigest()[:16], **drawn}
+
+
+def provenance(path: Path) -> dict[str, Any]:
+    """How a file was drawn.
+
+    Raises:
+        DataError: it is no Parquet file, or was not drawn here.
+    """
+    try:
+        metadata = pq.read_schema(path).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: no readable Parquet file: {error}") from error
+    if _KEY not in metadata:
+        raise DataError(f"{path} was not drawn by dlrm.trace; name another path")
+    found: dict[str, Any] = json.loads(metadata[_KEY])
+    return found
+
+
+def _differences(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    return [
+        f"{key} was {found.get(key)!r} and is {wanted.get(key)!r}"
+        for key in sorted(found.keys() | wanted.keys())
+        if found.get(key) != wanted.get(key)
+    ]
