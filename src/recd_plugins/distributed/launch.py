@@ -13,6 +13,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any, Self, TypeVar
 
+from recd_plugins.cores import available_cores
 from recd_plugins.distributed.rank_process import (
     LAUNCHED,
     Failure,
@@ -98,7 +99,7 @@ class Ranks:
             local_world_size=local_world_size or world_size,
             backend=backend,
             timeout=timeout,
-            threads=threads or max(1, _cores() // world_size),
+            threads=threads or max(1, available_cores() // world_size),
             environ=dict(os.environ),
         )
         self._processes: list[multiprocessing.process.BaseProcess] = []
@@ -214,13 +215,6 @@ class Ranks:
         except (EOFError, ConnectionResetError):
             self._processes[rank].join()
             return Failure("", None, self._processes[rank].exitcode)
-
-
-def _cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # macOS has none
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _context(backend: str) -> multiprocessing.context.BaseContext:
