@@ -37,6 +37,9 @@ class Packing:
         """Copy everything to ``data``, uint8 ``[size]``."""
         for place, tensor in self._pickler.tensors:
             _at(data, place).copy_(tensor)
+            # What stood in this memory before goes nowhere.
+            end = place[0] + tensor.nbytes
+            data[end : _aligned(end)] = 0
         data[self.end :] = self._structure
 
 
@@ -59,7 +62,7 @@ class _Pickler(pickle.Pickler):
             place = self.end, value.dtype, tuple(value.shape)
             self._places[id(value)] = place
             self.tensors.append((place, value))
-            self.end += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
+            self.end += _aligned(value.nbytes)
         return self._places[id(value)]
 
 
@@ -78,3 +81,7 @@ class _Unpickler(pickle.Unpickler):
 def _at(data: Tensor, place: Place) -> Tensor:
     start, dtype, shape = place
     return data[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -11,12 +11,22 @@ Example:
 
 import pytest
 
-_KINDS = ("cache", "converter", "dataset", "plugin", "pooling", "preprocessing", "sharding")
+_KINDS = (
+    "cache",
+    "converter",
+    "dataset",
+    "ingestion",
+    "plugin",
+    "pooling",
+    "preprocessing",
+    "sharding",
+)
 pytest.register_assert_rewrite(*(f"{__name__}.{kind}" for kind in _KINDS))
 
 from recd_plugins.testing.contracts.cache import CacheContract  # noqa: E402
 from recd_plugins.testing.contracts.converter import ConverterContract  # noqa: E402
 from recd_plugins.testing.contracts.dataset import DatasetContract  # noqa: E402
+from recd_plugins.testing.contracts.ingestion import IngestionContract  # noqa: E402
 from recd_plugins.testing.contracts.pooling import (  # noqa: E402
     PoolingContract,
     TargetPoolingContract,
@@ -28,6 +38,7 @@ __all__ = [
     "CacheContract",
     "ConverterContract",
     "DatasetContract",
+    "IngestionContract",
     "PoolingContract",
     "PreprocessingContract",
     "ShardingContract",

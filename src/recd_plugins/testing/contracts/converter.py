@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -68,6 +69,17 @@ class ConverterContract(PluginContract):
     def test_changes_no_value(self, plugin: Converter, rows: Rows) -> None:
         plugin.fit(rows, _SCHEMA)
         _check_equal(plugin.convert(rows, _SCHEMA), rows)
+
+    def test_a_pickled_copy_is_fitted(self, plugin: Converter, rows: Rows) -> None:
+        """Readers in other processes get one, and never call ``fit``."""
+        plugin.fit(rows, _SCHEMA)
+        copy = pickle.loads(pickle.dumps(plugin))
+        assert dict(copy.dedupe_factors()) == dict(plugin.dedupe_factors())
+        batch, expected = copy.convert(rows, _SCHEMA), plugin.convert(rows, _SCHEMA)
+        assert _expanded(batch) == _expanded(expected)
+        for mine, its in zip(expected.ikjts, batch.ikjts, strict=True):
+            assert torch.equal(mine.values(), its.values())
+            assert torch.equal(mine.inverse_lookup(), its.inverse_lookup())
 
     @pytest.mark.parametrize(("start", "length"), [(0, 1), (3, 5), (4, 4), (11, 1)])
     def test_takes_part_of_a_batch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -82,6 +83,11 @@ class PreprocessingContract(PluginContract):
 
     def test_gives_the_same_twice(self, plugin: Preprocessing, rows: Rows) -> None:
         assert _apply(plugin, rows) == _apply(plugin, rows)
+
+    def test_a_pickled_copy_gives_the_same(self, plugin: Preprocessing, rows: Rows) -> None:
+        """Readers in other processes get one."""
+        expected = _apply(plugin, rows)
+        assert _apply(pickle.loads(pickle.dumps(plugin)), rows) == expected
 
     def test_leaves_its_input_as_it_is(self, plugin: Preprocessing, rows: Rows) -> None:
         values, offsets = _jagged(rows)

@@ -1,0 +1,341 @@
+"""The contract of ingestions."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import threading
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.loader import DataLoader
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
+from recd_plugins.data.reader import PlannedReader
+from recd_plugins.data.row_pipeline import fit_converter
+from recd_plugins.errors import DataError, PluginError, RecdError
+from recd_plugins.interfaces import (
+    Converter,
+    Dataset,
+    FeatureSchema,
+    Ingestion,
+    Origin,
+    PluginOptions,
+    Preprocessing,
+    Reader,
+    Rows,
+    Split,
+)
+from recd_plugins.registry import Entry, Registry, RegistrySpec
+from recd_plugins.testing.contracts.plugin import PluginContract
+
+_FILE = "numbers.log"
+_ROWS, _UNIT, _BATCH = 112, 20, 8
+_SPLITS: tuple[Split, ...] = ("train", "test")
+
+State = dict[str, Any]
+
+
+class Numbers(Dataset):
+    """Rows that are their number; ``visits`` are those of a session of three rows."""
+
+    name = "contract.numbers"
+
+    class Options(PluginOptions):
+        broken_row: int | None = None
+
+    options: Options
+
+    def prepare(self) -> None:
+        pass
+
+    def schema(self) -> FeatureSchema:
+        return FeatureSchema(("item", "visits"), ("number",), "label")
+
+    def splits(self) -> tuple[Split, ...]:
+        return _SPLITS
+
+    def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
+        num_rows = _ROWS if split == "train" else _ROWS // 2
+        units = [
+            Unit(0, group, first, min(_UNIT, num_rows - first))
+            for group, first in enumerate(range(0, num_rows, _UNIT))
+        ]
+        return PlannedReader(
+            ReadPlan(tuple(units), batch_size, shuffle=True),
+            self._read,
+            data={"split": split},
+            what=f"the {split} split of {_FILE}",
+            rank=rank,
+            world_size=world_size,
+            ahead=0,
+        )
+
+    def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
+        for piece in pieces:
+            first = piece.unit.first_row + piece.skip
+            numbers = range(first, first + piece.num_rows)
+            if self.options.broken_row in numbers:
+                raise DataError(f"{_FILE}: row {self.options.broken_row} is broken")
+            columns = {
+                "item": pa.array(numbers, pa.int64()),
+                "visits": pa.array([[row // 3, 7][: row // 3 % 3] for row in numbers]),
+                "number": pa.array(numbers, pa.float32()),
+                "label": pa.array([row % 2 for row in numbers], pa.int8()),
+            }
+            columns["visits"] = columns["visits"].cast(pa.list_(pa.int64()))
+            origin = Origin(_FILE, first, piece.num_rows)
+            yield Rows(pa.RecordBatch.from_pydict(columns), (origin,))
+
+
+class Unrepeatable(Converter):
+    """Deduplicates ``visits``; it may be fitted in the trainer's process only."""
+
+    name = "contract.unrepeatable"
+
+    class Options(PluginOptions):
+        trainer: int
+
+    options: Options
+
+    def fit(self, sample: Rows, schema: FeatureSchema) -> None:  # noqa: ARG002
+        if os.getpid() != self.options.trainer or hasattr(self, "_kept"):
+            raise DataError("the converter was fitted again, by a reader")
+        self._kept = random.random()
+
+    def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
+        from recd_plugins.data.arrow import dense_features, labels, sparse_column
+        from recd_plugins.sparse.dedup import Deduplicator
+        from recd_plugins.sparse.from_columns import ikjts_from_columns, kjt_from_columns
+
+        if not hasattr(self, "_kept"):
+            raise DataError("what fit decided has not reached the reader")
+        visits = {"visits": sparse_column(rows, "visits")}
+        return Batch(
+            dense_features(rows, schema.dense),
+            labels(rows, schema.label),
+            kjt_from_columns({"item": sparse_column(rows, "item")}, len(rows)),
+            ikjts_from_columns([visits], len(rows), Deduplicator()),
+        )
+
+
+class Noise(Preprocessing):
+    """Adds a number to ids that every object draws anew, and fails at one id."""
+
+    name = "contract.noise"
+
+    class Options(PluginOptions):
+        fails_at: int | None = None
+
+    options: Options
+
+    def __init__(self, options: PluginOptions) -> None:
+        super().__init__(options)
+        self._added = random.SystemRandom().randrange(2**40)
+
+    def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        if self.options.fails_at is not None and bool((values == self.options.fails_at).any()):
+            raise ValueError("this id brings bad luck")
+        return values + self._added, offsets
+
+
+class IngestionContract(PluginContract):
+    """Tests of an ingestion plugin: override the fixture ``plugin``.
+
+    The data has 112 rows, a batch 8, and a block at most 20. Its plugins are those of this module,
+    so readers need this package with its test dependencies.
+    """
+
+    def left_over(self) -> Sequence[object]:
+        """What there is while a feed is open and has to be gone soon after it is closed.
+
+        Override it where it is neither a process of multiprocessing nor a thread of Python.
+        """
+        return [*multiprocessing.active_children(), *threading.enumerate()]
+
+    @pytest.fixture
+    def registry(self, plugin: Ingestion) -> Registry:
+        """Three plugins that hold something, and the ingestion."""
+        return _registry(plugin)
+
+    def test_check_returns_where_it_can_run(self, plugin: Ingestion) -> None:
+        plugin.check()
+
+    @pytest.mark.parametrize("split", _SPLITS)
+    @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
+    def test_batches_and_positions_are_those_of_the_rank_alone(
+        self, registry: Registry, split: Split, rank: int, world_size: int
+    ) -> None:
+        """Two epochs; the position after the last batch of one is the start of the next."""
+        alone = replace(registry, ingestion=None).dataloader(rank, world_size, split)
+        with registry.dataloader(rank, world_size, split) as loader:
+            for _epoch in range(2):
+                expected = _read(alone)
+                assert len(expected) == len(loader)
+                _assert_same(_read(loader), expected)
+                assert loader.state_dict() == alone.state_dict()
+
+    def test_goes_on_at_any_batch(self, registry: Registry) -> None:
+        """By the same feed, each time after an iteration that was left early."""
+        alone = replace(registry, ingestion=None).dataloader(0, 2)
+        start = alone.state_dict()
+        expected = _read(alone)
+        positions = [start, *(position for _, position in expected)]
+        with registry.dataloader(0, 2) as loader:
+            for step, position in enumerate(positions[:-1]):
+                loader.load_state_dict(json.loads(json.dumps(position)))
+                _assert_same(list(islice(_each(loader), 2)), expected[step : step + 2])
+            loader.load_state_dict(positions[2])
+            _assert_same(_read(loader), expected[2:])
+
+    def test_feeds_of_several_ranks_and_splits_at_once(self, registry: Registry) -> None:
+        """Every row of an epoch once."""
+        numbers: list[float] = []
+        with (
+            registry.dataloader(0, 2) as first,
+            registry.dataloader(1, 2) as second,
+            registry.dataloader(0, 1, "test") as test,
+        ):
+            next(iter(test))
+            for pair in zip(first, second, strict=True):
+                for batch in pair:
+                    numbers += batch.dense_features.flatten().tolist()
+        assert sorted(numbers) == list(range(_ROWS))
+
+    @pytest.mark.parametrize(
+        ("kind", "options"),
+        [(DataError, {"broken_row": 50}), (PluginError, {"fails_at": 50})],
+    )
+    def test_errors_are_those_of_the_rank_alone(
+        self, plugin: Ingestion, kind: type[RecdError], options: Mapping[str, int]
+    ) -> None:
+        """The same error at the same batch, and again when it is read again."""
+        registry = _registry(plugin, **options)
+        alone = replace(registry, ingestion=None).dataloader(0, 1)
+        expected, before = _failure(alone)
+        assert type(expected) is kind
+        *_, (_, position) = before
+        with registry.dataloader(0, 1) as loader:
+            for _attempt in range(2):
+                error, batches = _failure(loader)
+                assert type(error) is kind
+                assert str(error) == str(expected)
+                _assert_same(batches, before)
+                assert loader.state_dict() == position, "that after the last batch handed out"
+                before = []  # it goes on where the error was
+
+    def test_report_is_figures(self, registry: Registry) -> None:
+        with registry.dataloader(0, 1) as loader:
+            _read(loader)
+            open_report = dict(loader.report())
+        for report in (open_report, dict(loader.report())):
+            assert all(isinstance(name, str) for name in report)
+            assert all(type(value) in (int, float) for value in report.values())
+            json.dumps(report, allow_nan=False)
+
+    def test_nothing_is_left_when_it_is_closed(self, registry: Registry) -> None:
+        """Also where an iteration was left early, and where nothing was read."""
+        with registry.dataloader(0, 1) as warm_up:
+            next(iter(warm_up))
+        before = {id(item) for item in self.left_over()}
+        loader = registry.dataloader(0, 1)
+        next(iter(loader))
+        unread = registry.dataloader(0, 1)
+        for each in (loader, unread, loader):  # the second call does nothing
+            each.close()
+        for _ in range(200):
+            left = [item for item in self.left_over() if id(item) not in before]
+            if not left:
+                return
+            threading.Event().wait(0.05)
+        raise AssertionError(f"there are {left}")
+
+
+def _registry(
+    plugin: Ingestion, broken_row: int | None = None, fails_at: int | None = None
+) -> Registry:
+    spec = {
+        "version": 1,
+        "dataset": {"use": Numbers.name},
+        "converter": {"use": Unrepeatable.name},
+        "ingestion": {"use": plugin.name},
+        "training": {"batch_size": _BATCH},
+    }
+    registry = Registry(
+        path=Path("registry.yaml"),
+        spec=RegistrySpec.model_validate(spec),
+        dataset=Numbers(Numbers.Options(broken_row=broken_row)),
+        converter=Unrepeatable(Unrepeatable.Options(trainer=os.getpid())),
+        preprocessing=(
+            Entry(Noise(Noise.Options(fails_at=fails_at)), ("item",), "preprocessing[0]", 1),
+            Entry(Noise(Noise.Options()), ("visits",), "preprocessing[1]", 1),
+        ),
+        pooling=(),
+        sharding=(),
+        cache=(),
+        ingestion=Entry(plugin, (), "ingestion", 1),
+    )
+    fit_converter(registry)
+    return registry
+
+
+def _each(loader: DataLoader) -> Iterator[tuple[ModelInput, State]]:
+    for batch in loader:
+        yield batch, loader.state_dict()
+
+
+def _read(loader: DataLoader) -> list[tuple[ModelInput, State]]:
+    return list(_each(loader))
+
+
+def _failure(loader: DataLoader) -> tuple[RecdError, list[tuple[ModelInput, State]]]:
+    batches: list[tuple[ModelInput, State]] = []
+    with pytest.raises(RecdError) as caught:
+        batches.extend(_each(loader))
+    return caught.value, batches
+
+
+def _assert_same(
+    batches: Iterable[tuple[ModelInput, State]], expected: Iterable[tuple[ModelInput, State]]
+) -> None:
+    for step, (one, other) in enumerate(zip(batches, expected, strict=True)):
+        assert one[1] == other[1], f"the position after batch {step}"
+        assert _contents(one[0]) == _contents(other[0]), f"batch {step}"
+
+
+def _contents(batch: ModelInput) -> dict[str, object]:
+    """All that the model sees of a batch, as values that can be compared."""
+    return {
+        "dense": _bits(batch.dense_features),
+        "labels": _bits(batch.labels),
+        "pooled": _kjt(batch.sparse_features),
+        "replicated": _kjt(batch.replicated_features),
+        "sequences": _kjt(batch.sequence_features),
+        "num_unique": dict(batch.num_unique),
+        "inverse_lookup": {name: _bits(each) for name, each in batch.inverse_lookup.items()},
+        "groups": dict(batch.groups),
+    }
+
+
+def _kjt(kjt: KeyedJaggedTensor | None) -> object:
+    if kjt is None:
+        return None
+    names, inverse = kjt.inverse_indices_or_none() or ([], torch.zeros(0))
+    tensors = (kjt.values(), kjt.lengths(), inverse)
+    return kjt.keys(), kjt.stride_per_key(), names, [_bits(tensor) for tensor in tensors]
+
+
+def _bits(tensor: Tensor) -> tuple[str, tuple[int, ...], list[Any]]:
+    return str(tensor.dtype), tuple(tensor.shape), tensor.tolist()
