@@ -193,7 +193,7 @@ def _generate(
     from recd_plugin_dlrm.trace.writer import write_trace
     from recd_plugins.cli.profile_output import progress
 
-    traces = [profile.table(name) for name in choose(list(profile.tables), tables)]
+    traces = [profile.tables[name] for name in choose(list(profile.tables), tables)]
     if accesses is None:
         counts = {each.accesses for each in traces}
         if len(counts) > 1:

@@ -10,7 +10,6 @@ from recd_plugin_dlrm.trace.distances import StackDistances
 from recd_plugin_dlrm.trace.sources import Piece
 from recd_plugin_dlrm.trace.table_trace import TableTrace
 from recd_plugins.errors import DataError
-from recd_plugins.registry.resolve import did_you_mean, shortened
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,18 +25,6 @@ class TraceProfile:
     tables: Mapping[str, TableTrace]
     source: str
     path: Path | None = None
-
-    def table(self, name: str) -> TableTrace:
-        """One of them.
-
-        Raises:
-            DataError: there is none of that name.
-        """
-        if name not in self.tables:
-            names = list(self.tables)
-            near = did_you_mean(name, names) or f"; it has {shortened(names)}"
-            raise DataError(f"{self.path or 'the trace profile'}: no table {name}{near}")
-        return self.tables[name]
 
 
 def profile_pieces(

@@ -114,7 +114,7 @@ def test_the_largest_id_space_is_not_left() -> None:
 def test_dense_features_are_uniform_or_normal() -> None:
     uniform = np.asarray(read(dataset())["dense_3"])
     assert uniform.dtype == np.float32
-    assert 0 <= uniform.min()
+    assert uniform.min() >= 0
     assert uniform.max() <= 1
     assert abs(uniform.mean() - 0.5) < 0.015
     options = {"dense_distribution": "normal", "dense_mean": 3.0, "dense_std": 0.5}

@@ -119,7 +119,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="t_fex matches no table; did you mean t_few"):
         dataset(tmp_path, tables=["t_fex"])
     pq.write_table(pa.table({"x": [1]}), tmp_path / "rows.parquet")
-    with pytest.raises(DataError, match="was not drawn by dlrm.trace"):
+    with pytest.raises(DataError, match=r"was not drawn by dlrm\.trace"):
         dataset(tmp_path)
     options = {"rows": 1, "profile": tmp_path / "profile.parquet", "path": tmp_path / "none"}
     with pytest.raises(DataError, match="not drawn yet"):

@@ -1,0 +1,286 @@
+"""``recd trace profile`` and ``generate``: sources, files and what is said of wrong ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+
+from recd_plugin_dlrm.trace import text_file, writer
+from recd_plugin_dlrm.trace.distances import profile_ids
+from recd_plugin_dlrm.trace.profile import TraceProfile
+from recd_plugin_dlrm.trace.profile_file import read_profile, write_profile
+from recd_plugins.cli import main
+from recd_plugins.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trace(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["trace", *map(str, arguments)])
+
+
+def done(*arguments: object) -> str:
+    result = trace(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def failed(*arguments: object) -> str:
+    result = trace(*arguments)
+    assert result.exit_code != 0
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return " ".join(result.output.split())
+
+
+def write_ids(path: Path, ids: Any) -> None:
+    path.write_text("".join(f"{each}\n" for each in ids))
+
+
+def registry(folder: Path, **options: Any) -> None:
+    given = {"rows": 3000, "dense": 1, "sparse": {"item": 50, "user": 9}, **options}
+    (folder / "registry.yaml").write_text(
+        "version: 1\n"
+        f"dataset: {{use: dlrm.random, options: {json.dumps(given)}}}\n"
+        "converter: {use: recd.kjt}\n"
+        "preprocessing:\n"
+        "  - {use: recd.sigrid_hash, features: [item], options: {buckets: 7}}\n"
+        "training: {batch_size: 100}\n"
+    )
+
+
+def test_a_text_file_is_profiled_and_drawn_again(folder: Path) -> None:
+    write_ids(folder / "ids.txt", np.random.default_rng(0).integers(0, 50, 20_000))
+    shown = done("profile", "ids.txt", "-o", "p.parquet", "--json", "p.json", "--plot", "p.png")
+    assert "20,000" in shown
+    figures = json.loads((folder / "p.json").read_text())["tables"]["t_id"]
+    assert (figures["accesses"], figures["ids"], figures["p0"]) == (20_000, 50, 0.0025)
+    assert 24 <= figures["median_distance"] <= 27
+    assert figures["hit_rates"]["0.50"] == pytest.approx(0.5, abs=0.02)
+
+    done("generate", "p.parquet", "-o", "s.txt", "--json", "s.json", "--plot", "s.svg")
+    drawn = np.loadtxt(folder / "s.txt", dtype=np.int64)
+    assert len(drawn) == 20_000
+    assert len(np.unique(drawn)) == 50
+    compared = json.loads((folder / "s.json").read_text())["t_id"]
+    found, original = profile_ids(drawn), read_profile(folder / "p.parquet").tables["t_id"]
+    sizes = original.cache_sizes()
+    difference = np.abs(found.hit_rates(sizes) - original.hit_rates(sizes)).max()
+    assert compared["worst_hit_rate_difference"] == pytest.approx(difference)
+    assert difference < 0.02
+    assert {path.suffix for path in folder.iterdir()} == {
+        ".txt",
+        ".parquet",
+        ".json",
+        ".png",
+        ".svg",
+    }
+
+
+def test_columns_are_tables_and_gzip_is_read_and_written(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    users, items = random.integers(-9, 9, 3000), random.integers(0, 2**62, 3000)
+    with gzip.open(folder / "ids.txt.gz", "wt") as file:
+        file.writelines(f"  {u}\t{i}\n\n" for u, i in zip(users, items, strict=True))
+    done("profile", "ids.txt.gz", "--columns", "user,item", "-o", "p.parquet")
+    found = read_profile(folder / "p.parquet")
+    assert list(found.tables) == ["t_user", "t_item"]
+    for table, ids in (("t_user", users), ("t_item", items)):
+        expected = profile_ids(ids)
+        assert found.tables[table].ids.tolist() == expected.ids.tolist()
+        assert found.tables[table].counts.tolist() == expected.counts.tolist()
+        assert found.tables[table].rows == 3000
+    done("generate", "p.parquet", "--accesses", 500, "-o", "s.txt.gz", "--min-new", 0, "--seed", 4)
+    with gzip.open(folder / "s.txt.gz", "rt") as file:
+        lines = file.read().splitlines()
+    assert len(lines) == 500
+    assert set(np.loadtxt(lines, dtype=np.int64)[:, 0]) <= set(users)
+    done("profile", "s.txt.gz", "--columns", "user,item", "-o", "again.parquet")
+    done("profile", "ids.txt.gz", "--columns", "user,item", "-o", "one.parquet", "--tables", "t_u*")
+    assert list(read_profile(folder / "one.parquet").tables) == ["t_user"]
+
+
+def test_traces_are_written_as_parquet_in_pieces(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_ids(folder / "ids.txt", [1, 2, 3, 1, 2, 3, 3, 2, 1] * 100)
+    done("profile", "ids.txt", "-o", "p.parquet")
+    done("generate", "p.parquet", "-o", "whole.parquet", "--accesses", 1000)
+    monkeypatch.setattr(writer, "_ROWS", 64)
+    done("generate", "p.parquet", "-o", "pieces.parquet", "--accesses", 1000)
+    whole, pieces = (pq.read_table(folder / f"{name}.parquet") for name in ("whole", "pieces"))
+    assert whole.equals(pieces)
+    assert whole.num_rows == 1000
+    made = json.loads(whole.schema.metadata[writer.PROVENANCE])
+    assert (made["source"], made["accesses"], made["seed"]) == ("ids.txt", 1000, 0)
+
+
+def test_rows_and_pieces_of_text_do_not_change_ids(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = np.random.default_rng(0).integers(0, 10**6, 999)
+    (folder / "ids.txt").write_text(" ".join(map(str, numbers)))
+    for size in (7, 64, 1 << 20):
+        monkeypatch.setattr(text_file, "_BYTES", size)
+        read = np.concatenate(list(text_file.read_text(folder / "ids.txt", ["id"])))
+        assert read[:, 0].tolist() == numbers.tolist()
+        pairs = folder / "pairs.txt"
+        pairs.write_text("\n".join(f"{a} {b}" for a, b in numbers[:998].reshape(-1, 2)))
+        read = np.concatenate(list(text_file.read_text(pairs, ["a", "b"])))
+        assert read.ravel().tolist() == numbers[:998].tolist()
+    done("profile", "ids.txt", "-o", "p.parquet", "--rows", 100)
+    assert read_profile(folder / "p.parquet").tables["t_id"].accesses == 100
+
+
+def test_a_registry_is_profiled_as_tables_see_it(folder: Path) -> None:
+    """Row by row after preprocessing; ``--rows`` and ``--tables`` choose."""
+    registry(folder, num_indices_per_lookup=3)
+    done("profile", "registry.yaml", "-o", "p.parquet")
+    tables = read_profile(folder / "p.parquet").tables
+    assert list(tables) == ["t_item", "t_user"]
+    assert len(tables["t_item"].ids) == 7
+    assert max(tables["t_item"].ids) < 7
+    assert (tables["t_user"].accesses, tables["t_user"].rows) == (9000, 3000)
+    done(
+        "profile",
+        "registry.yaml",
+        "-o",
+        "p.parquet",
+        "--rows",
+        200,
+        "--tables",
+        "t_user",
+        "--force",
+    )
+    tables = read_profile(folder / "p.parquet").tables
+    assert (list(tables), tables["t_user"].accesses) == (["t_user"], 600)
+
+
+def test_lists_that_rows_share_count_in_every_row(folder: Path) -> None:
+    """Dictionary-encoded lists: what a table without deduplication is looked up with."""
+    plain, packed = folder / "plain", folder / "packed"
+    assert CliRunner().invoke(main, ["generate", str(plain), "--rows", "512"]).exit_code == 0
+    arguments = ["convert-layout", str(plain), str(packed), "--layout", "list_dict"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    for path in (plain, packed):
+        options = {"path": str(path), "sparse": ["usr_1", "seq_0_0"]}
+        (folder / f"{path.name}.yaml").write_text(
+            f"version: 1\ndataset: {{use: recd.session_parquet, options: {json.dumps(options)}}}\n"
+            "converter: {use: recd.kjt}\n"
+        )
+        done("profile", f"{path.name}.yaml", "-o", f"{path.name}.parquet")
+    first, second = (read_profile(folder / f"{name}.parquet") for name in ("plain", "packed"))
+    for name, one in first.tables.items():
+        assert one.ids.tolist() == second.tables[name].ids.tolist()
+        assert one.counts.tolist() == second.tables[name].counts.tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("1\n2 x3\n", "line 2: 'x3' is no id"),
+        ("1\n2\n1.5\n", "line 3: '1.5' is no id"),
+        ("1\n-\n", "line 2: '-' is no id"),
+        ("7\n9223372036854775808\n", "line 2: 9223372036854775808 does not fit into 64 bits"),
+        (" \n\n", "there are no ids in it"),
+        ("", "there are no ids in it"),
+    ],
+)
+def test_wrong_text_is_named_by_line(folder: Path, text: str, said: str) -> None:
+    (folder / "ids.txt").write_text(text)
+    assert f"ids.txt: {said}" in failed("profile", "ids.txt", "-o", "p.parquet")
+    assert [path.name for path in folder.iterdir()] == ["ids.txt"]
+
+
+def test_lines_of_other_columns_are_named(folder: Path) -> None:
+    (folder / "ids.txt").write_text("1 2\n3 4\n5\n6 7\n")
+    said = failed("profile", "ids.txt", "-o", "p.parquet", "--columns", "a,b")
+    assert "line 3 has 1 numbers, and --columns names 2: a, b" in said
+    (folder / "ids.txt").write_text("1 2\n3 4 5")
+    said = failed("profile", "ids.txt", "-o", "p.parquet", "--columns", "a,b")
+    assert "line 2 has 3 numbers" in said
+    assert "an empty name" in failed("profile", "ids.txt", "-o", "p", "--columns", "a,,b")
+
+
+def test_damaged_gzip_is_named(folder: Path) -> None:
+    with gzip.open(folder / "whole.gz", "wt") as file:
+        file.writelines(f"{each}\n" for each in np.random.default_rng(0).integers(0, 9, 50_000))
+    data = (folder / "whole.gz").read_bytes()
+    (folder / "cut.gz").write_bytes(data[:-500])
+    assert "cut.gz: the gzip file is truncated" in failed("profile", "cut.gz", "-o", "p.parquet")
+    (folder / "text.gz").write_text("1 2 3")
+    assert "text.gz: no gzip file" in failed("profile", "text.gz", "-o", "p.parquet")
+    (folder / "bad.gz").write_bytes(data[:2000] + b"xxxx" * 9 + data[2036:])
+    assert "bad.gz: no gzip file, or a damaged" in failed("profile", "bad.gz", "-o", "p.parquet")
+    assert "none.txt: no such file" in failed("profile", "none.txt", "-o", "p.parquet")
+
+
+def test_files_that_are_no_profile_are_refused(folder: Path) -> None:
+    write_ids(folder / "ids.txt", [1, 2, 1])
+    done("profile", "ids.txt", "-o", "p.parquet")
+    assert "exists already" in failed("profile", "ids.txt", "-o", "p.parquet")
+    assert "no table" in failed("generate", "p.parquet", "-o", "s.txt", "--tables", "t_x")
+    assert "not in the range" in failed("generate", "p.parquet", "-o", "s.txt", "--accesses", 0)
+    assert "not in the range" in failed("generate", "p.parquet", "-o", "s.txt", "--min-new", 1)
+    assert "no such file" in failed("generate", "none.parquet", "-o", "s.txt")
+    assert "no Parquet file" in failed("generate", "ids.txt", "-o", "s.txt")
+    table = pq.read_table(folder / "p.parquet")
+    pq.write_table(table.replace_schema_metadata({}), "other.parquet")
+    assert "no trace profile, but some other" in failed("generate", "other.parquet", "-o", "s")
+    key = next(iter(table.schema.metadata))
+    head = json.dumps({"version": 99, "source": "x"})
+    pq.write_table(table.replace_schema_metadata({key: head}), "new.parquet")
+    assert "of version 99; this recd reads version 1" in failed(
+        "generate", "new.parquet", "-o", "s"
+    )
+    assert not (folder / "s").exists()
+    registry(folder)
+    assert "--columns is for text" in failed(
+        "profile", "registry.yaml", "-o", "q", "--columns", "a"
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "said"),
+    [
+        ("ids", [5, 5], "an id stands in it twice"),
+        ("distances", [0, 3], "distances do not rise"),
+        ("distances", [1, 2], "distances and counts do not fit"),
+        ("counts", [2, 0], "counts are below 1"),
+        ("counts", [3, 1], "3 accesses are new and there are 2 ids"),
+        ("counts", [2], "distances and counts do not fit"),
+    ],
+)
+def test_profiles_that_contradict_themselves_are_refused(
+    folder: Path, column: str, values: list[int], said: str
+) -> None:
+    one = profile_ids(np.array([4, 8, 4]))
+    write_profile(TraceProfile({one.table: one}, "a test"), folder / "p.parquet")
+    table = pq.read_table(folder / "p.parquet")
+    place = table.schema.get_field_index(column)
+    changed = pa.array([values], table.schema.field(column).type)
+    table = table.set_column(place, table.schema.field(column), changed)
+    pq.write_table(table, folder / "p.parquet")
+    with pytest.raises(DataError, match=f"table t_id: .*{said}"):
+        read_profile(folder / "p.parquet")
+
+
+def test_tables_of_other_lengths_need_a_number_of_accesses(folder: Path) -> None:
+    made = [profile_ids(np.array(ids), name) for ids, name in (([1, 1], "a"), ([1, 2, 1], "b"))]
+    write_profile(TraceProfile({each.table: each for each in made}, "a test"), folder / "p.parquet")
+    said = failed("generate", "p.parquet", "-o", "s.txt")
+    assert "say how many with --accesses" in said
+    done("generate", "p.parquet", "-o", "s.txt", "--tables", "t_b")
+    assert len((folder / "s.txt").read_text().split()) == 3

@@ -1,0 +1,229 @@
+"""Algorithms 1 and 2 against what they are by definition, and the figures of the DLRM paper."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recd_plugin_dlrm.trace.distances import StackDistances, profile_ids
+from recd_plugin_dlrm.trace.generator import TraceGenerator, replay
+from recd_plugin_dlrm.trace.least_new import (
+    WITHIN,
+    ExpectedTrace,
+    generator_of,
+    least_new,
+    worst_difference,
+)
+from recd_plugin_dlrm.trace.table_trace import TableTrace, total_variation
+from recd_plugins.errors import DataError
+
+SOME_IDS = st.lists(st.integers(-3, 12), min_size=1, max_size=200)
+
+
+def by_definition(trace: list[int]) -> tuple[list[int], list[int]]:
+    """Ids in the order of first use, and distances, from a list that is searched."""
+    stack: list[int] = []
+    unique, distances = [], []
+    for access in trace:
+        if access in stack:
+            distances.append(stack.index(access) + 1)
+            stack.remove(access)
+        else:
+            distances.append(0)
+            unique.append(access)
+        stack.insert(0, access)
+    return unique, distances
+
+
+def distances_of(trace: list[int]) -> list[int]:
+    return StackDistances().add(np.array(trace)).tolist()
+
+
+def hits(trace: list[int], size: int) -> float:
+    """Of an LRU cache of ``size`` rows that is played."""
+    cache: list[int] = []
+    count = 0
+    for access in trace:
+        if access in cache:
+            count += 1
+            cache.remove(access)
+        elif len(cache) == size:
+            cache.pop()
+        cache.insert(0, access)
+    return count / len(trace)
+
+
+def uniform(seed: int = 0) -> TableTrace:
+    return profile_ids(np.random.default_rng(seed).integers(1, 101, 100_000))
+
+
+def test_the_papers_example() -> None:
+    found = profile_ids(np.array([ord(letter) for letter in "abcabbda"]))
+    assert [chr(each) for each in found.ids] == list("abcd")
+    assert distances_of([ord(letter) for letter in "abcabbda"]) == [0, 0, 0, 3, 3, 1, 0, 3]
+    shares = dict(zip(found.distances.tolist(), found.weights().tolist(), strict=True))
+    assert shares == {0: 0.5, 1: 0.125, 3: 0.375}
+    assert found.new_share == 0.5
+    assert found.median_distance == 3
+    assert distances_of([1, 2, 3, 1, 2, 3, 3, 2, 1]) == [0, 0, 0, 3, 3, 3, 1, 2, 3]
+
+
+@given(SOME_IDS)
+def test_distances_are_those_of_the_definition(trace: list[int]) -> None:
+    unique, distances = by_definition(trace)
+    found = StackDistances()
+    assert found.add(np.array(trace)).tolist() == distances
+    assert found.trace("x").ids.tolist() == unique
+    assert replay(np.array(unique), np.array(distances)).tolist() == trace
+
+
+@given(SOME_IDS, st.integers(1, 20))
+def test_hit_rates_are_those_of_a_cache_that_is_played(trace: list[int], size: int) -> None:
+    assert profile_ids(np.array(trace)).hit_rates(np.array([size]))[0] == hits(trace, size)
+
+
+@given(SOME_IDS, st.integers(0, 200))
+def test_a_trace_may_come_in_pieces(trace: list[int], cut: int) -> None:
+    found = StackDistances()
+    parts = [found.add(np.array(part, np.int64)) for part in (trace[:cut], trace[cut:])]
+    assert np.concatenate(parts).tolist() == distances_of(trace)
+    assert found.accesses == len(trace)
+
+
+@pytest.mark.parametrize("num_ids", [3, 5000, 60_000])
+def test_long_traces_are_replayed(num_ids: int) -> None:
+    """Of few ids and of many: positions of the stack are used up several times."""
+    trace = np.random.default_rng(1).integers(-num_ids, num_ids, 200_000) * (1 << 40)
+    found = StackDistances()
+    distances = found.add(trace)
+    assert (replay(found.trace("x").ids, distances) == trace).all()
+    profile = found.trace("x")
+    assert len(profile.ids) == len(np.unique(trace))
+    assert (np.bincount(distances)[profile.distances] == profile.counts).all()
+
+
+@pytest.mark.parametrize("distances", [[1], [0, 2], [0, 0, 0], [0, -1]])
+def test_distances_of_no_trace_are_refused(distances: list[int]) -> None:
+    with pytest.raises(DataError, match=rf"access {len(distances) - 1} .* is none of an LRU"):
+        replay(np.array([7, 8]), np.array(distances))
+
+
+@settings(max_examples=50)
+@given(SOME_IDS, st.integers(0, 5), st.sampled_from([0.0, 0.3, 0.9]))
+def test_what_is_drawn_are_the_distances_that_it_counts(
+    trace: list[int], seed: int, min_new: float
+) -> None:
+    profile = profile_ids(np.array(trace))
+    drawn = TraceGenerator(profile, seed, min_new)
+    accesses = len(profile.ids) if len(profile.distances) == 1 else 150
+    made = drawn.draw(accesses)
+    found = StackDistances()
+    distances = found.add(made)
+    counted = [int((distances == each).sum()) for each in profile.distances]
+    assert counted == drawn.counts.tolist()
+    assert sum(counted) == accesses == drawn.accesses
+    first_seen = found.trace("x").ids
+    assert first_seen.tolist() == profile.ids[: len(first_seen)].tolist()
+    assert drawn.num_ids == len(first_seen)
+    again = TraceGenerator(profile, seed, min_new)
+    assert np.concatenate(list(again.pieces(accesses, 7))).tolist() == made.tolist()
+
+
+def test_uniform_ids_have_the_papers_distribution() -> None:
+    found = uniform()
+    assert found.new_share == 0.001
+    others = found.weights()[1:]
+    assert 0.0089 < others.min() < others.max() < 0.0109
+
+
+def steps_to_all(profile: TableTrace, seed: int, min_new: float) -> tuple[int, TraceGenerator]:
+    drawn = TraceGenerator(profile, seed, min_new)
+    trace = drawn.draw(profile.accesses)
+    first = {int(each): step for step, each in reversed(list(enumerate(trace)))}
+    assert len(first) == len(profile.ids)
+    return max(first.values()) + 1, drawn
+
+
+def test_unadjusted_traces_see_all_ids_late_and_with_a_raised_p0_early() -> None:
+    """Means 49,500 and 5,000 accesses; the paper's remedy for short synthetic traces."""
+    profile = uniform()
+    own = [steps_to_all(profile, seed, 0) for seed in range(5)]
+    raised = [steps_to_all(profile, seed, 0.01) for seed in range(5)]
+    assert all(30_000 < steps < 70_000 for steps, _ in own)
+    assert all(3_500 < steps < 6_500 for steps, _ in raised)
+    apart = [[total_variation(profile.counts, each.counts) for _, each in s] for s in (own, raised)]
+    assert all(0.07 < each < 0.17 for each in apart[0])
+    assert all(0.012 < each < 0.02 for each in apart[1])
+
+
+@pytest.mark.parametrize("min_new", [0.0, 0.01, 0.2])
+@pytest.mark.parametrize("accesses", [20_000, 100_000, 300_000])
+def test_expected_traces_are_the_mean_of_those_that_are_drawn(
+    min_new: float, accesses: int
+) -> None:
+    profile = uniform()
+    counts = np.zeros(len(profile.counts))
+    for seed in range(10):
+        drawn = TraceGenerator(profile, seed, min_new)
+        drawn.draw(accesses)
+        counts += drawn.counts / 10
+    expected = ExpectedTrace(profile, accesses).counts(min_new)
+    assert abs(expected.sum() / accesses - 1) < 1e-6
+    assert total_variation(counts, expected) < 0.02
+    assert abs(worst_difference(profile, counts) - worst_difference(profile, expected)) < 0.02
+
+
+@pytest.mark.parametrize("exponent", [1.05, 1.2, 1.6])
+def test_hit_rates_of_zipfs_law_are_kept(exponent: float) -> None:
+    profile = profile_ids(np.random.default_rng(0).zipf(exponent, 200_000) % 10**7)
+    drawn = generator_of(profile, profile.accesses, 3, None)
+    drawn.draw(profile.accesses)
+    assert worst_difference(profile, drawn.counts) < 0.01
+
+
+def test_p0_is_raised_no_further_than_it_has_to_be() -> None:
+    profile = uniform()
+    share = least_new(profile, profile.accesses)
+    expected = ExpectedTrace(profile, profile.accesses)
+    assert profile.new_share < share < 0.1
+    assert expected.worst_difference(share) <= WITHIN < expected.worst_difference(share * 0.75)
+    assert least_new(profile, profile.accesses, within=1.0) == profile.new_share
+
+
+def test_raising_p0_lowers_the_others_in_proportion() -> None:
+    profile = profile_ids(np.array([1, 2, 1, 1, 2, 2, 2, 1]))
+    raised = profile.weights(0.5)
+    assert raised[0] == 0.5
+    assert raised.sum() == pytest.approx(1)
+    assert raised[1:] / raised[1:].sum() == pytest.approx(profile.counts[1:] / 6)
+    assert (profile.weights(0.1) == profile.weights()).all()
+
+
+def test_a_trace_without_repeats_ends() -> None:
+    profile = profile_ids(np.arange(10))
+    assert profile.median_distance is None
+    assert TraceGenerator(profile).draw(10).tolist() == list(range(10))
+    drawn = TraceGenerator(profile)
+    drawn.draw(4)
+    with pytest.raises(DataError, match="at most its 10 accesses"):
+        drawn.draw(7)
+
+
+def test_one_id_stays_one_id() -> None:
+    profile = profile_ids(np.full(5, 9))
+    assert TraceGenerator(profile).draw(50).tolist() == [9] * 50
+    assert least_new(profile, 5) == 0.2
+
+
+def test_tables_have_draws_of_their_own() -> None:
+    profiles = [
+        TableTrace(name, each.ids, each.distances, each.counts, each.rows)
+        for name, each in (("a", uniform()), ("b", uniform()))
+    ]
+    first, second = (generator_of(each, 100, 0, 0.5).draw(100) for each in profiles)
+    assert first.tolist() != second.tolist()
+    assert len({tuple(pair) for pair in itertools.pairwise(first)}) > 50
