@@ -93,7 +93,7 @@ def names() -> list[str]:
 
     modules = pkgutil.iter_modules(recd_benchmarks.__path__)
     found = (module.name for module in modules if not module.ispkg)
-    return sorted(name for name in found if name not in ("batches", "frame", "tables"))
+    return sorted(name for name in found if name not in ("batches", "frame", "svg", "tables"))
 
 
 def _list(console: Console) -> None:

@@ -28,6 +28,8 @@ class Span:
         thread: of the host.
         is_region: annotated code, in contrast to an operator.
         operator: number of this operator, or of the one that launched this kernel.
+        sequence: number of the autograd node that this operator made, or that runs here; -1 of
+            none.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Span:
     thread: int = 0
     is_region: bool = False
     operator: int = 0
+    sequence: int = -1
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def read(profiler: profile, device: torch.device) -> StepEvents:
             event.start_thread_id(),
             event.is_user_annotation(),
             event.linked_correlation_id() if on_device else event.correlation_id(),
+            event.sequence_nr(),
         )
         if on_device:
             if not span.is_region:
