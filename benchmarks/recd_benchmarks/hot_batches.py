@@ -172,6 +172,8 @@ def plot(result: dict[str, Any], folder: Path) -> list[Path]:
     """NE of each seed in every order, from a report."""
     from matplotlib.figure import Figure as Picture
 
+    from recd_plugins.files import write_figure
+
     details = result["details"]
     picture = Picture(figsize=(4.5 * len(details), 3.5), layout="constrained")
     axes = picture.subplots(1, len(details), squeeze=False)[0]
@@ -183,9 +185,8 @@ def plot(result: dict[str, Any], folder: Path) -> list[Path]:
         axis.set_ylabel("normalized entropy, test split")
         axis.margins(x=0.4)
         axis.legend()
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "hot_batches.svg"
-    picture.savefig(path)
+    write_figure(path, picture)
     return [path]
 
 

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recd_benchmarks.scars_cache.cells import BYTES_TABLE
 from recd_benchmarks.scars_cache.theory import MORE_TRAFFIC_TABLE, TRAFFIC_TABLE
+from recd_benchmarks.svg import COLORS, GREY, write_svg
 from recd_plugins.errors import RecdError
-from recd_plugins.files import write_text
 
-_STYLE: Any = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "recd",
-    "svg.fonttype": "none",
-}
-_COLORS = ("#2563a8", "#d9822b", "#3a8f5c", "#8a5fb0")
+Drawing = Callable[[Axes, dict[str, Any]], None]
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
@@ -43,15 +36,8 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     paths = []
     for title in (title for title in plots if title in details):
         detail, (name, draw_one) = details[title], plots[title]
-        with matplotlib.rc_context(_STYLE):
-            figure = Figure(figsize=(8, 1 + 0.3 * len(detail["rows"])), layout="constrained")
-            axes = figure.subplots()
-            draw_one(axes, detail)
-            axes.invert_yaxis()
-            text = io.StringIO()
-            figure.savefig(text, format="svg", metadata={"Date": None})
         paths.append(folder / name)
-        write_text(paths[-1], text.getvalue())
+        write_svg(paths[-1], 1 + 0.3 * len(detail["rows"]), partial(_draw, draw_one, detail))
     if not paths:
         raise RecdError(
             "--plot draws what is moved, which --theory and --only traffic find: leave --only out"
@@ -59,10 +45,16 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     return paths
 
 
+def _draw(draw_one: Drawing, detail: dict[str, Any], figure: Figure) -> None:
+    axes = figure.subplots()
+    draw_one(axes, detail)
+    axes.invert_yaxis()
+
+
 def _draw_theory(axes: Axes, detail: dict[str, Any]) -> None:
     """Of each distribution, what is moved over the plain path at 1x."""
     rows = detail["rows"]
-    for number, (kind, color) in enumerate(zip(detail["headings"][2:5], _COLORS, strict=False)):
+    for number, (kind, color) in enumerate(zip(detail["headings"][2:5], COLORS, strict=False)):
         for at, filled in ((2, True), (6, False)):
             shares = [max(float(row[at + number]) / float(row[1]), 1e-6) for row in rows]
             axes.plot(
@@ -83,7 +75,7 @@ def _draw_theory(axes: Axes, detail: dict[str, Any]) -> None:
 def _draw_bytes(axes: Axes, detail: dict[str, Any]) -> None:
     """Of each side, MB that were counted and predicted."""
     rows = [row for row in detail["rows"] if row[1] != ""]
-    for number, (label, color) in enumerate((("counted", _COLORS[0]), ("predicted", "#b6bcc6"))):
+    for number, (label, color) in enumerate((("counted", COLORS[0]), ("predicted", GREY))):
         places = [place - 0.2 + 0.4 * number for place in range(len(rows))]
         values = [
             float(row[1]) + float(row[2]) if number == 0 else float(row[3] or 0) for row in rows

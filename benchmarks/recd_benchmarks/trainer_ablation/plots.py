@@ -2,50 +2,40 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recd_plugins.files import write_text
+from recd_benchmarks.svg import COLORS, write_svg
 
-_COLORS = ("#2563a8", "#d9822b", "#3a8f5c", "#8a5fb0", "#b6bcc6")
-_STYLE: Any = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "recd",
-    "svg.fonttype": "none",
-}
+Drawing = Callable[[Axes, dict[str, Any]], None]
 _SPEEDUP, _STAGES = 2, slice(4, None)
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
     """Write ``figure_8.svg``, time by stage, and ``figure_9.svg``, throughput; their paths."""
     times = [detail for detail in result["details"] if detail["title"].endswith(": time")]
-    plots: dict[str, Callable[[Axes, dict[str, Any]], None]] = {
+    plots: dict[str, Drawing] = {
         "figure_8.svg": _draw_stages,
         "figure_9.svg": _draw_throughput,
     }
     paths = []
     for name, draw_one in plots.items():
-        with matplotlib.rc_context(_STYLE):
-            figure = Figure(figsize=(8, 0.6 + 2.6 * len(times)), layout="constrained")
-            for axes, detail in zip(
-                figure.subplots(len(times), squeeze=False)[:, 0], times, strict=True
-            ):
-                draw_one(axes, detail)
-                axes.set_title(detail["title"].partition(":")[0], loc="left")
-                axes.invert_yaxis()
-            text = io.StringIO()
-            figure.savefig(text, format="svg", metadata={"Date": None})
         paths.append(folder / name)
-        write_text(paths[-1], text.getvalue())
+        write_svg(paths[-1], 0.6 + 2.6 * len(times), partial(_draw, draw_one, times))
     return paths
+
+
+def _draw(draw_one: Drawing, times: Sequence[dict[str, Any]], figure: Figure) -> None:
+    grid = figure.subplots(len(times), squeeze=False)
+    for axes, detail in zip(grid[:, 0], times, strict=True):
+        draw_one(axes, detail)
+        axes.set_title(detail["title"].partition(":")[0], loc="left")
+        axes.invert_yaxis()
 
 
 def _draw_stages(axes: Axes, detail: dict[str, Any]) -> None:
@@ -54,7 +44,7 @@ def _draw_stages(axes: Axes, detail: dict[str, Any]) -> None:
     scales = [float(rows[0][1]) / float(row[1]) for row in rows]
     left = [0.0] * len(rows)
     stages = list(zip(*(row[_STAGES] for row in rows), strict=True))
-    for name, values, color in zip(detail["headings"][_STAGES], stages, _COLORS, strict=True):
+    for name, values, color in zip(detail["headings"][_STAGES], stages, COLORS, strict=True):
         widths = [value * scale for value, scale in zip(values, scales, strict=True)]
         axes.barh([row[0] for row in rows], widths, left=left, color=color, label=name)
         left = [start + width for start, width in zip(left, widths, strict=True)]
@@ -64,7 +54,7 @@ def _draw_stages(axes: Axes, detail: dict[str, Any]) -> None:
 
 def _draw_throughput(axes: Axes, detail: dict[str, Any]) -> None:
     names, values = zip(*((row[0], row[_SPEEDUP]) for row in detail["rows"]), strict=True)
-    bars = axes.barh(names, values, color=_COLORS[0])
+    bars = axes.barh(names, values, color=COLORS[0])
     axes.bar_label(bars, fmt="%.2f", padding=3)
     axes.margins(x=0.1)
     axes.set_xlabel("samples a second over the baseline")
