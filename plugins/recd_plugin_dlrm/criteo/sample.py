@@ -58,7 +58,7 @@ def write_sample(
         sampler = Sampler(np.random.default_rng([seed, number]))
         try:
             if file_format == "npy":
-                files += _write_npy(folder, name, sampler.rows(num_rows))
+                files += write_npy(folder, name, sampler.rows(num_rows))
                 progress(num_rows)
             else:
                 end = "" if file_format == "tsv" else f".{file_format}"
@@ -131,6 +131,25 @@ def write_tsv(path: Path, tables: list[pa.Table]) -> None:
             _append(table, sink)
 
 
+def write_npy(folder: Path, name: str, rows: RawRows) -> list[Path]:
+    """Write three files as torchrec does, but whole numbers where it has their logarithms.
+
+    Raises:
+        RecdError: the place cannot be written.
+    """
+    arrays: dict[str, NDArray[Any]] = {
+        "dense": np.stack(rows.dense, axis=1).astype(np.int32),
+        "sparse": np.stack(rows.sparse, axis=1),
+        "labels": rows.labels.astype(np.int32)[:, None],
+    }
+    files = []
+    for word, array in arrays.items():
+        files.append(folder / f"{name}_{word}.npy")
+        with new_file(files[-1]) as temporary, temporary.open("wb") as stream:
+            np.save(stream, array)
+    return files
+
+
 def _write_tsv(
     path: Path, sampler: Sampler, num_rows: int, progress: Callable[[int], None]
 ) -> None:
@@ -147,21 +166,6 @@ def _write_tsv(
 def _append(table: pa.Table, sink: pa.NativeFile) -> None:
     options = pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none")
     pa.csv.write_csv(table, sink, options)
-
-
-def _write_npy(folder: Path, name: str, rows: RawRows) -> list[Path]:
-    """As torchrec writes them, but for whole numbers where it writes their logarithms."""
-    arrays: dict[str, NDArray[Any]] = {
-        "dense": np.stack(rows.dense, axis=1).astype(np.int32),
-        "sparse": np.stack(rows.sparse, axis=1),
-        "labels": rows.labels.astype(np.int32)[:, None],
-    }
-    files = []
-    for word, array in arrays.items():
-        files.append(folder / f"{name}_{word}.npy")
-        with new_file(files[-1]) as temporary, temporary.open("wb") as stream:
-            np.save(stream, array)
-    return files
 
 
 def _hex(ids: NDArray[np.int64]) -> pa.Array:

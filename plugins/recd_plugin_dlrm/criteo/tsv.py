@@ -240,8 +240,8 @@ class TsvStream:
             end = self.offset + len(self._data) - self._at
             raise DataError(
                 f"{self._path}: the file is cut off or damaged, or is not what its name says "
-                f"({error}). It could be read to line {self.line}, {end} bytes of text, or a "
-                "little more; fetch it again"
+                f"({error}). The lines before {self.line} ({end} bytes of text) can be read, and "
+                "maybe some more; fetch it again"
             ) from error
         return chunk
 

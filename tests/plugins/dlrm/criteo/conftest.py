@@ -1,0 +1,35 @@
+"""Small files of Criteo's format, and units so small that they have several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.plugins.dlrm.criteo.criteo_cases import UNIT_ROWS, WriteDays, sample_rows, write_day
+
+from recd_plugin_dlrm.criteo import day, tsv_day, tsv_index
+from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (day, tsv_index, tsv_day):
+        monkeypatch.setattr(module, "UNIT_ROWS", UNIT_ROWS)
+
+
+@pytest.fixture
+def write_days(tmp_path: Path) -> WriteDays:
+    """Writes days of so many rows in a format: the same rows in each."""
+
+    def write(file_format: str, *rows: int, kaggle: bool = False) -> Path:
+        folder = tmp_path / file_format
+        for number, num_rows in enumerate(rows):
+            name = "train" if kaggle else f"day_{number}"
+            write_day(folder, name, file_format, sample_rows(num_rows, number))
+        if file_format == "parquet":
+            options = ConvertOptions(folder / "tsv", folder / "new", part_rows=50, row_group_rows=8)
+            convert(options)
+            return folder / "new"
+        return folder
+
+    return write

@@ -1,0 +1,37 @@
+"""``dlrm.criteo`` keeps the contract of datasets in every format."""
+
+from __future__ import annotations
+
+import pytest
+from tests.plugins.dlrm.criteo.criteo_cases import FORMATS, make
+
+from recd_plugins.testing.contracts import DatasetContract
+
+
+class TestTerabyte(DatasetContract):
+    @pytest.fixture(params=FORMATS)
+    def plugin(self, request, write_days):
+        return make(write_days(request.param, 37, 21, 40), prefetch=0)
+
+
+class TestHalfOfTheLastDay(DatasetContract):
+    split = "test"
+
+    @pytest.fixture(params=["tsv", "gz", "parquet"])
+    def plugin(self, request, write_days):
+        return make(write_days(request.param, 20, 91), categorical="dictionary")
+
+
+class TestKaggle(DatasetContract):
+    @pytest.fixture(params=["tsv", "gz", "parquet", "npy"])
+    def plugin(self, request, write_days):
+        return make(write_days(request.param, 90, kaggle=True))
+
+
+class TestShuffled(DatasetContract):
+    @pytest.fixture(params=["tsv", "parquet", "npy"])
+    def plugin(self, request, write_days):
+        return make(write_days(request.param, 70, 30), shuffle=True, evaluate="nothing")
+
+    def test_starts_again_after_the_end(self, dataset):
+        pytest.skip("other rows fill no batch in another epoch")

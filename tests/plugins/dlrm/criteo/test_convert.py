@@ -1,0 +1,230 @@
+"""``recd criteo convert``: what it writes, what it refuses, and what is left of a killed run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from tests.plugins.dlrm.criteo.criteo_cases import sample_rows, write_day
+
+from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
+from recd_plugin_dlrm.criteo.rows import DENSE, SPARSE
+from recd_plugins.cli import main
+from recd_plugins.data.parquet import ParquetTable
+from recd_plugins.errors import DataError
+from recd_plugins.work_folder import WorkFolder
+
+#: Converts parts of 40 rows, and stops itself at the n-th of some events.
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+from recd_plugin_dlrm.criteo import convert as module
+from recd_plugin_dlrm.criteo.tsv import TsvStream
+from recd_plugins.data.table_writer import TableWriter
+from recd_plugins.work_folder import WorkFolder
+
+event, count = sys.argv[1], int(sys.argv[2])
+owners = {"read": TsvStream, "write": TableWriter, "close": TableWriter, "write_json": module,
+          "publish": WorkFolder}
+
+def killed(*arguments, **options):
+    global count
+    count -= 1
+    if count == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return function(*arguments, **options)
+
+function = getattr(owners[event], event)
+setattr(owners[event], event, killed)
+module.UNIT_ROWS = 16
+module.convert(module.ConvertOptions(Path("src"), Path("dst"), part_rows=40, row_group_rows=16,
+               bad_lines="skip"), force=True, say=print)
+"""
+
+
+def run(folder: Path, event: str, count: int) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SCRIPT, event, str(count)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def read(folder: Path) -> dict[str, pa.Table]:
+    return {
+        str(path.relative_to(folder)): pq.ParquetFile(path).read()
+        for path in sorted(folder.rglob("*.parquet"))
+    }
+
+
+def write_source(folder: Path, file_format: str) -> None:
+    for number, rows in enumerate((100, 80)):
+        write_day(folder, f"day_{number}", file_format, sample_rows(rows, number))
+    if file_format == "tsv":
+        path = folder / "day_0"
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join([*lines[:50], b"bad\n", *lines[50:]]))
+
+
+@pytest.mark.parametrize(
+    ("file_format", "event", "count", "kept"),
+    [
+        ("gz", "write", 5, 1),
+        ("tsv", "close", 3, 2),
+        ("gz", "write_json", 4, 2),
+        ("gz", "read", 14, 3),
+        ("tsv", "publish", 1, 5),
+    ],
+)
+def test_a_killed_run_is_gone_on_from(tmp_path, file_format, event, count, kept):
+    write_source(tmp_path / "src", file_format)
+    whole = convert(ConvertOptions(tmp_path / "src", tmp_path / "whole", bad_lines="skip"))
+    assert (whole.rows, whole.num_bad_lines) == (180, int(file_format == "tsv"))
+    (tmp_path / "dst").mkdir()
+    old = pa.table({"old": [1]}).replace_schema_metadata({b"recd.criteo": b"1"})
+    pq.write_table(old, tmp_path / "dst" / "old.parquet")
+
+    killed = run(tmp_path, event, count)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert [path.name for path in (tmp_path / "dst").iterdir()] == ["old.parquet"]
+    hidden = tmp_path / ".dst.recd-criteo"
+    before = {path.stat().st_ino for path in hidden.rglob("part-*.parquet")}
+    assert len(before) >= kept
+
+    said: list[str] = []
+    options = ConvertOptions(
+        tmp_path / "src", tmp_path / "dst", part_rows=40, row_group_rows=16, bad_lines="skip"
+    )
+    again = convert(options, force=True, say=said.append)
+    assert said == ["going on from a run that broke off"]
+    assert replace(again, bad_lines=[]) == replace(whole, files=5, bad_lines=[])
+    found = read(tmp_path / "dst")
+    assert [(name, len(table)) for name, table in found.items()] == [
+        *((f"day_0/part-0000{part}.parquet", rows) for part, rows in enumerate((40, 40, 20))),
+        *((f"day_1/part-0000{part}.parquet", 40) for part in range(2)),
+    ]
+    expected = pa.concat_tables(read(tmp_path / "whole").values())
+    assert pa.concat_tables(found.values()).equals(expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dst", "src", "whole"]
+    assert [path.name for path in (tmp_path / "dst").rglob(".*")] == []
+    after = {path.stat().st_ino for path in (tmp_path / "dst").rglob("*.parquet")}
+    assert len(after & before) >= kept, "finished files are not written again"
+
+
+def test_what_is_written(tmp_path):
+    write_day(tmp_path, "train", "zst", sample_rows(100))
+    convert(ConvertOptions(tmp_path / "train.zst", tmp_path / "new", row_group_rows=30))
+    (path,) = (tmp_path / "new").rglob("*.parquet")
+    assert path == tmp_path / "new" / "train" / "part-00000.parquet"
+    file = pq.ParquetFile(path)
+    groups = [file.metadata.row_group(group) for group in range(file.num_row_groups)]
+    assert [group.num_rows for group in groups] == [30, 30, 30, 10]
+    assert {groups[0].column(column).compression for column in range(40)} == {"ZSTD"}
+    raw = sample_rows(100)
+    assert groups[0].column(0).statistics.max == raw.labels[:30].max()
+    table = file.read()
+    for names, columns in ((DENSE, raw.dense), (SPARSE, raw.sparse)):
+        for name, values in zip(names, columns, strict=True):
+            assert np.array_equal(table[name].to_numpy(), values)
+
+
+def test_session_parquet_is_not_needed_but_the_table_is_plain_parquet(tmp_path):
+    write_source(tmp_path / "src", "gz")
+    convert(ConvertOptions(tmp_path / "src", tmp_path / "dst", part_rows=40))
+    table = ParquetTable(tmp_path / "dst")
+    assert sum(unit.num_rows for unit in table.units) == 180
+
+
+def test_another_input_starts_anew(tmp_path, monkeypatch):
+    write_source(tmp_path / "src", "gz")
+    options = ConvertOptions(tmp_path / "src", tmp_path / "dst", part_rows=40)
+
+    def interrupted(*_arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkFolder, "publish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            convert(options)
+    write_day(tmp_path / "src", "day_1", "gz", sample_rows(10))
+    said: list[str] = []
+    assert convert(options, say=said.append).rows == 110
+    assert said == ["starting anew: input changed since a run broke off"]
+
+
+@pytest.mark.parametrize(
+    ("file_format", "options", "message"),
+    [
+        ("npy", [], "is npy; this command converts TSV, and dlrm.criteo reads the other formats"),
+        ("tsv", [], "day_0:51: 1 columns where there are 40, separated by tabs: 'bad'"),
+        ("tsv", ["--bad-lines", "skip", "--max-bad-lines", "0"], "more than 0 bad lines"),
+        ("truncated", [], "day_1.gz: the file is cut off or damaged"),
+        ("none", [], "src: no such file or folder"),
+    ],
+)
+def test_a_source_that_is_refused(tmp_path, monkeypatch, file_format, options, message):
+    monkeypatch.chdir(tmp_path)
+    if file_format == "npy":
+        write_day(Path("src"), "day_0", "npy", sample_rows(5))
+    elif file_format != "none":
+        write_source(Path("src"), "gz" if file_format == "truncated" else file_format)
+    if file_format == "truncated":
+        os.truncate("src/day_1.gz", 3000)
+    refused(tmp_path, message, *options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--force"], "dst was not written by recd criteo convert; remove it yourself"),
+        ([], "dst is there already; name another folder, or add --force"),
+    ],
+)
+def test_a_target_that_is_left_alone(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    write_source(Path("src"), "gz")
+    Path("dst").mkdir()
+    Path("dst/mine").touch()
+    refused(tmp_path, message, *options)
+
+
+def refused(folder: Path, message: str, *options: str) -> None:
+    """The command fails so, and leaves nothing behind."""
+    before = sorted(folder.rglob("*"))
+    done = CliRunner().invoke(main, ["criteo", "convert", "src", "dst", *options])
+    assert done.exit_code == 1
+    assert message in done.output
+    assert "Traceback" not in done.output
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_the_command_says_what_it_did(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_source(Path("src"), "tsv")
+    command = ["criteo", "convert", "src", "dst", "--bad-lines", "skip", "--json", "done.json"]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 0, done.output
+    assert "dst: 180 rows in 2 files" in done.output
+    assert "1 bad lines are left out, as:\n  src/day_0:51: 1 columns" in done.output
+    figures = json.loads(Path("done.json").read_text())
+    assert (figures["rows"], figures["files"], figures["bad_lines"]) == (180, 2, 1)
+    assert CliRunner().invoke(main, [*command, "--force"]).exit_code == 0
+
+
+def test_a_file_that_grows_is_noticed(tmp_path):
+    write_day(tmp_path, "day_0", "tsv", sample_rows(100))
+
+    def grow(_rows: int) -> None:
+        with (tmp_path / "day_0").open("ab") as stream:
+            stream.write(b"0\n")
+
+    options = ConvertOptions(tmp_path / "day_0", tmp_path / "dst", bad_lines="skip")
+    with pytest.raises(DataError, match="day_0 changes while it is read"):
+        convert(options, start=lambda *_: grow)

@@ -1,0 +1,186 @@
+"""The same rows in another format are the same batches."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.plugins.dlrm.criteo.criteo_cases import FORMATS, make, sample_rows, write_day
+
+from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
+from recd_plugin_dlrm.criteo.rows import DENSE, SPARSE, RawRows
+from recd_plugins.errors import DataError
+
+
+def batches(path: Path, rank: int = 0, world_size: int = 1, **options: object):
+    dataset = make(path, **options)
+    dataset.prepare()
+    return [
+        rows.data
+        for split in dataset.splits()
+        for rows in dataset.reader(rank=rank, world_size=world_size, batch_size=7, split=split)
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("categorical", ["hashed", "dictionary", "raw"])
+@pytest.mark.parametrize("kaggle", [False, True])
+def test_formats_give_equal_batches(write_days, kaggle, categorical, rank):
+    days = (250,) if kaggle else (83, 40, 100)
+    found = [
+        batches(write_days(each, *days, kaggle=kaggle), rank, 2, categorical=categorical)
+        for each in FORMATS
+    ]
+    assert len(found[0]) > 5
+    assert all(each == found[0] for each in found)
+
+
+def test_rows_are_what_was_written(tmp_path):
+    """Without the code that writes samples: two lines by hand."""
+    ids = [f"{number:08x}" for number in range(2**32 - 26, 2**32)]
+    first = ["1", "3", "-2", "", "0", *["7"] * 9, *ids]
+    second = ["0", *[""] * 13, *[""] * 25, "FfFf"]
+    (tmp_path / "train.txt").write_bytes(
+        "\t".join(first).encode() + b"\n" + "\t".join(second).encode() + b"\r\n"
+    )
+    dataset = make(tmp_path, evaluate="nothing", buckets={"cat_25": 10, "*": 2**40})
+    (rows,) = dataset.reader(rank=0, world_size=1, batch_size=2, split="train")
+    assert rows.origins[0].path == str(tmp_path / "train.txt")
+    one, two = rows.data.to_pylist()
+    assert one == {
+        "label": 1,
+        "int_0": np.log(np.float32(4)),
+        "int_1": 0,
+        "int_2": 0,
+        "int_3": 0,
+        **{name: pytest.approx(math.log(8)) for name in DENSE[4:]},
+        **{f"cat_{number}": 2**32 - 26 + number for number in range(25)},
+        "cat_25": (2**32 - 1) % 10,
+    }
+    assert two == {"label": 0, **dict.fromkeys((*DENSE, *SPARSE), 0), "cat_25": 0xFFFF % 10}
+
+
+def write_like_torchrec(folder: Path, name: str, rows: RawRows, sparse: str = "sparse") -> None:
+    """What ``BinaryCriteoUtils.tsv_to_npys`` writes; until 2024 ids were int32, which wraps."""
+    dense = np.stack(rows.dense, axis=1).astype(np.int32)
+    dense -= dense.min() - 2
+    folder.mkdir(exist_ok=True)
+    np.save(folder / f"{name}_dense.npy", np.log(dense, dtype=np.float32))
+    np.save(folder / f"{name}_{sparse}.npy", np.stack(rows.sparse, axis=1).astype(np.int32))
+    np.save(folder / f"{name}_labels.npy", rows.labels.astype(np.int32)[:, None])
+
+
+def test_files_of_torchrec(tmp_path, write_days):
+    expected = batches(write_days("tsv", 60, 30), categorical="raw")
+    for number, rows in enumerate((60, 30)):
+        write_like_torchrec(tmp_path / "npy", f"day_{number}", sample_rows(rows, number))
+    found = batches(tmp_path / "npy", categorical="raw")
+    for one, other in zip(found, expected, strict=True):
+        assert one.select([*SPARSE, "label"]) == other.select([*SPARSE, "label"])
+    raw = np.stack(sample_rows(60).dense, axis=1)
+    first = np.stack([found[0][name].to_numpy() for name in DENSE], axis=1)
+    assert np.array_equal(first, np.log((raw - raw.min() + 2)[:7], dtype=np.float32))
+
+
+def test_contiguous_files_of_torchrec_and_one_dimension_of_labels(tmp_path):
+    for number in range(2):
+        rows = sample_rows(30, number)
+        write_like_torchrec(tmp_path, f"day_{number}", rows, "sparse_contig_freq")
+        np.save(tmp_path / f"day_{number}_labels.npy", rows.labels)
+    assert len(batches(tmp_path, npy_sparse="sparse_contig_freq")) == 4 + 2
+    with pytest.raises(DataError, match=r"day_0_sparse.npy: cannot be read \(No such file"):
+        batches(tmp_path)
+
+
+@pytest.mark.parametrize("file_format", ["tsv", "npy"])
+def test_dense_features_can_stay_as_they_are(write_days, file_format):
+    (first, *_) = batches(write_days(file_format, 30, 30), dense="stored")
+    raw = sample_rows(30).dense
+    for name, values in zip(DENSE, raw, strict=True):
+        assert np.array_equal(first[name].to_numpy(), values[:7].astype(np.float32))
+
+
+def test_a_log_can_be_taken_of_floats(tmp_path):
+    rows = sample_rows(60)
+    write_like_torchrec(tmp_path, "train", rows)
+    dense = np.stack(rows.dense, axis=1)
+    np.save(tmp_path / "train_dense.npy", dense.astype(np.float32))
+    (first, *_) = batches(tmp_path, dense="log1p", evaluate="nothing")
+    expected = np.log(np.maximum(dense[:7], 0).astype(np.float32) + np.float32(1))
+    found = np.stack([first[name].to_numpy() for name in DENSE], axis=1)
+    assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("word", "array", "message"),
+    [
+        (
+            "dense",
+            np.zeros((60, 12), np.float32),
+            r"dense.npy is float32 of shape \[60, 12\]",
+        ),
+        ("dense", np.zeros((59, 13), np.int32), "train_dense.npy has 59 rows, and train_sparse"),
+        ("sparse", np.zeros((60, 26)), r"train_sparse.npy is float64 .* not integers of shape"),
+        ("labels", np.full((60, 1), 2), "train_labels.npy: row 0: 2 is neither 0 nor 1"),
+        ("labels", np.zeros((60, 2)), r"train_labels.npy is float64 of shape \[60, 2\]"),
+    ],
+)
+def test_npy_files_that_do_not_fit(tmp_path, word, array, message):
+    write_like_torchrec(tmp_path, "train", sample_rows(60))
+    np.save(tmp_path / f"train_{word}.npy", array)
+    with pytest.raises(DataError, match=message):
+        batches(tmp_path)
+
+
+def test_a_truncated_npy_file(tmp_path):
+    write_like_torchrec(tmp_path, "train", sample_rows(60))
+    path = tmp_path / "train_sparse.npy"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"train_sparse.npy: cannot be read \(mmap length"):
+        batches(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda table: table.drop_columns(["cat_3"]), r"no column cat_3; columns are label, int_0"),
+        (
+            lambda table: table.set_column(1, "int_0", pa.array(["x"] * 60)),
+            "column int_0 is string, not whole numbers",
+        ),
+        (
+            lambda table: table.set_column(1, "int_0", pa.array([None] * 60, pa.int64())),
+            "column int_0 has a null in row 0 or after it",
+        ),
+        (
+            lambda table: table.set_column(0, "label", pa.array([0] * 5 + [2] * 55, pa.int8())),
+            "row 5, column label: 2 is neither 0 nor 1",
+        ),
+    ],
+)
+def test_parquet_that_does_not_fit(tmp_path, change, message):
+    write_day(tmp_path, "train", "tsv", sample_rows(60))
+    convert(ConvertOptions(tmp_path / "train", tmp_path / "new"))
+    (path,) = (tmp_path / "new").rglob("*.parquet")
+    pq.write_table(change(pq.ParquetFile(path).read()), path)
+    with pytest.raises(DataError, match=message):
+        batches(tmp_path / "new")
+
+
+def test_compressed_files_are_not_shuffled(write_days):
+    with pytest.raises(DataError, match="cannot be shuffled; convert them first: recd criteo"):
+        batches(write_days("gz", 60, 30), shuffle=True)
+
+
+@pytest.mark.parametrize("file_format", ["tsv", "gz"])
+def test_a_file_that_is_replaced_is_noticed(write_days, file_format):
+    folder = write_days(file_format, 60, 30)
+    dataset = make(folder)
+    dataset.prepare()
+    write_day(folder, "day_0", file_format, sample_rows(50, seed=7))
+    with pytest.raises(DataError, match=r"day_0.* was replaced while it was in use; start anew"):
+        list(dataset.reader(rank=0, world_size=1, batch_size=4, split="train"))

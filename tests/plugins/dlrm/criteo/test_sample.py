@@ -1,0 +1,60 @@
+"""``recd criteo sample``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tests.plugins.dlrm.criteo.criteo_cases import make, sample_rows
+
+from recd_plugins.cli import main
+
+
+def sample(*options: str) -> str:
+    done = CliRunner().invoke(main, ["criteo", "sample", "data", "--rows", "200", *options])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.parametrize("file_format", ["tsv", "gz", "zst", "npy"])
+@pytest.mark.parametrize("kind", ["terabyte", "kaggle"])
+def test_samples_can_be_read(tmp_path, monkeypatch, kind, file_format):
+    monkeypatch.chdir(tmp_path)
+    said = sample("--kind", kind, "--format", file_format)
+    days = 7 if kind == "kaggle" else 3
+    assert f"data: {200 * days:,} rows in " in said
+    dataset = make(Path("data"), evaluate="nothing")
+    assert len(dataset.reader(rank=0, world_size=1, batch_size=1, split="train")) == 200 * days
+
+
+def test_the_same_seed_is_the_same_file(tmp_path, monkeypatch):
+    files = []
+    for number, seed in enumerate((1, 1, 2)):
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(tmp_path / str(number))
+        sample("--seed", str(seed), "--days", "2")
+        files.append(Path("data/day_1").read_bytes())
+    assert files[0] == files[1] != files[2]
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
+    (tmp_path / "mine").touch()
+    done = CliRunner().invoke(main, ["criteo", "sample", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "is there already, and not empty; name another folder" in done.output
+
+
+def test_ids_are_skewed_and_labels_can_be_learned():
+    rows = sample_rows(20_000)
+    assert 0.15 < rows.labels.mean() < 0.5
+    counts = Counter(rows.sparse[2].tolist())
+    assert 0.09 < counts.pop(0) / 20_000 < 0.11  # missing
+    assert counts.most_common(1)[0][1] > 20_000 / len(counts) * 20
+    clicks = {
+        value: rows.labels[rows.sparse[5] == value].mean()
+        for value in np.unique(rows.sparse[5]).tolist()
+    }
+    assert max(clicks.values()) > min(clicks.values()) + 0.2

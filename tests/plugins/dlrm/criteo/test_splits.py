@@ -1,0 +1,119 @@
+"""Which files are which days, and which rows of them are trained on."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tests.plugins.dlrm.criteo.criteo_cases import FORMATS, make
+
+from recd_plugin_dlrm.criteo.find_days import find_days
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Split
+
+
+def rows_of(path: Path, split: Split, **options: object) -> list[tuple[str, int]]:
+    dataset = make(path, **options)
+    reader = dataset.reader(rank=0, world_size=1, batch_size=1, split=split)
+    return [
+        (Path(rows.origins[0].path).name.partition(".")[0], rows.origins[0].first_row)
+        for rows in reader
+    ]
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "first", "stop"),
+    [("test", 11, 21), ("validation", 0, 11), ("last_day", 0, 21)],
+)
+@pytest.mark.parametrize("file_format", ["tsv", "gz"])
+def test_the_last_day_is_held_out(write_days, file_format, evaluate, first, stop):
+    """Its first half is for validation, and has the row more, as in torchrec."""
+    folder = write_days(file_format, 20, 5, 21)
+    train = [*(("day_0", row) for row in range(20)), *(("day_1", row) for row in range(5))]
+    assert rows_of(folder, "train", evaluate=evaluate) == train
+    assert rows_of(folder, "test", evaluate=evaluate) == [
+        ("day_2", row) for row in range(first, stop)
+    ]
+
+
+def test_of_one_file_the_last_seventh(write_days):
+    """DLRM cuts 45 rows into 7, 7, 7, 6, 6, 6, 6: as ``np.array_split`` does."""
+    path = write_days("tsv", 45, kaggle=True)
+    sevenths = np.array_split(np.arange(45), 7)
+    first, second = np.array_split(sevenths[-1], 2)
+    assert [row for _, row in rows_of(path, "train")] == np.concatenate(sevenths[:-1]).tolist()
+    assert [row for _, row in rows_of(path, "test")] == second.tolist()
+    assert [row for _, row in rows_of(path / "train", "test", evaluate="validation")] == (
+        first.tolist()
+    )
+    assert len(rows_of(path, "train", parts=2)) == 23
+
+
+def test_everything_can_be_trained_on(write_days):
+    folder = write_days("tsv", 20, 5)
+    assert len(rows_of(folder, "train", evaluate="nothing")) == 25
+    dataset = make(folder, evaluate="nothing")
+    assert dataset.splits() == ("train",)
+    with pytest.raises(DataError, match=r"option evaluate of dlrm.criteo is nothing"):
+        dataset.reader(rank=0, world_size=1, batch_size=1, split="test")
+
+
+def test_days_are_in_the_order_of_their_numbers(tmp_path):
+    for number in range(12):
+        (tmp_path / f"day_{number}.gz").write_bytes(gzip.compress(b""))
+    assert [day.name for day in find_days(tmp_path)] == [f"day_{n}" for n in range(12)]
+
+
+@pytest.mark.parametrize("file_format", FORMATS)
+def test_formats_are_recognised(write_days, file_format):
+    days = find_days(write_days(file_format, 9, 9))
+    assert [day.name for day in days] == ["day_0", "day_1"]
+    kinds = {"parquet": "Parquet", "npy": "npy", "tsv": "TSV"}
+    kinds |= {"gz": "TSV, gzip", "zst": "TSV, zstd"}
+    assert {day.format for day in days} == {kinds[file_format]}
+
+
+def test_other_names_of_one_file(tmp_path):
+    for name, kind in (("clicks.tsv.gz", "TSV, gzip"), ("part.parquet", "Parquet")):
+        (tmp_path / name).touch()
+        (day,) = find_days(tmp_path / name)
+        assert (day.name, day.number, day.format) == (name.partition(".")[0], None, kind)
+    # Parquet of any names is one table.
+    (tmp_path / "clicks.tsv.gz").unlink()
+    (day,) = find_days(tmp_path)
+    assert day.path == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "no file of Criteo's in this folder"),
+        (["day_0", "day_2"], "day_1 is missing between day_0 and day_2"),
+        (["day_0", "day_0.gz"], r"day_0 \(TSV\) and day_0.gz \(TSV, gzip\): one day, twice"),
+        (["day_0", "day_1.gz"], r"mixes formats: day_0 \(TSV\) and day_1.gz \(TSV, gzip\)"),
+        (["day_0", "day_1_dense.npy"], r"mixes formats: day_0 \(TSV\) and day_1_\*.npy"),
+        (["day_0.parquet", "day_1"], r"mixes formats: day_0.parquet \(Parquet\) and day_1"),
+        (["day_0", "train.txt"], r"has day_0 \(TSV\) and train.txt \(TSV\); name one of them"),
+        (["train.tsv", "train.txt"], r"train.tsv \(TSV\) and train.txt \(TSV\); name one of them"),
+    ],
+)
+def test_folders_that_are_refused(tmp_path, names, message):
+    for name in names:
+        if name.endswith(".parquet"):
+            pq.write_table(pa.table({"a": [1]}), tmp_path / name)
+        else:
+            (tmp_path / name).touch()
+    with pytest.raises(DataError, match=message):
+        make(tmp_path).prepare()
+
+
+def test_no_such_place(tmp_path):
+    with pytest.raises(DataError, match="data: no such file or folder"):
+        make(tmp_path / "data").prepare()
+    (tmp_path / "day_0_dense.npy").touch()
+    with pytest.raises(DataError, match="npy files come in threes; name their folder"):
+        make(tmp_path / "day_0_dense.npy").prepare()

@@ -1,0 +1,243 @@
+"""Lines of TSV: parsed as Python would, bad ones named or passed over."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.plugins.dlrm.criteo.criteo_cases import make, sample_rows, write_day
+
+from recd_plugin_dlrm.criteo import tsv
+from recd_plugin_dlrm.criteo.tsv import BadLines, TsvStream
+from recd_plugin_dlrm.criteo.tsv_index import load_index
+from recd_plugins.errors import DataError
+
+GOOD = "\t".join(["1", *[str(number) for number in range(13)], *["0a"] * 26])
+
+_values = st.sampled_from(["", "0", "1", "-1", "-", "a0", "12", "9" * 18, "9" * 19, "f" * 15])
+_hex = st.sampled_from(["", "0", "deadBEEF", "f" * 15, "f" * 16, "g", "-1", " 1", "é"])
+_lines = st.one_of(
+    st.builds(
+        lambda label, dense, sparse: "\t".join([label, *dense, *sparse]),
+        st.sampled_from(["0", "1"] * 5 + ["", "2", "01", "-1"]),
+        st.lists(st.sampled_from(["", "5", "-7"]), min_size=13, max_size=13),
+        st.lists(st.sampled_from(["", "0", "deadBEEF"]), min_size=26, max_size=26),
+    ),
+    st.builds(
+        lambda place, value: "\t".join(
+            [*GOOD.split("\t")[:place], value, *GOOD.split("\t")[place + 1 :]]
+        ),
+        st.integers(0, 39),
+        st.one_of(_values, _hex),
+    ),
+    st.sampled_from(["", "\t", GOOD + "\t", GOOD.rpartition("\t")[0], " " + GOOD, "x" * 50]),
+)
+
+
+def reference(line: str) -> list[int] | None:
+    """The numbers of a line, or None of a bad one."""
+    values = line.split("\t")
+    if len(values) != 40 or values[0] not in ("0", "1"):
+        return None
+    numbers = [int(values[0])]
+    for value, base in [*((value, 10) for value in values[1:14]), *((v, 16) for v in values[14:])]:
+        digits = value.removeprefix("-") if base == 10 else value
+        known = "0123456789" if base == 10 else "0123456789abcdefABCDEF"
+        if not set(digits) <= set(known) or len(digits) > (18 if base == 10 else 15):
+            return None
+        if value and not digits:
+            return None
+        numbers.append(int(value or "0", base))
+    return numbers
+
+
+@settings(
+    deadline=None,
+    max_examples=150,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    lines=st.lists(_lines, max_size=30),
+    ends=st.sampled_from(["\n", "\r\n"]),
+    has_last_end=st.booleans(),
+    chunk=st.sampled_from([7, 100, 5000]),
+    most=st.sampled_from([1, 4, 100]),
+)
+def test_lines_are_parsed_as_python_would(
+    tmp_path, monkeypatch, lines, ends, has_last_end, chunk, most
+):
+    monkeypatch.setattr(tsv, "_CHUNK", chunk)
+    text = ends.join(lines) + (ends if has_last_end else "")
+    # After the last end of a line there is none; without one, an empty line is none either.
+    if not lines and has_last_end:
+        lines = [""]
+    elif not has_last_end and lines and not lines[-1]:
+        lines = lines[:-1]
+    path = tmp_path / "day_0"
+    path.write_bytes(text.encode())
+    expected = [numbers for line in lines if (numbers := reference(line)) is not None]
+    bad_lines = BadLines(limit=1000)
+    found = []
+    with TsvStream(path, bad_lines) as stream:
+        while len(rows := stream.read(most)):
+            columns = np.stack([rows.labels, *rows.dense, *rows.sparse], axis=1)
+            found += columns.tolist()
+        assert stream.offset >= len(text.encode())
+    assert found == expected
+    assert bad_lines.count == len(lines) - len(expected)
+    bad = [number for number, line in enumerate(lines, 1) if reference(line) is None]
+    named = [int(problem.split(":")[1]) for problem in bad_lines.shown]
+    assert named == bad[:5]
+    assert not any("no line of Criteo's" in problem for problem in bad_lines.shown)
+
+
+@pytest.mark.parametrize("file_format", ["tsv", "gz", "zst"])
+def test_seeking_goes_to_a_line(tmp_path, monkeypatch, file_format):
+    monkeypatch.setattr(tsv, "_CHUNK", 1000)
+    write_day(tmp_path, "day_0", file_format, sample_rows(100))
+    (path,) = tmp_path.iterdir()
+    with TsvStream(path, BadLines(None)) as stream:
+        offsets, rows = [], []
+        for _ in range(100):
+            offsets.append(stream.offset)
+            rows.append(np.stack(stream.read(1).sparse))
+        for row in (3, 50, 51, 99, 0, 98):
+            stream.seek(offsets[row], row + 1)
+            assert np.array_equal(np.stack(stream.read(1).sparse), rows[row])
+            assert (stream.offset, stream.line) == (
+                (offsets[row + 1] if row < 99 else stream.offset),
+                row + 2,
+            )
+
+
+def with_lines(path: Path, *bad: tuple[int, str], rows: int = 40) -> Path:
+    """Good lines, and bad ones at their 1-based numbers."""
+    lines = [GOOD] * rows
+    for number, line in bad:
+        lines[number - 1] = line
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def changed(column: int, value: str) -> str:
+    values = GOOD.split("\t")
+    values[column - 1] = value
+    return "\t".join(values)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (changed(1, "2"), r"column 1 \(label\) is '2', neither 0 nor 1"),
+        (changed(1, ""), r"column 1 \(label\) is '', neither 0 nor 1"),
+        (changed(3, "1.5"), r"column 3 \(int_1\) is '1.5', no whole number"),
+        (changed(14, "x" * 99), r"column 14 \(int_12\) is 'x{60}\.\.\.', no whole number"),
+        (changed(15, "xyz"), r"column 15 \(cat_0\) is 'xyz', no hexadecimal number"),
+        (changed(40, "-1"), r"column 40 \(cat_25\) is '-1', no hexadecimal number"),
+        ("", "1 columns where there are 40"),
+        (GOOD[2:], "39 columns where there are 40.*Kaggle's test.txt has no labels"),
+        (GOOD + "\t1", "41 columns where there are 40"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path, line, message):
+    path = with_lines(tmp_path / "day_0", (23, line))
+    with pytest.raises(DataError, match=rf"day_0:23: {message}.*bad_lines: skip"):
+        make(path).prepare()
+    assert not (tmp_path / ".recd-criteo").exists()
+
+
+def test_bad_lines_are_passed_over_and_counted(tmp_path, capsys):
+    """The plan knows them, in every unit; other ranks and another run read what is kept."""
+    bad = [(1, ""), (17, changed(2, "x")), (18, "x"), (40, changed(15, "xyz"))]
+    with_lines(tmp_path / "day_0", *bad)
+    with_lines(tmp_path / "day_1", (3, ""))
+    options = {"bad_lines": "skip", "max_bad_lines": 5, "evaluate": "nothing"}
+    for _ in range(2):
+        dataset = make(tmp_path, **options)
+        dataset.prepare()
+        said = capsys.readouterr().err
+        assert f"{tmp_path}: 5 bad lines are left out, as: {tmp_path}/day_0:1: 1 columns" in said
+        read = [list(dataset.reader(rank=rank, world_size=3, batch_size=5, split="train"))
+                for rank in range(3)]  # fmt: skip
+        assert [len(batches) for batches in read] == [5, 5, 5]
+        third = {rows.data["int_3"].to_pylist()[0] for batches in read for rows in batches}
+        assert third == {np.log(np.float32(4))}
+    with pytest.raises(DataError, match=r"more than 4 bad lines.*\n.*day_0:1: 1 columns"):
+        make(tmp_path, **{**options, "max_bad_lines": 4}).prepare()
+    with pytest.raises(DataError, match=r"day_0:1: 1 columns.*bad_lines: skip"):
+        make(tmp_path).prepare()
+
+
+def test_the_limit_counts_all_files_while_they_are_read(tmp_path):
+    with_lines(tmp_path / "day_0", (1, ""), (2, ""))
+    with_lines(tmp_path / "day_1", (1, ""), (2, ""))
+    with pytest.raises(DataError, match=r"more than 3 bad lines.*\n(.*\n){3}.*day_1:2: 1 columns"):
+        make(tmp_path, bad_lines="skip", max_bad_lines=3).prepare()
+
+
+@pytest.mark.parametrize("file_format", ["gz", "zst"])
+def test_a_truncated_file_says_how_far_it_could_be_read(tmp_path, monkeypatch, file_format):
+    monkeypatch.setattr(tsv, "_CHUNK", 1000)
+    write_day(tmp_path, "day_0", file_format, sample_rows(2000))
+    (path,) = tmp_path.iterdir()
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    message = r"day_0.* is cut off or damaged.*lines before \d{2,4} \(\d{4,6} bytes of text"
+    with pytest.raises(DataError, match=message):
+        make(path).prepare()
+    path.write_bytes(b"no such format")
+    with pytest.raises(DataError, match=r"day_0.* is cut off or damaged, or is not what its name"):
+        make(path).prepare()
+
+
+def test_files_of_several_members_are_one(tmp_path):
+    """As `cat a.gz b.gz` makes them."""
+    text = (GOOD + "\n").encode() * 20
+    (tmp_path / "train.txt.gz").write_bytes(gzip.compress(text) + gzip.compress(text))
+    dataset = make(tmp_path, evaluate="nothing")
+    assert len(dataset.reader(rank=0, world_size=1, batch_size=1, split="train")) == 40
+
+
+def test_no_end_of_a_line(tmp_path):
+    (tmp_path / "train.txt").write_bytes(b"\0" * 3_000_000)
+    with pytest.raises(DataError, match=r"train.txt:1: no end of this line within"):
+        make(tmp_path).prepare()
+
+
+def test_an_empty_file(tmp_path):
+    (tmp_path / "train.txt").touch()
+    with pytest.raises(DataError, match=r"train.txt: no rows in this file"):
+        make(tmp_path).prepare()
+
+
+def test_a_file_is_counted_once(tmp_path, monkeypatch):
+    """And anew when it has changed, or what was kept is damaged."""
+    path = with_lines(tmp_path / "data" / "day_0")
+    options = {"cache": tmp_path / "cache", "evaluate": "nothing"}
+    make(path, **options).prepare()
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert not (path.parent / ".recd-criteo").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(tsv.TsvStream, "read", None)
+        make(path, **options).prepare()
+    assert json.loads(kept.read_text())["num_rows"] == 40
+    with_lines(path, rows=41)
+    assert load_index(path, tmp_path / "cache") is None
+    make(path, **options).prepare()
+    assert json.loads(kept.read_text())["num_rows"] == 41
+    kept.write_text("{}")
+    make(path, **options).prepare()
+    assert json.loads(kept.read_text())["num_rows"] == 41
+
+
+def test_a_cache_that_cannot_be_written(tmp_path):
+    path = with_lines(tmp_path / "day_0")
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"cannot be written.*option cache names another folder"):
+        make(path, cache=tmp_path / "file" / "cache").prepare()
