@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from recd_plugins.access.profile import AccessProfile
 from recd_plugins.errors import DataError
 from recd_plugins.planning.tiers import TableDemand
 from recd_plugins.registry.resolve import did_you_mean, shortened
@@ -29,10 +28,7 @@ def demands_of(
     if isinstance(options.dedupe, dict):
         _check_features(options.dedupe, tables)
     of_data = options.dedupe == "data"
-    if options.profile is None:
-        profile = setting.data.access(tables, options.profile_rows, deduplicated=of_data)
-    else:
-        profile = AccessProfile.load(options.profile)
+    profile = options.accesses(tables, setting, deduplicated=of_data)
     demands = []
     for table in tables:
         access = profile.covering(table.name, table.num_embeddings)

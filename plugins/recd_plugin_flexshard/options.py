@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator
 
 from recd_plugin_flexshard.budget import read_budget
-from recd_plugins.interfaces import PluginOptions
+from recd_plugins.access.options import AccessOptions
 
 Count = Annotated[StrictInt, Field(gt=0)]
 DedupeFactor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
@@ -33,19 +32,9 @@ class OtherCluster(BaseModel):
     )
 
 
-class TierOptions(PluginOptions):
+class TierOptions(AccessOptions):
     """Where accesses are counted, what tiers are to save, and how much memory they may take."""
 
-    profile: Path | None = Field(
-        default=None,
-        description="Access profile, as recd profile writes it; null counts at start, on every "
-        "rank.",
-    )
-    profile_rows: Count | None = Field(
-        default=65_536,
-        description="Rows of the training split, the first ones, that are counted at start; null "
-        "counts all.",
-    )
     budget: str | Annotated[StrictInt, Field(gt=0)] = Field(
         default="memory_neutral",
         description="Memory of a rank for these tables: memory_neutral (what plain row-wise "

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, field_validator, model_validator
 
+from recd_plugins.access.options import AccessOptions
 from recd_plugins.byte_sizes import read_bytes
-from recd_plugins.interfaces import PluginOptions
 
 Count = Annotated[StrictInt, Field(gt=0)]
 
@@ -22,7 +22,7 @@ class FileStorage(BaseModel):
     keep: bool = Field(default=False, description="Leave the files there after the run.")
 
 
-class CacheOptions(PluginOptions):
+class CacheOptions(AccessOptions):
     """How much is cached, by which policy, and where all rows are."""
 
     policy: Literal["static", "lfu", "lru", "uvm"] = Field(
@@ -41,16 +41,6 @@ class CacheOptions(PluginOptions):
         description="Fast memory for the cached rows of all of the entry's tables, on all ranks "
         "together, as 256MB; the tables whose rows are read most get most of it. Without rows, "
         "share and bytes the entry caches what pays.",
-    )
-    profile: Path | None = Field(
-        default=None,
-        description="Access profile, as recd profile writes it; null counts at start, on every "
-        "rank.",
-    )
-    profile_rows: Count | None = Field(
-        default=65_536,
-        description="Rows of the training split, the first ones, that are counted at start; null "
-        "counts all.",
     )
     storage: Literal["host"] | FileStorage = Field(
         default="host",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
-from recd_plugins.access.profile import AccessProfile
 from recd_plugins.byte_sizes import read_bytes
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.caching import CachePlan, TableLoad, row_bytes
@@ -74,10 +73,7 @@ def _room(options: CacheOptions, loads: Mapping[str, TableLoad], setting: Settin
 def _loads(
     options: CacheOptions, tables: Sequence[Table], setting: Setting
 ) -> dict[str, TableLoad]:
-    if options.profile is None:
-        profile = setting.data.access(tables, options.profile_rows)
-    else:
-        profile = AccessProfile.load(options.profile)
+    profile = options.accesses(tables, setting)
     return {
         table.name: TableLoad(
             profile.covering(table.name, table.num_embeddings), table.embedding_dim
