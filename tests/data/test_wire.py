@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import warnings
 from dataclasses import replace
@@ -172,6 +171,6 @@ def test_what_is_no_buffer_is_refused(buffer, message):
 
 def test_the_header_stays_where_it_is():
     """Readers of another version are told apart by it."""
-    magic, version = struct.unpack_from("<8sQ", io.BytesIO(encode(1)).getbuffer())
+    magic, version = struct.unpack_from("<8sQ", encode(1).tobytes())
     assert magic == b"recdwire"
     assert version == wire.WIRE_VERSION

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import platform
 import sys
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
@@ -117,7 +118,13 @@ class Work:
             os.chdir(self.folder)
         for name, file in self.modules.items():
             load_file(name, file)
-        registry, transforms = pickle.loads(self._pickled)
+        try:
+            registry, transforms = pickle.loads(self._pickled)
+        except (ImportError, AttributeError) as error:
+            raise PluginError(
+                f"a reader in {platform.node()} lacks a plugin of the trainer: {error}; install "
+                "the same distributions there"
+            ) from error
         return WorkReader(self, registry, transforms)
 
 

@@ -1,0 +1,334 @@
+"""Work that any process can be given: the same blocks whoever makes them, in whatever order."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recd_plugins import load_registry
+from recd_plugins.data.plain import PlainConverter
+from recd_plugins.data.read_plan import Piece
+from recd_plugins.data.work import Block, Work, WorkReader, hand_out
+from recd_plugins.errors import DataError, PluginError
+from recd_plugins.interfaces import Reader, Rows, Sharding
+from recd_plugins.registry import Entry, Registry, RegistrySpec
+from recd_plugins.testing.contracts.ingestion import Noise, Numbers, Unrepeatable
+
+BATCH = 8
+
+State = dict[str, Any]
+
+
+class Recorded(Numbers):
+    """Says which row groups were read."""
+
+    name = "test.recorded"
+    read: ClassVar[list[int]] = []
+
+    def _read(self, pieces: Iterator[Piece]) -> Generator[Rows, None, None]:
+        def seen() -> Iterator[Piece]:
+            for piece in pieces:
+                self.read.append(piece.unit.group)
+                yield piece
+
+        yield from super()._read(seen())
+
+
+class Iterated(Numbers):
+    """Its reader has no blocks of its own."""
+
+    name = "test.iterated"
+
+    def reader(self, **options: Any) -> Reader:
+        return IteratedReader(super().reader(**options))
+
+
+class IteratedReader(Reader):
+    def __init__(self, inner: Reader) -> None:
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Rows]:
+        return iter(self._inner)
+
+    def state_dict(self) -> State:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: State) -> None:
+        self._inner.load_state_dict(state)
+
+
+class Locked(PlainConverter):
+    """Holds what cannot be pickled."""
+
+    name = "test.locked"
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.lock = threading.Lock()
+
+
+class Unlocked(Locked):
+    """Leaves it out."""
+
+    name = "test.unlocked"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}
+
+
+def registry_of(dataset: Numbers, **parts: Any) -> Registry:
+    spec = {
+        "version": 1,
+        "dataset": {"use": dataset.name},
+        "converter": {"use": Unrepeatable.name},
+        "training": {"batch_size": BATCH},
+    }
+    parts = {
+        "converter": Unrepeatable(Unrepeatable.Options(trainer=os.getpid())),
+        "preprocessing": (Entry(Noise(Noise.Options()), ("item",), "preprocessing[0]", 1),),
+        "sharding": (),
+        **parts,
+    }
+    return Registry(
+        Path("registry.yaml"),
+        RegistrySpec.model_validate(spec),
+        dataset,
+        pooling=(),
+        cache=(),
+        **parts,
+    )
+
+
+def sparse(batch: Any) -> list[int]:
+    return batch.sparse_features.values().tolist()
+
+
+def alone(
+    registry: Registry, rank: int = 0, world_size: int = 1
+) -> Iterator[tuple[list[int], State]]:
+    """Ids and the position after each batch of an epoch, of the rank that reads by itself."""
+    loader = registry.dataloader(rank, world_size)
+    for batch in loader:
+        yield sparse(batch), loader.state_dict()
+
+
+def contents(block: Block) -> list[tuple[list[int], State]]:
+    return [(sparse(batch), position) for batch, position in block.batches]
+
+
+def start_of(work: Work) -> State:
+    reader = Numbers(Numbers.Options()).reader(
+        rank=work.rank, world_size=work.world_size, batch_size=BATCH, split=work.split
+    )
+    return reader.state_dict()
+
+
+@pytest.fixture(scope="module")
+def made() -> tuple[list[tuple[list[int], State]], State, Work, list[WorkReader]]:
+    """An epoch of rank 1 of 2, where it starts, and two readers of it."""
+    registry = registry_of(Numbers(Numbers.Options()))
+    epoch = list(alone(registry, 1, 2))
+    work = Work.of(registry, 1, 2)
+    return epoch, start_of(work), work, [pickle.loads(pickle.dumps(work)).open() for _ in range(2)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_blocks_in_any_order_by_any_reader_are_the_epoch(made, data):
+    """From every position on, each block by either reader."""
+    epoch, start, _, readers = made
+    taken = data.draw(st.integers(0, len(epoch)), "batches taken")
+    position = json.loads(json.dumps(epoch[taken - 1][1] if taken else start))
+    num_blocks = readers[0].num_blocks(position)
+    assert num_blocks is not None
+    blocks = {}
+    for number in data.draw(st.permutations(range(num_blocks + 2)), "order"):
+        reader = data.draw(st.sampled_from(readers), "reader")
+        blocks[number] = reader.block(position, number)
+        assert blocks[number].number == number
+    end = {**position, "history": [], "epoch": position["epoch"] + 1}
+    for number in (num_blocks, num_blocks + 1):
+        assert (blocks[number].batches, blocks[number].end) == ([], end)
+    in_order = [blocks[number] for number in range(num_blocks)]
+    assert all(block.batches and block.end is None for block in in_order)
+    assert [batch for block in in_order for batch in contents(block)] == epoch[taken:]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 5])
+def test_blocks_of_workers_are_those_one_by_one(made, num_workers):
+    _, start, _, readers = made
+    one_by_one = [readers[0].block(start, number) for number in range(8)]
+    for worker in range(num_workers):
+        blocks = list(readers[1].blocks(start, worker, num_workers))
+        assert [block.number for block in blocks] == [
+            worker + turn * num_workers for turn in range(len(blocks))
+        ]
+        for block in blocks:
+            expected = one_by_one[block.number]
+            assert contents(block) == contents(expected)
+            assert block.end == expected.end
+
+
+def test_a_block_reads_its_row_groups_alone():
+    registry = registry_of(Recorded(Recorded.Options()))
+    work = Work.of(registry, 0, 1)
+    reader, start = work.open(), start_of(work)
+    num_blocks = reader.num_blocks(start)
+    assert num_blocks is not None
+    for number in range(num_blocks):
+        Recorded.read.clear()
+        assert reader.block(start, number).batches
+        assert len(Recorded.read) <= 2, "its own and what completes its last batch"
+
+
+def test_a_dataset_that_only_iterates():
+    """A block is a batch; the number of blocks shows at the end."""
+    registry = registry_of(Iterated(Iterated.Options()))
+    expected = list(alone(registry))
+    work = Work.of(registry, 0, 1)
+    reader, position = work.open(), expected[1][1]
+    assert reader.num_blocks(position) is None
+    blocks = [reader.block(position, number) for number in range(len(expected) - 1)]
+    assert [contents(block) for block in blocks[:-1]] == [[batch] for batch in expected[2:]]
+    assert blocks[-1].batches == []
+    assert blocks[-1].end == expected[-1][1] | {"epoch": 1, "history": []}
+
+
+def test_another_process_transforms_as_the_trainer_would():
+    """Where fitting again is refused, and each object of a preprocessing differs."""
+    registry = registry_of(Numbers(Numbers.Options()))
+    expected = list(alone(registry))
+    assert list(alone(registry.with_training({"workers": 1}))) == expected
+
+
+def test_work_is_small_and_leaves_out_what_trainers_use():
+    class Local(Sharding):
+        """Cannot be pickled."""
+
+        name = "test.local"
+
+    sharding = Entry(Local(Local.Options()), ("t_item",), "sharding[0]", 1)
+    registry = registry_of(Numbers(Numbers.Options()), sharding=(sharding,))
+    work = Work.of(registry, 0, 1)
+    assert len(pickle.dumps(work)) < 5000
+    assert work.open().block(start_of(work), 0).batches
+
+
+def test_what_cannot_be_pickled_is_named():
+    dataset = Numbers(Numbers.Options())
+    with pytest.raises(PluginError, match=r"'_thread.lock'.*__getstate__.*workers: 0"):
+        Work.of(registry_of(dataset, converter=Locked(Locked.Options())), 0, 1)
+    work = Work.of(registry_of(dataset, converter=Unlocked(Unlocked.Options())), 0, 1)
+    assert work.open().block(start_of(work), 0).batches
+
+
+def test_errors_stand_behind_the_batches_before_them():
+    registry = registry_of(Numbers(Numbers.Options(broken_row=50)))
+    read: list[tuple[list[int], State]] = []
+    with pytest.raises(DataError, match="row 50 is broken"):
+        read.extend(alone(registry))
+    work = Work.of(registry, 0, 1)
+    start, reader = start_of(work), work.open()
+    blocks = list(reader.blocks(start, 0, 1))
+    assert [batch for block in blocks for batch in contents(block)] == read
+    assert [block.end for block in blocks[:-1]] == [None] * (len(blocks) - 1)
+    assert isinstance(blocks[-1].end, DataError)
+    target = Numbers(Numbers.Options()).reader(
+        rank=0, world_size=1, batch_size=BATCH, split="train"
+    )
+    with pytest.raises(DataError, match="row 50"):
+        list(hand_out(blocks, target))
+    assert target.state_dict() == read[-1][1]
+
+
+def test_handing_out_moves_the_reader(made):
+    epoch, start, _, readers = made
+    target = Numbers(Numbers.Options()).reader(
+        rank=1, world_size=2, batch_size=BATCH, split="train"
+    )
+    assert target.state_dict() == start
+    with closing(readers[0].blocks(start, 0, 1)) as blocks:
+        moved = [(sparse(batch), target.state_dict()) for batch in hand_out(blocks, target)]
+    assert moved == epoch
+    assert target.state_dict() == {**start, "epoch": 1}
+
+
+REGISTRY = """
+version: 1
+dataset: {use: recd.session_parquet, options: {path: table.parquet}}
+converter: {use: acme.first}
+training: {batch_size: 4}
+"""
+
+PLUGINS = '''
+from recd_plugins.data.plain import PlainConverter
+from recd_plugins.hookspecs import hookimpl
+
+class First(PlainConverter):
+    """Plain."""
+    name = "acme.first"
+
+@hookimpl
+def register_converters(): return [First]
+'''
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A table, a registry file that names it by a relative path, and a folder of plugins."""
+    columns = {
+        "session_id": pa.array(range(16), pa.int64()),
+        "ts": pa.array(range(16), pa.int64()),
+        "label": pa.array([0] * 16, pa.int8()),
+        "seen": pa.array([[row] for row in range(16)], pa.list_(pa.int64())),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "table.parquet")
+    (tmp_path / "registry.yaml").write_text(REGISTRY)
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
+    (tmp_path / "elsewhere").mkdir()
+    return tmp_path
+
+
+def work_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Work, State]:
+    monkeypatch.chdir(folder)
+    registry = load_registry("registry.yaml", plugins_dir="plugins")
+    return Work.of(registry, 0, 1), registry.dataloader(0, 1).state_dict()
+
+
+def test_relative_paths_are_those_of_the_trainer(folder, monkeypatch):
+    work, start = work_in(folder, monkeypatch)
+    monkeypatch.chdir(folder / "elsewhere")
+    assert contents(work.open().block(start, 0))[0][0] == [0, 1, 2, 3]
+    assert Path.cwd() == folder
+    away = replace(work, folder=folder / "not there")
+    monkeypatch.chdir(folder / "elsewhere")
+    error = away.open().block(start, 0).end
+    assert isinstance(error, DataError)
+    assert "table.parquet" in str(error)
+
+
+def test_plugins_that_are_not_there_are_named(folder, monkeypatch):
+    work, _ = work_in(folder, monkeypatch)
+    moved = {f"{name}x": file.with_name("gone.py") for name, file in work.modules.items()}
+    with pytest.raises(PluginError, match=r"gone\.py failed to import"):
+        replace(work, modules=moved).open()
+    renamed = work._pickled.replace(b"recd_plugin_recd", b"recd_plugin_gone")
+    with pytest.raises(PluginError, match=r"No module named 'recd_plugin_gone'.*install"):
+        replace(work, _pickled=renamed).open()
