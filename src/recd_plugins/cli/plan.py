@@ -23,6 +23,7 @@ from recd_plugins.cli.plan_cache import (
     check_cache_options,
     plan_cache,
 )
+from recd_plugins.cli.plan_readers import check_reader_options, plan_readers, reader_options
 from recd_plugins.cli.plan_tiers import plan_tiers
 from recd_plugins.files import write_json
 
@@ -73,6 +74,7 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     help="With --tiers: how much of the other collectives' time work hides, 0 to 1, likewise.",
 )
 @cache_options
+@reader_options
 @report_options("Write the whole report here.", "Write a picture of memory and times here")
 @click.option(
     "--calibrate",
@@ -95,6 +97,8 @@ def plan(
     budget: float | None,
     overlap: float | None,
     cache: bool,
+    readers: bool,
+    stall_target: float | None,
     json_path: Path | None,
     plot_path: Path | None,
     calibrate_path: Path | None,
@@ -109,6 +113,7 @@ def plan(
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
     recd plan registry.yaml --tiers --topology zionex-a100-40g --plot tiers.png
     recd plan registry.yaml --cache --memory 256MB --plot cache.png
+    recd plan registry.yaml --readers --stall-target 0.02
     """
     from recd_plugins import load_registry
     from recd_plugins.planning.report_plot import plot
@@ -132,15 +137,35 @@ def plan(
         raise click.UsageError("--tiers are chosen for a number of rows: --batch-size N")
     if tiers and cache:
         raise click.UsageError("--tiers and --cache are two plans: make one after the other")
+    others = {
+        "--tiers": tiers,
+        "--cache": cache,
+        "--topology": topology != MACHINE,
+        "--nodes": nodes,
+        "--ranks-per-node": ranks_per_node,
+        "--batch-size auto": batch_size == "auto",
+        "--calibrate": calibrate_path,
+    }
+    check_reader_options(readers, stall_target, others)
     of_cache = {name: options[name] for name in CACHE_OPTIONS}
     check_cache_options(cache, of_cache, batch_size == "auto")
     check_reports(json_path, plot_path)
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
+    rows = loaded.training.batch_size if batch_size is None else batch_size
+    if readers:
+        plan_readers(
+            loaded,
+            plugins_dir,
+            int(rows),
+            stall_target,
+            json_path=json_path,
+            plot_path=plot_path,
+        )
+        return
     if calibrate_path is not None and not tiers:
         nodes = 1  # whatever nodes its ranks stand for
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
-    rows = loaded.training.batch_size if batch_size is None else batch_size
     if tiers:
         plan_tiers(
             loaded.with_training({"batch_size": rows}),

@@ -1,0 +1,77 @@
+"""What is said of readers, from what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from recd_plugins.data.stalls import MakingTimes
+from recd_plugins.planning.readers.measure import Reading, Training
+from recd_plugins.planning.readers.report import ReaderPlan
+from recd_plugins.planning.readers.report_plot import plot
+from recd_plugins.planning.readers.report_text import render
+
+
+def plan(*, making=0.3, reader_cpu=0.0, training=0.1, trainer_cpu=0.1, arrival=0.0, **options):
+    times = MakingTimes(fill=making, transfer=arrival, arrival=arrival)
+    options = {"block": 1.0, "target": 0.05, "batch_size": 8, "ranks": 1, "ranks_here": 1} | options
+    return ReaderPlan(
+        Reading(times, 0.0, reader_cpu, batch_bytes=1000.0, memory_bytes=1 << 20),
+        Training(training, 0.0, trainer_cpu, 0.0),
+        **{"cores": 2} | options,
+    )
+
+
+def test_readers_that_wait_need_no_cores():
+    found = plan()
+    assert (found.readers, found.cores_suffice, found.reader_cores) == (3, True, 0.0)
+    assert found.point(3).share == found.point(3).share_here == pytest.approx(0.0, abs=1e-3)
+    assert found.point(1).share == pytest.approx(2 / 3, abs=1e-3)
+    assert found.bytes_per_second == pytest.approx(10_000)
+    assert "training.workers: 3" in found.advice()
+
+
+def test_a_machine_without_cores_for_them():
+    """0.3 s of a processor for a batch of 0.1 s of training: three cores, and one is left."""
+    found = plan(reader_cpu=0.3)
+    assert (found.readers, found.cores_suffice) == (3, False)
+    assert found.reader_cores == pytest.approx(3)
+    # 0.4 s of processors for a step on two cores: at least 0.2 s, half of which the trainer waits.
+    assert found.point(3).share_here == found.point(100).share_here == pytest.approx(0.5)
+    assert found.point(3).cores == pytest.approx(2)
+    assert found.share_here == pytest.approx(0.5)
+    assert "no cores for them" in found.advice()
+    assert "dsi.ray" in found.advice()
+
+
+def test_more_ranks_share_the_cores():
+    assert plan(reader_cpu=0.05).cores_suffice
+    assert not plan(reader_cpu=0.05, ranks=2, ranks_here=2).cores_suffice
+
+
+def test_no_reader_is_needed_where_reading_is_quick():
+    found = plan(making=0.001)
+    assert found.readers == 0
+    assert "no reader is needed" in found.advice()
+
+
+def test_unpacking_that_takes_too_long():
+    found = plan(making=0.1, arrival=0.05)
+    assert found.readers is None
+    assert "no number of readers" in found.advice()
+    assert found.as_json()["readers"] is None
+
+
+def test_json_and_pictures(tmp_path: Path):
+    found = plan(reader_cpu=0.3, ranks=4, ranks_here=2)
+    report = found.as_json()
+    assert (report["readers_per_rank"], report["readers_per_node"], report["readers"]) == (3, 6, 12)
+    assert report["reader"]["fill_seconds"] == 0.3
+    assert [point["readers"] for point in report["curve"]] == [0, 1, 2, 3, 4, 5, 6]
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(render(found))
+    assert "* 3" in console.export_text()
+    plot(found, tmp_path / "readers.png")
+    assert (tmp_path / "readers.png").stat().st_size > 1000
