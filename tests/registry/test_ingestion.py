@@ -1,0 +1,191 @@
+"""Section ``ingestion`` of registry files, and what its plugin raises."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from recd_plugins.cli import main
+from recd_plugins.data.ingestion import check_ingestion
+from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.registry import Registry, load_registry
+
+PLUGINS = '''
+from pydantic import Field
+from recd_plugins.errors import SetupError
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import *
+
+class Far(Ingestion):
+    """Reads in this process, and fails where it is told to."""
+    name = "acme.far"
+    class Options(PluginOptions):
+        readers: int = Field(default=1, gt=0)
+        refuses: str = ""
+        fails: str = ""
+    def check(self): self.at("check")
+    def open(self, work):
+        self.at("open")
+        return FarFeed(self, work)
+    def at(self, what):
+        if self.options.refuses == what:
+            raise SetupError(f"no engine to {what}; start one")
+        if self.options.fails == what:
+            raise KeyError(what)
+
+class FarFeed(Feed):
+    def __init__(self, plugin, work):
+        self.plugin, self.reader, self.closed = plugin, work.open(), 0
+    def read(self, reader):
+        from recd_plugins.data.work import hand_out
+        for batch in hand_out(self.reader.blocks(reader.state_dict(), 0, 1), reader):
+            yield batch
+            self.plugin.at("read")
+    def report(self):
+        self.plugin.at("report")
+        return {"readers": self.plugin.options.readers, "closed": self.closed}
+    def close(self):
+        self.plugin.at("close")
+        self.closed += 1
+
+@hookimpl
+def register_ingestions(): return [Far]
+'''
+
+FILE = """\
+version: 1
+dataset: {use: recd.interactions, options: {path: log.inter}}
+converter: {use: recd.ikjt}
+ingestion:
+  use: acme.far
+  options: OPTIONS
+training: {batch_size: 4, evaluate: false}
+"""
+
+LOG = "user_id:token\titem_id:token\trating:float\ttimestamp:float\n" + "".join(
+    f"{row % 3}\t{row % 5}\t{1 + row % 5}\t{row}\n" for row in range(200)
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
+    (tmp_path / "log.inter").write_text(LOG)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(options: str = "{}", **changes: str) -> Path:
+    text = FILE.replace("OPTIONS", options)
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    path = Path("registry.yaml")
+    path.write_text(text)
+    return path
+
+
+def registry(options: str = "{}") -> Registry:
+    return load_registry(write(options), plugins_dir="plugins")
+
+
+def recd(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["--plugins-dir", "plugins", *arguments])
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_section_makes_a_plugin():
+    made = registry("{readers: 3}")
+    assert made.ingestion is not None
+    assert made.ingestion.plugin.name == "acme.far"
+    assert made.ingestion.plugin.options.readers == 3
+    assert (made.ingestion.field, made.ingestion.line) == ("ingestion", 4)
+    without = write().read_text().partition("ingestion:")[0]
+    Path("registry.yaml").write_text(without)
+    assert load_registry("registry.yaml").ingestion is None
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"acme.far": "acme.fa"}, "registry.yaml:5 ingestion.use: no ingestion plugin is named "
+         "acme.fa; did you mean acme.far?"),
+        ({"acme.far": "recd.ikjt"}, "registry.yaml:5 ingestion.use: recd.ikjt is a converter "
+         "plugin; it belongs under converter:"),
+        ({"{}": "{reader: 2}"}, "registry.yaml:6 ingestion.options.reader: unknown option of "
+         "acme.far; did you mean readers?"),
+        ({"{}": "{readers: 0}"}, "registry.yaml:6 ingestion.options.readers: input should be "
+         "greater than 0, got 0"),
+        ({"batch_size: 4": "workers: 2"}, "registry.yaml:7 training.workers: 2 workers would read "
+         "what ingestion acme.far brings; leave workers out (its readers are set by its options), "
+         "or leave out the section ingestion"),
+    ],
+)  # fmt: skip
+def test_mistakes_have_lines(changes, expected):
+    with pytest.raises(RegistryError) as caught:
+        load_registry(write(**changes), plugins_dir="plugins")
+    assert str(caught.value) == expected
+
+
+@pytest.mark.usefixtures("folder")
+def test_workers_may_not_be_added_later():
+    made = registry()
+    assert made.with_training({"workers": 0}).ingestion is made.ingestion
+    with pytest.raises(RegistryError, match=r"training\.workers: 2 workers would read"):
+        made.with_training({"workers": 2})
+    result = recd("run", "registry.yaml", "--workers", "2")
+    assert result.exit_code == 1
+    assert "ingestion acme.far" in result.output
+
+
+@pytest.mark.usefixtures("folder")
+def test_what_it_refuses_has_the_line_of_its_entry():
+    with pytest.raises(RegistryError, match=r"registry\.yaml:4 ingestion: no engine to check"):
+        check_ingestion(registry("{refuses: check}"))
+    with pytest.raises(RegistryError, match=r"registry\.yaml:4 ingestion: no engine to open"):
+        registry("{refuses: open}").dataloader(0, 1)
+    result = recd("run", str(write("{refuses: check}")))
+    assert result.exit_code == 1
+    assert "registry.yaml:4 ingestion: no engine to check; start one" in result.output
+
+
+@pytest.mark.usefixtures("folder")
+def test_whatever_else_it_raises_names_it_and_its_line():
+    place = r"acme\.far: {} failed at .*acme\.py:\d+: KeyError: '{}'"
+    with pytest.raises(PluginError, match=place.format("check", "check")):
+        check_ingestion(registry("{fails: check}"))
+    with pytest.raises(PluginError, match=place.format("open", "open")):
+        registry("{fails: open}").dataloader(0, 1)
+    batches = iter(registry("{fails: read}").dataloader(0, 1))
+    next(batches)
+    with pytest.raises(PluginError, match=place.format("reading", "read")):
+        next(batches)
+    with pytest.raises(PluginError, match=place.format("report", "report")):
+        registry("{fails: report}").dataloader(0, 1).report()
+    with pytest.raises(PluginError, match=place.format("close", "close")):
+        registry("{fails: close}").dataloader(0, 1).close()
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_loader_closes_it_and_reports_its_figures():
+    with registry("{readers: 3}").dataloader(0, 1) as loader:
+        assert dict(loader.report()) == {"readers": 3, "closed": 0}
+        assert len(list(loader)) == len(loader)
+    assert dict(loader.report()) == {"readers": 3, "closed": 1}
+
+
+@pytest.mark.usefixtures("folder")
+def test_commands_know_the_kind():
+    listed = json.loads(recd("plugins", "--kind", "ingestion", "--json").stdout)
+    assert "acme.far" in [plugin["name"] for plugin in listed]
+    checked = json.loads(recd("validate", str(write()), "--json").stdout)
+    assert (checked["ok"], checked["entries"]) == (True, 3)
+    schema = json.loads(recd("schema").stdout)
+    section = schema["properties"]["ingestion"]
+    assert {"$ref": "#/$defs/ingestion_entry"} in section["anyOf"]
+    options = schema["$defs"]["ingestion.acme.far"]["properties"]
+    assert set(options) == {"readers", "refuses", "fails"}
