@@ -6,7 +6,7 @@ import importlib.metadata
 
 from recd_plugins.errors import SetupError
 
-#: The oldest one whose actor pools ``feeder.py`` can size.
+#: The oldest one whose tasks ``limit.py`` can bound.
 OLDEST = (2, 60)
 
 _INSTALL = 'pip install "recd-plugins[ray]"'

@@ -1,0 +1,135 @@
+"""The Ray cluster of a run: one that is there, or one that is started on each machine."""
+
+from __future__ import annotations
+
+import fcntl
+import secrets
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from recd_plugin_dsi.helper import Helper
+from recd_plugin_dsi.options import RayOptions
+from recd_plugins.errors import SetupError
+
+# Of a cluster that is there: it answers at once.
+_CONNECT_SECONDS = 5.0
+# Ray starts with no less.
+_LEAST_STORE_BYTES = 80_000_000
+
+
+@dataclass
+class Cluster:
+    """Where a rank's readers run. ``leave`` it in the end.
+
+    Attributes:
+        address: of Ray.
+        ranks: that share it.
+        token: that lets a process in, of a cluster that ends with the run.
+        lock: held while this rank uses a cluster that ends with the run.
+        host: the process that holds it, in the rank that started it.
+    """
+
+    address: str
+    ranks: int
+    token: str | None = None
+    lock: IO[str] | None = None
+    host: Helper | None = field(default=None, repr=False)
+
+    def leave(self) -> None:
+        """Say that this rank is done. In the rank that started it, the cluster ends with the last.
+
+        A second call does nothing.
+        """
+        if self.lock is not None:
+            self.lock.close()
+            self.lock = None
+        if self.host is not None:
+            self.host.end(patience=90.0)
+            self.host = None
+
+
+def join(options: RayOptions, world_size: int) -> Cluster:
+    """The cluster that the options name, or one for the ranks of this machine.
+
+    Without an address a collective call, where there is a process group: the first rank of each
+    machine starts Ray and tells the others.
+
+    Raises:
+        SetupError: nothing is at the address, or Ray does not start.
+    """
+    if options.address is not None:
+        return Cluster(_reachable(options.address), world_size)
+    machine = socket.gethostname()
+    machines = _gather(machine)
+    ranks = machines.count(machine)
+    rank = _rank()
+    host, told = None, None
+    if machines.index(machine) == rank:
+        host, told = _start(options, ranks)
+    answers: list[dict[str, str]] = [answer for answer in _gather(told) if answer is not None]
+    first = [name for number, name in enumerate(machines) if machines.index(name) == number]
+    try:
+        for answer in answers:
+            if "message" in answer:
+                raise SetupError(answer["message"])
+        mine = answers[first.index(machine)]
+        lock = Path(mine["lock"]).open()  # noqa: SIM115
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        _gather(None)  # nobody leaves before all have come
+    except BaseException:
+        if host is not None:
+            host.end(patience=10.0)
+        raise
+    return Cluster(mine["address"], ranks, mine["token"], lock, host)
+
+
+def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
+    # Ray runs what it is sent, and its ports are open to the network.
+    token = secrets.token_hex(32)
+    host = Helper("recd_plugin_dsi.local_ray", token)
+    # Half of the store may be in the making or on its way out.
+    memory = max(2 * ranks * options.memory_bytes, _LEAST_STORE_BYTES)
+    host.send("start", cpus=options.cpus, memory=memory)
+    try:
+        kind, fields = host.receive(options.start_timeout)
+    except TimeoutError:
+        message = f"Ray did not start within {options.start_timeout:.0f} s; try it alone: ray start"
+        return host, {"message": message}
+    except EOFError as error:
+        return host, {"message": f"Ray did not start:\n{error}"}
+    if kind == "failed":
+        return host, {"message": f"Ray did not start: {fields['message']}"}
+    return host, {**fields, "token": token}
+
+
+def _reachable(address: str) -> str:
+    if address == "auto":
+        return address
+    name, _, port = address.rpartition(":")
+    remedy = "start one by `ray start --head`, or leave address out and the run starts its own"
+    if not name or not port.isdigit():
+        raise SetupError(f"address {address!r} of dsi.ray is not HOST:PORT, nor auto")
+    try:
+        socket.create_connection((name, int(port)), _CONNECT_SECONDS).close()
+    except OSError as error:
+        raise SetupError(f"no Ray cluster answers at {address}: {error}; {remedy}") from None
+    return address
+
+
+def _gather(value: Any) -> list[Any]:
+    """Of every rank; this one's alone where there is no process group."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

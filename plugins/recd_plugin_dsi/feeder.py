@@ -1,0 +1,174 @@
+"""The process that runs Ray Data for one rank, and passes on the blocks that its readers make."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+import uuid
+from collections.abc import Generator, Iterator
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection
+from queue import Queue
+from threading import Event, Thread
+from typing import Any
+
+import pyarrow as pa
+import ray
+import ray.data
+from ray.data import DataContext, ExecutionOptions, ExecutionResources
+from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
+
+from recd_plugin_dsi.channel import Sender
+from recd_plugin_dsi.helper import serve
+from recd_plugin_dsi.limit import install, limit, set_limit
+from recd_plugin_dsi.readers import make_blocks
+
+
+def main() -> None:
+    """Serve a trainer until its connection ends."""
+    connection = serve()
+    with suppress(EOFError, OSError):
+        _, setup = connection.recv()
+        _Feeder(connection, **setup).serve()
+    # Not by the interpreter's end, which would wait for Ray's threads: Ray notices.
+    os._exit(0)
+
+
+class _Feeder:
+    """See ``feed.py`` for the messages.
+
+    Args:
+        connection: to the trainer.
+        address: of the cluster.
+        work: a pickled ``Work``.
+        cpus_per_reader, memory, deaths: the options.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        address: str,
+        work: bytes,
+        cpus_per_reader: float,
+        memory: int,
+        deaths: int,
+    ) -> None:
+        self._connection = connection
+        self._sender = Sender(connection)
+        self._work = work
+        self._cpus_per_reader = cpus_per_reader
+        self._memory = memory
+        self._deaths = deaths
+        self._asked: Queue[dict[str, Any]] = Queue()
+        self._stopped = Event()
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:
+            self._sender.send("failed", message=f"{type(error).__name__}: {error}")
+            raise EOFError from None
+        context = DataContext.get_current()
+        context.enable_progress_bars = False
+        context.print_on_execution_start = False
+        install(context)
+        self._sender.send("ready", cpus=_cpus())
+
+    def serve(self) -> None:
+        Thread(target=self._listen, daemon=True).start()
+        while True:
+            self._stream(**self._asked.get())
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                kind, fields = self._connection.recv()
+                if kind == "read":
+                    self._stopped.clear()
+                    self._asked.put(fields)
+                elif kind == "stop":
+                    self._stopped.set()
+                else:
+                    self._scale(**fields)
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def _scale(self, readers: int) -> None:
+        """As many readers as asked for, or as there is room for in the cluster."""
+        free = int(_cpus(free=True) / self._cpus_per_reader + 1e-6)
+        set_limit(min(readers, limit() + free))
+        self._sender.send("scaled", readers=limit(), asked=readers, cpus=_cpus())
+
+    def _stream(self, position: dict[str, Any], num_blocks: int | None, readers: int) -> None:
+        """Send the blocks from a position on, in their order, up to the last, or until stopped."""
+        if num_blocks is None:
+            set_limit(1)
+            rows = self._strides(position, readers)
+        else:
+            set_limit(readers)
+            # Behind the last block is one with the position at the end of the epoch.
+            rows = self._rows(position, range(num_blocks + 1), None, self._memory)
+        try:
+            with closing(rows):
+                for row in rows:
+                    if self._stopped.is_set():
+                        break
+                    data = memoryview(row.column("data").chunk(0)[0].as_buffer())
+                    fields = row.drop_columns("data").to_pylist()[0]
+                    self._sender.send_block(data, **fields)
+                    if fields["last"]:
+                        break
+        except (WorkerCrashedError, OutOfMemoryError, NodeDiedError) as error:
+            self._sender.send("died", message=str(error))
+        except Exception as error:
+            self._sender.send("raised", message="".join(traceback.format_exception(error)))
+        self._sender.send("done")
+
+    def _strides(self, position: dict[str, Any], readers: int) -> Generator[pa.Table, None, None]:
+        """Of a dataset that cannot pass over rows: each reader reads all, and makes its share."""
+        memory = self._memory // readers
+        streams = [
+            self._rows(position, range(number, number + 1), readers, memory)
+            for number in range(readers)
+        ]
+        while True:
+            for stream in streams:
+                yield next(stream)
+
+    def _rows(
+        self, position: dict[str, Any], numbers: range, stride: int | None, memory: int
+    ) -> Generator[pa.Table, None, None]:
+        function: Any = make_blocks  # Ray's type knows no arguments
+        items = [{"number": number} for number in numbers]
+        dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+            function,
+            batch_size=1,
+            batch_format="pyarrow",
+            fn_kwargs={
+                "work": self._work,
+                "position": position,
+                "stride": stride,
+                "stream": uuid.uuid4().hex,
+            },
+            num_cpus=self._cpus_per_reader,
+            max_retries=self._deaths,
+        )
+        options = ExecutionOptions()
+        options.preserve_order = True
+        options.resource_limits = ExecutionResources.for_limits(object_store_memory=memory)
+        dataset.context.execution_options = options
+        batches = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+        tables: Iterator[Any] = iter(batches)
+        for table in tables:
+            for row in range(table.num_rows):
+                yield table.slice(row, 1)
+
+
+def _cpus(free: bool = False) -> float:
+    """Of the cluster."""
+    resources: Any = ray.available_resources if free else ray.cluster_resources  # untyped
+    return float(resources().get("CPU", 0.0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""Processes that speak to Ray in place of a trainer.
+
+Ray ends a process that uses it when its node is lost, and writes much of its own. In a process
+apart neither reaches the trainer, and none of Ray's threads takes its time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+# Of what Ray wrote: lines that an error message shows.
+_LAST_LINES = 4
+
+
+class Helper:
+    """A module run as a process; it ends when its connection does, as when this process dies.
+
+    Args:
+        module: whose ``main`` runs.
+        token: of a Ray cluster that lets in who has it; None where there is none, or the
+            environment says it.
+        environ: of the process, besides that of this one.
+    """
+
+    def __init__(self, module: str, token: str | None = None, **environ: str) -> None:
+        self.connection, theirs = Pipe()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        environ = {
+            **os.environ,
+            **environ,
+            # What plugins import is on the path of this process.
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
+        }
+        if token is not None:
+            environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            start_new_session=True,  # Ctrl-C is the trainer's
+        )
+        theirs.close()
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """A message; lost where the process has ended, which ``receive`` notices."""
+        with suppress(OSError):
+            self.connection.send((kind, fields))
+
+    def receive(self, timeout: float | None = None) -> tuple[str, dict[str, Any]]:
+        """The next message.
+
+        Raises:
+            TimeoutError: none came.
+            EOFError: the process has ended; says what it wrote last.
+        """
+        try:
+            if not self.connection.poll(timeout):
+                raise TimeoutError
+            kind, fields = self.connection.recv()
+        except (EOFError, ConnectionError):
+            raise EOFError(self._last_words()) from None
+        return kind, fields
+
+    def end(self, patience: float = 0.0) -> None:
+        """End the process; it has some seconds to do so by itself. A second call does nothing."""
+        self.connection.close()
+        try:
+            self._process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return "\n".join(lines[-_LAST_LINES:])
+
+
+def serve() -> Connection:
+    """In the process: its connection. Ctrl-C is the trainer's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)  # or Ray's processes would keep it open
+    return Connection(descriptor)
