@@ -24,7 +24,7 @@ class DayFiles:
     """Where a day is.
 
     Attributes:
-        name: ``day_0``, ``train``, or what the file is called.
+        name: ``day_0`` or ``train``.
         number: of the day; None of a file that holds several days.
         format: how it is stored.
         path: the file or folder; of npy the folder with its three files.
@@ -82,10 +82,15 @@ def _one_file(path: Path) -> DayFiles:
     if path.suffix == ".npy":
         raise DataError(f"{path}: npy files come in threes; name their folder in path")
     if path.suffix == ".parquet":
-        return DayFiles(path.stem, None, "Parquet", path)
+        return DayFiles(_known(path.stem), None, "Parquet", path)
     kind = _TSV.get(path.suffix, "TSV")
     stem = path.name.removesuffix(path.suffix) if kind != "TSV" else path.name
-    return DayFiles(stem.removesuffix(".tsv").removesuffix(".txt"), None, kind, path)
+    return DayFiles(_known(stem.removesuffix(".tsv").removesuffix(".txt")), None, kind, path)
+
+
+def _known(stem: str) -> str:
+    """A name that is found in a folder, too: converted files are named by it."""
+    return stem if _PARQUET_NAME.fullmatch(stem) else "train"
 
 
 def _in_folder(folder: Path) -> list[DayFiles]:

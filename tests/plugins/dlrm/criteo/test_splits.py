@@ -81,7 +81,7 @@ def test_other_names_of_one_file(tmp_path):
     for name, kind in (("clicks.tsv.gz", "TSV, gzip"), ("part.parquet", "Parquet")):
         (tmp_path / name).touch()
         (day,) = find_days(tmp_path / name)
-        assert (day.name, day.number, day.format) == (name.partition(".")[0], None, kind)
+        assert (day.name, day.number, day.format) == ("train", None, kind)
     # Parquet of any names is one table.
     (tmp_path / "clicks.tsv.gz").unlink()
     (day,) = find_days(tmp_path)
