@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
+from tests.docs.pages import blocks, page
 
 from recd_plugins.cli import main
 from recd_plugins.manager import PluginManager
 
-DOCS = Path(__file__).parents[2] / "docs"
-
-
-def blocks(page: str, language: str) -> list[str]:
-    text = (DOCS / page).read_text()
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-
 
 def test_python_of_data_md_runs_as_one_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code = blocks("data.md", "python")
+    code = blocks(page("data.md"), "python")
     assert len(code) == 4
     exec(compile("\n".join(code), "docs/data.md", "exec"), {})
 
 
 def test_console_of_generate_md_prints_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (console,) = blocks("commands/generate.md", "console")
+    (console,) = blocks(page("commands/generate.md"), "console")
     command, expected = console.strip().split("\n")
     result = CliRunner().invoke(main, command.removeprefix("$ recd ").split())
     assert result.exit_code == 0, result.output
@@ -40,7 +33,7 @@ def test_console_of_generate_md_prints_what_it_says(tmp_path, monkeypatch):
 
 def test_console_of_convert_layout_md_prints_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (console,) = blocks("commands/convert-layout.md", "console")
+    (console,) = blocks(page("commands/convert-layout.md"), "console")
     size = re.compile(r"[\d.]+ MB")
     for example in console.split("$ ")[1:]:
         command, _, expected = example.partition("\n")
@@ -50,17 +43,17 @@ def test_console_of_convert_layout_md_prints_what_it_says(tmp_path, monkeypatch)
 
 
 def test_generate_md_names_every_option():
-    page = (DOCS / "commands" / "generate.md").read_text()
+    text = page("commands/generate.md")
     options = re.findall(r"--[a-z-]+", CliRunner().invoke(main, ["generate", "--help"]).output)
-    assert set(options) - {"--help"} <= set(re.findall(r"--[a-z-]+", page))
+    assert set(options) - {"--help"} <= set(re.findall(r"--[a-z-]+", text))
 
 
 @pytest.mark.parametrize("name", ["recd.session_parquet", "recd.interactions"])
 def test_recd_md_shows_valid_options_and_names_them_all(name):
     cls = PluginManager().plugins["dataset"][name].cls
-    sections = (DOCS / "plugins" / "recd.md").read_text().split("\n## ")
+    sections = page("plugins/recd.md").split("\n## ")
     (section,) = (text for text in sections if text.startswith(f"Dataset {name}\n"))
-    (example,) = re.findall(r"^```yaml\n(.*?)^```$", section, flags=re.DOTALL | re.MULTILINE)
+    (example,) = blocks(section, "yaml")
     entry = YAML(typ="safe").load(example)["dataset"]
     assert entry["use"] == name
     cls.Options.model_validate(entry["options"])

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from click.testing import CliRunner
 from pydantic import BaseModel
-from ruamel.yaml import YAML
+from tests.docs.pages import blocks, page, plan_with, run_console
 
-from recd_plugins.cli import main
 from recd_plugins.manager import PluginManager
 
-PAGE = (Path(__file__).parents[2] / "docs" / "plugins" / "flexshard.md").read_text()
+PAGE = page("plugins/flexshard.md")
 SHARDINGS = {
     name: found.cls
     for name, found in PluginManager().plugins["sharding"].items()
@@ -23,31 +19,17 @@ SHARDINGS = {
 }
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
-
-
 def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    whole, *others = blocks("yaml")
+    whole, *others = blocks(PAGE, "yaml")
     fewer = whole.replace("ranks: 4, ranks_per_node: 2", "ranks: 2, ranks_per_node: 1")
     assert fewer != whole  # two nodes still, in half the time
     (tmp_path / "registry.yaml").write_text(fewer, encoding="utf-8")
-    lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
-    shown = []
-    for line in lines:
-        result = CliRunner().invoke(main, shlex.split(line)[1:])
-        assert result.exit_code == 0, result.output
-        shown.append(result.stdout)
-    planned, compared, _, _ = shown
+    planned, compared, _, _ = run_console(PAGE).values()
     assert " hot" in planned
     assert "tiers of rows" in compared
     for entries in others:
-        other = {**YAML(typ="safe").load(whole), **YAML(typ="safe").load(entries)}
-        with (tmp_path / "other.yaml").open("w", encoding="utf-8") as stream:
-            YAML().dump(other, stream)
-        result = CliRunner().invoke(main, ["plan", "other.yaml"])
-        assert result.exit_code == 0, result.output
+        plan_with(whole, entries)
 
 
 def test_the_page_names_every_plugin_and_option() -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
+from tests.docs.pages import blocks, page
 
 from recd_plugin_scars.hot_batches import HotBatches
 from recd_plugins.cli import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "plugins" / "scars.md").read_text()
-BLOCKS = re.findall(r"^```yaml\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+PAGE = page("plugins/scars.md")
+BLOCKS = blocks(PAGE, "yaml")
 
 
 def test_it_trains_on_hot_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,43 +1,57 @@
-"""The example of docs/commands/plan.md on tiers runs, and prints what the page says."""
+"""The examples of docs/commands/plan.md run, and print what the page says."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from ruamel.yaml import YAML
+from tests.docs.pages import blocks, page, run_console
 
-from recd_plugins.cli import main
 from recd_plugins.planning.topologies import TopologySpec
 
-PAGE = (Path(__file__).parents[2] / "docs" / "commands" / "plan.md").read_text()
+PAGE = page("commands/plan.md")
 TIERS = PAGE.split("\n## --tiers\n")[1].split("\n### ")[0]
+CACHE = PAGE.split("\n## --cache\n")[1].split("\n## ")[0]
 
 
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
-
-
-def test_tiers_are_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (registry,), (console,), (shown,) = (
-        blocks(TIERS, language) for language in ("yaml", "console", "text")
-    )
+    return tmp_path
+
+
+def run(section: str) -> None:
+    """Its commands, of which the last prints what is shown."""
+    (registry,), (shown,) = blocks(section, "yaml"), blocks(section, "text")
     Path("registry.yaml").write_text(registry)
-    for line in console.strip().splitlines():
-        arguments = shlex.split(line.removeprefix("$ recd "))
-        result = CliRunner().invoke(main, arguments, env={"COLUMNS": "80"})
-        assert result.exit_code == 0, result.output
-    assert [line.rstrip() for line in result.stdout.splitlines()] == shown.splitlines()
-    report = json.loads(Path("tiers.json").read_text())
+    *_, printed = run_console(section).values()
+    assert [line.rstrip() for line in printed.splitlines()] == shown.splitlines()
+
+
+def report(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def test_tiers_are_as_shown(folder: Path) -> None:
+    run(TIERS)
+    written = report(folder / "tiers.json")
     described = TIERS.split("With `--json`: ")[1].split("Seconds have")[0]
-    names = {"topology", "batch_size", "what_if", "entries", *report["entries"][0]}
+    names = {"topology", "batch_size", "what_if", "entries", *written["entries"][0]}
     assert set(re.findall(r"`(\w+)`", described)) - {"collectives"} <= names
-    assert Path("tiers.png").is_file()
+    assert (folder / "tiers.png").is_file()
+
+
+def test_caches_are_as_shown(folder: Path) -> None:
+    run(CACHE)
+    written = report(folder / "cache.json")
+    described = CACHE.split("With `--json`: ")[1].split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", described)) - {"lru"} == set(written)
+    assert "lru" in written["bytes_per_step"]
+    assert (folder / "cache.png").is_file()
 
 
 def test_the_topology_is_valid() -> None:

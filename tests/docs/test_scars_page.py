@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import get_args
 
 import pytest
-from click.testing import CliRunner
 from pydantic import BaseModel
-from ruamel.yaml import YAML
+from tests.docs.pages import blocks, page, plan_with, run_console
 
-from recd_plugins.cli import main
 from recd_plugins.manager import PluginManager
 
-PAGE = (Path(__file__).parents[2] / "docs" / "plugins" / "scars.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, flags=re.DOTALL | re.MULTILINE)
+PAGE = page("plugins/scars.md")
 
 
 def _headings(text: str) -> list[list[str]]:
@@ -30,23 +23,14 @@ def _headings(text: str) -> list[list[str]]:
 
 def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    whole, *others = blocks("yaml")
+    whole, *others = blocks(PAGE, "yaml")
     (tmp_path / "registry.yaml").write_text(whole, encoding="utf-8")
-    lines = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines()]
-    shown = {}
-    for line in lines:
-        result = CliRunner().invoke(main, shlex.split(line)[1:])
-        assert result.exit_code == 0, result.output
-        shown[line] = result.stdout
-    assert " cached" in shown["recd plan registry.yaml"]
-    compared = shown["recd run registry.yaml --compare"]
+    printed = run_console(PAGE)
+    assert " cached" in printed["recd plan registry.yaml"]
+    compared = printed["recd run registry.yaml --compare"]
     assert _headings(PAGE)[-1] in _headings(compared)
     for entries in others:
-        other = {**YAML(typ="safe").load(whole), **YAML(typ="safe").load(entries)}
-        with (tmp_path / "other.yaml").open("w", encoding="utf-8") as stream:
-            YAML().dump(other, stream)
-        result = CliRunner().invoke(main, ["plan", "other.yaml"])
-        assert result.exit_code == 0, result.output
+        plan_with(whole, entries)
 
 
 def test_the_page_names_every_option_of_the_cache() -> None:

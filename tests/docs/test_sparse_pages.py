@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 from ruamel.yaml import YAML
+from tests.docs.pages import blocks, page
 
 from recd_plugins.manager import PluginManager
 
-DOCS = Path(__file__).parents[2] / "docs"
 OF_RECD = sorted(PluginManager().plugins["preprocessing"])
 POOLINGS = sorted(PluginManager().plugins["pooling"])
 
 
-def blocks(text: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
-
-
 def section(heading: str) -> str:
-    sections = (DOCS / "plugins" / "recd.md").read_text().split("\n## ")
+    sections = page("plugins/recd.md").split("\n## ")
     (text,) = (text for text in sections if text.startswith(f"{heading}\n"))
     return text
 
 
 def test_python_of_sparse_md_runs_as_one_program():
-    code = blocks((DOCS / "sparse.md").read_text(), "python")
+    code = blocks(page("sparse.md"), "python")
     assert len(code) == 5
     exec(compile("\n".join(code), "docs/sparse.md", "exec"), {})
 

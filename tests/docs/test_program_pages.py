@@ -1,0 +1,34 @@
+"""Programs of pages run and print what the pages show."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.docs.pages import blocks, page
+
+# Each has one program, and what it prints.
+PAGES = (
+    "cached.md",
+    "cached-storage.md",
+    "caching.md",
+    "coalescing.md",
+    "measuring.md",
+    "tiered.md",
+    "tiered-checkpoints.md",
+    "tiers.md",
+)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_program_prints_what_the_page_shows(name: str, tmp_path: Path) -> None:
+    text = page(name)
+    (code,), (output,) = blocks(text, "python"), blocks(text, "text")
+    (tmp_path / "program.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == output
