@@ -122,11 +122,6 @@ class Criteo(Dataset):
             raise DataError("there is no test split: option evaluate of dlrm.criteo is nothing")
         tables = self._tables
         shuffle = options.shuffle and split == "train"
-        if shuffle and not all(day.can_jump for day in tables.days):
-            raise DataError(
-                f"{options.path}: compressed files are read from front to back and cannot be "
-                "shuffled; convert them first: recd criteo convert"
-            )
         coder = self._coder
         encoding = {"categorical", "dense", "buckets", "threshold", "max_ids"}
         return PlannedReader(
@@ -136,7 +131,7 @@ class Criteo(Dataset):
                 "split": split,
                 "files": digest([day.identity() for day in tables.days]),
                 "parts": [options.evaluate, options.parts],
-                "encoding": digest(options.model_dump(mode="json", include=encoding)),
+                "encoding": digest(options.model_dump_json(include=encoding)),
             },
             what=f"{options.path} ({split})",
             rank=rank,
@@ -176,7 +171,13 @@ class Criteo(Dataset):
         from recd_plugin_dlrm.criteo.tables import CriteoTables
 
         with _progress() as start:
-            return CriteoTables(self.options, self._cache, start)
+            tables = CriteoTables(self.options, self._cache, start)
+        if self.options.shuffle and not all(day.can_jump for day in tables.days):
+            raise DataError(
+                f"{self.options.path}: compressed files are read from front to back and cannot be "
+                "shuffled; convert them first: recd criteo convert"
+            )
+        return tables
 
     @cached_property
     def _coder(self) -> IdCoder:

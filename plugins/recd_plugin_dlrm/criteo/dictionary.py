@@ -18,9 +18,9 @@ from recd_plugin_dlrm.criteo.day import Day, Stretch
 from recd_plugin_dlrm.criteo.id_counts import (
     IdCounts,
     Int64s,
+    counted,
     read_arrays,
     write_arrays,
-    write_counts,
 )
 from recd_plugin_dlrm.criteo.rows import SPARSE
 from recd_plugins.data.reader import digest
@@ -115,9 +115,8 @@ class DictionaryFile:
                 path = self._cache / f"counts-{digest(provenance.decode())}.arrow"
                 kept.append(path)
                 if (counts := read_arrays(path, provenance)) is None:
-                    write_counts(path, _count(section, progress), provenance)
-                    counts = read_arrays(path, provenance)
-                    assert counts is not None, "was just written"
+                    counts = counted(_count(section, progress))
+                    write_arrays(path, counts, {b"provenance": provenance})
                 for name, total in zip(SPARSE, totals, strict=True):
                     total.add_counted(counts[name], counts[f"{name}_counts"])
             arrays: dict[str, Int64s] = {}

@@ -96,7 +96,11 @@ def _known(stem: str) -> str:
 def _in_folder(folder: Path) -> list[DayFiles]:
     days = []
     npy: dict[str, DayFiles] = {}
-    for path in sorted(folder.iterdir()):
+    try:
+        paths = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror})") from error
+    for path in paths:
         if path.is_dir() or path.suffix == ".parquet":
             if (match := _PARQUET_NAME.fullmatch(path.name)) and _is_parquet(path):
                 days.append(_day(match, "Parquet", path))

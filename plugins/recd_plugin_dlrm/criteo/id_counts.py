@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -89,10 +90,10 @@ def read_arrays(path: Path, provenance: bytes) -> dict[str, Int64s] | None:
     }
 
 
-def write_counts(path: Path, counts: list[IdCounts], provenance: bytes) -> None:
-    """Counts of every feature as one file."""
+def counted(features: Sequence[IdCounts]) -> dict[str, Int64s]:
+    """Ids by the name of their feature, and under ``NAME_counts`` how often each occurs."""
     arrays = {}
-    for name, feature in zip(SPARSE, counts, strict=True):
+    for name, feature in zip(SPARSE, features, strict=True):
         feature.flush()
         arrays[name], arrays[f"{name}_counts"] = feature.ids, feature.counts
-    write_arrays(path, arrays, {b"provenance": provenance})
+    return arrays
