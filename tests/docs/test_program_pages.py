@@ -16,6 +16,7 @@ PAGES = (
     "caching.md",
     "coalescing.md",
     "measuring.md",
+    "readers.md",
     "tiered.md",
     "tiered-checkpoints.md",
     "tiers.md",
