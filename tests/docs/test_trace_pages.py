@@ -1,0 +1,56 @@
+"""The pages on traces and random rows: options named, entries valid, commands run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+from ruamel.yaml import YAML
+
+from recd_plugins.cli import main
+from recd_plugins.manager import PluginManager
+
+DOCS = Path(__file__).parents[2] / "docs"
+COMMAND = (DOCS / "commands" / "trace.md").read_text()
+
+
+@pytest.mark.parametrize(("heading", "name"), [("Random", "dlrm.random"), ("Trace", "dlrm.trace")])
+def test_the_entry_is_valid_and_every_option_is_named(heading: str, name: str) -> None:
+    text = (DOCS / "plugins" / "dlrm.md").read_text()
+    section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    (example,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    entry = YAML(typ="safe").load(example)["dataset"]
+    assert entry["use"] == name
+    options = PluginManager().plugins["dataset"][name].cls.Options
+    options.model_validate(entry["options"])
+    table = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+    assert set(options.model_fields) <= set(re.findall(r"`(\w+)`", table))
+
+
+def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (registry,) = re.findall(r"```yaml\n(.*?)```", COMMAND, re.DOTALL)
+    (tmp_path / "registry.yaml").write_text(registry)
+    (console,) = re.findall(r"```console\n(.*?)```", COMMAND, re.DOTALL)
+    for line in console.splitlines():
+        recd, *arguments = shlex.split(line.removeprefix("$ "))
+        assert recd == "recd"
+        result = CliRunner().invoke(main, arguments)
+        assert result.exit_code == 0, result.output
+    assert len((tmp_path / "usr_1.txt").read_text().splitlines()) == 20_000
+
+
+@pytest.mark.parametrize("name", ["profile", "generate"])
+def test_every_option_is_named_in_its_section(name: str) -> None:
+    group = main.get_command(click.Context(main), "trace")
+    assert isinstance(group, click.Group)
+    section = COMMAND.partition(f"\n## recd trace {name}\n")[2].partition("\n## ")[0]
+    rows = "\n".join(line for line in section.splitlines() if line.startswith("|"))
+    options = [each for p in group.commands[name].params for each in p.opts if each[:1] == "-"]
+    assert set(options) <= set(re.findall(r"`(--?[\w-]+)`", rows))
+    usage = COMMAND.partition("\n\nA trace is")[0]
+    assert all(option in usage for option in options if option.startswith("--"))

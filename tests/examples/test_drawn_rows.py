@@ -1,0 +1,78 @@
+"""The examples of dlrm.random and dlrm.trace, smaller, as their READMEs say."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from recd_plugins.cli import main
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def commands(name: str) -> list[list[str]]:
+    """What README.md runs, without its comments."""
+    text = (EXAMPLES / name / "README.md").read_text()
+    return [shlex.split(line, comments=True) for line in re.findall(r"^    (recd .*)$", text, re.M)]
+
+
+def copy(name: str, folder: Path, changes: dict[str, str]) -> None:
+    for path in (EXAMPLES / name).glob("*.yaml"):
+        shutil.copy(path, folder)
+    registry = folder / "registry.yaml"
+    text = registry.read_text()
+    for before, after in changes.items():
+        assert before in text
+        text = text.replace(before, after)
+    registry.write_text(text)
+
+
+def compared(folder: Path, command: list[str]) -> None:
+    recd = Path(sys.executable).with_name("recd")
+    done = subprocess.run(
+        [str(recd), *command[1:], "--json", "out.json"],
+        cwd=folder, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"losses of 8 steps agree within", done.stdout), done.stdout
+    report = json.loads((folder / "out.json").read_text())
+    assert np.allclose(report["baseline"]["losses"], report["plugins"]["losses"], atol=1e-3)
+    for side in ("baseline", "plugins"):
+        assert report[side]["test"]["num_samples"] == 512
+
+
+def test_random_rows_are_trained_on_and_compared(tmp_path: Path) -> None:
+    copy(
+        "random",
+        tmp_path,
+        {"    rows: 16384": "    rows: 4096", "test_rows: 4096": "test_rows: 512"},
+    )
+    plain, compare = commands("random")
+    assert plain == ["recd", "run", "registry.yaml"]
+    compared(tmp_path, compare)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix not in (".yaml", ".json")] == []
+
+
+def test_traces_are_profiled_drawn_and_trained_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy(
+        "trace", tmp_path, {"    rows: 8192": "    rows: 2048", "test_rows: 2048": "test_rows: 512"}
+    )
+    profile, plain, compare, generate = commands("trace")
+    monkeypatch.chdir(tmp_path)
+    for command in (profile, generate):
+        result = CliRunner().invoke(main, command[1:])
+        assert result.exit_code == 0, result.output
+    assert plain == ["recd", "run", "registry.yaml"]
+    compared(tmp_path, compare)
+    assert (tmp_path / "rows.parquet").is_file()
