@@ -37,7 +37,9 @@ def test_the_file_is_valid_and_has_every_section(tmp_path, name):
     assert CliRunner().invoke(main, ["validate", str(path)]).exit_code == 0
     text = path.read_text(encoding="utf-8")
     document = YAML(typ="safe").load(text)
-    assert list(document) == list(RegistrySpec.model_fields)
+    # Trainers read by themselves where there is no ingestion.
+    sections = [name for name in RegistrySpec.model_fields if name != "ingestion"]
+    assert list(document) == sections
     for section in ("dataset", "converter", "preprocessing", "pooling", "sharding", "model"):
         assert re.search(rf"^# [^\n]*\n{section}:", text, re.MULTILINE), f"{section}: no comment"
     assert max(map(len, text.splitlines())) <= 100

@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[4] / "docs" / "models.md"
 
 def table_rows() -> dict[str, list[str]]:
     """The cells of the page's table of sizes, by the first of each line."""
-    section = PAGE.read_text().split("\n## Sizes\n")[1].split("\n## ")[0]
+    section = PAGE.read_text().split("\n### Sizes\n")[1].split("\n### ")[0]
     lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
 
