@@ -88,7 +88,13 @@ def join(options: RayOptions, world_size: int) -> Cluster:
 def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
     # Ray runs what it is sent, and its ports are open to the network.
     token = secrets.token_hex(32)
-    host = Helper("recd_plugin_dsi.local_ray", token)
+    host = Helper(
+        "recd_plugin_dsi.local_ray",
+        token,
+        # By itself Ray puts its processes behind all others, and trainers would wait for readers
+        # that wait for trainers.
+        RAY_worker_niceness="0",
+    )
     # Half of the store may be in the making or on its way out.
     memory = max(2 * ranks * options.memory_bytes, _LEAST_STORE_BYTES)
     host.send("start", cpus=options.cpus, memory=memory)

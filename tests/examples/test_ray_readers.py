@@ -1,0 +1,32 @@
+"""The example of readers on Ray, on fewer rows."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_readers"
+
+
+def test_it_is_trained_and_compared(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (EXAMPLE / "registry.yaml").read_text()
+    for before, after in (
+        ("rows: 32768, row_group_rows: 1024", "rows: 4096, row_group_rows: 256"),
+        ("batch_size: 256", "batch_size: 64"),
+        ("min_readers: 1 ", "cpus: 4\n    min_readers: 1 "),
+    ):
+        assert before in text
+        text = text.replace(before, after)
+    Path("registry.yaml").write_text(text)
+    recd = Path(sys.executable).with_name("recd")
+    command = [str(recd), "run", "registry.yaml", "--compare", "--json", "out.json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"losses of 32 steps agree within", done.stdout), done.stdout
+    json.loads(Path("out.json").read_text())
+    assert "Traceback" not in done.stderr
+    assert "ray.io" not in done.stderr, "what Ray writes does not reach the user"

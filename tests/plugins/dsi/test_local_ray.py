@@ -1,0 +1,88 @@
+"""A Ray that a run starts for itself ends with it, however that ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from tests.plugins.dsi.numbered import registry
+
+from recd_plugins.errors import SetupError
+
+OPTIONS = {
+    "cpus": 4,
+    "cpus_per_reader": 0.5,
+    "readers": 2,
+    "memory": "20MB",
+    "start_timeout": 250,
+}
+
+_TRAINER = """
+import sys
+from tests.plugins.dsi.numbered import registry
+from tests.plugins.dsi.test_local_ray import OPTIONS
+
+loader = registry(OPTIONS, seconds=0.05).dataloader(0, 1)
+batches = iter(loader)
+next(batches)
+print("reading", flush=True)
+for batch in batches:
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_other_ray(monkeypatch):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def below(pid):
+    return psutil.Process(pid).children(recursive=True)
+
+
+def assert_ended(processes):
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert not alive
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_of_a_trainer_that_is_ended(how):
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", _TRAINER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        assert trainer.stdout.readline() == "reading\n"
+        started = below(trainer.pid)
+        names = " ".join(" ".join(process.cmdline()) for process in started)
+        for part in ("recd_plugin_dsi.feeder", "recd_plugin_dsi.local_ray", "raylet", "ray::"):
+            assert part in names
+        trainer.send_signal(how)
+        trainer.wait(timeout=120)
+        assert_ended(started)
+    finally:
+        trainer.kill()
+        trainer.communicate()
+
+
+def test_a_lost_cluster_is_an_error():
+    before = set(below(os.getpid()))
+    with registry(OPTIONS, seconds=0.05).dataloader(0, 1) as loader:
+        batches = iter(loader)
+        next(batches)
+        started = set(below(os.getpid())) - before
+        (raylet,) = [each for each in started if each.name() == "raylet"]
+        raylet.kill()
+        start = time.monotonic()
+        with pytest.raises(SetupError, match=r"rank 0 lost Ray at .*--resume"):
+            list(batches)
+        print(f"noticed after {time.monotonic() - start:.0f} s")
+    assert_ended(started)

@@ -1,0 +1,67 @@
+"""What can be said of it without Ray."""
+
+import importlib.metadata
+
+import pytest
+from pydantic import ValidationError
+
+from recd_plugin_dsi.cluster import join
+from recd_plugin_dsi.installed import check_ray
+from recd_plugin_dsi.options import RayOptions
+from recd_plugins.errors import SetupError
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_readers": 3, "max_readers": 2}, "min_readers is 3, more than max_readers, 2"),
+        ({"min_readers": 3}, "min_readers needs max_readers"),
+        ({"readers": 2, "max_readers": 4}, "readers is a fixed number"),
+        ({"cpus": 4, "address": "auto"}, "cpus is for a cluster that the run starts"),
+        ({"memory": "lots"}, "'lots' is no number of bytes"),
+        ({"stall_target": 1.5}, "less than 1"),
+    ],
+)
+def test_options_that_cannot_be(options, message):
+    with pytest.raises(ValidationError, match=message):
+        RayOptions.model_validate(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "bounds"),
+    [
+        ({}, (2, 2)),
+        ({"readers": 5}, (5, 5)),
+        ({"max_readers": 4}, (1, 4)),
+        ({"min_readers": 2, "max_readers": 4}, (2, 4)),
+    ],
+)
+def test_bounds(options, bounds):
+    assert RayOptions.model_validate(options).bounds == bounds
+
+
+def test_ray_is_missing(monkeypatch):
+    def version(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(SetupError, match=r'pip install "recd-plugins\[ray\]"'):
+        check_ray()
+
+
+def test_ray_is_too_old(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.44.1")
+    with pytest.raises(SetupError, match=r"needs Ray 2\.60 or newer, and 2\.44\.1 is there"):
+        check_ray()
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("127.0.0.1:1", "no Ray cluster answers at 127.0.0.1:1"),
+        ("somewhere", "not HOST:PORT, nor auto"),
+    ],
+)
+def test_nothing_is_at_the_address(address, message):
+    with pytest.raises(SetupError, match=message):
+        join(RayOptions(address=address), 1)

@@ -1,0 +1,117 @@
+"""``dsi.ray`` makes the batches of a rank that reads by itself, whatever becomes of its readers."""
+
+import random
+from itertools import islice
+from typing import ClassVar
+
+import psutil
+import pytest
+from tests.plugins.dsi.numbered import BATCH, ROWS, registry
+
+from recd_plugin_dsi.options import RayOptions
+from recd_plugin_dsi.ray_ingestion import RayIngestion
+from recd_plugins.errors import RegistryError, SetupError
+from recd_plugins.testing.contracts import IngestionContract
+
+
+def options(ray_address, **more):
+    return {"address": ray_address, "cpus_per_reader": 0.25, "start_timeout": 250, **more}
+
+
+class TestContract(IngestionContract):
+    _processes: ClassVar[dict[int, psutil.Process]] = {}
+
+    def left_over(self):
+        children = psutil.Process().children(recursive=True)
+        mine = [self._processes.setdefault(child.pid, child) for child in children]
+        return [*super().left_over(), *mine]
+
+    @pytest.fixture
+    def plugin(self, ray_address):
+        return RayIngestion(RayOptions.model_validate(options(ray_address)))
+
+
+def numbers(batches):
+    return [int(number) for batch in batches for number in batch.dense_features.flatten()]
+
+
+def readers_of_ray():
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if any("make_blocks" in word for word in process.info["cmdline"] or ())
+    ]
+
+
+def test_killed_readers_lose_and_repeat_no_row(ray_address, capfd):
+    """Two ranks, two readers each; a reader that is making a block is killed, five times."""
+    ray = options(ray_address, readers=2, memory="1MB")
+    draw = random.Random(0)
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    slow = registry(ray, seconds=0.05)
+    with slow.dataloader(0, 2) as first, slow.dataloader(1, 2) as second:
+        for step, pair in enumerate(zip(first, second, strict=True)):
+            for rank, batch in enumerate(pair):
+                seen[rank] += numbers([batch])
+            if step % 8 == 2 and (readers := readers_of_ray()):
+                draw.choice(readers).kill()
+        deaths = sum(feed.report()["readers that died"] for feed in (first, second))
+    assert deaths >= 2
+    assert sorted(seen[0] + seen[1]) == list(range(ROWS))
+    for rank, rows in seen.items():
+        assert rows == numbers(registry(None).dataloader(rank, 2)), "the order, too"
+    assert "a reader died" in capfd.readouterr().err
+
+
+def test_a_block_that_kills_its_readers_is_an_error(ray_address):
+    deadly = registry(options(ray_address, deaths=1), deadly=500)
+    with deadly.dataloader(0, 1) as loader, pytest.raises(SetupError) as caught:
+        list(loader)
+    assert "readers of rank 0 died 2 times over the same block" in str(caught.value)
+    assert "lower readers" in str(caught.value)
+
+
+def test_goes_on_elsewhere(ray_address, tmp_path):
+    """Embedded, on Ray by two ranks, embedded by three: every row once, but the remainder."""
+    plain, on_ray = registry(None), registry(options(ray_address))
+    loader = plain.dataloader(0, 2)
+    seen = numbers(islice(loader, 7))
+    state = loader.state_dict()
+    other = plain.dataloader(1, 2)
+    seen += numbers(islice(other, 7))
+    with on_ray.dataloader(0, 2) as first, on_ray.dataloader(1, 2) as second:
+        for each in (first, second):
+            each.load_state_dict(state)
+            seen += numbers(islice(each, 11))
+        assert first.state_dict() == second.state_dict()
+        state = first.state_dict()
+    for rank in range(3):
+        loader = plain.dataloader(rank, 3)
+        loader.load_state_dict(state)
+        seen += numbers(loader)
+    assert len(seen) == len(set(seen)) > ROWS - 3 * BATCH
+
+
+def test_a_reader_without_blocks_of_its_own(ray_address, tmp_path):
+    """Every reader reads all and makes its share; one that dies makes its share anew."""
+    ray = options(ray_address, readers=2)
+    unskippable = registry(ray, in_blocks=False, deadly=500, only_once=tmp_path / "died")
+    with unskippable.dataloader(0, 1) as loader:
+        assert numbers(loader) == numbers(registry(None).dataloader(0, 1))
+    assert (tmp_path / "died").exists()
+
+
+def test_more_readers_while_the_trainer_waits(ray_address, capfd):
+    ray = options(ray_address, cpus_per_reader=1.5, max_readers=8, stall_window=8, memory="1MB")
+    with registry(ray, seconds=0.1).dataloader(0, 1) as loader:
+        assert sorted(numbers(loader)) == list(range(ROWS))
+        assert loader.report()["most readers"] == 2
+    said = capfd.readouterr().err
+    assert "1 -> 2 readers" in said
+    assert "Ray has no more cores (4 CPUs in all, 1.5 a reader)" in said
+
+
+def test_more_readers_than_the_cluster_has_cores(ray_address):
+    ray = options(ray_address, readers=9, cpus_per_reader=1)
+    with pytest.raises(RegistryError, match="9 readers of each of 1 ranks take 9 CPUs, and Ray"):
+        registry(ray).dataloader(0, 1)
