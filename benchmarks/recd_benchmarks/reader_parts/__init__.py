@@ -1,0 +1,1 @@
+"""Parts of ``recd bench readers``."""
