@@ -82,7 +82,8 @@ class BufferedFile(io.RawIOBase):
     """A file of which some stretches are in memory; the rest is read where it is asked for.
 
     pyarrow takes limits for pre-buffering only through dataset fragments, which decode whole row
-    groups and are slower at lists than batches of rows; this gives it the bytes instead.
+    groups: slower at lists where these are large, and in more memory. This gives its reader of
+    batches the bytes instead.
     """
 
     def __init__(self, source: pa.NativeFile, options: ReadOptions, *, is_local: bool) -> None:
