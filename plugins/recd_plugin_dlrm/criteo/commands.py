@@ -77,7 +77,7 @@ def convert(
     click.echo(f"{target}: {done.rows:,} rows in {done.files} files, {size / 1e6:.1f} MB")
     if done.num_bad_lines:
         shown = "\n  ".join(done.bad_lines)
-        click.echo(f"{done.num_bad_lines:,} bad lines are left out, as:\n  {shown}")
+        click.echo(f"bad lines left out: {done.num_bad_lines:,}, as:\n  {shown}")
     if json_path is not None:
         figures = {
             "rows": done.rows,

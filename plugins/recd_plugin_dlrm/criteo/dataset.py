@@ -102,7 +102,7 @@ class Criteo(Dataset):
             from rich.console import Console
 
             Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(
-                f"{self.options.path}: {tables.num_bad_lines} bad lines are left out, as: "
+                f"{self.options.path}: bad lines left out: {tables.num_bad_lines}, as: "
                 f"{tables.bad_lines[0]}"
             )
         _ = self._coder
