@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.cli.programs import RECD, recd, report_of, run_until_killed
 
-RECD = str(Path(sys.executable).with_name("recd"))
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
 REGISTRY = """
@@ -52,27 +47,6 @@ def write_registry(folder: Path, checkpoint: str = "{}") -> Path:
     path = folder / "registry.yaml"
     path.write_text(REGISTRY.format(folder=folder, checkpoint=checkpoint), encoding="utf-8")
     return path
-
-
-def recd(
-    *arguments: object, program: tuple[str, ...] = (RECD,)
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*program, *map(str, arguments)], capture_output=True, text=True, timeout=240, check=False
-    )
-
-
-def succeed(*arguments: object, program: tuple[str, ...] = (RECD,)) -> str:
-    done = recd(*arguments, program=program)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def report_of(*arguments: object, program: tuple[str, ...] = (RECD,)) -> dict[str, Any]:
-    path = Path(str(arguments[1])).with_name("report.json")
-    succeed(*arguments, "--json", path, program=program)
-    report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return report
 
 
 def test_compare(folder: Path) -> None:
@@ -120,18 +94,7 @@ def test_killed_and_resumed_is_as_if_never_killed(folder: Path) -> None:
 
     checkpoints = folder / "checkpoints"
     registry = write_registry(folder, f"{{path: {checkpoints}, every: 3, keep: 1}}")
-    killed = subprocess.Popen(
-        [RECD, "run", str(registry)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    while not (checkpoints / "step-000000003").exists():
-        assert killed.poll() is None, "it ended before its first checkpoint"
-        time.sleep(0.01)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert not (checkpoints / "step-000000012").exists(), "it ended before it was killed"
+    run_until_killed(registry, checkpoints, every=3, steps=12)
 
     refused = recd("run", registry)
     assert refused.returncode == 1

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-RECD = str(Path(sys.executable).with_name("recd"))
+from tests.cli.programs import report_of, run_until_killed
+
 REGISTRY = """
 version: 1
 dataset:
@@ -40,16 +35,7 @@ training:
 
 
 def report(folder: Path, *arguments: str, cache: str = "[]", checkpoint: str = "{}") -> Any:
-    figures = folder / "figures.json"
-    registry = write(folder, cache, checkpoint)
-    done = subprocess.run(
-        [RECD, "run", str(registry), "--json", str(figures), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(figures.read_text(encoding="utf-8"))
+    return report_of("run", write(folder, cache, checkpoint), *arguments)
 
 
 def write(folder: Path, cache: str, checkpoint: str) -> Path:
@@ -67,18 +53,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     cache = f'[{{use: scars.cache, tables: ["*"], options: {{{entry}}}}}]'
     checkpoints = tmp_path / "checkpoints"
     checkpoint = f"{{path: {checkpoints}, every: 3, keep: 1}}"
-    killed = subprocess.Popen(
-        [RECD, "run", str(write(tmp_path, cache, checkpoint))],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    while not (checkpoints / "step-000000003").exists():
-        assert killed.poll() is None, "it ended before its first checkpoint"
-        time.sleep(0.01)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
-    assert not (checkpoints / "step-000000012").exists(), "it ended before it was killed"
+    run_until_killed(write(tmp_path, cache, checkpoint), checkpoints, every=3, steps=12)
     assert list(rows.iterdir()), "its rows were in files"
 
     resumed = report(tmp_path, "--resume", cache=cache, checkpoint=checkpoint)
