@@ -95,6 +95,7 @@ def test_what_is_decoded_was_encoded(given_tensors, offset, writable):
         assert after.dtype == before.dtype
         assert after.shape == before.shape
         assert torch.equal(after, before)
+        assert after.data_ptr() % 8 == 0, "of a buffer at any place"
     if given_tensors:
         assert result["again"][0] is result["tensors"][0]
 
