@@ -189,3 +189,13 @@ def test_commands_know_the_kind():
     assert {"$ref": "#/$defs/ingestion_entry"} in section["anyOf"]
     options = schema["$defs"]["ingestion.acme.far"]["properties"]
     assert set(options) == {"readers", "refuses", "fails"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_run_reads_by_it_and_shows_its_figures():
+    path = write("{readers: 3}", **{"batch_size: 4": "batch_size: 4, steps: 3"})
+    path.write_text(path.read_text() + "model: {embedding_dim: 4, num_embeddings: 100}\n")
+    result = recd("run", str(path), "--json", "run.json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(Path("run.json").read_text())
+    assert '"ingestion": [{"readers": 3, "closed": 1}]' in json.dumps(report)

@@ -89,6 +89,7 @@ class Result:
         caches: traffic of cached tables, where the model has some.
         groups: batches by the groups that a wrapper of the dataset sorts rows into, if any.
         stalls: what the timed steps waited for data; None for a run too short to tell.
+        ingestion: figures of the ingestion by rank, of the training split; None without one.
     """
 
     samples_per_second: float | None
@@ -105,6 +106,7 @@ class Result:
     caches: CacheReport | None = None
     groups: GroupReport | None = None
     stalls: StallReport | None = None
+    ingestion: list[Mapping[str, float]] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """JSON values."""
@@ -215,6 +217,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
             block,
             None if registry.ingestion is None else registry.ingestion.plugin.name,
         ),
+        ingestion=None if registry.ingestion is None else _from_every_rank(dict(loader.report())),
     )
     close_cached_tables(dmp)
     return result
