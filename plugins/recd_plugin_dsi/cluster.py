@@ -15,6 +15,8 @@ from recd_plugins.errors import SetupError
 
 # Of a cluster that is there: it answers at once.
 _CONNECT_SECONDS = 5.0
+# For a cluster that the run started, to end; it does so without being waited for, too.
+_LEAVE_SECONDS = 20.0
 # Ray starts with no less.
 _LEAST_STORE_BYTES = 80_000_000
 
@@ -46,7 +48,7 @@ class Cluster:
             self.lock.close()
             self.lock = None
         if self.host is not None:
-            self.host.end(patience=90.0)
+            self.host.leave(_LEAVE_SECONDS)
             self.host = None
 
 
@@ -80,7 +82,7 @@ def join(options: RayOptions, world_size: int) -> Cluster:
         _gather(None)  # nobody leaves before all have come
     except BaseException:
         if host is not None:
-            host.end(patience=10.0)
+            host.leave(_LEAVE_SECONDS)
         raise
     return Cluster(mine["address"], ranks, mine["token"], lock, host)
 

@@ -196,6 +196,11 @@ class RayFeed(Feed):
             if not new and window.share > options.stall_target:
                 return
         target = wanted(window, self._readers, options.bounds, options.stall_target)
+        if target == self._readers == high and window.share > options.stall_target:
+            self._say_once(
+                f"waited {window.share:.0%} of {window.steps} steps for batches of {high} readers, "
+                "the most that max_readers allows"
+            )
         if target != self._readers:
             self._say(
                 f"waited {window.share:.0%} of {window.steps} steps for batches: "
@@ -207,13 +212,18 @@ class RayFeed(Feed):
     def _scaled(self, readers: int, asked: int, cpus: float) -> None:
         self._readers = readers
         self._most_readers = max(self._most_readers, readers)
-        if readers < asked and not self._told_full:
-            self._told_full = True
-            self._say(
+        if readers < asked:
+            self._say_once(
                 f"{readers} readers it is: Ray has no more cores ({cpus:g} CPUs in all, "
                 f"{self._options.cpus_per_reader:g} a reader). Add machines, or lower "
                 "cpus_per_reader"
             )
+
+    def _say_once(self, what: str) -> None:
+        """One line of why there are no more readers."""
+        if not self._told_full:
+            self._told_full = True
+            self._say(what)
 
     def _say(self, what: str) -> None:
         print(f"dsi.ray, rank {self._rank}: {what}", file=sys.stderr)

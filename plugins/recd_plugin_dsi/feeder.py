@@ -95,9 +95,14 @@ class _Feeder:
 
     def _scale(self, readers: int) -> None:
         """As many readers as asked for, or as there is room for in the cluster."""
-        free = int(_cpus(free=True) / self._cpus_per_reader + 1e-6)
-        set_limit(min(readers, limit() + free))
-        self._sender.send("scaled", readers=limit(), asked=readers, cpus=_cpus())
+        cpus = _cpus()
+        # CPUs are free for a moment between two tasks, too: never more than there are.
+        most = min(limit() + self._room(_cpus(free=True)), self._room(cpus))
+        set_limit(min(readers, max(limit(), most)))
+        self._sender.send("scaled", readers=limit(), asked=readers, cpus=cpus)
+
+    def _room(self, cpus: float) -> int:
+        return int(cpus / self._cpus_per_reader + 1e-6)
 
     def _stream(self, position: dict[str, Any], num_blocks: int | None, readers: int) -> None:
         """Send the blocks from a position on, in their order, up to the last, or until stopped."""

@@ -74,14 +74,16 @@ class Helper:
             raise EOFError(self._last_words()) from None
         return kind, fields
 
-    def end(self, patience: float = 0.0) -> None:
-        """End the process; it has some seconds to do so by itself. A second call does nothing."""
+    def end(self) -> None:
+        """End the process. A second call does nothing."""
+        self._process.kill()
+        self.leave(patience=60.0)
+
+    def leave(self, patience: float) -> None:
+        """Let the process end by itself; wait some seconds for it."""
         self.connection.close()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
         self._log.close()
 
     def _last_words(self) -> str:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 from torch import Tensor
 
-from recd_plugin_dsi.options import RayOptions
 from recd_plugin_dsi.ray_ingestion import RayIngestion
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugins.data.read_plan import ReadPlan, Unit
@@ -118,7 +117,7 @@ def registry(ray: dict | None, in_blocks: bool = True, **slow) -> Registry:
         "converter": {"use": IkjtConverter.name},
         "training": {"batch_size": BATCH},
     }
-    plugin = None if ray is None else RayIngestion(RayOptions.model_validate(ray))
+    plugin = None if ray is None else RayIngestion(RayIngestion.Options.model_validate(ray))
     return Registry(
         path=Path("registry.yaml"),
         spec=RegistrySpec.model_validate(spec),

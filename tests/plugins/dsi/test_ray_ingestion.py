@@ -1,6 +1,7 @@
 """``dsi.ray`` makes the batches of a rank that reads by itself, whatever becomes of its readers."""
 
 import random
+import time
 from itertools import islice
 from typing import ClassVar
 
@@ -8,7 +9,6 @@ import psutil
 import pytest
 from tests.plugins.dsi.numbered import BATCH, ROWS, registry
 
-from recd_plugin_dsi.options import RayOptions
 from recd_plugin_dsi.ray_ingestion import RayIngestion
 from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.testing.contracts import IngestionContract
@@ -28,7 +28,7 @@ class TestContract(IngestionContract):
 
     @pytest.fixture
     def plugin(self, ray_address):
-        return RayIngestion(RayOptions.model_validate(options(ray_address)))
+        return RayIngestion(RayIngestion.Options.model_validate(options(ray_address)))
 
 
 def numbers(batches):
@@ -115,3 +115,18 @@ def test_more_readers_than_the_cluster_has_cores(ray_address):
     ray = options(ray_address, readers=9, cpus_per_reader=1)
     with pytest.raises(RegistryError, match="9 readers of each of 1 ranks take 9 CPUs, and Ray"):
         registry(ray).dataloader(0, 1)
+
+
+def test_a_read_that_is_left_ends_the_work_of_its_readers(ray_address):
+    slow = registry(options(ray_address, memory="1MB"), seconds=0.3)
+    with slow.dataloader(0, 1) as loader:
+        batches = iter(loader)
+        next(batches)
+        assert readers_of_ray()
+        batches.close()
+        for _ in range(300):
+            if not readers_of_ray():
+                break
+            time.sleep(0.1)
+        assert not readers_of_ray()
+        assert len(numbers(loader)) == ROWS - BATCH
