@@ -30,7 +30,7 @@ training: {{batch_size: 16, ranks: 2, workers: {workers}}}
 """
 
 
-@pytest.mark.parametrize("workers", [0])
+@pytest.mark.parametrize("workers", [0, 1])
 def test_batches_of_both_are_equal_on_every_rank(
     folder: Path, store: Store, tmp_path: Path, workers: int
 ) -> None:
