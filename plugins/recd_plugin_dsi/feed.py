@@ -29,7 +29,7 @@ class RayFeed(Feed):
 
     To it go ``read`` (position, number of blocks, readers), ``stop``, and ``readers`` (how many);
     from it come ``ready``, ``block``, ``scaled``, ``done``, and where it went wrong ``failed``,
-    ``died`` and ``raised``.
+    ``died``, ``lost`` and ``raised``.
 
     Raises:
         SetupError: there is no Ray, or not enough of it.
@@ -123,10 +123,9 @@ class RayFeed(Feed):
         try:
             kind, fields = feeder.receive(timeout)
         except EOFError as error:
-            raise SetupError(
-                f"rank {self._rank} lost Ray at {self._cluster.address}, as when its node or its "
-                f"head ends; training.checkpoint and --resume go on from where it was. {error}"
-            ) from None
+            raise self._lost(str(error)) from None
+        if kind == "lost":
+            raise self._lost(fields["message"])
         if kind == "died":
             raise SetupError(
                 f"readers of rank {self._rank} died {self._options.deaths + 1} times over the same "
@@ -139,6 +138,12 @@ class RayFeed(Feed):
         if kind == "failed":
             raise SetupError(f"rank {self._rank} cannot join Ray: {fields['message']}")
         return kind, fields
+
+    def _lost(self, message: str) -> SetupError:
+        return SetupError(
+            f"rank {self._rank} lost Ray at {self._cluster.address}, as when its node or its head "
+            f"ends; training.checkpoint and --resume go on from where it was. {message}"
+        )
 
     def _start_feeder(self) -> Helper:
         options = self._options

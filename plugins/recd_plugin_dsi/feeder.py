@@ -17,7 +17,13 @@ import pyarrow as pa
 import ray
 import ray.data
 from ray.data import DataContext, ExecutionOptions, ExecutionResources
-from ray.exceptions import NodeDiedError, OutOfMemoryError, WorkerCrashedError
+from ray.exceptions import (
+    OutOfMemoryError,
+    RayError,
+    RayTaskError,
+    UserCodeException,
+    WorkerCrashedError,
+)
 
 from recd_plugin_dsi.channel import Sender
 from recd_plugin_dsi.helper import serve
@@ -123,8 +129,14 @@ class _Feeder:
                     self._sender.send_block(data, **fields)
                     if fields["last"]:
                         break
-        except (WorkerCrashedError, OutOfMemoryError, NodeDiedError) as error:
+        except (WorkerCrashedError, OutOfMemoryError) as error:
             self._sender.send("died", message=str(error))
+        except RayError as error:
+            # What a reader raised is one of these too, and anything else of Ray itself.
+            if isinstance(error, RayTaskError | UserCodeException):
+                self._sender.send("raised", message="".join(traceback.format_exception(error)))
+            else:
+                self._sender.send("lost", message=f"{type(error).__name__}: {error}")
         except Exception as error:
             self._sender.send("raised", message="".join(traceback.format_exception(error)))
         self._sender.send("done")
