@@ -111,6 +111,8 @@ class RayFeed(Feed):
 
     def _stop(self, feeder: Helper) -> None:
         """The rest of a read that was left is thrown away; its readers are ready for the next."""
+        if feeder is not self._feeder:  # closed before the iterator was
+            return
         feeder.send("stop")
         with suppress(SetupError, RuntimeError, TimeoutError):
             while (message := self._receive(feeder, _STOP_SECONDS))[0] != "done":

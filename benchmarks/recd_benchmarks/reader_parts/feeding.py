@@ -76,8 +76,11 @@ def _feed(rank: int, world_size: int, path: Path, steps: int) -> Fed:
     seconds, waited, readers = [], [], []
     if steps:
         # A pipeline has batches of the iterator before in it: its first steps take them.
-        with contextlib.redirect_stderr(said), parts.registry.dataloader(rank, world_size) as fed:
-            batches = stalls.metered(fed)
+        with (
+            contextlib.redirect_stderr(said),
+            parts.registry.dataloader(rank, world_size) as fed,
+            contextlib.closing(stalls.metered(fed)) as batches,
+        ):
             for _ in range(_WARMUP):
                 pipeline.progress(batches)
             for _ in range(steps):

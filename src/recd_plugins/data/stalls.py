@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -221,7 +221,7 @@ class StallMeter:
         self.newest: Wait | None = None
         self._window: deque[tuple[float, Wait]] = deque(maxlen=window)
 
-    def metered(self, batches: Iterable[M]) -> Iterator[M]:
+    def metered(self, batches: Iterable[M]) -> Generator[M, None, None]:
         """The same batches."""
         iterator = iter(batches)
         handed_out: float | None = None
