@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from recd_plugin_dlrm.criteo.day import UNIT_ROWS
 from recd_plugin_dlrm.criteo.find_days import DayFiles, find_days
 from recd_plugin_dlrm.criteo.parquet_day import SCHEMA
 from recd_plugin_dlrm.criteo.rows import RawRows
+from recd_plugin_dlrm.criteo.tables import CACHE
 from recd_plugin_dlrm.criteo.tsv import BadLinePolicy, BadLines, TsvStream
 from recd_plugin_dlrm.criteo.tsv_index import stamp
 from recd_plugins.data.table_writer import TableWriter
@@ -95,7 +97,7 @@ def convert(
                 f"{day.path} is {day.format}; this command converts TSV, and dlrm.criteo reads "
                 "the other formats as they are"
             )
-    _check_target(options.target, force)
+    _check_target(options.source, options.target, force)
     with work_folder(options.target, "recd-criteo", _identity(options, days), say) as work:
         bad_lines = BadLines.of(options.bad_lines, options.max_bad_lines)
         done = [_convert_day(day, options, work, bad_lines, start(day.name, None)) for day in days]
@@ -201,17 +203,27 @@ def _load(note: Path) -> _Done:
         return _Done()
 
 
-def _check_target(target: Path, force: bool) -> None:
+def _check_target(source: Path, target: Path, force: bool) -> None:
     if not target.exists():
         return
     if not force:
         raise DataError(f"{target} is there already; name another folder, or add --force")
-    import pyarrow.parquet as pq
+    inner, outer = source.resolve(), target.resolve()
+    if outer in (inner, *inner.parents):
+        raise DataError(f"{source} lies in {target}, which is to be replaced; name another folder")
+    files = [path for path in target.rglob("*") if path.is_file()] if target.is_dir() else []
+    foreign = [path for path in files if not _is_ours(path)]
+    if foreign or not files:
+        holds = f", it holds {foreign[0].relative_to(target)}" if foreign else ""
+        raise DataError(
+            f"{target} was not written by recd criteo convert{holds}; remove it yourself"
+        )
 
-    files = sorted(target.rglob("*.parquet")) if target.is_dir() else []
+
+def _is_ours(path: Path) -> bool:
+    if path.parent.name == CACHE:
+        return True
     try:
-        is_ours = bool(files) and _MARK in (pq.read_metadata(files[0]).metadata or {})
+        return _MARK in (pq.read_metadata(path).metadata or {})
     except (pa.ArrowException, OSError):
-        is_ours = False
-    if not is_ours:
-        raise DataError(f"{target} was not written by recd criteo convert; remove it yourself")
+        return False

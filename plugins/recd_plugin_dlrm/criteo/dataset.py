@@ -163,8 +163,10 @@ class Criteo(Dataset):
 
     @property
     def _cache(self) -> Path:
+        from recd_plugin_dlrm.criteo.tables import CACHE
+
         path = self.options.path
-        return self.options.cache or (path if path.is_dir() else path.parent) / ".recd-criteo"
+        return self.options.cache or (path if path.is_dir() else path.parent) / CACHE
 
     @cached_property
     def _tables(self) -> CriteoTables:

@@ -49,6 +49,8 @@ class IdCounts:
         """Sort in what waits."""
         ids = np.concatenate([self.ids, *self._waiting])
         counts = np.concatenate([self.counts, *self._waiting_counts])
+        # Gone before the sort, which takes as much.
+        self.ids = self.counts = np.empty(0, np.int64)
         self._waiting, self._waiting_counts, self._num_waiting = [], [], 0
         order = np.argsort(ids, kind="stable")
         ids, counts = ids[order], counts[order]

@@ -19,6 +19,9 @@ from recd_plugins.interfaces import Split
 if TYPE_CHECKING:
     from recd_plugin_dlrm.criteo.dataset import Criteo
 
+#: Folder beside the data for what is known of it, where option ``cache`` names no other.
+CACHE = ".recd-criteo"
+
 #: Begins some work: takes its name and, where it is known, how many rows it has; what it returns
 #: takes the rows done since the last call.
 Start = Callable[[str, int | None], Callable[[int], None]]

@@ -183,7 +183,7 @@ def test_a_source_that_is_refused(tmp_path, monkeypatch, file_format, options, m
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--force"], "dst was not written by recd criteo convert; remove it yourself"),
+        (["--force"], "dst was not written by recd criteo convert, it holds mine; remove it"),
         ([], "dst is there already; name another folder, or add --force"),
     ],
 )
@@ -195,10 +195,32 @@ def test_a_target_that_is_left_alone(tmp_path, monkeypatch, options, message):
     refused(tmp_path, message, *options)
 
 
-def refused(folder: Path, message: str, *options: str) -> None:
+@pytest.mark.parametrize("source", ["dst", "dst/day_0.gz"])
+def test_force_does_not_replace_what_is_read(tmp_path, monkeypatch, source):
+    """Not even where an earlier table lies among it."""
+    monkeypatch.chdir(tmp_path)
+    write_source(Path("dst"), "gz")
+    convert(ConvertOptions(Path("dst"), Path("dst/parquet")))
+    refused(tmp_path, f"{source} lies in dst", "--force", source=source)
+
+
+def test_force_does_not_replace_other_files_beside_a_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_source(Path("src"), "gz")
+    convert(ConvertOptions(Path("src"), Path("dst/parquet")))
+    Path("dst/notes").touch()
+    refused(tmp_path, "dst was not written by recd criteo convert, it holds notes", "--force")
+    Path("dst/notes").unlink()
+    Path("dst/.recd-criteo").mkdir()
+    Path("dst/.recd-criteo/dictionary-0.arrow").touch()
+    convert(ConvertOptions(Path("src"), Path("dst")), force=True)
+    assert sorted(path.name for path in Path("dst").iterdir()) == ["day_0", "day_1"]
+
+
+def refused(folder: Path, message: str, *options: str, source: str = "src") -> None:
     """The command fails so, and leaves nothing behind."""
     before = sorted(folder.rglob("*"))
-    done = CliRunner().invoke(main, ["criteo", "convert", "src", "dst", *options])
+    done = CliRunner().invoke(main, ["criteo", "convert", source, "dst", *options])
     assert done.exit_code == 1
     assert message in done.output
     assert "Traceback" not in done.output
