@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugins import load_registry
+from recd_plugins.data import reader as reader_module
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.read_plan import Piece
 from recd_plugins.data.work import Block, Work, WorkReader, hand_out
@@ -197,6 +198,34 @@ def test_a_block_reads_its_row_groups_alone():
         assert len(Recorded.read) <= 2, "its own and what completes its last batch"
 
 
+def test_the_rest_of_an_epoch_is_cut_once_for_all_its_blocks(monkeypatch):
+    """Else an epoch of n blocks would cost its readers n times n."""
+    cut, cut_into_blocks = [], reader_module.cut_into_blocks
+
+    def counted(*arguments):
+        cut.append(1)
+        return cut_into_blocks(*arguments)
+
+    monkeypatch.setattr(reader_module, "cut_into_blocks", counted)
+    work = Work.of(registry_of(Numbers(Numbers.Options())), 0, 1)
+    reader, start = work.open(), start_of(work)
+    cut.clear()  # fitting the converter read too
+    blocks = [reader.block(start, number) for number in range(4)]
+    assert len(cut) == 1
+    later = blocks[1].batches[-1][1]
+    assert contents(reader.block(later, 0)) == contents(blocks[2])
+    assert len(cut) == 2
+
+
+def test_blocks_that_take_turns_disturb_each_other_not(made):
+    _, start, _, (reader, _) = made
+    expected = list(reader.blocks(start, 0, 2))
+    with closing(reader.blocks(start, 0, 2)) as first:
+        for block in expected:
+            reader.block(start, 1)
+            assert contents(next(first)) == contents(block)
+
+
 def test_a_dataset_that_only_iterates():
     """A block is a batch; the number of blocks shows at the end."""
     registry = registry_of(Iterated(Iterated.Options()))
@@ -277,6 +306,7 @@ training: {batch_size: 4}
 """
 
 PLUGINS = '''
+from recd_plugins.data import reader as reader_module
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.hookspecs import hookimpl
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -66,7 +67,7 @@ class ReadPlan:
     shuffle: bool = False
     seed: int = 0
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         return sum(unit.num_rows for unit in self.units)
 

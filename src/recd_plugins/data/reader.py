@@ -70,6 +70,8 @@ class PlannedReader(Reader):
         self._epoch = 0
         self._history: History = ()
         self._steps = 0
+        self._cut_from: tuple[int, History, int] | None = None
+        self._blocks: tuple[Sequence[tuple[Piece, ...]], Sequence[int]] = (), ()
 
     def __len__(self) -> int:
         return self._plan.num_steps(self._world_size)
@@ -80,17 +82,18 @@ class PlannedReader(Reader):
 
     def blocks(self, worker: int, num_workers: int) -> Iterator[Iterator[Rows]]:
         """A block is about a row group, which no other worker has to decode."""
-        blocks, size = self._cut(), self._plan.batch_size
-        steps = [sum(piece.num_rows for piece in block) // size for block in blocks]
-        ends = list(accumulate(steps, initial=self._steps))[1:]
+        blocks, ends = self._cut()
+        size = self._plan.batch_size
         mine = slice(worker, None, num_workers)
         with closing(prefetch(lambda: self._batches(blocks[mine]), self._ahead)) as batches:
-            for end, num_steps in zip(ends[mine], steps[mine], strict=True):
+            for block, end in zip(blocks[mine], ends[mine], strict=True):
+                num_steps = sum(piece.num_rows for piece in block) // size
                 yield self._block(batches, end - num_steps, num_steps)
         self._epoch, self._history, self._steps = self._epoch + 1, (), 0
 
     def num_blocks(self) -> int:
-        return len(self._cut())
+        blocks, _ = self._cut()
+        return len(blocks)
 
     def skip(self, num_batches: int) -> int:
         left = self._plan.num_steps(self._world_size, self._history) - self._steps
@@ -137,12 +140,22 @@ class PlannedReader(Reader):
             history = tuple(history_before)
         self._history = history
 
-    def _cut(self) -> list[tuple[Piece, ...]]:
-        """The blocks from the current position to the end of the epoch."""
-        pieces = self._plan.pieces(
-            self._epoch, self._history, self._rank, self._world_size, self._steps
-        )
-        return list(cut_into_blocks(pieces, self._plan.batch_size, _MOST_ROWS))
+    def _cut(self) -> tuple[Sequence[tuple[Piece, ...]], Sequence[int]]:
+        """The blocks from the current position to the end of the epoch, and the steps after each.
+
+        Those of the last position asked for are kept: readers ask for block after block from one.
+        """
+        position = self._epoch, self._history, self._steps
+        if self._cut_from != position:
+            pieces = self._plan.pieces(
+                self._epoch, self._history, self._rank, self._world_size, self._steps
+            )
+            size = self._plan.batch_size
+            blocks = list(cut_into_blocks(pieces, size, _MOST_ROWS))
+            steps = (sum(piece.num_rows for piece in block) // size for block in blocks)
+            _, *ends = accumulate(steps, initial=self._steps)
+            self._cut_from, self._blocks = position, (blocks, ends)
+        return self._blocks
 
     def _block(self, batches: Iterator[Rows], first: int, num_steps: int) -> Iterator[Rows]:
         for step, batch in enumerate(islice(batches, num_steps), first):

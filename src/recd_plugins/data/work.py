@@ -12,7 +12,7 @@ import os
 import pickle
 import platform
 import sys
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -144,10 +144,36 @@ class WorkReader:
         What is last has an ``end``: the position at the end of the epoch, or an error. Errors of
         data and plugins are handed out so, never raised.
         """
+        return self._blocks(self._new_reader, position, worker, num_workers)
+
+    def block(self, position: State, number: int) -> Block:
+        """The block ``number`` from ``position`` on, the same in any process and at any time.
+
+        Behind the last block is one without batches, with the position at the end of the epoch. A
+        dataset whose reader overrides ``blocks`` reads that block alone; one that only iterates
+        reads all batches before it too.
+        """
+        blocks = self._blocks(lambda: self._reader_of_blocks, position, number, sys.maxsize)
+        with closing(blocks):
+            return next(blocks)
+
+    def num_blocks(self, position: State) -> int | None:
+        """Blocks from ``position`` to the end of the epoch; None where that shows by reading only.
+
+        Raises:
+            DataError: the position is of other data.
+        """
+        self._reader_of_blocks.load_state_dict(position)
+        return self._reader_of_blocks.num_blocks()
+
+    def _blocks(
+        self, reader_of: Callable[[], Reader], position: State, worker: int, num_workers: int
+    ) -> Generator[Block, None, None]:
         numbers = count(worker, num_workers)
         batches: list[tuple[ModelInput, State]] = []
         try:
-            reader = self._reader(position)
+            reader = reader_of()
+            reader.load_state_dict(position)
             for rows in self._pipeline.reading(reader.blocks(worker, num_workers)):
                 for model_input in self._pipeline.read(rows):
                     batches.append((model_input, reader.state_dict()))
@@ -157,34 +183,19 @@ class WorkReader:
         except RecdError as error:
             yield Block(next(numbers), batches, portable(error))
 
-    def block(self, position: State, number: int) -> Block:
-        """The block ``number`` from ``position`` on, the same in any process and at any time.
+    @cached_property
+    def _reader_of_blocks(self) -> Reader:
+        """One for block after block: it keeps how it has cut the rest of the epoch."""
+        return self._new_reader()
 
-        Behind the last block is one without batches, with the position at the end of the epoch. A
-        dataset whose reader overrides ``blocks`` reads that block alone; one that only iterates
-        reads all batches before it too.
-        """
-        with closing(self.blocks(position, number, sys.maxsize)) as blocks:
-            return next(blocks)
-
-    def num_blocks(self, position: State) -> int | None:
-        """Blocks from ``position`` to the end of the epoch; None where that shows by reading only.
-
-        Raises:
-            DataError: the position is of other data.
-        """
-        return self._reader(position).num_blocks()
-
-    def _reader(self, position: State) -> Reader:
+    def _new_reader(self) -> Reader:
         work = self._work
-        reader = self._dataset.reader(
+        return self._dataset.reader(
             rank=work.rank,
             world_size=work.world_size,
             batch_size=self._registry.training.batch_size,
             split=work.split,
         )
-        reader.load_state_dict(position)
-        return reader
 
     @cached_property
     def _dataset(self) -> Dataset:
