@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+from tests.docs.pages import blocks, page
 
 from recd_plugins.registry import ModelSpec
 
-PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
+PAGE = page("models.md")
 
 
 def test_the_section_is_valid() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
+    (text,) = blocks(PAGE, "yaml")
     spec = ModelSpec.model_validate(YAML(typ="safe").load(text)["model"])
     assert (spec.architecture, spec.cross_layers) == ("dcn", 6)
 
 
 def test_counts_are_those_of_the_snippet(capsys: pytest.CaptureFixture[str]) -> None:
-    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    (snippet,) = blocks(PAGE, "python")
     exec(snippet, {})
     printed = capsys.readouterr().out.splitlines()
     found = [[int(number) for number in line.split()] for line in printed[1::2]]

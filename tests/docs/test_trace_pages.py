@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 from ruamel.yaml import YAML
+from tests.docs.pages import blocks, page, run_console
 
 from recd_plugins.cli import main
 from recd_plugins.manager import PluginManager
 
-DOCS = Path(__file__).parents[2] / "docs"
-COMMAND = (DOCS / "commands" / "trace.md").read_text()
+COMMAND = page("commands/trace.md")
 
 
 @pytest.mark.parametrize(("heading", "name"), [("Random", "dlrm.random"), ("Trace", "dlrm.trace")])
 def test_the_entry_is_valid_and_every_option_is_named(heading: str, name: str) -> None:
-    text = (DOCS / "plugins" / "dlrm.md").read_text()
-    section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    (example,) = re.findall(r"```yaml\n(.*?)```", section, re.DOTALL)
+    section = page("plugins/dlrm.md").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    (example,) = blocks(section, "yaml")
     entry = YAML(typ="safe").load(example)["dataset"]
     assert entry["use"] == name
     options = PluginManager().plugins["dataset"][name].cls.Options
@@ -33,14 +30,9 @@ def test_the_entry_is_valid_and_every_option_is_named(heading: str, name: str) -
 
 def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (registry,) = re.findall(r"```yaml\n(.*?)```", COMMAND, re.DOTALL)
+    (registry,) = blocks(COMMAND, "yaml")
     (tmp_path / "registry.yaml").write_text(registry)
-    (console,) = re.findall(r"```console\n(.*?)```", COMMAND, re.DOTALL)
-    for line in console.splitlines():
-        recd, *arguments = shlex.split(line.removeprefix("$ "))
-        assert recd == "recd"
-        result = CliRunner().invoke(main, arguments)
-        assert result.exit_code == 0, result.output
+    run_console(COMMAND)
     assert len((tmp_path / "usr_1.txt").read_text().splitlines()) == 20_000
 
 

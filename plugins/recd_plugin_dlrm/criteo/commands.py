@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from recd_plugins.cli.options import AT_LEAST_1, OUTPUT
 from recd_plugins.progress import progress_bars
 
 
@@ -34,14 +35,14 @@ def criteo() -> None:
 )
 @click.option(
     "--part-rows",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=1 << 22,
     show_default=True,
     help="Rows of a Parquet file; what a killed run has to do again at most.",
 )
 @click.option(
     "--row-group-rows",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=16_384,
     show_default=True,
     help="Rows of a row group, the unit in which readers read.",
@@ -50,7 +51,7 @@ def criteo() -> None:
 @click.option(
     "--json",
     "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    type=OUTPUT,
     help="Write figures here.",
 )
 def convert(
@@ -107,14 +108,14 @@ def convert(
 )
 @click.option(
     "--rows",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=10_000,
     show_default=True,
     help="Rows of a day.",
 )
 @click.option(
     "--days",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=None,
     help="Days.  [default: 3; 7 of kaggle]",
 )
