@@ -86,13 +86,17 @@ def explain(text: bytes) -> str:
     line = text.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
     values = line.split("\t")
     if len(values) != len(COLUMNS):
-        hint = ""
-        if len(values) == len(COLUMNS) - 1:
-            hint = "; Kaggle's test.txt has no labels and cannot be read"
+        is_test = len(values) == len(COLUMNS) - 1 and _wrong_value(["0", *values]) is None
+        hint = "; Kaggle's test.txt has no labels and cannot be read" if is_test else ""
         return (
             f"{len(values)} columns where there are {len(COLUMNS)}, separated by tabs{hint}: "
             f"{_short(line)}"
         )
+    return _wrong_value(values) or f"no line of Criteo's: {_short(line)}"
+
+
+def _wrong_value(values: Sequence[str]) -> str | None:
+    """The first value that is none of its column's, of a line with all columns."""
     for number, (name, value) in enumerate(zip(COLUMNS, values, strict=True), 1):
         if name == LABEL:
             good, kind = r"[01]", "neither 0 nor 1"
@@ -102,7 +106,7 @@ def explain(text: bytes) -> str:
             good, kind = r"[0-9a-fA-F]{0,15}", "no hexadecimal number of at most 15 digits"
         if not re.fullmatch(good, value):
             return f"column {number} ({name}) is {_short(value)}, {kind}"
-    return f"no line of Criteo's: {_short(line)}"
+    return None
 
 
 def compression_of(path: Path) -> str | None:
@@ -238,10 +242,15 @@ class TsvStream:
             if self._compression is None:
                 raise DataError(f"{self._path}: cannot be read ({error})") from error
             end = self.offset + len(self._data) - self._at
+            readable = (
+                f". The lines before {self.line} ({end} bytes of text) can be read, and maybe some "
+                "more"
+                if end
+                else ""
+            )
             raise DataError(
                 f"{self._path}: the file is cut off or damaged, or is not what its name says "
-                f"({error}). The lines before {self.line} ({end} bytes of text) can be read, and "
-                "maybe some more; fetch it again"
+                f"({error}){readable}; fetch it again"
             ) from error
         return chunk
 

@@ -142,6 +142,7 @@ def changed(column: int, value: str) -> str:
         (changed(40, "-1"), r"column 40 \(cat_25\) is '-1', no hexadecimal number"),
         ("", "1 columns where there are 40"),
         (GOOD[2:], "39 columns where there are 40.*Kaggle's test.txt has no labels"),
+        (GOOD.replace("\t", " ", 1), "39 columns where there are 40, separated by tabs: '"),
         (GOOD + "\t1", "41 columns where there are 40"),
     ],
 )
@@ -192,7 +193,7 @@ def test_a_truncated_file_says_how_far_it_could_be_read(tmp_path, monkeypatch, f
     with pytest.raises(DataError, match=message):
         make(path).prepare()
     path.write_bytes(b"no such format")
-    with pytest.raises(DataError, match=r"day_0.* is cut off or damaged, or is not what its name"):
+    with pytest.raises(DataError, match=r"is not what its name says \(.*\); fetch it again$"):
         make(path).prepare()
 
 
