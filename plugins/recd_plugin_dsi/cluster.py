@@ -17,6 +17,8 @@ from recd_plugins.errors import SetupError
 _CONNECT_SECONDS = 5.0
 # For a cluster that the run started, to end; it does so without being waited for, too.
 _LEAVE_SECONDS = 20.0
+# Readers that keep ahead of their trainer wait for it, and take seconds to start anew.
+_IDLE_SECONDS = 600
 # Ray starts with no less.
 _LEAST_STORE_BYTES = 80_000_000
 
@@ -96,6 +98,8 @@ def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
         # By itself Ray puts its processes behind all others, and trainers would wait for readers
         # that wait for trainers.
         RAY_worker_niceness="0",
+        # By itself Ray ends processes that wait for a second, where they are more than the CPUs.
+        RAY_idle_worker_killing_time_threshold_ms=str(_IDLE_SECONDS * 1000),
     )
     # Half of the store may be in the making or on its way out.
     memory = max(2 * ranks * options.memory_bytes, _LEAST_STORE_BYTES)

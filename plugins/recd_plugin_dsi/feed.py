@@ -44,7 +44,9 @@ class RayFeed(Feed):
         self._deaths = 0
         self._blocks_received = 0
         self._bytes_received = 0
-        # Readers that have to send a block before it is measured what their number does.
+        # Of a number of readers that was asked for: whether it is not yet so, and which readers
+        # others have to join before it is measured what the number does.
+        self._scaling = False
         self._awaited: set[int] | None = None
         self._processes: set[int] = set()
         self._feeder: Helper | None = None
@@ -82,6 +84,7 @@ class RayFeed(Feed):
 
     def _blocks(self, position: State, num_blocks: int | None) -> Generator[Block, None, None]:
         feeder = self._feeder or self._start_feeder()
+        self._scaling = False
         feeder.send("read", position=position, num_blocks=num_blocks, readers=self._readers)
         timeout: float | None = self._options.start_timeout
         try:
@@ -198,7 +201,9 @@ class RayFeed(Feed):
         if low == high or window.steps < options.stall_window or self._feeder is None:
             return
         waits.window = Window()
-        if self._awaited is not None:  # readers that start
+        if self._scaling:
+            return
+        if self._awaited is not None:
             new, self._awaited = self._processes - self._awaited, None
             if not new and window.share > options.stall_target:
                 return
@@ -214,10 +219,10 @@ class RayFeed(Feed):
                 f"{self._readers} -> {target} readers"
             )
             self._feeder.send("readers", readers=target)
-            self._awaited = set(self._processes)
+            self._scaling, self._awaited = True, set(self._processes)
 
     def _scaled(self, readers: int, asked: int, cpus: float) -> None:
-        self._readers = readers
+        self._readers, self._scaling = readers, False
         self._most_readers = max(self._most_readers, readers)
         if readers < asked:
             self._say_once(

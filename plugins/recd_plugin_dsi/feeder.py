@@ -28,7 +28,7 @@ from ray.exceptions import (
 from recd_plugin_dsi.channel import Sender
 from recd_plugin_dsi.helper import serve
 from recd_plugin_dsi.limit import install, limit, set_limit
-from recd_plugin_dsi.readers import make_blocks
+from recd_plugin_dsi.readers import make_blocks, warm_up
 
 
 def main() -> None:
@@ -68,6 +68,9 @@ class _Feeder:
         self._memory = memory
         self._deaths = deaths
         self._asked: Queue[dict[str, Any]] = Queue()
+        self._position: dict[str, Any] = {}
+        # The newest number of readers that was asked for.
+        self._wanted = 0
         self._stopped = Event()
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -104,14 +107,32 @@ class _Feeder:
         cpus = _cpus()
         # CPUs are free for a moment between two tasks, too: never more than there are.
         most = min(limit() + self._room(_cpus(free=True)), self._room(cpus))
-        set_limit(min(readers, max(limit(), most)))
-        self._sender.send("scaled", readers=limit(), asked=readers, cpus=cpus)
+        self._wanted = min(readers, max(limit(), most))
+        if self._wanted > limit():
+            Thread(target=self._add, args=(self._wanted, readers, cpus), daemon=True).start()
+        else:
+            set_limit(self._wanted)
+            self._sender.send("scaled", readers=limit(), asked=readers, cpus=cpus)
+
+    def _add(self, wanted: int, asked: int, cpus: float) -> None:
+        """More readers, once they are ready: in order, all would wait for the first block of one.
+
+        Those that wait too long for their trainer are busy, so the tasks start new processes.
+        """
+        warm: Any = ray.remote(num_cpus=self._cpus_per_reader, max_retries=0)(warm_up)
+        new = [warm.remote(self._work, self._position) for _ in range(wanted - limit())]
+        with suppress(RayError):  # what is wrong shows where blocks are made
+            ray.get(new)
+        if wanted == self._wanted:
+            set_limit(wanted)
+            self._sender.send("scaled", readers=wanted, asked=asked, cpus=cpus)
 
     def _room(self, cpus: float) -> int:
         return int(cpus / self._cpus_per_reader + 1e-6)
 
     def _stream(self, position: dict[str, Any], num_blocks: int | None, readers: int) -> None:
         """Send the blocks from a position on, in their order, up to the last, or until stopped."""
+        self._position, self._wanted = position, readers
         if num_blocks is None:
             set_limit(1)
             rows = self._strides(position, readers)

@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,12 @@ def make_blocks(
             yield _row(block, again)
             again = False
         _internal_kv_del(begun)
+
+
+def warm_up(work: bytes, position: State) -> None:
+    """Make a block for nothing: modules are imported then, kernels loaded and files open."""
+    with suppress(RecdError):
+        _open(work).block(position, 0)
 
 
 def _blocks(number: int, work: bytes, position: State, stride: int | None) -> Iterable[Block]:
