@@ -8,6 +8,7 @@ name that stands for the files as they are and for the conditions.
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from recd_plugins.files import write_json
 #: Rows by row group, by file.
 Counts = list[list[int]]
 
-_VERSION = 1
+_VERSION = 2
 _AT_ONCE = 8
 _DECODE_ROWS = 65_536
 
@@ -56,13 +57,13 @@ class RowCounts:
         self._locations = locations
         self._filter = row_filter
         self._options = options
-        groups = [
-            [each.row_group(number) for number in range(each.num_row_groups)] for each in metadata
-        ]
         self._schema = metadata[0].schema.to_arrow_schema()
-        self._rows = [[group.num_rows for group in of_file] for of_file in groups]
-        self._verdicts = [[row_filter.verdict(group) for group in of_file] for of_file in groups]
-        self._cache = _cache_folder() / f"{self._name(where, root)}.json"
+        self._rows = [
+            [each.row_group(number).num_rows for number in range(each.num_row_groups)]
+            for each in metadata
+        ]
+        self._verdicts = [row_filter.verdicts(each) for each in metadata]
+        self._cache = _cache_folder() / f"{self._name(metadata, where, root)}.json"
 
     @property
     def num_unknown(self) -> int:
@@ -130,17 +131,33 @@ class RowCounts:
             return None
         return counts if fits and all(map(all, fits)) else None
 
-    def _name(self, where: Sequence[Condition], root: Location) -> str:
+    def _name(
+        self, metadata: Sequence[pq.FileMetaData], where: Sequence[Condition], root: Location
+    ) -> str:
         files = [
-            [each.below(root), each.size, each.changed, rows]
-            for each, rows in zip(self._locations, self._rows, strict=True)
+            [each.below(root), each.size, each.changed, _digest(footer)]
+            for each, footer in zip(self._locations, metadata, strict=True)
         ]
         conditions = [[each.column, each.op, each.value] for each in where]
-        place = str(root.local.resolve()) if root.local else [str(root), root.storage.endpoint]
+        place = str(root.local.resolve()) if root.local else [root.path, root.storage.endpoint]
         text = json.dumps([_VERSION, place, files, conditions], default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def _digest(footer: pq.FileMetaData) -> str:
+    """Of row groups, places and statistics: some file systems do not say when a file changed."""
+    sink = io.BytesIO()
+    footer.write_metadata_file(sink)
+    return hashlib.sha256(sink.getbuffer()).hexdigest()
+
+
 def _cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "recd" / "row_counts"
+    if given := os.environ.get("XDG_CACHE_HOME"):
+        return Path(given) / "recd" / "row_counts"
+    try:
+        return Path.home() / ".cache" / "recd" / "row_counts"
+    except RuntimeError as error:
+        raise SetupError(
+            f"{error}: rows that option where keeps are counted once and noted there, so set "
+            "XDG_CACHE_HOME to a folder that can be written"
+        ) from error

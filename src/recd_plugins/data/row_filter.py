@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from datetime import date
+from datetime import date, datetime
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -120,23 +120,29 @@ class RowFilter:
         assert kept is not None, "a filter has conditions"
         return kept
 
-    def verdict(self, group: pq.RowGroupMetaData) -> bool | None:
-        """Whether all rows of a row group are kept (True) or none (False), by its statistics.
+    def verdicts(self, metadata: pq.FileMetaData) -> list[bool | None]:
+        """Whether all rows of each row group are kept (True) or none (False), by statistics.
 
         None where these do not say.
         """
-        chunks = {
-            chunk.path_in_schema: chunk
-            for chunk in (group.column(index) for index in range(group.num_columns))
-            if chunk.path_in_schema in self.columns
+        places = {
+            metadata.schema.column(place).path: place for place in range(metadata.num_columns)
         }
-        verdicts = [
-            _verdict(condition, values, chunks[condition.column], group.num_rows)
-            for condition, values in self._bound
+        # A column of lists is stored under another path; statistics say nothing of its nulls.
+        bound = [
+            (condition, values, places.get(condition.column)) for condition, values in self._bound
         ]
-        if False in verdicts:
-            return False
-        return True if all(verdicts) else None
+        found: list[bool | None] = []
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            each = [
+                None
+                if place is None
+                else _verdict(condition, values, group.column(place), group.num_rows)
+                for condition, values, place in bound
+            ]
+            found.append(False if False in each else True if all(each) else None)
+        return found
 
 
 def holds_for_key(condition: Condition, key: str | None, where: object) -> bool:
@@ -169,6 +175,10 @@ def _holds(condition: Condition, values: pa.Array, column: pa.Array) -> pa.Boole
     if condition.op == "is not null":
         return pc.is_valid(column)
     if condition.op == "in":
+        if pt.is_floating(column.type):
+            # Arrow looks values up by their bits, and -0.0 is equal to 0.0.
+            zero = pa.scalar(0, column.type)
+            column, values = pc.add(column, zero), pc.add(values, zero)
         return pc.is_in(column, value_set=values)
     return _COMPARE[condition.op](column, values[0]).fill_null(False)
 
@@ -180,20 +190,28 @@ def _typed(condition: Condition, field: pa.Field, where: object) -> pa.Array:
     if is_list_dict(field) or (not allowed and condition.op not in _NO_VALUE):
         raise DataError(
             f"{where}: option where compares column {field.name} ({condition}), which is "
-            f"{field.type}; it takes booleans, numbers, text, dates and times"
+            f"{field.type}; it takes booleans, numbers, text, dates and "
+            "timestamps, but no float16"
         )
     if condition.op in _NO_VALUE and not allowed:
         kind = pa.null()
     converted = []
     for value in condition.values():
         fits = isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
-        if not fits or (isinstance(value, float) and math.isnan(value)):
+        if not fits or _loses(value, kind):
             raise DataError(_unfit(where, condition, field, value))
         try:
             converted.append(_scalar(value, kind))
         except (pa.ArrowException, OverflowError, ValueError, TypeError) as error:
             raise DataError(_unfit(where, condition, field, value)) from error
-    return pa.array([each.as_py() for each in converted], kind)
+    return pa.array(converted, kind)
+
+
+def _loses(value: Any, kind: pa.DataType) -> bool:
+    """Whether a value would be compared as another one, or as none."""
+    if isinstance(value, datetime):
+        return pt.is_date(kind) or (value.tzinfo is not None and kind.tz is None)
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
@@ -214,7 +232,7 @@ def _python_types(kind: pa.DataType) -> tuple[type, ...]:
         return (bool,)
     if pt.is_integer(kind):
         return (int,)
-    if pt.is_floating(kind):
+    if pt.is_floating(kind) and not pt.is_float16(kind):
         return (int, float)
     if pt.is_string(kind) or pt.is_large_string(kind):
         return (str,)

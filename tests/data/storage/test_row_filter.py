@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tempfile
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -154,11 +155,10 @@ def test_statistics_never_decide_wrongly(data, wanted, group_rows):
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, row_group_size=group_rows)
     metadata = pq.read_metadata(pa.BufferReader(sink.getvalue()))
-    row_filter = RowFilter([wanted], table.schema, "t")
+    verdicts = RowFilter([wanted], table.schema, "t").verdicts(metadata)
     mask = reference(wanted, data[wanted.column])
-    for group in range(metadata.num_row_groups):
+    for group, verdict in enumerate(verdicts):
         mine = mask[group * group_rows : (group + 1) * group_rows]
-        verdict = row_filter.verdict(metadata.row_group(group))
         assert verdict is None or all(held == verdict for held in mine)
 
 
@@ -172,7 +172,7 @@ def test_statistics_decide_where_they_can(tmp_path):
 
     def verdicts(*given):
         row_filter = RowFilter([condition(*given)], metadata.schema.to_arrow_schema(), "t")
-        return [row_filter.verdict(metadata.row_group(group)) for group in range(4)]
+        return row_filter.verdicts(metadata)
 
     assert verdicts("x", ">=", 2) == [False, True, True, False]
     assert verdicts("x", "==", 7) == [False, False, True, False]
@@ -196,6 +196,11 @@ def test_statistics_decide_where_they_can(tmp_path):
         (("small", "==", 0.1), [0]),
         (("word", "in", ["a", "c"]), [0, 2]),
         (("big", "==", 2**63 + 5), [2]),
+        (("exact", "==", "1970-01-01T00:00:00.000000007"), [1]),
+        (("signed", "in", [0.0]), [0, 1]),
+        (("ids", "is null"), [1]),
+        (("ids", "is not null"), [0, 2]),
+        (("pair", "is null"), [2]),
     ],
 )
 def test_values_are_of_the_type_of_the_column(tmp_path, wanted, kept):
@@ -208,6 +213,10 @@ def test_values_are_of_the_type_of_the_column(tmp_path, wanted, kept):
             "small": pa.array([0.1, 0.2, 0.7], pa.float32()),
             "word": pa.array(["a", "b", "c"]).dictionary_encode(),
             "big": pa.array([0, 1, 2**63 + 5], pa.uint64()),
+            "exact": pa.array([6, 7, 8], pa.timestamp("ns")),
+            "signed": [0.0, -0.0, 1.0],
+            "ids": [[1], None, []],
+            "pair": [{"a": 1}, {"a": 2}, None],
             "row": [0, 1, 2],
         }
     )
@@ -231,6 +240,19 @@ def test_values_are_of_the_type_of_the_column(tmp_path, wanted, kept):
 def test_what_cannot_be_compared_is_named(folder, wanted, message):
     with pytest.raises(DataError, match=message):
         ParquetTable(folder, where=[condition(*wanted)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.date32(), datetime(2024, 1, 1, 12)),
+        (pa.timestamp("us"), datetime(2024, 1, 1, tzinfo=UTC)),
+        (pa.float16(), 0.5),
+    ],
+)
+def test_values_that_would_be_compared_as_others_are_refused(kind, value):
+    with pytest.raises(DataError, match=f"column x.* which is {re.escape(str(kind))}"):
+        RowFilter([condition("x", "<", value)], pa.schema([("x", kind)]), "t")
 
 
 @pytest.mark.parametrize(
@@ -273,6 +295,28 @@ def test_counts_are_kept_for_the_files_as_they_are(folder, tmp_path):
     for damaged in ("", "{}", note.read_text().replace("15", "16000")):
         note.write_text(damaged)
         assert ParquetTable(folder, where=where).units == units
+
+
+def test_a_file_that_is_replaced_is_counted_anew(tmp_path):
+    """Also one of the same size, on a file system that does not say when it changed."""
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    where = [condition("x", ">", 4)]
+    sizes = set()
+    for values, kept in (([0, 9, 9], 2), ([9, 1, 1], 1)):
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            pa.table({"x": [*values, 5]}), sink, use_dictionary=False, compression="none"
+        )
+        content = sink.getvalue().to_pybytes()
+        sizes.add(len(content))
+        memory.pipe("/replaced.parquet", content)
+        (tmp_path / "t.parquet").write_bytes(content)
+        for path in (tmp_path / "t.parquet", "memory://replaced.parquet"):
+            (unit,) = ParquetTable(path, where=where).units
+            assert unit.num_rows == kept + 1
+    assert len(sizes) == 1
 
 
 def test_a_wrong_count_is_noticed_where_rows_are_read(folder, tmp_path):
