@@ -22,6 +22,14 @@ def movielens() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _what_is_noted_is_not_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Counts of rows go into a cache, here and in processes that tests start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _a_command_starts_small() -> Iterator[None]:
     """``recd cluster`` counts what its process took before; here thousands of tests have run."""
     with pytest.MonkeyPatch.context() as patch:
