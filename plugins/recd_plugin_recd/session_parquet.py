@@ -148,7 +148,7 @@ class SessionParquet(Dataset):
             ),
             lambda pieces: table.read(pieces, columns),
             data={"split": split, "files": digest(table.identity()), **self._conditions()},
-            what=str(table.path),
+            what=str(table.root),
             rank=rank,
             world_size=world_size,
             ahead=self.options.prefetch,
@@ -172,7 +172,7 @@ class SessionParquet(Dataset):
         columns = self._columns(table, self.schema())
         if missing := [name for name in keys if name not in table.schema.names]:
             raise DataError(
-                f"{table.locations[0]}: no column {missing[0]}, which {self.options.path} has"
+                f"{table.locations[0]}: no column {missing[0]}, which {self._table.root} has"
             )
         for name in keys:
             columns = columns.append(table.schema.field(name))
@@ -205,7 +205,7 @@ class SessionParquet(Dataset):
             from recd_plugins.progress import progress_bars
 
             with progress_bars() as add_bar:
-                table.counted(add_bar(f"counting rows of {table.path}", table.num_to_count))
+                table.counted(add_bar(f"counting rows of {table.root}", table.num_to_count))
 
     def _choose(
         self,
@@ -243,7 +243,7 @@ class SessionParquet(Dataset):
         for name in (*schema.sparse, *schema.dense, schema.label):
             if name not in table.schema.names:
                 raise DataError(
-                    f"{table.locations[0]}: no column {name}, which {self.options.path} has"
+                    f"{table.locations[0]}: no column {name}, which {self._table.root} has"
                 )
             field = table.schema.field(name)
             if name in schema.sparse:

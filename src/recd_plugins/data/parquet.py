@@ -58,9 +58,9 @@ class ParquetTable:
         options: ReadOptions | None = None,
     ) -> None:
         self.path = path
-        self._root = Location(path, storage or Storage())
+        self.root = Location(path, storage or Storage())
         self._options = options or ReadOptions()
-        found = self._root.find(".parquet")
+        found = self.root.find(".parquet")
         first = read_metadata(found[0])
         self.schema = handed_out(first)
         on_columns = [each for each in where if each.column in self.schema.names]
@@ -142,16 +142,16 @@ class ParquetTable:
     @property
     def _top(self) -> Location:
         """The folder that paths of files are relative to."""
-        local = self._root.local
+        local = self.root.local
         if local is not None and not local.is_dir():
             return Location(local.parent)
-        return self._root
+        return self.root
 
     def _read_footers(self, first: pq.FileMetaData | None) -> Iterator[pq.FileMetaData]:
         rest = self.locations if first is None else self.locations[1:]
         if first is not None:
             yield first
-        if self._root.local is not None:
+        if self.root.local is not None:
             yield from map(read_metadata, rest)
             return
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
@@ -165,7 +165,7 @@ class ParquetTable:
         for location in found:
             keys = dict(
                 part.split("=", 1)
-                for part in location.below(self._root).split("/")[:-1]
+                for part in location.below(self.root).split("/")[:-1]
                 if "=" in part
             )
             for condition in where:
@@ -182,7 +182,7 @@ class ParquetTable:
                 kept.append(location)
         if not kept:
             raise DataError(
-                f"{self.path}: none of {len(found)} files is in a folder for which option where "
+                f"{self.root}: none of {len(found)} files is in a folder for which option where "
                 f"holds: {', '.join(map(str, where))}"
             )
         return kept

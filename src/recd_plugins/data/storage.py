@@ -59,10 +59,10 @@ class Storage(BaseModel):
         if endpoint is None:
             return None
         parts = urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
-        if parts.username or parts.password:
+        if "@" in endpoint:
             raise ValueError("holds a user or a password; credentials come from the environment")
         if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/"):
-            raise ValueError(f"{endpoint!r} is no server; write http://host:port")
+            raise ValueError("is no server; write http://host:port")
         return f"{parts.scheme}://{parts.netloc}"
 
 
@@ -83,7 +83,8 @@ class Location:
     changed: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
-        return str(self.path)
+        """As messages show it: without what may let others in."""
+        return str(self.path) if self.local else _shown(str(self.path))
 
     @property
     def local(self) -> Path | None:
@@ -99,7 +100,10 @@ class Location:
             DataError: there is no such place, or no such file in it.
             SetupError: the store cannot be reached, or refuses.
         """
-        found = _find_local(self.path, suffix) if self.local else self._find_stored(suffix)
+        try:
+            found = _find_local(self.path, suffix) if self.local else self._find_stored(suffix)
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{self}: cannot be listed: {error}") from error
         if found is None:
             raise DataError(f"{self}: no such file or folder")
         if not found:
@@ -179,19 +183,21 @@ class Location:
     def _file_system(self) -> tuple[pafs.FileSystem, str]:
         url = str(self.path)
         parts = urlsplit(url)
-        if parts.username or parts.password:
+        if _names_somebody(url):
             raise SetupError(
-                f"the location {parts.scheme}://...@{parts.hostname}{parts.path} holds a user or a "
-                "password; leave them out, credentials come from the environment"
+                f"the location {self} holds a user or a password; leave them out, credentials "
+                "come from the environment"
             )
         path = url.partition("://")[2]
+        if parts.scheme in ("s3", "gs", "gcs") and not parts.netloc:
+            raise DataError(f"{self}: names no bucket; write {parts.scheme}://bucket/folder")
         if parts.scheme == "s3":
             return self._s3(), path
         if parts.scheme in ("gs", "gcs"):
             return self._gcs(), path
         if set_here := sorted(self.storage.model_fields_set & {"endpoint", "region", "anonymous"}):
             raise SetupError(
-                f"{url}: storage.{set_here[0]} is for s3:// and gs://; leave it out, "
+                f"{self}: storage.{set_here[0]} is for s3:// and gs://; leave it out, "
                 f"{parts.scheme}:// is set up by fsspec's own configuration"
             )
         if parts.scheme == "file":
@@ -251,6 +257,23 @@ class Location:
         return None
 
 
+def _names_somebody(url: str) -> bool:
+    """Whether a URL has a user before its host; a secret may have slashes, a bucket no colon."""
+    scheme, _, rest = url.partition("://")
+    host = rest.partition("/")[0]
+    return "@" in host or (scheme in ("s3", "gs", "gcs") and ":" in host)
+
+
+def _shown(url: str) -> str:
+    """A URL without the user before its host, and without the signature that a query may be."""
+    scheme, _, rest = url.partition("://")
+    if _names_somebody(url):
+        rest = f"...@{rest.rpartition('@')[2]}" if "@" in rest else "..."
+    if scheme in ("http", "https") and "?" in rest:
+        rest = f"{rest.partition('?')[0]}?..."
+    return f"{scheme}://{rest}"
+
+
 def _credentials(location: Location) -> str:
     scheme = urlsplit(str(location.path)).scheme
     if scheme == "s3":
@@ -267,17 +290,17 @@ def _through_fsspec(scheme: str, url: str) -> tuple[pafs.FileSystem, str]:
         import fsspec
     except ImportError as error:
         raise SetupError(
-            f'{url}: {scheme}:// needs fsspec: pip install "recd-plugins[fsspec]", and the package '
-            f"of that file system"
+            f'{_shown(url)}: {scheme}:// needs fsspec: pip install "recd-plugins[fsspec]", and the '
+            f"package of that file system"
         ) from error
     try:
         files, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise SetupError(f"{url}: {error}") from error
+        raise SetupError(f"{_shown(url)}: {error}") from error
     except ValueError as error:
         raise SetupError(
-            f"{url}: neither pyarrow nor fsspec knows {scheme}://; use a path, s3://, gs:// or "
-            f"what fsspec has ({error})"
+            f"{_shown(url)}: neither pyarrow nor fsspec knows {scheme}://; use a path, s3://, "
+            f"gs:// or what fsspec has ({error})"
         ) from error
     return pafs.PyFileSystem(pafs.FSSpecHandler(files)), path
 
