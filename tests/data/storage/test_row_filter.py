@@ -319,13 +319,14 @@ def test_a_file_that_is_replaced_is_counted_anew(tmp_path):
     assert len(sizes) == 1
 
 
-def test_a_wrong_count_is_noticed_where_rows_are_read(folder, tmp_path):
+@pytest.mark.parametrize("wrong", ["14", "16"])
+def test_a_wrong_count_is_noticed_where_rows_are_read(folder, tmp_path, wrong):
     where = [["label", "==", 1]]
     options = {"path": folder, "where": where, "prefetch": 0}
     dataset = SessionParquet(SessionParquet.Options.model_validate(options))
     dataset.prepare()
     (note,) = (tmp_path / "cache" / "recd" / "row_counts").iterdir()
-    note.write_text(note.read_text().replace("15", "14"))
+    note.write_text(note.read_text().replace("15", wrong))
     reader = SessionParquet(SessionParquet.Options.model_validate(options)).reader(
         rank=0, world_size=1, batch_size=10, split="train"
     )

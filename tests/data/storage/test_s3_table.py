@@ -125,12 +125,13 @@ def test_rows_are_counted_by_the_columns_of_the_filter_and_once(store, folder):
     assert of_columns(store.taken(), sizes) == []
 
 
-def test_an_object_that_is_replaced_is_noticed(store, tmp_path):
+@pytest.mark.parametrize("rows", [range(60), range(1000, 1040)])
+def test_an_object_that_is_replaced_is_noticed(store, tmp_path, rows):
     pq.write_table(table(range(40)), tmp_path / "part.parquet")
     store.upload(tmp_path, "replaced")
     data = dataset("s3://replaced/part.parquet", store)
     one = reader(data)
-    pq.write_table(table(range(60)), tmp_path / "part.parquet")
+    pq.write_table(table(rows), tmp_path / "part.parquet", compression="none")
     store.upload(tmp_path, "replaced")
     with pytest.raises(DataError, match=r"s3://replaced/part.parquet was replaced while it was"):
         list(one)

@@ -25,11 +25,18 @@ def at(endpoint: str, **options: Any) -> Storage:
 
 
 @pytest.fixture
-def refusing() -> Iterator[str]:
+def signed() -> list[bool]:
+    """Whether each request that was refused came with credentials."""
+    return []
+
+
+@pytest.fixture
+def refusing(signed: list[bool]) -> Iterator[str]:
     """A store that knows nobody."""
 
     class Refuse(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            signed.append("Authorization" in self.headers)
             self.send_response(403)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -83,14 +90,17 @@ def test_what_is_missing_is_named(store: Store, url: str, message: str) -> None:
         ParquetTable(url, at(store.endpoint))
 
 
-def test_a_store_that_refuses_says_what_to_set(refusing):
+def test_a_store_that_refuses_says_what_to_set(refusing, signed):
     with pytest.raises(SetupError) as error:
         ParquetTable("s3://tables/clicks", at(refusing))
     for word in ("s3://tables/clicks", refusing, "AWS_ACCESS_KEY_ID", "AWS_PROFILE", "anonymous"):
         assert word in str(error.value)
     assert "without credentials" not in str(error.value)
+    assert set(signed) == {True}
+    signed.clear()
     with pytest.raises(SetupError, match=r"access is refused .* without credentials"):
         ParquetTable("s3://tables/clicks", at(refusing, anonymous=True))
+    assert set(signed) == {False}
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///t", "gs://"])
