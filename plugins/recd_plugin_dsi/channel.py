@@ -10,25 +10,34 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
+# Blocks that are sent and not yet taken. A connection itself holds a hundred, whatever their size.
+_BLOCKS_ON_THE_WAY = 2
+
 
 class Sender:
-    """The end that blocks are sent from; any thread may send."""
+    """The end that blocks are sent from; any thread may send.
+
+    For each block that the other end takes, ``taken`` has to be called here.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self._receiver = os.getppid()
+        self._room = threading.Semaphore(_BLOCKS_ON_THE_WAY)
 
     def send(self, kind: str, **fields: Any) -> None:
-        """One message; waits while the other end takes none."""
+        """One message."""
         with self._lock:
             self._connection.send((kind, fields))
 
     def send_block(self, data: memoryview, **fields: Any) -> None:
         """One message ``block``, and bytes in a file without a name.
 
-        What is in flight goes with the processes, however they end.
+        Waits while the other end takes none. What is in flight goes with the processes, however
+        they end.
         """
+        self._room.acquire()
         file = _anonymous_file()
         try:
             size = _write(file, data)
@@ -37,6 +46,10 @@ class Sender:
                 send_handle(self._connection, file, self._receiver)
         finally:
             os.close(file)
+
+    def taken(self) -> None:
+        """The other end has taken a block."""
+        self._room.release()
 
 
 def receive_block(connection: Connection, size: int) -> mmap.mmap:

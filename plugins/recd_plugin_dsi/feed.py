@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import pickle
 import sys
 import time
@@ -27,9 +28,9 @@ _STOP_SECONDS = 30.0
 class RayFeed(Feed):
     """Tells a process that speaks to Ray what to read, and takes the blocks that it sends.
 
-    To it go ``read`` (position, number of blocks, readers), ``stop``, and ``readers`` (how many);
-    from it come ``ready``, ``block``, ``scaled``, ``done``, and where it went wrong ``failed``,
-    ``died``, ``lost`` and ``raised``.
+    To it go ``read`` (position, number of blocks, readers), ``taken`` (a block), ``stop``, and
+    ``readers`` (how many); from it come ``ready``, ``block``, ``scaled``, ``done``, and where it
+    went wrong ``failed``, ``died``, ``lost`` and ``raised``.
 
     Raises:
         SetupError: there is no Ray, or not enough of it.
@@ -50,6 +51,8 @@ class RayFeed(Feed):
         self._awaited: set[int] | None = None
         self._processes: set[int] = set()
         self._feeder: Helper | None = None
+        # The read that the feeder is at; None between two.
+        self._current: object = None
         self._cluster = join(options, work.world_size)
         try:
             self._start_feeder()
@@ -83,7 +86,10 @@ class RayFeed(Feed):
         self._cluster.leave()
 
     def _blocks(self, position: State, num_blocks: int | None) -> Generator[Block, None, None]:
+        if self._feeder is not None and self._current is not None:
+            self._stop(self._feeder)  # of an iteration that was left, and not closed
         feeder = self._feeder or self._start_feeder()
+        self._current = current = object()
         self._scaling = False
         feeder.send("read", position=position, num_blocks=num_blocks, readers=self._readers)
         timeout: float | None = self._options.start_timeout
@@ -91,13 +97,17 @@ class RayFeed(Feed):
             while (message := self._receive(feeder, timeout))[0] != "done":
                 kind, fields = message
                 if kind == "scaled":
-                    self._scaled(**fields)
+                    if self._scaling:  # else of the read before, and undone
+                        self._scaled(**fields)
                     continue
                 timeout = None  # later blocks may be slow, and a lost cluster shows
                 start = time.perf_counter()
-                block: Block = decode(receive_block(feeder.connection, fields["size"]))
+                block: Block = decode(self._take(feeder, fields["size"]))
                 self._count(**fields)
                 yield block.moved(fields["packing"], time.perf_counter() - start)
+                if self._current is not current:
+                    raise RuntimeError("this iteration was left: the feed is read anew, or closed")
+            self._current = None
         except TimeoutError:
             self._end_feeder()
             raise SetupError(
@@ -106,23 +116,29 @@ class RayFeed(Feed):
                 "readers take so long, raise start_timeout"
             ) from None
         except GeneratorExit:
-            self._stop(feeder)
+            if self._current is current:
+                self._stop(feeder)
             raise
         except BaseException:
-            self._end_feeder()
+            if self._current is current:
+                self._end_feeder()
             raise
 
     def _stop(self, feeder: Helper) -> None:
         """The rest of a read that was left is thrown away; its readers are ready for the next."""
-        if feeder is not self._feeder:  # closed before the iterator was
-            return
+        self._current = None
         feeder.send("stop")
         with suppress(SetupError, RuntimeError, TimeoutError):
             while (message := self._receive(feeder, _STOP_SECONDS))[0] != "done":
                 if message[0] == "block":
-                    receive_block(feeder.connection, message[1]["size"]).close()
+                    self._take(feeder, message[1]["size"]).close()
             return
         self._end_feeder()
+
+    def _take(self, feeder: Helper, size: int) -> mmap.mmap:
+        block = receive_block(feeder.connection, size)
+        feeder.send("taken")
+        return block
 
     def _receive(self, feeder: Helper, timeout: float | None = None) -> tuple[str, dict[str, Any]]:
         try:
@@ -183,6 +199,7 @@ class RayFeed(Feed):
         return feeder
 
     def _end_feeder(self) -> None:
+        self._current = None
         if self._feeder is not None:
             self._feeder.end()
             self._feeder = None

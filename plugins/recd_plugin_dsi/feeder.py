@@ -97,6 +97,8 @@ class _Feeder:
                     self._asked.put(fields)
                 elif kind == "stop":
                     self._stopped.set()
+                elif kind == "taken":
+                    self._sender.taken()
                 else:
                     self._scale(**fields)
         except (EOFError, OSError):
@@ -195,6 +197,9 @@ class _Feeder:
         options.preserve_order = True
         options.resource_limits = ExecutionResources.for_limits(object_store_memory=memory)
         dataset.context.execution_options = options
+        if stride is not None:
+            # A reader goes on after a block: each is passed on when it is made, not with others.
+            dataset.context.target_max_block_size = 1
         batches = dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
         tables: Iterator[Any] = iter(batches)
         for table in tables:

@@ -130,3 +130,32 @@ def test_a_read_that_is_left_ends_the_work_of_its_readers(ray_address):
             time.sleep(0.1)
         assert not readers_of_ray()
         assert len(numbers(loader)) == ROWS - BATCH
+
+
+def made(folder):
+    """Batches that readers have begun to make."""
+    return sum(len(file.read_text()) for file in folder.iterdir())
+
+
+def test_an_iteration_that_was_left_and_is_not_closed(ray_address):
+    """The next one has its own batches; it can be closed at any time, also after the feed."""
+    expected = numbers(registry(None).dataloader(0, 1))
+    with registry(options(ray_address)).dataloader(0, 1) as loader:
+        start = loader.state_dict()
+        left = iter(loader)
+        next(left)
+        loader.load_state_dict(start)
+        again = iter(loader)
+        assert numbers(islice(again, 30)) == expected[: 30 * BATCH]
+        left.close()
+        assert numbers(islice(again, 30)) == expected[30 * BATCH : 60 * BATCH]
+    again.close()
+    assert numbers(again) == []
+
+
+def test_readers_without_blocks_of_their_own_pass_on_each_batch(ray_address, tmp_path):
+    ray = options(ray_address, readers=2)
+    slow = registry(ray, in_blocks=False, seconds=0.2, made=tmp_path)
+    with slow.dataloader(0, 1) as loader:
+        next(iter(loader))
+        assert made(tmp_path) < ROWS / BATCH / 2, "not the whole share of a reader"
