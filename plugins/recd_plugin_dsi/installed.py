@@ -1,4 +1,4 @@
-"""Is Ray there, and new enough?"""
+"""Is Ray there, and one that ``limit.py`` knows?"""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import importlib.metadata
 
 from recd_plugins.errors import SetupError
 
-#: The oldest one whose tasks ``limit.py`` can bound.
-OLDEST = (2, 60)
+#: The oldest one whose tasks ``limit.py`` can bound, and the first that is refused unseen.
+OLDEST, TOO_NEW = (2, 60), (2, 64)
 
 _INSTALL = 'pip install "recd-plugins[ray]"'
 
@@ -16,7 +16,7 @@ def check_ray() -> None:
     """Look at what is installed, without importing it.
 
     Raises:
-        SetupError: Ray is missing or too old; says what to install.
+        SetupError: Ray is missing, too old or too new; says what to install.
     """
     try:
         version = importlib.metadata.version("ray")
@@ -26,6 +26,9 @@ def check_ray() -> None:
             "ingestion section out, and the trainer reads by itself"
         ) from None
     major, minor = (int(part) for part in version.split(".")[:2])
-    if (major, minor) < OLDEST:
-        oldest = ".".join(map(str, OLDEST))
-        raise SetupError(f"dsi.ray needs Ray {oldest} or newer, and {version} is there: {_INSTALL}")
+    if not OLDEST <= (major, minor) < TOO_NEW:
+        oldest, too_new = (".".join(map(str, each)) for each in (OLDEST, TOO_NEW))
+        raise SetupError(
+            f"dsi.ray needs Ray {oldest} or newer, below {too_new}, and {version} is there: "
+            f"{_INSTALL}"
+        )

@@ -26,7 +26,7 @@ class RayIngestion(Ingestion):
         """Refuse to start without Ray.
 
         Raises:
-            SetupError: it is missing, or too old; says what to install.
+            SetupError: it is missing, too old or too new; says what to install.
         """
         from recd_plugin_dsi.installed import check_ray
 

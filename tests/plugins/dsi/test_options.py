@@ -1,14 +1,18 @@
 """What can be said of it without Ray."""
 
 import importlib.metadata
+import tomllib
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from recd_plugin_dsi.cluster import join
-from recd_plugin_dsi.installed import check_ray
+from recd_plugin_dsi.installed import OLDEST, TOO_NEW, check_ray
 from recd_plugin_dsi.options import RayOptions
 from recd_plugins.errors import SetupError
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -49,10 +53,17 @@ def test_ray_is_missing(monkeypatch):
         check_ray()
 
 
-def test_ray_is_too_old(monkeypatch):
-    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.44.1")
-    with pytest.raises(SetupError, match=r"needs Ray 2\.60 or newer, and 2\.44\.1 is there"):
+@pytest.mark.parametrize("version", ["2.44.1", "2.64.0", "3.0.0.dev0"])
+def test_ray_is_another(monkeypatch, version):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    with pytest.raises(SetupError, match=rf"needs Ray 2\.60 or newer, below 2\.64, and {version}"):
         check_ray()
+
+
+def test_the_extra_installs_what_is_needed():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    oldest, too_new = (".".join(map(str, version)) for version in (OLDEST, TOO_NEW))
+    assert project["optional-dependencies"]["ray"] == [f"ray[data]>={oldest},<{too_new}"]
 
 
 @pytest.mark.parametrize(
