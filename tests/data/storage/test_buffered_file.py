@@ -131,3 +131,9 @@ def test_files_are_closed(path, monkeypatch):
         batches.close()
     assert len(opened) == 4
     assert all(file.closed for file in opened)
+
+
+def test_both_limits_are_the_most_that_is_allowed():
+    assert merge([(0, 5), (7, 3)], 2, 10) == [(0, 10)]
+    assert merge([(0, 5), (7, 3)], 1, 10) == [(0, 5), (7, 3)]
+    assert merge([(0, 5), (7, 3)], 2, 9) == [(0, 5), (7, 3)]
