@@ -7,7 +7,7 @@ import importlib.metadata
 from recd_plugins.errors import SetupError
 
 #: The oldest one whose tasks ``limit.py`` can bound, and the first that is refused unseen.
-OLDEST, TOO_NEW = (2, 60), (2, 64)
+OLDEST, TOO_NEW = (2, 60), (2, 61)
 
 _INSTALL = 'pip install "recd-plugins[ray]"'
 
