@@ -25,6 +25,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins import load_registry
 from recd_plugins.data.loader import DataLoader
 from recd_plugins.data.model_input import ModelInput
+from recd_plugins.data.worker_processes import _Process
 from recd_plugins.errors import DataError, PluginError, RecdError, SetupError
 from recd_plugins.interfaces import Preprocessing
 from recd_plugins.registry import Registry
@@ -180,8 +181,9 @@ def with_positions(loader: DataLoader) -> list[tuple[dict[str, Any], dict[str, A
 
 
 def workers_there() -> list[int]:
-    """Processes of the workers of this process."""
-    return [child.pid for child in multiprocessing.active_children() if child.pid]
+    """Processes of the workers of this process; ranks that other tests started stay."""
+    children = multiprocessing.active_children()
+    return [child.pid for child in children if child.pid and isinstance(child, _Process)]
 
 
 @pytest.fixture(autouse=True)
