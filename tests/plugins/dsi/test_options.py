@@ -53,10 +53,10 @@ def test_ray_is_missing(monkeypatch):
         check_ray()
 
 
-@pytest.mark.parametrize("version", ["2.44.1", "2.64.0", "3.0.0.dev0"])
+@pytest.mark.parametrize("version", ["2.44.1", "2.61.0", "3.0.0.dev0"])
 def test_ray_is_another(monkeypatch, version):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
-    with pytest.raises(SetupError, match=rf"needs Ray 2\.60 or newer, below 2\.64, and {version}"):
+    with pytest.raises(SetupError, match=rf"needs Ray 2\.60 or newer, below 2\.61, and {version}"):
         check_ray()
 
 
