@@ -5,10 +5,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from recd_plugin_recd.cluster import embedded
 
 os.environ["RECD_NO_THIRD_PARTY"] = "1"
+# No test is timed: a kernel is compiled first, or another process has the cores.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @pytest.fixture
