@@ -332,10 +332,11 @@ def test_plugins_of_a_function_cannot_be_sent(folder):
 
 # Without `if __name__ == "__main__"`: workers must not run it.
 TRAINER = """
-import json, multiprocessing, sys, threading, time
+import json, multiprocessing, signal, sys, threading, time
 from recd_plugins import load_registry
 from recd_plugins.training import upstream_noise
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 upstream_noise.silence()
 loader = load_registry(sys.argv[1]).dataloader(0, 1)
 next(iter(loader))

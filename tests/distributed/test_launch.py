@@ -105,9 +105,11 @@ def test_the_test_harness_recovers_from_a_failure() -> None:
 def test_ranks_end_with_their_parent(signal_number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(
-        "import sys\n"
+        "import signal, sys\n"
         "from tests.distributed.launch_cases import launch_sleepers\n"
         "if __name__ == '__main__':\n"
+        # A shell's background jobs ignore it.
+        "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "    launch_sleepers(sys.argv[1])\n"
     )
     parent = subprocess.Popen(

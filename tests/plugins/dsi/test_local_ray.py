@@ -21,10 +21,11 @@ OPTIONS = {
 }
 
 _TRAINER = """
-import sys
+import signal, sys
 from tests.plugins.dsi.numbered import registry
 from tests.plugins.dsi.test_local_ray import OPTIONS
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 loader = registry(OPTIONS, seconds=0.05).dataloader(0, 1)
 batches = iter(loader)
 next(batches)
