@@ -13,7 +13,11 @@ TORCH_INDEX ?= $(shell timeout 8 $(PYTHON) -c '$(ASK)' 2>/dev/null \
   || echo "$(CPU_INDEX) cannot be reached: torch comes from pip's usual index" >&2)
 endif
 
-.PHONY: setup demo test check clean
+# As many tests at a time as there are cores, at most 4; those of a file on the same one.
+TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
+PYTEST := $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
+
+.PHONY: setup demo test test-fast test-nightly check clean
 
 setup: $(VENV)/.installed
 
@@ -31,7 +35,15 @@ demo: setup
 	$(BIN)/recd run registry.yaml --compare
 
 test: setup
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# What a change needs while working: all but whole runs and matrices.
+test-fast: setup
+	$(PYTEST) -m "not slow"
+
+# Property tests with 20 times the examples, and others each time.
+test-nightly: setup
+	$(PYTEST) --hypothesis-profile=nightly --timeout=3600
 
 check: setup
 	$(BIN)/ruff check .

@@ -6,7 +6,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from recd_plugins.errors import RecdError
-from recd_plugins.files import check_writable, write_figure, write_json, write_text
+from recd_plugins.files import (
+    check_writable,
+    read_note,
+    write_figure,
+    write_json,
+    write_note,
+    write_text,
+)
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
@@ -18,6 +25,18 @@ def test_permissions_are_those_of_any_new_file(tmp_path, umask, mode):
         os.umask(before)
     assert (tmp_path / "new" / "report.json").stat().st_mode & 0o777 == mode
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["report.json"]
+
+
+def test_a_note_is_read_as_it_was_written_or_not_at_all(tmp_path):
+    path, value = tmp_path / "note.json", {"rows": [1, 2], "share": 0.1, "name": "ä"}
+    assert read_note(path) is None
+    write_note(path, value)
+    assert read_note(path) == value
+    written = path.read_bytes()
+    others = [b"", b"[]", b"\xff", b"[" * 100_000, written[:-9], written.replace(b"1,", b"3,")]
+    for other in others:
+        path.write_bytes(other)
+        assert read_note(path) is None
 
 
 def test_a_place_that_cannot_be_written_keeps_what_it_has(tmp_path):

@@ -115,6 +115,9 @@ def test_a_broken_import_names_the_file_and_the_reason(folder):
         (("register_preprocessing()", "register_preprocessing(wrong)"), "wrong"),
         (("@hookimpl\n", ""), "implements no hook"),
         (("(Preprocessing)", "(Preprocessing"), "SyntaxError"),
+        (("class Keep", "raise SystemExit(0)\nclass Keep"), "failed to import: SystemExit: 0"),
+        (("return [Keep]", "raise SystemExit(0)"), "register_preprocessing failed: SystemExit: 0"),
+        (("return [Keep]", "yield 1 / 0"), "register_preprocessing failed: ZeroDivisionError"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import forked
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "third_party_plugin"
 
@@ -30,9 +31,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
 
 
 def python(environment: dict[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+    done = forked.run([sys.executable, *arguments], env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

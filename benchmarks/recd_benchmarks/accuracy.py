@@ -27,9 +27,9 @@ from recd_plugins.training.session import session
 
 SUMMARY = "NE and AUC after training on clustered and on interleaved rows (RecD, section 6.2)"
 
-ROWS: dict[Size, int] = {"small": 32_768, "reference": 393_216}
-TEST_ROWS: dict[Size, int] = {"small": 16_384, "reference": 65_536}
-NUM_SEEDS = 3
+ROWS: dict[Size, int] = {"tiny": 8192, "small": 32_768, "reference": 393_216}
+TEST_ROWS: dict[Size, int] = {"tiny": 1024, "small": 16_384, "reference": 65_536}
+NUM_SEEDS: dict[Size, int] = {"tiny": 1, "small": 3, "reference": 3}
 TEST_SEED = 1000
 _ROW_GROUP_ROWS = 2048
 
@@ -93,9 +93,9 @@ Trials = Mapping[str, Trial]
 
 def workload(size: Size) -> str:
     """The input in words."""
-    text = f"PAPERCAL, {ROWS[size]:,} rows, {NUM_SEEDS} tables and initial weights"
+    text = f"PAPERCAL, {ROWS[size]:,} rows, {NUM_SEEDS[size]} tables and initial weights"
     if movielens() is not None:
-        text += f"; MovieLens-100K, {NUM_SEEDS} initial weights"
+        text += f"; MovieLens-100K, {NUM_SEEDS[size]} initial weights"
     return f"{text}; one pass, batches of 256"
 
 
@@ -105,7 +105,7 @@ def run(size: Size) -> list[Figure]:
         sources = {"papercal": papercal_trials(Path(folder), size)}
         path = movielens()
         if path is not None:
-            sources["movielens"] = [_movielens_trials(path)] * NUM_SEEDS
+            sources["movielens"] = [_movielens_trials(path)] * NUM_SEEDS[size]
         # One process serves all trials: to start one takes longer than most of them. One thread:
         # steps are so small that a second one mostly waits, and on a busy machine costs far more.
         return [
@@ -169,7 +169,8 @@ def papercal_trials(folder: Path, size: Size) -> list[Trials]:
     """Trials on tables written to ``folder``, of other rows for each seed."""
     test = folder / "test.parquet"
     write_table(test, TEST_ROWS[size], TEST_SEED, "clustered")
-    return [_papercal_trials(folder, ROWS[size], seed, test) for seed in range(NUM_SEEDS)]
+    seeds = range(NUM_SEEDS[size])
+    return [_papercal_trials(folder, ROWS[size], seed, test) for seed in seeds]
 
 
 def write_table(path: Path, rows: int, seed: int, layout: Layout) -> None:

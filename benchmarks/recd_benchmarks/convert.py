@@ -41,7 +41,7 @@ Dictionaries = dict[str, DictionaryColumn]
 
 
 def _num_batches(size: Size) -> int:
-    return 4 if size == "small" else 12
+    return {"tiny": 1, "small": 4, "reference": 12}[size]
 
 
 def workload(size: Size) -> str:

@@ -43,7 +43,7 @@ def run(size: Size, *, device: Device = "cpu", only: str | None = None) -> Findi
     for architecture in _architectures(only):
         job = _job(size, architecture, device)
         found = launch(measure, 1, job, backend=backend_for(device))[0]
-        figures += _figures(architecture, found, _PAPER_MS[device] if size != "small" else None)
+        figures += _figures(architecture, found, _PAPER_MS[device] if size == "reference" else None)
         details.append(_detail(architecture, found))
     return Findings(figures, details, [])
 
@@ -110,6 +110,9 @@ def _job(size: Size, architecture: Any, device: Device) -> Job:
     from recd_benchmarks.dlrm_operators.configuration import Configuration
     from recd_benchmarks.dlrm_operators.measure import Job
 
+    if size == "tiny":
+        tiny = Configuration(rows=50, batch_size=16, max_lookups=5)
+        return Job(tiny, architecture, batches=3, turns=3, steps=2, profiled=1, device=device)
     if size == "small":
         small = Configuration(rows=100_000, batch_size=512)
         return Job(small, architecture, batches=4, turns=5, steps=3, profiled=2, device=device)

@@ -17,7 +17,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, Protocol, TypeVar
 
-Size = Literal["small", "reference"]
+#: ``tiny`` takes seconds and shows that every figure is measured; its figures mean nothing.
+Size = Literal["tiny", "small", "reference"]
 Input = TypeVar("Input")
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h

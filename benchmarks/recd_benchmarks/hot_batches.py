@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "NE after training on hot batches and in the plain order (SCARS, sections III-IV)"
 
-NUM_SEEDS = 3
+NUM_SEEDS: dict[Size, int] = {"tiny": 2, "small": 3, "reference": 3}
 #: Samples that are to be hot, and the shares of each table's rows that are tried for it.
 HOT_SAMPLES = 0.5
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -87,7 +87,9 @@ def workload(size: Size) -> str:
     text = f"PAPERCAL, {accuracy.ROWS[size]:,} rows, whole sessions"
     if size == "reference" and accuracy.movielens() is not None:
         text += "; MovieLens-100K"
-    return f"{text}; {NUM_SEEDS} seeds, one pass, batches of 256, windows of {_WINDOW} batches"
+    return (
+        f"{text}; {NUM_SEEDS[size]} seeds, one pass, batches of 256, windows of {_WINDOW} batches"
+    )
 
 
 def run(size: Size) -> Findings:
@@ -102,13 +104,15 @@ def run(size: Size) -> Findings:
             sources.append(_movielens(folder, path))
         # As in the accuracy benchmark: one process and one thread for all of these small runs.
         for source in sources:
-            seeds = launch(train_orders, 1, folder, source, threads=1)[0]
+            seeds = launch(train_orders, 1, folder, source, NUM_SEEDS[size], threads=1)[0]
             found.figures.extend(figures(source, seeds))
             found.details.append(by_seed(source, seeds))
     return found
 
 
-def train_orders(_rank: int, _world_size: int, folder: Path, source: Source) -> list[Orders]:
+def train_orders(
+    _rank: int, _world_size: int, folder: Path, source: Source, num_seeds: int
+) -> list[Orders]:
     """The orders of each seed."""
     return [
         (
@@ -116,7 +120,7 @@ def train_orders(_rank: int, _world_size: int, folder: Path, source: Source) -> 
             _train(folder, source.hot, seed),
             _train(folder, source.random(seed), seed),
         )
-        for seed in range(NUM_SEEDS)
+        for seed in range(num_seeds)
     ]
 
 

@@ -43,7 +43,7 @@ TITLE = "All jobs over the whole table; local files"
 
 _HOLES = (0, 8 << 10, 64 << 10, 256 << 10, 1 << 20)
 _LATENCY = 0.01
-_TURNS = 3
+_TURNS: dict[Size, int] = {"tiny": 1, "small": 3, "reference": 3}
 _BUCKET = "tables"
 _FILTER = Condition(column="hour", op=">=", value=21)
 
@@ -108,10 +108,10 @@ def run(size: Size) -> Findings:
         counts = {side.name: _count_local(tables, side, jobs) for side in SIDES.values()}
         figures = _ratios(counts)
         figures += _filtered(tables["schema"], jobs[0])
-        figures.append(_over_fragments(tables["schema"], jobs[0]))
+        figures.append(_over_fragments(tables["schema"], jobs[0], _TURNS[size]))
         with _credentials(), counted_store(_LATENCY) as store:
             store.upload(folder, _BUCKET)
-            figures += _in_store(store, tables, jobs[0])
+            figures += _in_store(store, tables, jobs[0], _TURNS[size])
         return Findings(figures, [_detail(counts)], [])
 
 
@@ -225,7 +225,7 @@ def _filtered(path: Path, job: Job) -> list[Figure]:
     ]
 
 
-def _over_fragments(path: Path, job: Job) -> Figure:
+def _over_fragments(path: Path, job: Job, turns: int) -> Figure:
     """Processor time of dataset fragments, pyarrow's other way to set limits, over ours."""
     options = ReadOptions()
     limits = pa.CacheOptions(
@@ -250,7 +250,7 @@ def _over_fragments(path: Path, job: Job) -> Figure:
     def ours() -> None:
         _read(ParquetTable(path, options=options), job.columns)
 
-    pairs = [(_processor_seconds(fragments), _processor_seconds(ours)) for _ in range(_TURNS + 1)]
+    pairs = [(_processor_seconds(fragments), _processor_seconds(ours)) for _ in range(turns + 1)]
     return Figure.of(
         "fragments_seconds_over_ours",
         [theirs / mine for theirs, mine in pairs[1:]],
@@ -266,7 +266,7 @@ def _processor_seconds(function: Callable[[], None]) -> float:
     return time.process_time() - start
 
 
-def _in_store(store: Store, tables: Mapping[str, Path], job: Job) -> list[Figure]:
+def _in_store(store: Store, tables: Mapping[str, Path], job: Job, turns: int) -> list[Figure]:
     storage = Storage(endpoint=store.endpoint, region="us-east-1")
     above = next(iter(tables.values())).parent
     same: list[float] = []
@@ -283,7 +283,7 @@ def _in_store(store: Store, tables: Mapping[str, Path], job: Job) -> list[Figure
         _read(table, job.columns)
         found = _count(tables[side.order], [job], of_columns(store.taken(), sizes))
         same.append(float(found == _count_local(tables, side, [job])))
-    for _ in range(_TURNS):
+    for _ in range(turns):
         for name, side in timed.items():
             table = ParquetTable(f"s3://{_BUCKET}/{side.order}", storage, options=side.options)
             spent.setdefault(name, []).append(_seconds(table, job.columns))

@@ -24,7 +24,7 @@ NUM_SHARDS = 512
 _SAMPLED = 5
 _MB = 1 << 20
 # Whole shards would hold hundreds of blocks: blocks do not depend on each other, so a few do.
-_ROWS_A_SHARD = {"small": 1300, "reference": 5200}
+_ROWS_A_SHARD: dict[Size, int] = {"tiny": 40, "small": 1300, "reference": 5200}
 
 
 @dataclass(frozen=True)

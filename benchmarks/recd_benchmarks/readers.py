@@ -20,12 +20,12 @@ SUMMARY = "stalls with autoscaled readers, and rows of readers that are killed"
 
 _SLOWNESS = 3.5
 _TARGET = 0.05
-_STEPS: dict[Size, int] = {"small": 320, "reference": 1200}
-_RUNS: dict[Size, int] = {"small": 1, "reference": 3}
-_WORKER_STEPS: dict[Size, int] = {"small": 24, "reference": 200}
+_STEPS: dict[Size, int] = {"tiny": 12, "small": 320, "reference": 1200}
+_RUNS: dict[Size, int] = {"tiny": 1, "small": 1, "reference": 3}
+_WORKER_STEPS: dict[Size, int] = {"tiny": 4, "small": 24, "reference": 200}
 # Of a run, the last steps that count: those after it found its number of readers.
-_LAST = {"small": 96, "reference": 256}
-_EPOCH_SECONDS: dict[Size, float] = {"small": 24.0, "reference": 60.0}
+_LAST: dict[Size, int] = {"tiny": 4, "small": 96, "reference": 256}
+_EPOCH_SECONDS: dict[Size, float] = {"tiny": 2.0, "small": 24.0, "reference": 60.0}
 _KILL_WAIT = 0.15
 _WAITING = "max_readers: 8, cpus_per_reader: 0.2, stall_window: 12"
 _COMPUTING = "max_readers: 8, stall_window: 12"

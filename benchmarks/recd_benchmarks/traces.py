@@ -149,8 +149,8 @@ def _zipf(accesses: int) -> NDArray[np.int64]:
 
 
 def _accesses(size: Size) -> int:
-    return 1_000_000 if size == "small" else 10_000_000
+    return {"tiny": 20_000, "small": 1_000_000, "reference": 10_000_000}[size]
 
 
 def _rows(size: Size) -> int:
-    return 8192 if size == "small" else 65_536
+    return {"tiny": 256, "small": 8192, "reference": 65_536}[size]

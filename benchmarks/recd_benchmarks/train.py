@@ -11,9 +11,9 @@ from recd_plugins.training.session import session
 
 SUMMARY = "training on 2 ranks, stock TorchRec against deduplicated (RecD)"
 
-_STEPS: dict[Size, int] = {"small": 12, "reference": 30}
-_PAIRS: dict[Size, int] = {"small": 1, "reference": 5}
-_BATCH_SIZE = 512
+_STEPS: dict[Size, int] = {"tiny": 8, "small": 12, "reference": 30}
+_PAIRS: dict[Size, int] = {"tiny": 1, "small": 1, "reference": 5}
+_BATCH_SIZES: dict[Size, int] = {"tiny": 32, "small": 512, "reference": 512}
 _RANKS = 2
 
 _REGISTRY = """
@@ -40,7 +40,7 @@ training:
 def workload(size: Size) -> str:
     """The input in words."""
     return (
-        f"PAPERCAL clustered by session, {_RANKS} ranks x batch {_BATCH_SIZE}, "
+        f"PAPERCAL clustered by session, {_RANKS} ranks x batch {_BATCH_SIZES[size]}, "
         f"{_STEPS[size]} steps, {_PAIRS[size]} pair(s) of runs"
     )
 
@@ -52,8 +52,8 @@ def run(size: Size) -> list[Figure]:
         registry.write_text(
             _REGISTRY.format(
                 folder=folder,
-                rows=(_STEPS[size] + 2) * _BATCH_SIZE * _RANKS,
-                batch_size=_BATCH_SIZE,
+                rows=(_STEPS[size] + 2) * _BATCH_SIZES[size] * _RANKS,
+                batch_size=_BATCH_SIZES[size],
                 ranks=_RANKS,
                 steps=_STEPS[size],
             ),

@@ -28,6 +28,7 @@ class _Run:
         scale: of the models.
         batch_size: rows in a batch of one rank.
         batches: of a rank.
+        sparse: features that are read; all without it.
     """
 
     scale: float
@@ -36,11 +37,15 @@ class _Run:
     turns: int
     steps: int
     profiled: int
+    sparse: tuple[str, ...] = ()
 
 
+_FEW = ("seq_0_0", "seq_0_1", "usr_0", "item_0")
 _RUNS: dict[tuple[Device, Size], _Run] = {
+    ("cpu", "tiny"): _Run(0.125, 64, 6, turns=2, steps=1, profiled=1, sparse=_FEW),
     ("cpu", "small"): _Run(0.125, 256, batches=3, turns=3, steps=1, profiled=1),
     ("cpu", "reference"): _Run(0.125, 512, batches=6, turns=7, steps=1, profiled=3),
+    ("cuda", "tiny"): _Run(0.125, 64, 6, turns=2, steps=1, profiled=1, sparse=_FEW),
     ("cuda", "small"): _Run(0.125, 1024, batches=6, turns=3, steps=4, profiled=2),
     ("cuda", "reference"): _Run(0.25, 2048, batches=6, turns=9, steps=8, profiled=3),
 }
@@ -50,7 +55,8 @@ def workload(size: Size, *, device: Device = "cpu", only: str | None = None) -> 
     """The input in words."""
     run = _RUNS[device, size]
     return (
-        f"{', '.join(_models(only))} at scale {run.scale:g}, {_ranks(device)} rank(s) on {device}, "
+        f"{', '.join(_models(size, only))} at scale {run.scale:g}, "
+        f"{_ranks(device)} rank(s) on {device}, "
         f"batch {run.batch_size} each; readers are another tier: {run.batches} batches a rank are "
         "read, converted and lowered beforehand and go round, for all trainers alike; freed memory "
         "used again; "
@@ -65,7 +71,7 @@ def run(size: Size, *, device: Device = "cpu", only: str | None = None) -> Findi
 
     ablations = [
         Ablation(model, _measure(model, _RUNS[device, size], size, device))
-        for model in _models(only)
+        for model in _models(size, only)
     ]
     return Findings(
         figures=[figure for each in ablations for figure in each.figures()],
@@ -93,19 +99,20 @@ def _measure(model: Any, run: _Run, size: Size, device: Device) -> Any:
         registries = {}
         for layout in ("stream", "clustered"):
             registries[layout] = Path(folder) / f"{layout}.yaml"
-            registries[layout].write_text(
-                rm_registry(
-                    model,
-                    folder=Path(folder),
-                    # Two batches at least of the largest ones.
-                    rows=max(run.batches, 6) * run.batch_size * ranks,
-                    scale=run.scale,
-                    layout=layout,
-                    batch_size=run.batch_size,
-                    ranks=ranks,
-                ),
-                encoding="utf-8",
+            text = rm_registry(
+                model,
+                folder=Path(folder),
+                # Two batches at least of the largest ones.
+                rows=max(run.batches, 6) * run.batch_size * ranks,
+                scale=run.scale,
+                layout=layout,
+                batch_size=run.batch_size,
+                ranks=ranks,
             )
+            if run.sparse:
+                sparse = f"    sparse: [{', '.join(run.sparse)}]\n"
+                text = text.replace("    generate: ", f"{sparse}    generate: ", 1)
+            registries[layout].write_text(text, encoding="utf-8")
             load_registry(registries[layout]).dataset.prepare()
         job = Job(
             registries, variants(size), run.batches, run.turns, run.steps, run.profiled, device
@@ -113,10 +120,12 @@ def _measure(model: Any, run: _Run, size: Size, device: Device) -> Any:
         return launch(measure, ranks, job, backend=backend_for(device))[0]
 
 
-def _models(only: str | None) -> Sequence[str]:
+def _models(size: Size, only: str | None) -> Sequence[str]:
     if only is not None and only not in MODELS:
         raise RecdError(f"--only {only}: the models are {', '.join(MODELS)}")
-    return MODELS if only is None else (only,)
+    if only is None:
+        return MODELS[:1] if size == "tiny" else MODELS
+    return (only,)
 
 
 def _ranks(device: Device) -> int:

@@ -20,7 +20,7 @@ from recd_plugins.interfaces import Converter, Rows
 
 SUMMARY = "bytes of a row from reader to trainer, KJT over IKJT"
 
-_BATCHES = {"small": 2, "reference": 8}
+_BATCHES: dict[Size, int] = {"tiny": 1, "small": 2, "reference": 8}
 #: Ids of items repeat by chance, and are as small plain.
 _MIN_FACTOR = {"min_dedupe_factor": 2}
 _SEQUENCES = tuple(name for name in SCHEMA.sparse if name.startswith("seq_"))

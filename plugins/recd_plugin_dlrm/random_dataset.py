@@ -28,6 +28,7 @@ class Random(Dataset):
     """Rows drawn by a seed, never stored: DLRM's random data."""
 
     name = "dlrm.random"
+    free_options = frozenset({"prefetch"})
 
     class Options(DrawnRowOptions):
         sparse: PositiveInt | dict[str, PositiveInt] = Field(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import secrets
+import shutil
 import socket
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+import psutil
 
 from recd_plugin_dsi.helper import Helper
 from recd_plugin_dsi.options import RayOptions
@@ -17,6 +21,8 @@ from recd_plugins.errors import SetupError
 _CONNECT_SECONDS = 5.0
 # For a cluster that the run started, to end; it does so without being waited for, too.
 _LEAVE_SECONDS = 20.0
+# For what is left of a cluster whose host has ended.
+_END_SECONDS = 2.0
 # Readers that keep ahead of their trainer wait for it, and take seconds to start anew.
 _IDLE_SECONDS = 600
 # Ray starts with no less.
@@ -33,6 +39,8 @@ class Cluster:
         token: that lets a process in, of a cluster that ends with the run.
         lock: held while this rank uses a cluster that ends with the run.
         host: the process that holds it, in the rank that started it.
+        processes: of Ray, likewise; its agents outlive a host that is killed.
+        folder: with its files, which do so too; None of a cluster that was there.
     """
 
     address: str
@@ -40,6 +48,8 @@ class Cluster:
     token: str | None = None
     lock: IO[str] | None = None
     host: Helper | None = field(default=None, repr=False)
+    processes: list[psutil.Process] = field(default_factory=list, repr=False)
+    folder: Path | None = None
 
     def leave(self) -> None:
         """Say that this rank is done. In the rank that started it, the cluster ends with the last.
@@ -50,8 +60,12 @@ class Cluster:
             self.lock.close()
             self.lock = None
         if self.host is not None:
-            self.host.leave(_LEAVE_SECONDS)
+            ended = self.host.leave(_LEAVE_SECONDS)
             self.host = None
+            if ended:
+                _end(self.processes)
+            if ended and self.folder is not None:
+                shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def join(options: RayOptions, world_size: int) -> Cluster:
@@ -86,7 +100,9 @@ def join(options: RayOptions, world_size: int) -> Cluster:
         if host is not None:
             host.leave(_LEAVE_SECONDS)
         raise
-    return Cluster(mine["address"], ranks, mine["token"], lock, host)
+    processes = [] if host is None else host.children()
+    folder = Path(mine["lock"]).parent
+    return Cluster(mine["address"], ranks, mine["token"], lock, host, processes, folder)
 
 
 def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
@@ -114,6 +130,13 @@ def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
     if kind == "failed":
         return host, {"message": f"Ray did not start: {fields['message']}"}
     return host, {**fields, "token": token}
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    """Kill those that do not end by themselves."""
+    for process in psutil.wait_procs(processes, timeout=_END_SECONDS)[1]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _reachable(address: str) -> str:

@@ -15,6 +15,7 @@ from recd_plugin_dsi.channel import receive_block
 from recd_plugin_dsi.cluster import join
 from recd_plugin_dsi.helper import Helper
 from recd_plugin_dsi.options import RayOptions
+from recd_plugins.activity import doing
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.wire import decode
 from recd_plugins.data.work import Block, State, Work, hand_out
@@ -142,7 +143,9 @@ class RayFeed(Feed):
 
     def _receive(self, feeder: Helper, timeout: float | None = None) -> tuple[str, dict[str, Any]]:
         try:
-            kind, fields = feeder.receive(timeout)
+            processes = {"the process that speaks to Ray": feeder.pid}
+            with doing("reading data", processes=processes):
+                kind, fields = feeder.receive(timeout, needed=self._cluster.host)
         except EOFError as error:
             raise self._lost(str(error)) from None
         if kind == "lost":

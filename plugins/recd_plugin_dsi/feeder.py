@@ -72,6 +72,8 @@ class _Feeder:
         # The newest number of readers that was asked for.
         self._wanted = 0
         self._stopped = Event()
+        # Before Ray is there: joining one that has gone would outlast the trainer.
+        Thread(target=self._listen, daemon=True).start()
         try:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
@@ -84,7 +86,6 @@ class _Feeder:
         self._sender.send("ready", cpus=_cpus())
 
     def serve(self) -> None:
-        Thread(target=self._listen, daemon=True).start()
         while True:
             self._stream(**self._asked.get())
 

@@ -13,8 +13,10 @@ import sys
 import tempfile
 from contextlib import suppress
 from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import Any
+
+import psutil
 
 # Of what Ray wrote: lines that an error message shows.
 _LAST_LINES = 4
@@ -54,21 +56,36 @@ class Helper:
         )
         theirs.close()
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def send(self, kind: str, **fields: Any) -> None:
         """A message; lost where the process has ended, which ``receive`` notices."""
         with suppress(OSError):
             self.connection.send((kind, fields))
 
-    def receive(self, timeout: float | None = None) -> tuple[str, dict[str, Any]]:
+    def receive(
+        self, timeout: float | None = None, needed: Helper | None = None
+    ) -> tuple[str, dict[str, Any]]:
         """The next message.
+
+        Args:
+            timeout: seconds to wait for it.
+            needed: another process, which sends nothing, and without which none will come.
 
         Raises:
             TimeoutError: none came.
-            EOFError: the process has ended; says what it wrote last.
+            EOFError: the process, or the one that it needs, has ended; says what it wrote last.
         """
+        sources = [each.connection for each in (self, needed) if each is not None]
+        ready = wait(sources, timeout)
+        if not ready:
+            raise TimeoutError
+        if needed is not None and self.connection not in ready:
+            raise EOFError(needed._last_words())
         try:
-            if not self.connection.poll(timeout):
-                raise TimeoutError
             kind, fields = self.connection.recv()
         except (EOFError, ConnectionError):
             raise EOFError(self._last_words()) from None
@@ -79,18 +96,28 @@ class Helper:
         self._process.kill()
         self.leave(patience=60.0)
 
-    def leave(self, patience: float) -> None:
-        """Let the process end by itself; wait some seconds for it."""
+    def children(self) -> list[psutil.Process]:
+        """The processes that it has started, and those that these have."""
+        try:
+            return psutil.Process(self._process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def leave(self, patience: float) -> bool:
+        """Let the process end by itself; wait some seconds for it. Whether it did."""
         self.connection.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(patience)
         self._log.close()
+        return self._process.returncode is not None
 
     def _last_words(self) -> str:
         self._process.wait()
         self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return "\n".join(lines[-_LAST_LINES:])
+        written = self._log.read().decode(errors="replace").strip().splitlines()
+        lines = [line for line in written if "\tINFO " not in line]
+        ended = f"Process {self._process.pid} ended with exit code {self._process.returncode}"
+        return "\n".join([ended, *lines[-_LAST_LINES:]])
 
 
 def serve() -> Connection:

@@ -28,10 +28,10 @@ def main() -> None:
     connection = serve()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
     _, fields = connection.recv()
-    # Short, as sockets stand in it.
+    # Short, as sockets stand in it. For this user alone; Ray opens its own folder, inside, to all.
     folder = Path(tempfile.mkdtemp(prefix="recd-ray-"))
     try:
-        _start(folder, **fields)
+        _start(folder / "r", **fields)
         lock = folder / "lock"
         lock.touch()
         address = ray.get_runtime_context().gcs_address

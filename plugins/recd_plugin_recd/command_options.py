@@ -6,11 +6,23 @@ from pathlib import Path
 
 import click
 
+
+def _named(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
+    """Refuse an empty name, which would pass for none given."""
+    if name == "":
+        raise click.BadParameter("an empty name; leave it out for the default")
+    return name
+
+
 session = click.option(
-    "--session", help="The column of the session.  [default: session_id; a dataset knows its own]"
+    "--session",
+    callback=_named,
+    help="The column of the session.  [default: session_id; a dataset knows its own]",
 )
 timestamp = click.option(
-    "--timestamp", help="The column of the time.  [default: ts; a dataset knows its own]"
+    "--timestamp",
+    callback=_named,
+    help="The column of the time.  [default: ts; a dataset knows its own]",
 )
 nulls = click.option(
     "--nulls",

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable, Generator, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -60,6 +60,7 @@ class Interactions(Dataset):
     """A log of users, items, values and times (MovieLens, RecBole, any CSV), cut into sessions."""
 
     name = "recd.interactions"
+    free_options = frozenset({"path", "prefetch"})
 
     class Options(PluginOptions):
         path: Path = Field(description="The file: .inter, .tsv, .csv, .dat or any text.")
@@ -116,6 +117,9 @@ class Interactions(Dataset):
 
     def prepare(self) -> None:
         _ = self._log
+
+    def identity(self) -> dict[str, Any]:
+        return {"events": self._identity["events"]}
 
     def schema(self) -> FeatureSchema:
         return FeatureSchema(SPARSE, DENSE, LABEL)

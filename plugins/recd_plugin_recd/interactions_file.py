@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,8 @@ DEFAULT_NAMES = ["user_id", "item_id", "rating", "timestamp"]
 # Arrow takes one byte; no text has this one.
 _UNIT_SEPARATOR = "\x1f"
 _RECBOLE_TYPE = re.compile(r":(token|float)(_seq)?$")
-_WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
+# Without zeros in front: 7 and 07 are two ids.
+_WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,12 @@ def read_events(path: Path, layout: Format, columns: Columns) -> Events:
                 f"{path}: no column {name}; set option {option} to one of: "
                 f"{', '.join(layout.names)}"
             )
+        if layout.names.count(name) > 1:
+            raise DataError(
+                f"{path}: {layout.names.count(name)} columns are named {name}, which is option "
+                f"{option}; rename one of them"
+            )
+    _check_roles(path, columns)
     ids = (columns.user, columns.item)
     numbers = (columns.outcome, columns.timestamp)
     try:
@@ -125,6 +132,19 @@ def read_events(path: Path, layout: Format, columns: Columns) -> Events:
     if not len(events.users):
         raise DataError(f"{path}: no interactions in this file")
     return events
+
+
+def _check_roles(path: Path, columns: Columns) -> None:
+    """Refuse a column that would be two things at once."""
+    roles: dict[str, list[str]] = {}
+    for role, name in asdict(columns).items():
+        roles.setdefault(name, []).append("value or label" if role == "outcome" else role)
+    for name, named in roles.items():
+        if len(named) > 1:
+            raise DataError(
+                f"{path}: column {name} is named by the options {' and '.join(named)}; each needs "
+                "a column of its own"
+            )
 
 
 def _read(path: Path, layout: Format, ids: Sequence[str], numbers: Sequence[str]) -> pa.Table:

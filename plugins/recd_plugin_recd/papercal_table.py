@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
 from recd_plugins.errors import DataError
+from recd_plugins.files import parse_json, why_not
 from recd_plugins.scratch_folder import scratch_folder
 
 #: Key of the Parquet metadata under which a file says how it was generated, as JSON.
@@ -58,7 +59,8 @@ def write_table(
     Memory is a row group and, by time, 24 bytes for each row in flight, at any size.
 
     Raises:
-        DataError: there is something at ``folder``, be it only at the end, or files would be empty.
+        DataError: there is something at ``folder``, be it only at the end, files would be empty,
+            or the disk is full.
     """
     from recd_plugin_recd import papercal
 
@@ -77,7 +79,13 @@ def write_table(
         row_groups = papercal.chunks(keys, options.row_group_rows)
         for number in range(options.files):
             path = new / f"part-{number:05d}.parquet"
-            _write_file(path, options, row_groups, rows_a_file, progress)
+            try:
+                _write_file(path, options, row_groups, rows_a_file, progress)
+            except OSError as error:
+                raise DataError(
+                    f"{folder / path.name}: cannot be written ({why_not(error, path)}); "
+                    "generate fewer rows, or elsewhere"
+                ) from error
         try:
             os.replace(new, folder)
         except OSError:
@@ -99,7 +107,10 @@ def provenance(folder: Path) -> dict[str, Any] | None:
         metadata = pq.read_schema(path).metadata or {}
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(f"{path}: no readable Parquet file: {error}") from error
-    found = json.loads(metadata.get(PROVENANCE, b"null"))
+    try:
+        found = parse_json(metadata.get(PROVENANCE, b"null"))
+    except ValueError:  # whoever wrote that, it was not this program
+        return None
     return found if isinstance(found, dict) else None
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -38,6 +39,10 @@ class SessionParquet(Dataset):
     """Parquet files of impressions, best clustered by session; a PAPERCAL table on demand."""
 
     name = "recd.session_parquet"
+    # What the columns and files are, identity and schema say.
+    free_options = frozenset(
+        {"path", "test_path", "storage", "read", "prefetch", "generate", "sparse", "dense"}
+    )
 
     class Options(PluginOptions):
         path: Path | Url = Field(
@@ -91,6 +96,9 @@ class SessionParquet(Dataset):
             tables.append(self._test_table)
         for table in tables:
             self._count(table)
+
+    def identity(self) -> dict[str, Any]:
+        return {split: self._table_of(split).contents() for split in self.splits()}
 
     def schema(self) -> FeatureSchema:
         """Features in the order of the file.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _UNITS = {
@@ -21,7 +22,8 @@ def read_bytes(words: str | int) -> int:
     """
     match = _FORM.fullmatch(str(words).strip())
     unit = _UNITS.get(match[2].lower()) if match else None
-    num_bytes = round(float(match[1]) * unit) if match and unit else 0
+    amount = float(match[1]) * unit if match and unit else 0.0
+    num_bytes = round(amount) if math.isfinite(amount) else 0
     if not num_bytes:
         raise ValueError(f"{words!r} is no number of bytes; write 256MB, 2GiB or a whole number")
     return num_bytes

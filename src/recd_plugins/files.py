@@ -1,11 +1,14 @@
-"""Writing files so that nobody ever sees half of one."""
+"""Writing files so that nobody ever sees half of one, and reading those that anyone may change."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import math
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +31,33 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json_text(value))
 
 
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def write_note(path: Path, value: Any) -> None:
+    """Write what this program itself will read again, with a digest of it; see ``write_json``."""
+    write_json(path, {"sha256": _digest(value), "value": value})
+
+
+def read_note(path: Path) -> Any:
+    """What ``write_note`` wrote; None where it is not there, or was damaged or changed."""
+    try:
+        found = parse_json(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    is_note = isinstance(found, dict) and found.keys() == {"sha256", "value"}
+    return found["value"] if is_note and found["sha256"] == _digest(found["value"]) else None
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file whole or not at all; missing folders are made.
 
@@ -35,7 +65,8 @@ def write_text(path: Path, text: str) -> None:
         RecdError: the place cannot be written.
     """
     with new_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        # Names of files that are not UTF-8 are written as the bytes that they are.
+        temporary.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def write_figure(path: Path, figure: Figure, *, dpi: int = 100) -> None:
@@ -71,7 +102,31 @@ def new_file(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise RecdError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise RecdError(f"{path}: cannot be written ({why_not(error, path)})") from error
+
+
+def why_not(error: OSError, path: Path) -> str:
+    """Why a file cannot be written; where the disk is full, with the bytes that are free."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error.strerror or str(error)
+    while not path.exists():
+        path = path.parent
+    return f"{os.strerror(error.errno)}: {shutil.disk_usage(path).free:,} bytes are free"
+
+
+def real_path(path: Path) -> Path:
+    """``Path.resolve`` that takes a link to itself as it is: who opens it says what is wrong."""
+    return Path(os.path.realpath(path))
+
+
+def check_regular(path: Path) -> None:
+    """Refuse what is opened for ever: a pipe that nobody writes to, or a device.
+
+    Raises:
+        OSError: it is no regular file; what is missing, or a folder, is left to who opens it.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError("it is no regular file, but a pipe or a device; write it to a file first")
 
 
 def check_writable(path: Path) -> None:
@@ -90,6 +145,11 @@ def check_writable(path: Path) -> None:
             pass
     except OSError as error:
         raise RecdError(f"{path}: cannot be written ({error.strerror or error})") from error
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(_finite(value), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _finite(value: Any) -> Any:

@@ -19,6 +19,7 @@ import pluggy
 
 from recd_plugins import hookspecs
 from recd_plugins.errors import PluginError
+from recd_plugins.files import real_path
 from recd_plugins.interfaces import (
     Cache,
     Converter,
@@ -30,6 +31,7 @@ from recd_plugins.interfaces import (
     Preprocessing,
     Sharding,
 )
+from recd_plugins.plugin_call import PLUGIN_FAILURES
 
 if TYPE_CHECKING:
     import click
@@ -127,10 +129,7 @@ class PluginManager:
         found: dict[str, Registered] = {}
         for module, origin in self._origins.items():
             for classes in self._call(hook, module):
-                if isinstance(classes, type) or not isinstance(classes, Iterable):
-                    what = "a class" if isinstance(classes, type) else repr(classes)
-                    raise PluginError(f"{origin}: {hook} returned {what}; return a list of classes")
-                for cls in classes:
+                for cls in _listed(classes, f"{origin}: {hook}"):
                     _check(cls, interface, f"{origin}: {hook}")
                     if cls.name in found:
                         first = found[cls.name]
@@ -150,10 +149,21 @@ class PluginManager:
             return list(self._manager.subset_hook_caller(hook, others)(**arguments))
         except PluginError as error:
             raise PluginError(f"{self._origins[module]}: {hook}: {error}") from error
-        except Exception as error:
+        except PLUGIN_FAILURES as error:
             raise PluginError(
                 f"{self._origins[module]}: {hook} failed: {type(error).__name__}: {error}"
             ) from error
+
+
+def _listed(classes: Any, where: str) -> list[Any]:
+    """What a hook returned; a generator runs here."""
+    if isinstance(classes, type) or not isinstance(classes, Iterable):
+        what = "a class" if isinstance(classes, type) else repr(classes)
+        raise PluginError(f"{where} returned {what}; return a list of classes")
+    try:
+        return list(classes)
+    except PLUGIN_FAILURES as error:
+        raise PluginError(f"{where} failed: {type(error).__name__}: {error}") from error
 
 
 def _installed() -> Iterator[tuple[ModuleType, str]]:
@@ -166,7 +176,7 @@ def _installed() -> Iterator[tuple[ModuleType, str]]:
         origin = f"{distribution.name} {distribution.version}"
         try:
             module = entry_point.load()
-        except Exception as error:
+        except PLUGIN_FAILURES as error:
             raise PluginError(
                 f"{origin}: entry point {entry_point.name} = {entry_point.value} failed to load: "
                 f"{type(error).__name__}: {error}. Mend or uninstall {distribution.name}."
@@ -186,11 +196,11 @@ def _in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:
             continue
         file = entry / "__init__.py" if entry.is_dir() else entry
         if file.suffix == ".py" and file.is_file():
-            yield load_file(_module_name(file.resolve(), entry.stem), file.resolve()), str(file)
+            yield load_file(_module_name(real_path(file), entry.stem), real_path(file)), str(file)
 
 
 def _module_name(file: Path, stem: str) -> str:
-    return f"{_PREFIX}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}_{stem}"
+    return f"{_PREFIX}{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{stem}"
 
 
 def modules_of_files(plugins: Iterable[Plugin]) -> dict[str, Path]:
@@ -224,7 +234,7 @@ def load_file(name: str, file: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except PLUGIN_FAILURES as error:
         del sys.modules[name]
         raise PluginError(
             f"{file} failed to import: {type(error).__name__}: {error}. "

@@ -13,6 +13,9 @@ from recd_plugins.interfaces.plugin import Plugin
 
 T = TypeVar("T")
 
+#: What code of plugins ends with: sys.exit too, which would end a command as if all were well.
+PLUGIN_FAILURES = (Exception, SystemExit)
+
 _END = object()
 
 
@@ -31,11 +34,15 @@ def plugin_call(plugin: Plugin, what: str) -> Iterator[None]:
         yield
     except RecdError:
         raise
-    except Exception as error:
-        raise PluginError(
-            f"{plugin.name}: {what} failed at {_place(plugin, error)}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    except PLUGIN_FAILURES as error:
+        raise plugin_failure(type(plugin), what, error) from error
+
+
+def plugin_failure(cls: type[Plugin], what: str, error: BaseException) -> PluginError:
+    """The error for what code of a plugin raised, with its line."""
+    return PluginError(
+        f"{cls.name}: {what} failed at {_place(cls, error)}: {type(error).__name__}: {error}"
+    )
 
 
 def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:
@@ -49,9 +56,9 @@ def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:
         yield item  # type: ignore[misc]
 
 
-def _place(plugin: Plugin, error: Exception) -> str:
+def _place(cls: type[Plugin], error: BaseException) -> str:
     """File and line: the last in the plugin's own file, for what it called is seldom at fault."""
     frames = traceback.extract_tb(error.__traceback__)
-    file = getattr(sys.modules.get(type(plugin).__module__), "__file__", None)
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"

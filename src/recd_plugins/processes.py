@@ -6,9 +6,15 @@ import multiprocessing
 import os
 import pickle
 import threading
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 
+import psutil
+
 from recd_plugins.errors import RecdError
+
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def end_with_parent() -> None:
@@ -22,6 +28,40 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="parent watch").start()
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process of this machine is stopped, as by SIGSTOP or a debugger."""
+    try:
+        return psutil.Process(process).status() in _STOPPED
+    except psutil.Error:
+        return False
+
+
+def kill_stopped_below(process: int) -> None:
+    """Kill the stopped descendants of a process, which would not notice that it ends."""
+    with suppress(psutil.Error):
+        for child in psutil.Process(process).children(recursive=True):
+            with suppress(psutil.Error):
+                if child.status() in _STOPPED:
+                    child.kill()
+
+
+def start_fork_server() -> None:
+    """Start what processes are forked from, unless this process has it already."""
+    forkserver._forkserver.ensure_running()
+
+
+def share_fork_server() -> None:
+    """Have what this process starts forked from the server that it was forked from itself.
+
+    multiprocessing promises as much, but looks for a server that this very process started, and
+    would start another, which imports everything again (3.11 to 3.14, where only ``_forkserver``
+    knows of the server).
+    """
+    server = forkserver._forkserver
+    if server._forkserver_address is not None:  # type: ignore[attr-defined]
+        server.ensure_running = resource_tracker.ensure_running  # type: ignore[method-assign]
 
 
 def portable(error: RecdError) -> RecdError:

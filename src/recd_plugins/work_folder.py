@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
 import os
 import shutil
@@ -12,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.errors import DataError
-from recd_plugins.files import write_json
+from recd_plugins.errors import DataError, RecdError
+from recd_plugins.file_lock import try_lock
+from recd_plugins.files import read_note, write_note
 from recd_plugins.scratch_folder import put, put_back
 
 _LOCK, _IDENTITY = "lock", "run.json"
@@ -63,7 +62,7 @@ def work_folder(
             resumed = _take_over(path, identity, say)
             try:
                 yield WorkFolder(path, resumed)
-            except DataError:
+            except RecdError:
                 shutil.rmtree(path, ignore_errors=True)
                 raise
             shutil.rmtree(path, ignore_errors=True)
@@ -81,10 +80,7 @@ def machine_start() -> str:
 
 def _take_over(path: Path, identity: dict[str, Any], say: Callable[[str], None]) -> bool:
     """Whether there is work to go on from; work of another run is removed."""
-    try:
-        found = json.loads((path / _IDENTITY).read_text())
-    except (OSError, ValueError):
-        found = None
+    found = read_note(path / _IDENTITY)
     if found == json.loads(json.dumps(identity)):
         say("going on from a run that broke off")
         return True
@@ -94,16 +90,14 @@ def _take_over(path: Path, identity: dict[str, Any], say: Callable[[str], None])
     for left in path.iterdir():
         if left.name != _LOCK:
             shutil.rmtree(left) if left.is_dir() else left.unlink()
-    write_json(path / _IDENTITY, identity)
+    write_note(path / _IDENTITY, identity)
     return False
 
 
 def _lock(handle: int, path: Path) -> None:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            raise DataError(f"{path}: another process is at work for this target") from error
-        # A file system without locks.
+        try_lock(handle)
+    except BlockingIOError as error:
+        raise DataError(f"{path}: another process is at work for this target") from error
     if os.fstat(handle).st_nlink == 0:
         raise DataError(f"{path}: another process just ended here; start again")

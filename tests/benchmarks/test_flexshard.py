@@ -3,56 +3,46 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import cast
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tests.benchmarks.tiny import measured
 
 from recd_benchmarks.flexshard import PARTS, plot, run
-from recd_benchmarks.flexshard_tiers.drift import measure_drift
 from recd_benchmarks.flexshard_tiers.one_table_figures import (
     SHARDERS,
     STOCK,
     OneTable,
-    measure_one_table,
 )
 from recd_benchmarks.flexshard_tiers.one_table_plans import (
-    NODES,
     PROFILED,
-    RANKS_PER_NODE,
     THREE_TIER,
     TWO_TIER,
-    Scaled,
     make_plans,
 )
 from recd_benchmarks.flexshard_tiers.paper_tables import neutrality
-from recd_benchmarks.flexshard_tiers.papercal import JOINT, SIDES, Workload
+from recd_benchmarks.flexshard_tiers.papercal import JOINT, SIDES
 from recd_benchmarks.flexshard_tiers.papercal import STOCK as STOCK_ROW_WISE
-from recd_benchmarks.flexshard_tiers.papercal_figures import Papercal, measure_papercal
+from recd_benchmarks.flexshard_tiers.papercal_figures import Papercal
 from recd_benchmarks.flexshard_tiers.popularity import Popularity, scaled
+from recd_benchmarks.flexshard_tiers.sizes import SIZES
 from recd_benchmarks.frame import Findings
 from recd_plugins.cli import main
-from recd_plugins.distributed.launch import Ranks
 from recd_plugins.planning.tiers import paper
 
-SCALED = Scaled(scale=2048, embedding_dim=32, profiled=400)
+SCALED = SIZES["tiny"].rm2
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    with Ranks(NODES * RANKS_PER_NODE, local_world_size=RANKS_PER_NODE, threads=1) as ranks:
-        yield ranks
+def one_table() -> OneTable:
+    return cast(OneTable, measured("flexshard", "measure_one_table"))
 
 
 @pytest.fixture(scope="module")
-def one_table(ranks: Ranks) -> OneTable:
-    return measure_one_table(ranks, SCALED, num_batches=12, turns=1)
-
-
-@pytest.fixture(scope="module")
-def papercal(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Papercal:
-    workload = Workload(("seq_0_1",), batch_size=128, num_batches=2, turns=1, profiled=2048)
-    return measure_papercal(ranks, workload, tmp_path_factory.mktemp("papercal"))
+def papercal() -> Papercal:
+    return cast(Papercal, measured("flexshard", "measure_papercal"))
 
 
 def test_the_papers_rows_are_memory_neutral_and_ours_are_next_to_them() -> None:
@@ -132,8 +122,8 @@ def test_deduplication_and_tiers_add_up(papercal: Papercal) -> None:
     assert [row[0] for row in papercal.details()[0].rows] == list(SIDES)
 
 
-def test_tiers_that_follow_regain_what_those_that_stay_lose(ranks: Ranks) -> None:
-    drift = measure_drift(ranks, SCALED, phases=2, retier_every=6)
+def test_tiers_that_follow_regain_what_those_that_stay_lose() -> None:
+    drift = measured("flexshard", "measure_drift")
     assert drift.stay[1] > drift.stay[0] + 0.05
     assert drift.follow[0] == pytest.approx(drift.stay[0], abs=0.06)
     assert drift.regained > 0.6

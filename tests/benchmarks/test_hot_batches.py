@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from tests.benchmarks.tiny import tiny
 
-from recd_benchmarks import accuracy, hot_batches
+from recd_benchmarks import hot_batches
 from recd_benchmarks.frame import Figure
 from recd_benchmarks.hot_batches import Source, Trained
 from recd_plugins.training.group_report import GroupCount, GroupReport
 from recd_plugins.training.quality import Quality
 
 
-def test_it_trains_on_every_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(accuracy.ROWS, "small", 8192)
-    monkeypatch.setitem(accuracy.TEST_ROWS, "small", 1024)
-    monkeypatch.setattr(hot_batches, "NUM_SEEDS", 2)
-    monkeypatch.delenv("RECD_MOVIELENS", raising=False)
-    found = hot_batches.run("small")
-    figures = {figure.figure.removeprefix("papercal_"): figure.value for figure in found.figures}
+def test_it_trains_on_every_order(tmp_path: Path) -> None:
+    found = tiny("hot_batches")
+    figures = {
+        figure["figure"].removeprefix("papercal_"): figure["value"] for figure in found["figures"]
+    }
     assert 0.9 < figures["ne_plain"] < 1.1
     assert figures["ne_hot_minus_plain"] != 0
     assert figures["ne_spread_of_seeds"] > 0
     assert figures["ne_abs_change_over_noise"] == abs(figures["ne_change_over_noise"])
     assert figures["hot_samples"] >= hot_batches.HOT_SAMPLES
     assert figures["mixed_batches"] <= 1 / 32, "a window of 32 batches"
-    (path,) = hot_batches.plot(asdict(found), tmp_path)
+    (path,) = hot_batches.plot(found, tmp_path)
     assert path.read_text().startswith("<?xml")
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
+from tests.benchmarks.tiny import tiny
 
 from recd_benchmarks import ingest
-from recd_benchmarks.frame import report
 from recd_benchmarks.ingest_parts import jobs
 from recd_benchmarks.ingest_parts.counted_files import register
 from recd_plugins.data.buffered_file import ReadOptions
@@ -48,12 +47,8 @@ def test_popular_features_take_fewer_requests_for_fewer_bytes(tables: dict[str, 
         assert count.read - count.needed <= 2048 * (alone.requests - count.requests)
 
 
-def test_it_measures_every_figure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(ingest, "num_rows", lambda _size: 512)
-    monkeypatch.setattr(ingest, "_TURNS", 1)
-    monkeypatch.setattr(ingest, "_LATENCY", 0)
-    monkeypatch.setattr(ingest, "draw_jobs", lambda: jobs.draw_jobs()[:1])
-    found = report("ingest", cast(Any, ingest), "small")
+def test_it_measures_every_figure(tmp_path: Path) -> None:
+    found = tiny("ingest")
     figures = {figure["figure"]: figure["value"] for figure in found["figures"]}
     assert figures["s3_counts_equal_local"] == 1
     assert 0.1 < figures["rows_kept_by_filter"] < 0.2

@@ -5,23 +5,22 @@ from __future__ import annotations
 import pickle
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 from tests.benchmarks.memory_limit_cases import allocate
+from tests.benchmarks.tiny import measured
 
 from recd_benchmarks import scars
 from recd_benchmarks.frame import Findings
 from recd_benchmarks.scars_cache import memory_limit, theory
-from recd_benchmarks.scars_cache.by_registry import measure_by_registry
 from recd_benchmarks.scars_cache.cells import (
     SIDES,
     Cells,
-    Workload,
     criteo_shape,
-    measure_cells,
     prepare,
 )
 from recd_benchmarks.scars_cache.criteo import CARDINALITIES, EMBEDDING_DIM, Criteo, draw
@@ -29,6 +28,7 @@ from recd_benchmarks.scars_cache.file_tier import FileTier, FileWorkload, faster
 from recd_benchmarks.scars_cache.memory_limit import MemoryLimit, NoMemoryLimitError
 from recd_benchmarks.scars_cache.model import Initial
 from recd_benchmarks.scars_cache.paper_tables import DeviceWorkload, measure_on_device
+from recd_benchmarks.scars_cache.sizes import SIZES
 from recd_benchmarks.scars_cache.trainers import Trained
 from recd_plugins.access.distributions import zipf
 from recd_plugins.cli import main
@@ -36,12 +36,12 @@ from recd_plugins.distributed.cached.traffic import CacheTraffic
 from recd_plugins.errors import RecdError
 from recd_plugins.planning.caching import CachePlan, TableLoad
 
-SMALL = Workload(scale=128, other_scale=1024, num_batches=150, warmup=1, turns=1)
+SMALL = SIZES["tiny"].cells
 
 
 @pytest.fixture(scope="module")
 def cells() -> Cells:
-    return measure_cells(SMALL, threads=1)
+    return cast(Cells, measured("scars", "measure_cells"))
 
 
 @pytest.mark.parametrize(("exponent", "reduction"), [(1.0, 15.7), (1.1, 31.8), (1.2, 76.9)])
@@ -171,8 +171,8 @@ def test_histograms_of_reuse_are_part_of_theory(
         theory.measure_theory()
 
 
-def test_a_registry_with_a_cache_trains_the_same(tmp_path: Path) -> None:
-    pair = measure_by_registry(2, tmp_path, ranks=1)
+def test_a_registry_with_a_cache_trains_the_same() -> None:
+    pair = measured("scars", "measure_by_registry")
     (figure,) = pair.figures()
     assert figure.figure == "registry_loss_max_abs_diff"
     assert figure.value <= 1e-6

@@ -4,52 +4,23 @@ from dataclasses import asdict
 
 import pytest
 from click.testing import CliRunner
+from tests.benchmarks.tiny import measured
 
 from recd_benchmarks.frame import Findings
 from recd_benchmarks.trainer import MODELS, plot
 from recd_benchmarks.trainer_ablation.figures import GOALS, Ablation
-from recd_benchmarks.trainer_ablation.ranks import Job, measure
 from recd_benchmarks.trainer_ablation.variants import (
     CLUSTERED,
     DEDUP,
     DEDUP_EMB,
     PLUGIN_SHARDERS,
-    variants,
 )
 from recd_plugins.cli import main
-from recd_plugins.distributed.launch import launch
-from recd_plugins.registry import load_registry
-
-REGISTRY = """
-version: 1
-dataset:
-  use: recd.session_parquet
-  options:
-    path: {folder}/{layout}
-    generate: {{rows: 768, layout: {layout}}}
-    sparse: [seq_0_0, seq_0_1, usr_0, item_0]
-converter: {{use: recd.ikjt}}
-preprocessing:
-  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 1000}}}}
-pooling:
-  - {{use: recd.attention, features: ["seq_*"]}}
-model: {{embedding_dim: 8, num_embeddings: 1000}}
-training: {{batch_size: 64, ranks: 2, learning_rate: 0.1, eps: 1.0e-3}}
-"""
 
 
 @pytest.fixture(scope="module")
-def ablation(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ablation")
-    registries = {}
-    for layout in ("stream", "clustered"):
-        registries[layout] = folder / f"{layout}.yaml"
-        registries[layout].write_text(REGISTRY.format(folder=folder, layout=layout))
-        load_registry(registries[layout]).dataset.prepare()
-    job = Job(registries, variants("small"), num_batches=6, turns=2, steps=1, profiled=1)
-    everywhere = launch(measure, 2, job)
-    assert [sorted(rank) for rank in everywhere] == [sorted(v.name for v in job.variants)] * 2
-    return Ablation("rm1", everywhere[0])
+def ablation():
+    return Ablation("rm1", measured("trainer", "_measure"))
 
 
 def test_every_figure_is_there_and_losses_agree(ablation):

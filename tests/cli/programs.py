@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-RECD = str(Path(sys.executable).with_name("recd"))
+from tests import forked
+from tests.forked import RECD
 
 
 def recd(
     *arguments: object, program: tuple[str, ...] = (RECD,)
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*program, *map(str, arguments)], capture_output=True, text=True, timeout=240, check=False
-    )
+    """``recd`` to its end; ``program`` where another one starts it."""
+    command = [*program, *map(str, arguments)]
+    if program == (RECD,):
+        return forked.run(command)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def report_of(*arguments: object, program: tuple[str, ...] = (RECD,)) -> dict[str, Any]:
@@ -40,15 +40,9 @@ def run_until_killed(registry: Path, checkpoints: Path, *, every: int, steps: in
         every: steps between them.
         steps: of the whole run.
     """
-    killed = subprocess.Popen(
-        [RECD, "run", str(registry)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    killed = forked.Program([RECD, "run", registry])
     while not (checkpoints / f"step-{every:09}").exists():
         assert killed.poll() is None, "it ended before its first checkpoint"
         time.sleep(0.01)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    killed.kill_all()
     assert not (checkpoints / f"step-{steps:09}").exists(), "it ended before it was killed"

@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.programs import RECD, recd, report_of, run_until_killed
+from tests import forked
+from tests.cli.programs import recd, report_of, run_until_killed
+from tests.forked import RECD
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
@@ -136,9 +138,8 @@ def test_torchrun(folder: Path) -> None:
 
 
 def test_torchrun_says_what_a_node_is(folder: Path) -> None:
-    program = (TORCHRUN, "--nproc-per-node", "2", "--no-python", RECD)
     registry = write_registry(folder)
-    done = recd("run", registry, "--ranks-per-node", 1, program=program)
+    done = forked.torchrun([RECD, "run", registry, "--ranks-per-node", 1], ranks=2)
     assert "ranks_per_node is 1, but torchrun starts 2 ranks a node" in done.stderr
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
-from tests.cli.programs import RECD
+from tests import forked
+from tests.forked import RECD
 
 REGISTRY = """
 version: 1
@@ -50,12 +50,9 @@ def test_the_cause_is_named(tmp_path: Path, workers: int) -> None:
     plugins.mkdir()
     (plugins / "slow.py").write_text(SLOW, encoding="utf-8")
     options = ["--json", "report.json", "--workers", str(workers)]
-    done = subprocess.run(
+    done = forked.run(
         [RECD, "--plugins-dir", "plugins", "run", "registry.yaml", *options],
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "report.json").read_text())["stalls"]

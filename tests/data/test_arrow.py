@@ -129,7 +129,7 @@ def test_errors_of_dense_columns_say_where(column, parts):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("column", [[0, 1, 2], [0.0, 1.0, 0.5], [0, 1, -1]])
+@pytest.mark.parametrize("column", [[0, 1, 2], [0.0, 1.0, 0.5], [0, 1, -1], [0, 1, 1 + 1e-12]])
 def test_labels_are_zero_or_one(column):
     assert labels(make_rows(y=pa.array(column[:2])), "y").tolist() == [0.0, 1.0]
     with pytest.raises(DataError, match=rf"row 102.*'y'.*label is {column[2]}"):

@@ -39,6 +39,24 @@ def test_list_dict_is_handed_out_as_a_dictionary(tmp_path):
     assert read(table) == LISTS
 
 
+def test_a_mark_on_what_is_no_list_dict_is_refused(tmp_path):
+    mark = {"recd.layout": "list_dict"}
+    for kind, taken in (
+        (pa.binary(), True),
+        (IDS, True),
+        (pa.binary(8), False),
+        (pa.utf8(), False),
+    ):
+        column = pa.array([[] if kind == IDS else "8 bytes."], kind)
+        schema = pa.schema([pa.field("seen", kind, metadata=mark)])
+        pq.write_table(pa.table([column], schema), tmp_path / "a.parquet")
+        if taken:
+            ParquetTable(tmp_path)
+            continue
+        with pytest.raises(DataError, match=r"a\.parquet: column seen is marked as layout"):
+            ParquetTable(tmp_path)
+
+
 def test_lists_with_and_without_room_for_nulls_are_one_table(tmp_path):
     pq.write_table(pa.Table.from_batches([ROWS]), tmp_path / "a.parquet")
     write(tmp_path / "b.parquet", "list")

@@ -20,6 +20,7 @@ def read(tmp_path, text):
         "feature,count\nitem,3\n\nviewed,1\nbought,4\nviewed, 2\n",
         "item,3\nviewed,3\nbought,4\n",
         '{"item": 3, "viewed": 3, "bought": 4}',
+        '{"item": 3, "viewed": 1, "bought": 4, "viewed": 2}',
     ],
 )
 def test_most_read_first_equals_in_the_order_of_the_table(tmp_path, text):
@@ -36,6 +37,10 @@ def test_most_read_first_equals_in_the_order_of_the_table(tmp_path, text):
         ("item,-3\n", r"jobs.csv:1: the count of item is -3"),
         ('{"item": "3"}', r"jobs.csv: the count of item is '3'"),
         ('{"item": 3', r"jobs.csv: no JSON"),
+        ("item,1e999\n", r"jobs.csv:1: the count of item is inf, expected 0 or more"),
+        ("", r"jobs.csv: names no feature"),
+        ("{}", r"jobs.csv: names no feature"),
+        ('{"item": ' * 50_000, r"jobs.csv: no JSON"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, text, message):

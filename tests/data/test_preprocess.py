@@ -1,3 +1,4 @@
+import pyarrow as pa
 import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -5,7 +6,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.preprocess import Preprocess
 from recd_plugins.errors import DataError, PluginError
-from recd_plugins.interfaces import PluginOptions, Preprocessing
+from recd_plugins.interfaces import Origin, PluginOptions, Preprocessing, Rows
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 
@@ -151,6 +152,9 @@ class Returns(Preprocessing):
         (lambda v, o: (v, o.double()), "returned offsets as torch.float64 [9]; expected"),
         (lambda v, o: (v[1:], o), "returned 4 values and offsets from 0 to 5; offsets start at 0"),
         (lambda v, o: (v, o + 1), "returned 5 values and offsets from 1 to 6; offsets start at 0"),
+        (lambda v, o: (v, o[[0, 3, 2, *range(3, 9)]]), "returned offsets that fall"),
+        (lambda v, o: (v.to_sparse(), o), "returned values as torch.int64 [5] (torch.sparse_coo"),
+        (lambda v, o: (v, o.to("meta")), "returned offsets as torch.int32 [9] (torch.strided on m"),
     ],
 )
 def test_a_step_that_returns_no_jagged_ids_is_named(result, message):
@@ -232,6 +236,48 @@ def test_neighbouring_dense_features_go_together():
         [0.5, 0.5, 1, 1, 1.5, 1.5],
         [2, 2, 2.5, 2.5, 3, 3],
     ]
+
+
+class Log(Negative):
+    """Natural logarithms."""
+
+    name = "test.log"
+
+    def transform(self, values, offsets):
+        return values.log(), offsets
+
+
+class Bounds(Negative):
+    """Numbers between -9 and 9."""
+
+    name = "test.bounds"
+
+    def transform(self, values, offsets):
+        return values.clamp(-9, 9), offsets
+
+
+def test_a_step_that_makes_a_number_that_is_not_finite_is_named():
+    negative, log = Negative(PluginOptions()), Log(PluginOptions())
+    origin = (Origin("part-0.parquet", 100, 2),)
+    rows = Rows(pa.RecordBatch.from_pydict({"unused": [0, 0]}), origin)
+    steps = {name: [log, negative, Halves()] for name in "xyz"}
+    batch = dense_batch()
+    batch.dense_features[1, 2] = -6
+    with pytest.raises(DataError) as caught:
+        Preprocess(steps, ("x", "y", "z"))(batch, rows)
+    assert str(caught.value).startswith(
+        "part-0.parquet: row 101 (from 0), column 'z': preprocessing test.log makes nan of -6; "
+    )
+    with pytest.raises(DataError, match=r"row 1, column 'z': .*makes nan, nan of -3, -3;"):
+        Preprocess({"z": [Halves(), log]}, ("x", "y", "z"))(batch)
+
+
+def test_a_step_may_make_numbers_that_the_next_one_mends():
+    steps = [Log(PluginOptions()), Bounds(PluginOptions())]
+    batch = dense_batch()
+    batch.dense_features[0, 0] = 0
+    after = Preprocess({"x": steps}, ("x", "y", "z"))(batch)
+    assert after.dense_features[0].tolist() == [-9, 2, 3]
 
 
 def test_a_step_that_lies_about_its_width_is_named():

@@ -151,3 +151,10 @@ def test_a_file_that_was_replaced_is_an_error(tmp_path):
     write(path, range(7))
     with pytest.raises(DataError, match="was replaced while it was in use"):
         times(source, source.partitions[0])
+
+
+def test_two_columns_of_one_name(tmp_path):
+    table = pa.table([[1], [2], [3]], names=["session_id", "ts", "session_id"])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"rows.parquet: 2 columns are named session_id; which of"):
+        open_source(tmp_path)

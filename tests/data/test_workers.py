@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tests.forked import Program
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import load_registry
@@ -369,27 +369,15 @@ def test_nothing_is_left_of_a_trainer(folder):
     path = write_registry(folder, 2)
     script = folder / "trainer.py"
     script.write_text(TRAINER)
-    trainers = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        for _ in range(2)
-    ]
-    lines = [trainer.stdout.readline() for trainer in trainers]
-    assert all(lines), [trainer.communicate()[1] for trainer in trainers]
+    trainers = [Program([sys.executable, script, path]) for _ in range(2)]
+    lines = [trainer.first_line() for trainer in trainers]
     (left, pids), (_, pids_of_killed) = map(json.loads, lines)
     assert left == [0, 1], "workers or threads are there after an epoch that was left early"
     assert len(pids) == len(pids_of_killed) == 2
 
     os.killpg(trainers[0].pid, signal.SIGINT)
     trainers[1].kill()
-    output, errors = trainers[0].communicate(timeout=200)
-    assert output == "interrupted [[1, 2]]\n"
-    assert errors == ""
-    assert trainers[0].returncode == 0
+    assert trainers[0].wait(timeout=200) == 0
+    assert trainers[0].output() == (f"{lines[0]}interrupted [[1, 2]]\n", "")
     assert gone([*pids, *pids_of_killed])
-    assert trainers[1].communicate(timeout=200)[1] == ""
+    assert trainers[1].output()[1] == ""

@@ -35,9 +35,10 @@ DIM = 4
 TRAINING = TrainingSpec(optimizer="sgd", learning_rate=1.0)
 
 
-def bags(**pooling: PoolingType) -> EmbeddingBagCollection:
+def bags(is_weighted: bool = False, **pooling: PoolingType) -> EmbeddingBagCollection:
     """A table and a feature of the same name for each argument."""
     return EmbeddingBagCollection(
+        is_weighted=is_weighted,
         tables=[
             EmbeddingBagConfig(
                 name=name,
@@ -47,7 +48,7 @@ def bags(**pooling: PoolingType) -> EmbeddingBagCollection:
                 pooling=kind,
             )
             for name, kind in pooling.items()
-        ]
+        ],
     )
 
 
@@ -178,6 +179,52 @@ def sum_next_to_row_wise_mean(rank: int, world_size: int, stock: bool) -> float:
     table = torch.randn(ROWS, DIM)  # the first that shard() draws
     output = dmp(plain("a", "b"))["a"]
     return float((output[0] - (table[0] + table[1])).abs().max())
+
+
+def weighted_mean_table_wise(rank: int, world_size: int, stock: bool) -> tuple[float, float]:
+    """What a bag's output and its first row's gradient, of ones, are divided by."""
+    dmp = _weighted_bags(PoolingType.MEAN, table_wise(rank=0, compute_kernel="fused"), stock)
+    before = _local_weights(dmp)
+    output = dmp(weighted())["a"]
+    output.sum().backward()
+    if rank != 0:
+        return 0.0, 0.0
+    (table,), (after,) = before, _local_weights(dmp)
+    divisors = (0.5 * table[0] + 2 * table[1]) / output[0].detach(), 0.5 / (table[0] - after[0])
+    means = [float(divisor.mean()) for divisor in divisors]
+    return means[0], means[1]
+
+
+def weighted_mean_row_wise(rank: int, world_size: int, stock: bool) -> float:
+    """What a bag's output is divided by."""
+    torch.manual_seed(0)
+    table = torch.randn(ROWS, DIM)  # the first that shard() draws
+    dmp = _weighted_bags(PoolingType.MEAN, row_wise(compute_kernel="fused"), stock)
+    return float(((0.5 * table[0] + 2 * table[1]) / dmp(weighted())["a"][0].detach()).mean())
+
+
+def weights_that_learn(rank: int, world_size: int, stock: bool) -> float | None:
+    """Their gradient."""
+    dmp = _weighted_bags(PoolingType.SUM, table_wise(rank=0, compute_kernel="fused"), stock)
+    weights = torch.tensor([0.5, 2.0], requires_grad=True)
+    dmp(weighted(weights))["a"].sum().backward()
+    return None if weights.grad is None else float(weights.grad.abs().max())
+
+
+def weighted(weights: torch.Tensor | None = None) -> KeyedJaggedTensor:
+    """A bag of rows 0 and 1, and an empty one."""
+    return KeyedJaggedTensor(
+        keys=["a"],
+        values=torch.tensor([0, 1]),
+        lengths=torch.tensor([2, 0]),
+        weights=torch.tensor([0.5, 2.0]) if weights is None else weights,
+    )
+
+
+def _weighted_bags(
+    pooling: PoolingType, generator: ParameterShardingGenerator, stock: bool
+) -> DistributedModelParallel:
+    return shard(bags(is_weighted=True, a=pooling), {"a": generator}, stock=stock)
 
 
 def mean_and_sum_of_one_feature(rank: int, world_size: int, stock: bool) -> None:

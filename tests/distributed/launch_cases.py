@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 
 import torch
@@ -58,6 +60,20 @@ def note_pid_and_sleep(rank: int, world_size: int, folder: str) -> None:
 
 def launch_sleepers(folder: str) -> None:
     launch(note_pid_and_sleep, 2, folder)
+
+
+def parents_of_it_and_of_what_it_starts(rank: int, world_size: int) -> tuple[int, int]:
+    context = multiprocessing.get_context("forkserver")
+    queue = context.SimpleQueue()
+    process = context.Process(target=note_parent, args=(queue,))
+    process.start()
+    parent = queue.get()
+    process.join()
+    return os.getppid(), parent
+
+
+def note_parent(queue: SimpleQueue[int]) -> None:
+    queue.put(os.getppid())
 
 
 def process_id(rank: int, world_size: int) -> int:

@@ -55,6 +55,21 @@ def test_sums_next_to_row_wise_means_are_not_divided() -> None:
     assert max(_run(cases.sum_next_to_row_wise_mean, EXACT)) < 1e-6
 
 
+def test_weighted_means_are_refused_as_no_two_kinds_of_them_agree() -> None:
+    (divided, gradient_divided), _ = _run(cases.weighted_mean_table_wise, STOCK)
+    assert (divided, gradient_divided) == pytest.approx((2, 1)), "FBGEMM: the gradient is not"
+    assert _run(cases.weighted_mean_row_wise, STOCK) == pytest.approx([2.5, 2.5])
+    for case in (cases.weighted_mean_table_wise, cases.weighted_mean_row_wise):
+        with pytest.raises(ExactnessError, match="tables a have mean pooling of weighted ids"):
+            _run(case, EXACT)
+
+
+def test_weights_whose_gradient_would_be_lost_are_refused() -> None:
+    assert _run(cases.weights_that_learn, STOCK) == [None, None]
+    with pytest.raises(ExactnessError, match="the weights of a require a gradient"):
+        _run(cases.weights_that_learn, EXACT)
+
+
 @pytest.mark.parametrize(
     ("case", "error", "message"),
     [

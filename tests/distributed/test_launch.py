@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.distributed import launch_cases as cases
+from tests.forked import Program
 
 from recd_plugins.distributed.launch import (
     RankError,
@@ -18,6 +19,7 @@ from recd_plugins.distributed.launch import (
     join_torchrun,
     launch,
     torchrun_rank,
+    torchrun_ranks_per_node,
 )
 from recd_plugins.errors import ExactnessError, RecdError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
@@ -101,6 +103,12 @@ def test_the_test_harness_recovers_from_a_failure() -> None:
     assert run_on_ranks(cases.process_id, 2) != first
 
 
+def test_what_a_rank_starts_is_forked_from_the_server_of_the_ranks() -> None:
+    """Another server would import everything again, for each rank."""
+    parents = {pid for pids in launch(cases.parents_of_it_and_of_what_it_starts, 2) for pid in pids}
+    assert len(parents) == 1
+
+
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
 def test_ranks_end_with_their_parent(signal_number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "main.py"
@@ -112,10 +120,8 @@ def test_ranks_end_with_their_parent(signal_number: signal.Signals, tmp_path: Pa
         "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "    launch_sleepers(sys.argv[1])\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, str(script), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.DEVNULL,
+    parent = Program(
+        [sys.executable, script, tmp_path], env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
     try:
         pids = [int(_read_when_there(tmp_path / str(rank))) for rank in range(2)]
@@ -123,7 +129,7 @@ def test_ranks_end_with_their_parent(signal_number: signal.Signals, tmp_path: Pa
         parent.wait(timeout=200)
         assert _until(lambda: not any(_runs(pid) for pid in pids))
     finally:
-        parent.kill()
+        parent.kill_all()
 
 
 def test_torchrun_ranks_join(tmp_path: Path) -> None:
@@ -174,3 +180,26 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("RANK", "x"), ("RANK", "-1"), ("RANK", "2"), ("WORLD_SIZE", "0"), ("LOCAL_WORLD_SIZE", "")],
+)
+def test_an_environment_that_is_not_torchruns_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    for other, number in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(other, number)
+    monkeypatch.setenv(name, value)
+    asked = torchrun_ranks_per_node if name == "LOCAL_WORLD_SIZE" else torchrun_rank
+    with pytest.raises(SetupError, match=f"^{name} is '?{value}"):
+        asked()
+
+
+def test_a_place_where_no_ranks_meet_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SetupError, match=r"do not find each other: .*'x'"), join_torchrun():
+        pass

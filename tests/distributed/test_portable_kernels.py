@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import ShardedTensorMetadata
 from torchrec.distributed.batched_embedding_kernel import (
+    BatchedDenseEmbedding,
     BatchedFusedEmbedding,
     BatchedFusedEmbeddingBag,
 )
@@ -28,10 +30,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.one_table import fits_one_table
 from recd_plugins.distributed.portable_kernels import (
+    PortableDenseEmbedding,
     PortableEmbedding,
     PortableEmbeddingBag,
     use_portable_lookups,
 )
+from recd_plugins.errors import DataError
 
 ROWS = 7
 
@@ -50,7 +54,8 @@ def kernel(
     weighted: bool,
     shared: bool,
     optimizer: EmbOptimType = EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-) -> BatchedFusedEmbeddingBag | BatchedFusedEmbedding:
+    dense: bool = False,
+) -> BatchedFusedEmbeddingBag | BatchedFusedEmbedding | BatchedDenseEmbedding:
     """One table a width; with ``shared``, the first has a second feature."""
     tables = [
         ShardedEmbeddingTable(
@@ -78,6 +83,8 @@ def kernel(
         embedding_tables=tables,
         fused_params={"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-3},
     )
+    if dense:
+        return BatchedDenseEmbedding(config, device=torch.device("cpu"))
     cls = BatchedFusedEmbedding if pooling == PoolingType.NONE else BatchedFusedEmbeddingBag
     return cls(config, device=torch.device("cpu"))
 
@@ -235,6 +242,65 @@ def test_an_id_out_of_its_table_is_not_one_of_the_next_table(pooling: PoolingTyp
         for module in modules
     ]
     torch.testing.assert_close(*outputs)
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.NONE, PoolingType.SUM])
+@pytest.mark.parametrize(
+    ("mode", "wrong"),
+    [
+        (BoundsCheckMode.WARNING, -1),
+        (BoundsCheckMode.IGNORE, -1),
+        (BoundsCheckMode.FATAL, -1),
+        (BoundsCheckMode.NONE, -1),
+        (BoundsCheckMode.NONE, -2),
+        (BoundsCheckMode.NONE, ROWS),
+    ],
+)
+def test_an_id_that_fbgemm_leaves_out_of_its_table_is_refused(
+    mode: BoundsCheckMode, wrong: int, pooling: PoolingType
+) -> None:
+    """FBGEMM's kernels raise, and a row of the table before or behind it is none of this one."""
+    portable = PortableEmbedding if pooling == PoolingType.NONE else PortableEmbeddingBag
+    stock, mine = pair(portable, [4, 4, 4], pooling, weighted=False, shared=False)
+    strides = None if pooling == PoolingType.NONE else [[1], [2], [0]]
+    for index_type in (torch.int64, torch.int32):
+        features = KeyedJaggedTensor(
+            ["f0", "f1", "f2"],
+            torch.tensor([1, 2, wrong], dtype=index_type),
+            lengths=torch.tensor([2, 1, 0]),
+            stride_per_key_per_rank=strides,
+        )
+        for module in (stock, mine):
+            module.emb_module.bounds_check_mode_int = mode.value
+        with pytest.raises(RuntimeError, match=f"out of bounds: {wrong}"):
+            stock(features)
+        with pytest.raises(
+            DataError, match=rf"table t1: id {wrong} of feature f1 was looked up, .* rows 0 to 6"
+        ):
+            mine(features)
+
+
+def test_a_replicated_table_is_not_read_beyond_its_rows() -> None:
+    module = kernel([4, 4], PoolingType.NONE, weighted=False, shared=False, dense=True)
+    module.__class__ = PortableDenseEmbedding
+    inside = KeyedJaggedTensor(["f0", "f1"], torch.tensor([6, 0]), lengths=torch.tensor([1, 1]))
+    tables = module.split_embedding_weights()
+    torch.testing.assert_close(module(inside), torch.stack([tables[0][6], tables[1][0]]))
+    for wrong in (-1, ROWS):
+        ids = torch.tensor([wrong, 0] if wrong > 0 else [0, wrong])
+        features = KeyedJaggedTensor(["f0", "f1"], ids, lengths=torch.tensor([1, 1]))
+        with pytest.raises(DataError, match=rf"table t[01]: id {wrong} of feature f[01] "):
+            module(features)
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.NONE, PoolingType.SUM])
+def test_a_table_without_rows_here_has_none_of_any_id(pooling: PoolingType) -> None:
+    module = kernel([4], pooling, weighted=False, shared=False)
+    module._local_rows = [0]
+    use_portable_lookups([module])
+    features = KeyedJaggedTensor(["f0"], torch.tensor([3]), lengths=torch.tensor([1]))
+    with pytest.raises(DataError, match=r"table t0: id 3 of feature f0 .* it has no row here"):
+        module(features)
 
 
 def test_state_dicts_are_unchanged() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 from click.testing import CliRunner
 from ruamel.yaml import YAML
+from tests import forked
 
 from recd_plugins.cli import main
 
@@ -58,13 +58,10 @@ def plan_with(registry: str, entries: str) -> None:
 
 def run_tests_of_plugins(folder: Path) -> None:
     """Run the tests in a folder with plugins in its folder ``plugins``."""
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": "plugins"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout
 

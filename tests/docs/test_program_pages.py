@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests import forked
 from tests.docs.pages import blocks, page
 
 # Each has one program, and what it prints.
@@ -28,8 +28,6 @@ def test_the_program_prints_what_the_page_shows(name: str, tmp_path: Path) -> No
     text = page(name)
     (code,), (output,) = blocks(text, "python"), blocks(text, "text")
     (tmp_path / "program.py").write_text(code, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = forked.run([sys.executable, "program.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout == output

@@ -2,11 +2,11 @@
 
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from tests import forked
 
 from recd_plugins import load_registry
 from recd_plugins.registry import Registry
@@ -40,14 +40,7 @@ def test_the_trainer_runs(tmp_path, sharding):
     (script,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     (tmp_path / "registry.yaml").write_text(REGISTRY + sharding)
     (tmp_path / "trainer.py").write_text(script)
-    torchrun = Path(sys.executable).with_name("torchrun")
-    done = subprocess.run(
-        [torchrun, "--standalone", "--nproc-per-node", "2", "trainer.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = forked.torchrun([sys.executable, "trainer.py"], ranks=2, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"^last loss \d\.\d+$", done.stdout, re.MULTILINE)
     assert re.search(r"^test AUC [01]\.\d+$", done.stdout, re.MULTILINE)

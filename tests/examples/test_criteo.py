@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from click.testing import CliRunner
+from tests import forked
 
 import recd_plugins
 from recd_plugins.cli import main
@@ -20,9 +19,15 @@ def test_it_is_trained_and_compared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     sampled = CliRunner().invoke(main, ["criteo", "sample", "data", "--rows", "4000"])
     assert sampled.exit_code == 0, sampled.output
-    recd = Path(sys.executable).with_name("recd")
-    command = [str(recd), "run", str(EXAMPLE / "registry.yaml"), "--compare", "--json", "out.json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    command = [
+        forked.RECD,
+        "run",
+        str(EXAMPLE / "registry.yaml"),
+        "--compare",
+        "--json",
+        "out.json",
+    ]
+    done = forked.run(command)
     assert done.returncode == 0, done.stderr
     assert re.search(r"losses of 15 steps agree within", done.stdout), done.stdout
     report = json.loads(Path("out.json").read_text())

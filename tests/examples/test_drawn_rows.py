@@ -6,13 +6,12 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from tests import forked
 
 from recd_plugins.cli import main
 
@@ -37,11 +36,7 @@ def copy(name: str, folder: Path, changes: dict[str, str]) -> None:
 
 
 def compared(folder: Path, command: list[str]) -> None:
-    recd = Path(sys.executable).with_name("recd")
-    done = subprocess.run(
-        [str(recd), *command[1:], "--json", "out.json"],
-        cwd=folder, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+    done = forked.run([forked.RECD, *command[1:], "--json", "out.json"], cwd=folder)
     assert done.returncode == 0, done.stderr
     assert re.search(r"losses of 8 steps agree within", done.stdout), done.stdout
     report = json.loads((folder / "out.json").read_text())

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
 
 import pytest
 import torch
+from tests import forked
 
 from recd_plugin_recd.papercal_table import TableOptions, write_table
 
@@ -34,20 +34,16 @@ def lines(name: str) -> list[str]:
     return (EXAMPLE / name).read_text().splitlines()
 
 
-def run(folder: Path, *command: object, cuda: bool = False) -> list[float]:
-    """The losses that a script prints, step by step."""
+def run(folder: Path, *script: object, ranks: int | None = None, cuda: bool = False) -> list[float]:
+    """The losses that a script prints, step by step; under torchrun where there are ranks."""
     environ = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
     if not cuda:
         environ["CUDA_VISIBLE_DEVICES"] = ""
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    command = [sys.executable, *script]
+    if ranks is None:
+        done = forked.run(command, cwd=folder, env=environ)
+    else:
+        done = forked.torchrun(command, ranks=ranks, cwd=folder, env=environ)
     assert done.returncode == 0, done.stderr
     found = re.findall(r"^step (\d+) loss (\S+)$", done.stdout, re.MULTILINE)
     assert [int(step) for step, _ in found] == list(range(len(found)))
@@ -68,12 +64,11 @@ def test_the_readme_shows_what_differs() -> None:
 
 
 def test_on_two_ranks_losses_agree_and_bytes_fall(folder: Path) -> None:
-    torchrun = Path(sys.executable).with_name("torchrun")
-    start = [torchrun, "--standalone", "--nproc-per-node", "2", COUNT_BYTES]
-    stock = run(folder, *start, STOCK, "stock.json")
+    stock = run(folder, COUNT_BYTES, STOCK, "stock.json", ranks=2)
     assert len(stock) == 10
     assert stock[-1] < stock[0] - 0.1
-    assert run(folder, *start, WITH_PLUGINS, "plugins.json") == pytest.approx(stock, abs=1e-6)
+    plugins = run(folder, COUNT_BYTES, WITH_PLUGINS, "plugins.json", ranks=2)
+    assert plugins == pytest.approx(stock, abs=1e-6)
     before = json.loads((folder / "stock.json").read_text())
     after = json.loads((folder / "plugins.json").read_text())
     assert after["all_to_all"] < before["all_to_all"] / 3
@@ -83,7 +78,7 @@ def test_on_two_ranks_losses_agree_and_bytes_fall(folder: Path) -> None:
 def test_alone_losses_agree(folder: Path, cuda: bool) -> None:
     if cuda and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
-    stock = run(folder, sys.executable, STOCK, cuda=cuda)
+    stock = run(folder, STOCK, cuda=cuda)
     assert len(stock) == 20
-    plugins = run(folder, sys.executable, WITH_PLUGINS, cuda=cuda)
+    plugins = run(folder, WITH_PLUGINS, cuda=cuda)
     assert plugins == pytest.approx(stock, abs=1e-5 if cuda else 1e-6)

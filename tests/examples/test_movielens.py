@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests import forked
 
 import recd_plugins
 from recd_plugins.errors import DataError
@@ -47,11 +46,15 @@ def write_ratings(path: Path, seconds: int = 10**6) -> None:
 
 def run(folder: Path, *options: str) -> dict[str, Any]:
     """The report of ``recd run`` on ``folder``'s data."""
-    recd = Path(sys.executable).with_name("recd")
-    command = [str(recd), "run", str(EXAMPLE / "registry.yaml"), "--json", "report.json", *options]
-    done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=240, check=False
-    )
+    command = [
+        forked.RECD,
+        "run",
+        str(EXAMPLE / "registry.yaml"),
+        "--json",
+        "report.json",
+        *options,
+    ]
+    done = forked.run(command, cwd=folder)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads((folder / "report.json").read_text())
     return report

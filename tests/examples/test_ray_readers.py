@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests import forked
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_readers"
 
@@ -22,9 +22,8 @@ def test_it_is_trained_and_compared(tmp_path, monkeypatch):
         assert before in text
         text = text.replace(before, after)
     Path("registry.yaml").write_text(text)
-    recd = Path(sys.executable).with_name("recd")
-    command = [str(recd), "run", "registry.yaml", "--compare", "--json", "out.json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    command = [forked.RECD, "run", "registry.yaml", "--compare", "--json", "out.json"]
+    done = forked.run(command, timeout=280)
     assert done.returncode == 0, done.stderr
     assert re.search(r"losses of 32 steps agree within", done.stdout), done.stdout
     json.loads(Path("out.json").read_text())

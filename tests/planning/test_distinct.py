@@ -76,7 +76,11 @@ def test_one_coalesced_table_keeps_the_others_of_its_bags_from_being_replicated(
     entry = {"use": "torchrec.planner", "tables": ["t_usr_0"], "options": {"coalesce": True}}
     candidate = with_plugins(make_registry(sharding=[entry], converter={"use": "recd.kjt"}))
     constraints = table_constraints(
-        candidate.registry, candidate.tables, profile=DataProfile({}), device_type="cuda"
+        candidate.registry,
+        candidate.tables,
+        profile=DataProfile({}),
+        device_type="cuda",
+        replicate=True,
     )
     for name in ("t_usr_0", "t_usr_1", "t_item_0"):
         assert "data_parallel" not in (constraints[name].sharding_types or ())

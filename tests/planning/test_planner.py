@@ -104,7 +104,9 @@ def profile(**dedupe_factors: float) -> DataProfile:
 def options(
     reg: Registry, known: DataProfile, model: nn.Module
 ) -> dict[tuple[str, str], ShardingOption]:
-    constraints = table_constraints(reg, tables_of(model), profile=known, device_type="cpu")
+    constraints = table_constraints(
+        reg, tables_of(model), profile=known, device_type="cpu", replicate=True
+    )
     enumerator = SortedEnumerator(default_topology(2), constraints, reg.training)
     found = enumerator.enumerate(model, build_sharders(reg))
     return {(option.name, option.sharding_type): option for option in found}

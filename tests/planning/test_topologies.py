@@ -152,3 +152,9 @@ def test_a_topology_that_was_written_reads_the_same(own: Path, tmp_path: Path) -
     )
     write_topology(tmp_path / "folder" / "written.yaml", spec, "Where it comes from.")
     assert read_topology(tmp_path / "folder" / "written.yaml") == spec
+
+
+@pytest.mark.parametrize("name", [MACHINE, "ndv4"])
+def test_more_ranks_than_any_cluster_has(name: str) -> None:
+    with pytest.raises(RecdError, match=r"^\d[\d,]+ ranks: no more than 1,048,576"):
+        load_topology(name, nodes=1 << 70, ranks_per_node=2)

@@ -41,7 +41,7 @@ def problems(tmp_path, plugins_dir):
         (HEAD + "---\nversion: 1\n", "r.yaml:4: is not YAML"),
         (HEAD + "cache: *nowhere\n", "r.yaml:4: is not YAML: found undefined alias"),
         (HEAD + "cache: &loop [*loop]\n", "cache[0]: contains itself"),
-        (HEAD + "cache: " + "[" * 5000, "r.yaml: is nested too deeply"),
+        (HEAD + "cache: " + "[" * 5000, "r.yaml:4: nested deeper than 64 levels"),
         (HEAD.encode() + b"# caf\xe9\n", "r.yaml:4: is not UTF-8: byte 0xe9"),
         (HEAD + "cache: \x00\n", "r.yaml: is not YAML"),
         (HEAD + "version: 1\n", "r.yaml:4 version: stands here twice, first in line 1"),

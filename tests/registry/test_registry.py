@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import recd_plugins
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import PluginError, RegistryError
 
 REGISTRY = """\
 version: 1
@@ -152,3 +152,10 @@ def test_its_methods_have_the_types_of_what_they_call():
         theirs = [p for p in signature(function).parameters.values() if p.name != "registry"]
         assert list(method.parameters.values())[1:] == theirs, name
         assert method.return_annotation == signature(function).return_annotation, name
+
+
+def test_a_plugin_that_cannot_be_made_is_named_with_its_line_of_code(load):
+    with pytest.raises(
+        PluginError, match=r"^acme\.keep: making it failed at .*\.py:\d+: SystemExit"
+    ):
+        load(REGISTRY.replace("buckets: 5", "buckets: 17"))

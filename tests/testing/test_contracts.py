@@ -1,10 +1,10 @@
 """The contract suites notice what breaks a contract. That they pass is tested with each plugin."""
 
 import os
-import subprocess
 import sys
 
 import pytest
+from tests import forked
 
 # Each test class holds one fault; the test named after it must be among those that fail.
 FAULTS = {
@@ -338,13 +338,10 @@ class Test_{kind}_{fault}({kind.capitalize()}Contract):
     deduplicated = ("history",) if "{fault}" == "stores_all_rows" else ()
 '''
     (folder / "test_faults.py").write_text(source)
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "."],
         cwd=folder,
         env={**os.environ, "COLUMNS": "300"},
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout

@@ -18,16 +18,21 @@ class Sizes:
 
     Attributes:
         cells: tables like Criteo's.
-        file: the table that is larger than memory.
+        file: the table that is larger than memory, of which a process needs 600 MiB; or None.
         steps: of the comparison by a registry.
     """
 
     cells: Workload
-    file: FileWorkload
+    file: FileWorkload | None
     steps: int
 
 
 SIZES: Mapping[Size, Sizes] = {
+    "tiny": Sizes(
+        cells=Workload(scale=128, other_scale=1024, num_batches=150, warmup=1, turns=1),
+        file=None,
+        steps=2,
+    ),
     "small": Sizes(
         cells=Workload(scale=64, other_scale=64, num_batches=200, warmup=20, turns=1),
         file=FileWorkload(

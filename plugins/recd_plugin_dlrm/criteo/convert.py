@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,7 @@ from recd_plugin_dlrm.criteo.tsv import BadLinePolicy, BadLines, TsvStream
 from recd_plugin_dlrm.criteo.tsv_index import stamp
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
-from recd_plugins.files import write_json
+from recd_plugins.files import read_note, real_path, write_note
 from recd_plugins.work_folder import WorkFolder, machine_start, work_folder
 
 _MARK = b"recd.criteo"
@@ -150,7 +149,7 @@ def _convert_day(
                 raise DataError(f"{day.path}: no rows in this file")
             if stamp(day.path) != before:
                 raise DataError(f"{day.path} changes while it is read; wait until it is complete")
-            write_json(note, vars(done))
+            write_note(note, vars(done))
     return done
 
 
@@ -185,7 +184,7 @@ def _record_batch(rows: RawRows) -> pa.RecordBatch:
 def _identity(options: ConvertOptions, days: list[DayFiles]) -> dict[str, Any]:
     return {
         "version": _VERSION,
-        "input": [[str(day.path.resolve()), *stamp(day.path)] for day in days],
+        "input": [[str(real_path(day.path)), *stamp(day.path)] for day in days],
         "options": [
             options.part_rows,
             options.row_group_rows,
@@ -197,10 +196,7 @@ def _identity(options: ConvertOptions, days: list[DayFiles]) -> dict[str, Any]:
 
 
 def _load(note: Path) -> _Done:
-    try:
-        return _Done(**json.loads(note.read_text()))
-    except (OSError, ValueError, TypeError):
-        return _Done()
+    return _Done(**(read_note(note) or {}))
 
 
 def _check_target(source: Path, target: Path, force: bool) -> None:
@@ -208,7 +204,7 @@ def _check_target(source: Path, target: Path, force: bool) -> None:
         return
     if not force:
         raise DataError(f"{target} is there already; name another folder, or add --force")
-    inner, outer = source.resolve(), target.resolve()
+    inner, outer = real_path(source), real_path(target)
     if outer in (inner, *inner.parents):
         raise DataError(f"{source} lies in {target}, which is to be replaced; name another folder")
     files = [path for path in target.rglob("*") if path.is_file()] if target.is_dir() else []

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
@@ -36,6 +36,7 @@ class Criteo(Dataset):
     """Criteo's click logs, Kaggle's or the Terabyte: TSV, also compressed, Parquet or npy."""
 
     name = "dlrm.criteo"
+    free_options = frozenset({"path", "cache", "prefetch"})
 
     class Options(PluginOptions):
         path: Path = Field(
@@ -106,6 +107,9 @@ class Criteo(Dataset):
                 f"{tables.bad_lines[0]}"
             )
         _ = self._coder
+
+    def identity(self) -> dict[str, Any]:
+        return {"days": {day.name: day.contents() for day in self._tables.days}}
 
     def schema(self) -> FeatureSchema:
         return FeatureSchema(SPARSE, DENSE, LABEL)

@@ -45,6 +45,10 @@ class Day(ABC):
     def identity(self) -> list[Any]:
         """What tells these rows from others, JSON values; equal wherever the files lie."""
 
+    def contents(self) -> dict[str, Any]:
+        """What tells this day from another of as many rows; as quick to know as ``identity``."""
+        return {"rows": self.identity()}
+
     @abstractmethod
     def read(
         self, stretches: Iterable[Stretch]

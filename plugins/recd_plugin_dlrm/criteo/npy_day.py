@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from recd_plugin_dlrm.criteo.day import Day, Stretch, even_starts
 from recd_plugin_dlrm.criteo.rows import DENSE, SPARSE, RawRows
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin
+
+# Rows at the beginning and at the end that tell one file from another of its size.
+_EDGE = 1024
 
 
 class NpyDay(Day):
@@ -48,6 +52,12 @@ class NpyDay(Day):
     def identity(self) -> list[Any]:
         return [self.name, self.num_rows, str(self._sparse.dtype), str(self._dense.dtype)]
 
+    def contents(self) -> dict[str, Any]:
+        edges = hashlib.sha256()
+        for array in (self._sparse, self._dense, self._labels):
+            edges.update(array[:_EDGE].tobytes() + array[-_EDGE:].tobytes())
+        return {"rows": self.identity(), "edges": edges.hexdigest()}
+
     def read(
         self, stretches: Iterable[Stretch]
     ) -> Generator[tuple[RawRows, tuple[Origin, ...]], None, None]:
@@ -79,11 +89,11 @@ def _ids(rows: NDArray[Any]) -> NDArray[np.int64]:
 def _load(path: Path, kinds: str, width: int) -> NDArray[Any]:
     try:
         array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # of a damaged header, whatever numpy's parser of it raises
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise DataError(f"{path}: cannot be read ({reason})") from error
-    shapes = [(len(array), width), (len(array),)] if width == 1 else [(len(array), width)]
-    if array.shape not in shapes or array.dtype.kind not in kinds:
+    shapes = [(width,), ()] if width == 1 else [(width,)]
+    if array.ndim == 0 or array.shape[1:] not in shapes or array.dtype.kind not in kinds:
         raise DataError(
             f"{path} is {array.dtype} of shape {list(array.shape)}, not "
             f"{'numbers' if 'f' in kinds else 'integers'} of shape [rows, {width}]"

@@ -48,6 +48,9 @@ class ParquetDay(Day):
     def identity(self) -> list[Any]:
         return [self.name, *self._table.identity()]
 
+    def contents(self) -> dict[str, Any]:
+        return self._table.contents()
+
     def read(
         self, stretches: Iterable[Stretch]
     ) -> Generator[tuple[RawRows, tuple[Origin, ...]], None, None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from recd_plugin_dlrm.criteo.day import UNIT_ROWS
 from recd_plugin_dlrm.criteo.tsv import BadLines, TsvStream
 from recd_plugins.errors import DataError, RecdError
-from recd_plugins.files import write_json
+from recd_plugins.files import read_note, write_note
 
 _VERSION = 1
 
@@ -53,14 +52,11 @@ def stamp(path: Path) -> tuple[int, int]:
 
 def load_index(path: Path, cache: Path) -> TsvIndex | None:
     """The index that was kept of ``path`` as it is now, if there is one."""
-    try:
-        found = json.loads(_place(path, cache).read_text())
-        version, unit_rows = found.pop("version"), found.pop("unit_rows")
-        index = TsvIndex(**found)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    found = read_note(_place(path, cache))
+    if found is None or (found.pop("version"), found.pop("unit_rows")) != (_VERSION, UNIT_ROWS):
         return None
-    is_current = (version, unit_rows) == (_VERSION, UNIT_ROWS)
-    return index if is_current and (index.size, index.mtime_ns) == stamp(path) else None
+    index = TsvIndex(**found)
+    return index if (index.size, index.mtime_ns) == stamp(path) else None
 
 
 def make_index(
@@ -101,7 +97,7 @@ def make_index(
         raise DataError(f"{path} changes while it is read; wait until it is complete")
     index = TsvIndex(size, mtime_ns, num_rows, checksum, offsets, mine.count, mine.shown)
     try:
-        write_json(
+        write_note(
             _place(path, cache), {"version": _VERSION, "unit_rows": UNIT_ROWS, **asdict(index)}
         )
     except RecdError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field, PositiveInt
 
@@ -20,6 +21,7 @@ class Trace(Dataset):
     """Rows whose ids have the locality of profiled traces; dense features and labels are drawn."""
 
     name = "dlrm.trace"
+    free_options = frozenset({"path", "profile", "prefetch"})
 
     class Options(DrawnRowOptions):
         profile: Path = Field(description="What recd trace profile made of the original traces.")
@@ -49,6 +51,9 @@ class Trace(Dataset):
         from recd_plugin_dlrm.trace.stored_rows import StoredRows
 
         StoredRows(self.options, self.name).make_or_check()
+
+    def identity(self) -> dict[str, Any]:
+        return {"rows": list(self._table.contents().values())}
 
     def schema(self) -> FeatureSchema:
         options = self.options

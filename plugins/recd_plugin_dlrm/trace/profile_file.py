@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from recd_plugin_dlrm.trace.profile import TraceProfile
 from recd_plugin_dlrm.trace.table_trace import TableTrace
 from recd_plugins.errors import DataError
-from recd_plugins.files import new_file
+from recd_plugins.files import check_regular, new_file, parse_json
 
 _KEY = b"recd_plugin_dlrm.trace_profile"
 _VERSION = 1
@@ -44,7 +44,13 @@ def write_profile(profile: TraceProfile, path: Path) -> None:
     schema = _SCHEMA.with_metadata({_KEY: head})
     with (
         new_file(path) as temporary,
-        pq.ParquetWriter(temporary, schema, compression="zstd", use_dictionary=False) as writer,
+        pq.ParquetWriter(
+            temporary,
+            schema,
+            compression="zstd",
+            use_dictionary=False,
+            write_page_checksum=True,
+        ) as writer,
     ):
         for trace in profile.tables.values():
             lists = [_list(getattr(trace, name)) for name in _LISTS]
@@ -59,7 +65,8 @@ def read_profile(path: Path) -> TraceProfile:
         DataError: the file is missing, damaged, of another version or no profile.
     """
     try:
-        with pq.ParquetFile(path) as file:
+        check_regular(path)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             head = _head(path, file)
             groups = range(file.metadata.num_row_groups)
             traces = [_trace(path, file.read_row_group(group)) for group in groups]
@@ -86,7 +93,7 @@ def _head(path: Path, file: pq.ParquetFile) -> dict[str, Any]:
             f"{', '.join(file.schema_arrow.names)}); {_MAKE}"
         )
     try:
-        head = json.loads(text)
+        head = parse_json(text)
         version, source = head["version"], head["source"]
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path}: its metadata is damaged ({error}); {_MAKE}") from error

@@ -19,7 +19,7 @@ from recd_plugin_dlrm.trace.profile_file import read_profile
 from recd_plugin_dlrm.trace.sources import choose
 from recd_plugin_dlrm.trace.table_trace import TableTrace
 from recd_plugins.errors import DataError
-from recd_plugins.files import new_file
+from recd_plugins.files import check_regular, new_file, parse_json
 from recd_plugins.progress import progress_bars
 
 if TYPE_CHECKING:
@@ -132,12 +132,18 @@ def provenance(path: Path) -> dict[str, Any]:
         DataError: it is no Parquet file, or was not drawn here.
     """
     try:
+        check_regular(path)
         metadata = pq.read_schema(path).metadata or {}
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: no readable Parquet file: {error}") from error
     if _KEY not in metadata:
         raise DataError(f"{path} was not drawn by dlrm.trace; name another path")
-    found: dict[str, Any] = json.loads(metadata[_KEY])
+    try:
+        found = parse_json(metadata[_KEY])
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: its metadata is damaged; remove it, or name another path")
     return found
 
 

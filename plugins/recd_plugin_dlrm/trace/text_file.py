@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_dlrm.trace.text_kernels import FINE, NO_NUMBER, OTHER_COLUMNS, parse_ids
 from recd_plugins.errors import DataError
+from recd_plugins.files import check_regular
 
 _BYTES = 1 << 23
 _SHOWN = 40
@@ -36,6 +37,7 @@ def read_text(path: Path, columns: Sequence[str]) -> Iterator[NDArray[np.int64]]
     any_ids = False
     lines = 0
     try:
+        check_regular(path)
         with _open(path) as file:
             for text in _pieces(file, by_line=len(columns) > 1):
                 ids = _parse(path, text, lines, columns)

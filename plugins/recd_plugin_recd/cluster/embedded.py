@@ -7,7 +7,6 @@ loaded one by one, sorted and written. A partition that fits into memory is not 
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from recd_plugin_recd.cluster.memory import Budget, Plan, resident
+from recd_plugin_recd.cluster.memory import Budget, Plan, of_libraries
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.ranges import Range, deal, together
 from recd_plugin_recd.cluster.reading import Input
@@ -23,9 +22,9 @@ from recd_plugin_recd.cluster.sample import Sample
 from recd_plugin_recd.cluster.write import RangeWriter, part_name
 from recd_plugins.data.list_dict import Layout
 from recd_plugins.data.prefetch import prefetch
-from recd_plugins.data.source import Partition, Source
+from recd_plugins.data.source import ParquetSource, Partition, Source
 from recd_plugins.errors import DataError
-from recd_plugins.files import write_json
+from recd_plugins.files import read_note, write_note
 
 #: More spill files at once would make many small writes of each batch; ranges that are too large
 #: for that are dealt again.
@@ -44,7 +43,8 @@ def run_budget(source: Source, options: ClusterOptions) -> Budget:
     Raises:
         DataError: it is too small for one of them, by its first rows.
     """
-    budget = Budget(options.memory, resident(), options.row_group_rows, len(source.schema))
+    base = of_libraries(isinstance(source, ParquetSource))
+    budget = Budget(options.memory, base, options.row_group_rows, len(source.schema))
     inputs = [Input(source, partition, options) for partition in source.partitions]
     budget.check([each.row_size for each in inputs if each.peek()])
     return budget
@@ -182,13 +182,12 @@ class EmbeddedEngine:
             [path.name, path.stat().st_size, each.goes_on, each.num_rows, each.num_bytes]
             for path, each in zip(paths, ranges, strict=True)
         ]
-        write_json(self._scratch / _RANGES, entries)
+        write_note(self._scratch / _RANGES, entries)
 
     def _spilled(self) -> list[Range] | None:
         """The ranges that an earlier run spilled, None if it did not come so far."""
-        try:
-            entries = json.loads((self._scratch / _RANGES).read_text())
-        except (OSError, ValueError):
+        entries = read_note(self._scratch / _RANGES)
+        if entries is None:
             return None
         for unfinished in self._parts.glob(".*"):
             unfinished.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 import uuid
@@ -19,7 +18,7 @@ from recd_plugin_recd.cluster.spark import SparkEngine, stop_session
 from recd_plugins.data.list_dict import Layout
 from recd_plugins.data.source import ParquetSource, Partition, Source, open_source
 from recd_plugins.errors import DataError
-from recd_plugins.files import write_json
+from recd_plugins.files import read_note, real_path, write_note
 from recd_plugins.work_folder import WorkFolder, machine_start, work_folder
 
 #: Raised when unfinished work of another version cannot be gone on from.
@@ -87,9 +86,7 @@ def _sort(
         progress(partition.num_rows or 0, partition.num_rows or 0)
     else:
         layouts = work.path / _LAYOUTS
-        known: dict[str, Layout] | None = None
-        if layouts.exists():
-            known = json.loads(layouts.read_text())
+        known: dict[str, Layout] | None = read_note(layouts)
         engine: EmbeddedEngine | SparkEngine
         if budget is None:
             engine = SparkEngine(source, partition, options, scratch, known)
@@ -97,7 +94,7 @@ def _sort(
             engine = EmbeddedEngine(source, partition, options, scratch, known, budget)
         parts = engine.run(progress)
         if engine.layouts is not None:
-            write_json(layouts, engine.layouts)
+            write_note(layouts, engine.layouts)
         if any(parts.iterdir()):
             folder.parent.mkdir(parents=True, exist_ok=True)
             parts.rename(folder)
@@ -125,7 +122,7 @@ def _content(source: Source) -> Any:
 
 
 def _check_target(options: ClusterOptions, force: bool) -> None:
-    source, target = options.source.resolve(), options.target.resolve()
+    source, target = real_path(options.source), real_path(options.target)
     if target == source or source in target.parents or target in source.parents:
         raise DataError(f"{options.target} and {options.source} lie in each other; name another")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):

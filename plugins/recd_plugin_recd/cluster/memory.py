@@ -18,6 +18,9 @@ BATCH_BYTES = 16 * _MB
 _MAX_RANGE = 1 << 30
 #: What compiling takes, and what allocators keep of freed memory.
 _SLACK = 200 * _MB
+#: Python, Arrow and numba, of which 160 MB were measured; and what a plugin may import.
+_LIBRARIES = 200_000_000
+_TORCH = 200_000_000
 #: Of each column while rows are read: pages, as they are stored and decoded.
 _COLUMN = 4 * _MB
 #: Batches in memory while rows are dealt to ranges: read ahead, gathered, written.
@@ -64,12 +67,11 @@ class RowSize:
 class Budget:
     """The memory of a run, which is that of all its partitions.
 
-    What is freed when a partition is done stays with the process and is used again for the next:
-    the base is taken once.
+    What is freed when a partition is done stays with the process and is used again for the next.
 
     Args:
         memory: bytes that the process may take.
-        base: bytes that it took before the run.
+        base: bytes of it that Python and its libraries take.
     """
 
     def __init__(self, memory: int, base: int, row_group_rows: int, num_columns: int) -> None:
@@ -146,11 +148,15 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def resident() -> int:
-    """Bytes of this process that are in memory, Python and libraries included."""
-    import psutil
+def of_libraries(parquet: bool) -> int:
+    """Bytes that Python and its libraries take in a process of its own before it reads rows.
 
-    return int(psutil.Process().memory_info().rss)
+    Not those of this process: what asks may be a notebook with gigabytes of other things.
+
+    Args:
+        parquet: Parquet files are read, else a dataset, whose plugin may bring torch.
+    """
+    return _LIBRARIES if parquet else _LIBRARIES + _TORCH
 
 
 def peak_resident() -> int:

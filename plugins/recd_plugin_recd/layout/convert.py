@@ -13,6 +13,7 @@ from recd_plugins.data.read_plan import Piece
 from recd_plugins.data.source import ParquetSource
 from recd_plugins.data.table_writer import Nulls, TableWriter
 from recd_plugins.errors import DataError
+from recd_plugins.files import real_path
 from recd_plugins.scratch_folder import put, scratch_folder
 
 
@@ -124,7 +125,7 @@ def _size(files: Iterable[Path]) -> int:
 
 
 def _check_target(source: Path, target: Path, force: bool) -> None:
-    inside, outside = target.resolve(), source.resolve()
+    inside, outside = real_path(target), real_path(source)
     if inside == outside or outside in inside.parents or inside in outside.parents:
         raise DataError(f"{target} and {source} lie in each other; write to another place")
     if not target.exists():

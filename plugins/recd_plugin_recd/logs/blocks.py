@@ -89,6 +89,7 @@ class BatchBlocks:
     def decode(self, data: bytes, num_records: int) -> pa.RecordBatch:
         try:
             batch = pa.ipc.open_stream(data).read_next_batch()
+            batch.validate(full=True)
         except (pa.ArrowException, OSError, StopIteration) as error:
             raise DataError(f"the block is no Arrow record batch: {error}") from error
         if batch.num_rows != num_records or not batch.schema.equals(self._schema):

@@ -165,9 +165,11 @@ def read(
     else:
         click.echo(f"{source}: nothing new; no file written")
     if found and not skip_damaged:
+        written = done.num_rows or offsets is None
+        rest = f"{destination} has all that could be read" if written else "nothing more was read"
         raise DataError(
-            f"{source} is damaged in {len(found)} places, shown above; {destination} has all that "
-            "could be read. --skip-damaged takes that for success"
+            f"{source} is damaged in {len(found)} places, shown above; {rest}. "
+            "--skip-damaged takes that for success"
         )
 
 
@@ -177,7 +179,8 @@ def read(
 def stat(path: Path, json_path: Path | None) -> None:
     """Show what is in each shard of the log PATH, and check every block's checksum.
 
-    The exit status is 1 where a shard is damaged.
+    Shards are compared with the log's manifest. The exit status is 1 where one is damaged, cut,
+    missing, replaced or none of the log's.
     """
     from rich.console import Console
     from rich.table import Table
@@ -191,7 +194,7 @@ def stat(path: Path, json_path: Path | None) -> None:
         table.add_column(heading, justify="right")
     for shard in shards:
         table.add_row(
-            shard.path.stem.removeprefix("shard-"),
+            shard.path.name.removeprefix("shard-").removesuffix(".recdlog"),
             f"{shard.blocks:,}",
             f"{shard.records:,}",
             f"{shard.size / 1e6:.1f}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from recd_plugin_recd.logs.damage import Damage, Report
-from recd_plugin_recd.logs.shard_files import shard_files, shard_name
+from recd_plugin_recd.logs.check import readable_shards
+from recd_plugin_recd.logs.damage import Report
 from recd_plugin_recd.logs.shard_reader import Position, ShardReader
 from recd_plugins.errors import DataError
-from recd_plugins.files import write_json
+from recd_plugins.files import check_regular, parse_json, write_json
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Consumer:
         self._identities: dict[str, str] = {}
         self._positions: dict[str, Position] = {}
         self.schema = self._open(folder)
-        if offsets is not None and offsets.exists():
+        if offsets is not None and os.path.lexists(offsets):
             self.load(_read_offsets(offsets))
 
     def __iter__(self) -> Iterator[LogRows]:
@@ -101,42 +101,27 @@ class Consumer:
     def _open(self, folder: Path) -> pa.Schema:
         self._folder = folder
         schemas: dict[Path, pa.Schema] = {}
-        num_shards = 0
-        for path in shard_files(folder):
-            try:
-                reader = ShardReader(path, self._report)
-            except DataError as error:
-                # The others may be whole.
-                self._report(Damage(path, 0, _without_path(error, path), None, None))
-                continue
-            with reader:
-                num_shards = reader.header.num_shards
+        for path in readable_shards(folder, self._report):
+            with ShardReader(path, self._report) as reader:
                 schemas[path] = reader.header.schema
                 self._shards[path.name] = path
                 self._identities[path.name] = reader.header.sync.hex()
                 self._positions[path.name] = reader.start
         if not schemas:
-            raise DataError(f"{folder}: no shard has a header that is whole")
+            raise DataError(f"{folder}: no shard can be read")
         first = next(iter(schemas))
         for path, schema in schemas.items():
             if not schema.equals(schemas[first], check_metadata=True):
                 raise DataError(f"{path}: other columns than in {first}: not shards of one log")
-        if folder.is_dir():
-            self._report_missing(folder, num_shards)
         return schemas[first]
-
-    def _report_missing(self, folder: Path, num_shards: int) -> None:
-        for number in range(num_shards):
-            path = folder / shard_name(number, num_shards)
-            if not path.exists():
-                self._report(Damage(path, 0, "the shard is missing", None, None))
 
 
 def _read_offsets(path: Path) -> dict[str, Any]:
     try:
-        wrong = _wrong_in(said := json.loads(path.read_text()))
+        check_regular(path)
+        wrong = _wrong_in(said := parse_json(path.read_text()))
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         said, wrong = None, f"it is no JSON ({error})"
     if wrong is not None:
@@ -159,7 +144,3 @@ def _wrong_in(said: Any) -> str | None:
             if type(number) is not int or number < 0:
                 return f"{name} has {number!r} as its {field!r}, not a whole number from 0 on"
     return None
-
-
-def _without_path(error: DataError, path: Path) -> str:
-    return str(error).removeprefix(f"{path}: ")

@@ -9,16 +9,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes of a shard that cannot be read.
+    """Bytes of a shard that cannot be read, or what is wrong with a file of a log.
 
     Attributes:
-        offset: the byte where they start.
+        offset: the byte where they start; None of a whole file.
         records_lost: None where it is not known: no whole block follows.
         resumes_at: the byte where reading goes on, None at the end of the shard.
     """
 
     shard: Path
-    offset: int
+    offset: int | None
     cause: str
     records_lost: int | None
     resumes_at: int | None
@@ -27,6 +27,8 @@ class Damage:
         lost = {None: "an unknown number of records", 1: "1 record"}.get(
             self.records_lost, f"{self.records_lost} records"
         )
+        if self.offset is None:
+            return f"{self.shard}: {self.cause}; {lost} lost"
         then = (
             "nothing can be read after it"
             if self.resumes_at is None

@@ -8,9 +8,11 @@ from pathlib import Path
 
 from recd_plugin_recd.logs.consumer import Consumer
 from recd_plugin_recd.logs.damage import Report
+from recd_plugin_recd.logs.manifest import MANIFEST
 from recd_plugin_recd.logs.parquet_file import ParquetFile, provenance
 from recd_plugin_recd.logs.shard_files import shard_files
 from recd_plugins.errors import DataError
+from recd_plugins.files import check_writable, real_path
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,12 @@ def export_log(
         DataError: ``destination`` exists and ``force`` is not given, or is part of the log; no log,
             no place to write.
     """
-    for other in (offsets, *shard_files(source)):
-        if other is not None and destination.resolve() == other.resolve():
+    shards = shard_files(source)
+    for other in (offsets, *shards, shards[0].parent / MANIFEST):
+        if other is not None and real_path(destination) == real_path(other):
             raise DataError(f"{destination} is what is read; name another file for the rows")
+    if offsets is not None:
+        check_writable(offsets)
     consumer = Consumer(source, offsets, report)
     start = consumer.state()
     if destination.exists() and not force:

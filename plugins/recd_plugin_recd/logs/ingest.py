@@ -11,9 +11,11 @@ import pyarrow as pa
 from recd_plugin_recd.logs.damage import Report
 from recd_plugin_recd.logs.data_errors import naming_files, naming_source
 from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
+from recd_plugins.data.arrow import broken_list
 from recd_plugins.data.list_dict import is_list_dict, to_lists
 from recd_plugins.data.source import Source, open_source
 from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Rows
 from recd_plugins.scratch_folder import scratch_folder
 
 
@@ -49,11 +51,18 @@ def each_batch(source: Source, schema: pa.Schema, write: Callable[[pa.RecordBatc
     for partition in source.partitions:
         for rows in source.read(partition):
             columns = [
-                to_lists(column) if is_list_dict(field) else column
+                _as_lists(rows, field.name) if is_list_dict(field) else column
                 for field, column in zip(rows.data.schema, rows.data.columns, strict=True)
             ]
             with naming_files(rows):
                 write(pa.record_batch(columns, schema=schema))
+
+
+def _as_lists(rows: Rows, name: str) -> pa.Array:
+    try:
+        return to_lists(rows.data.column(name))
+    except ValueError as error:
+        raise broken_list(rows, name) from error
 
 
 def write_log(

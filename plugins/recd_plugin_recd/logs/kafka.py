@@ -12,10 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from recd_plugin_recd.logs.compression import decompressed
 from recd_plugins.errors import DataError, SetupError
 
 #: Header of every message.
 SCHEMA_HEADER = "recd.schema"
+
+_LONGEST_SCHEMA = 1 << 24
 
 
 def confluent_kafka() -> ModuleType:
@@ -90,7 +93,9 @@ def unpack_schema(data: bytes) -> pa.Schema:
     import zstandard
 
     try:
-        packed = zstandard.decompress(data, max_output_size=1 << 24)
-        return pa.ipc.read_schema(pa.py_buffer(packed))
-    except (zstandard.ZstdError, pa.ArrowException, OSError) as error:
+        size = zstandard.get_frame_parameters(data).content_size
+        if size > _LONGEST_SCHEMA:
+            raise DataError(f"{size} bytes; {_LONGEST_SCHEMA} are the most")
+        return pa.ipc.read_schema(pa.py_buffer(decompressed(data, size)))
+    except (zstandard.ZstdError, DataError, pa.ArrowException, OSError) as error:
         raise ValueError(f"no schema: {error}") from error

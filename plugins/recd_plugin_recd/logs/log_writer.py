@@ -17,8 +17,9 @@ from recd_plugin_recd.logs.blocks import block_codec
 from recd_plugin_recd.logs.compression import Compression
 from recd_plugin_recd.logs.damage import Report
 from recd_plugin_recd.logs.data_errors import ColumnError
+from recd_plugin_recd.logs.manifest import MANIFEST, read_manifest, write_manifest
 from recd_plugin_recd.logs.shard_files import shard_name
-from recd_plugin_recd.logs.shard_format import Key, Record, ShardHeader
+from recd_plugin_recd.logs.shard_format import Key, Record, ShardHeader, read_header
 from recd_plugin_recd.logs.shard_key import session_shards
 from recd_plugin_recd.logs.shard_writer import ShardWriter
 from recd_plugins.errors import DataError
@@ -57,8 +58,8 @@ class LogWriter:
     block.
 
     Raises:
-        DataError: the folder has another log, another writer, or cannot be written; a column
-            cannot be stored.
+        DataError: the folder has another log, another writer, lacks a shard, or cannot be written;
+            a column cannot be stored.
     """
 
     def __init__(
@@ -88,13 +89,29 @@ class LogWriter:
         if other:
             there = other[0].stem.rpartition("-of-")[2].lstrip("0")
             raise DataError(f"{folder}: the log has {there} shards, not {settings.num_shards}")
+        found = read_manifest(folder)
+        if found is None:
+            _refuse_missing(folder, settings)
+        promises = found or {}
+        names = {path.name for path in _paths(folder, settings)}
+        if unknown := sorted(promises.keys() - names):
+            raise DataError(
+                f"{folder / MANIFEST}: the log has {unknown[0]}, which is none of "
+                f"{settings.num_shards} shards"
+            )
+        self._folder = folder
         with ExitStack() as opened:
             self._shards = []
             for number, path in enumerate(_paths(folder, settings)):
                 header = self._header(number)
-                writer = ShardWriter(path, header, settings.compression, report)
+                writer = ShardWriter(
+                    path, header, settings.compression, report, promises.get(path.name)
+                )
                 opened.callback(writer.close)
                 self._shards.append(_Buffer(writer, settings))
+            for shard in self._shards:  # blocks of a killed writer may not be on the disk yet
+                shard.writer.sync()
+            self._promise()
             self._opened = opened.pop_all()
 
     def __enter__(self) -> LogWriter:
@@ -140,11 +157,18 @@ class LogWriter:
         for shard in self._shards:
             shard.flush()
             shard.writer.sync()
+        self._promise()
 
     def close(self) -> None:
         """``flush``, and leave the shards to other writers."""
         with self._opened:
             self.flush()
+
+    def _promise(self) -> None:
+        """Say what is there from now on, as the shards are on the disk."""
+        write_manifest(
+            self._folder, {shard.writer.path.name: shard.writer.promise for shard in self._shards}
+        )
 
     def _header(self, shard: int) -> ShardHeader:
         settings = self._settings
@@ -211,3 +235,20 @@ class _Buffer:
 def _paths(folder: Path, settings: LogSettings) -> list[Path]:
     count = settings.num_shards
     return [folder / shard_name(number, count) for number in range(count)]
+
+
+def _refuse_missing(folder: Path, settings: LogSettings) -> None:
+    """Refuse to begin a shard anew where the others have rows, and no manifest knows of it."""
+    there = [path for path in _paths(folder, settings) if path.exists()]
+    missing = [path for path in _paths(folder, settings) if not path.exists()]
+    if missing and any(map(_has_blocks, there)):
+        raise DataError(
+            f"{missing[0]}: the shard is missing, and so is {MANIFEST}; put the shard back, or "
+            "bring what is left to a new log by recd logs read --skip-damaged"
+        )
+
+
+def _has_blocks(path: Path) -> bool:
+    with path.open("rb") as file:
+        header = read_header(file)
+    return header is None or path.stat().st_size > header.end

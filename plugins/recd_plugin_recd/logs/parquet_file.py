@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugins.errors import DataError
+from recd_plugins.files import check_regular, parse_json
 
 #: Key of the footer's metadata that says which records of a log a file holds, as JSON.
 PROVENANCE = b"recd.log"
@@ -105,8 +106,12 @@ def provenance(path: Path) -> dict[str, Any] | None:
         DataError: it is not Parquet.
     """
     try:
+        check_regular(path)
         metadata = pq.read_metadata(path).metadata or {}
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: no readable Parquet file: {error}") from error
-    found = json.loads(metadata.get(PROVENANCE, b"null"))
+    try:
+        found = parse_json(metadata.get(PROVENANCE, b"null"))
+    except ValueError:  # whoever wrote that, it was not this program
+        return None
     return found if isinstance(found, dict) else None

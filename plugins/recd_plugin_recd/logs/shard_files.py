@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from recd_plugin_recd.logs.shard_format import ShardHeader, read_header
 from recd_plugins.errors import DataError
 
+_NAME = re.compile(r"shard-(\d+)-of-(\d+)\.recdlog")
+
 
 def shard_name(number: int, num_shards: int) -> str:
     """The name of a shard's file."""
     return f"shard-{number:05d}-of-{num_shards:05d}.recdlog"
+
+
+def check_place(path: Path, header: ShardHeader) -> None:
+    """Refuse a shard under the name of another one; other names are the user's own.
+
+    Raises:
+        DataError: says which shard it is.
+    """
+    if _NAME.fullmatch(path.name) and path.name != shard_name(header.shard, header.num_shards):
+        raise DataError(
+            f"{path}: by its header this is {shard_name(header.shard, header.num_shards)}; another "
+            "shard was put in the place of this one"
+        )
 
 
 def shard_files(path: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import json
 import struct
 import zlib
 from dataclasses import dataclass
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, get_args
 
 import pyarrow as pa
 
@@ -20,6 +20,8 @@ Key = Literal["session", "message"]
 #: The last byte is the version of the format.
 MAGIC = b"RECDLOG\x01"
 SYNC_SIZE = 16
+#: Shards of a log: their numbers have five digits.
+MOST_SHARDS = 99_999
 
 # Of a copy of the header: magic, bytes of the JSON text, CRC-32 of that number and the text.
 _PREFIX = struct.Struct("<8sII")
@@ -27,6 +29,9 @@ _PREFIX = struct.Struct("<8sII")
 _BLOCK = struct.Struct("<QIIII")
 _CRC = struct.Struct("<I")
 BLOCK_HEADER_SIZE = SYNC_SIZE + _BLOCK.size + _CRC.size
+
+#: Bytes of a block before compression: 1.5 GiB.
+LARGEST_BLOCK = 3 << 29
 
 # No header is longer: what reads as a longer one is damaged.
 _LONGEST_HEADER = 1 << 24
@@ -110,17 +115,34 @@ def _copy(data: bytes, at: int) -> tuple[ShardHeader, int] | None:
     text = data[at + _PREFIX.size : at + _PREFIX.size + size]
     if magic != MAGIC or len(text) != size or crc != zlib.crc32(data[at + 8 : at + 12] + text):
         return None
-    said = json.loads(text)
-    header = ShardHeader(
-        said["record"],
-        said["shard"],
-        said["num_shards"],
-        said["key"],
-        said["session"],
-        bytes.fromhex(said["sync"]),
-        pa.ipc.read_schema(pa.py_buffer(base64.b64decode(said["schema"]))),
+    header = _header(text)
+    return None if header is None else (header, _PREFIX.size + size)
+
+
+def _header(text: bytes) -> ShardHeader | None:
+    """The header that a text with the right checksum says, if it is one."""
+    try:
+        said = json.loads(text)
+        header = ShardHeader(
+            said["record"],
+            said["shard"],
+            said["num_shards"],
+            said["key"],
+            said["session"],
+            bytes.fromhex(said["sync"]),
+            pa.ipc.read_schema(pa.py_buffer(base64.b64decode(said["schema"]))),
+        )
+    except (ValueError, TypeError, KeyError, RecursionError, OSError, pa.ArrowException):
+        return None
+    is_header = (
+        header.record in get_args(Record)
+        and header.key in get_args(Key)
+        and type(header.shard) is type(header.num_shards) is int
+        and 0 <= header.shard < header.num_shards <= MOST_SHARDS
+        and header.session in header.schema.names
+        and len(header.sync) == SYNC_SIZE
     )
-    return header, _PREFIX.size + size
+    return header if is_header else None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_recd.logs.blocks import block_codec
+from recd_plugin_recd.logs.compression import decompressed, wrong_frame
 from recd_plugin_recd.logs.damage import Damage, Report
+from recd_plugin_recd.logs.manifest import first_digest, next_digest
+from recd_plugin_recd.logs.shard_files import check_place
 from recd_plugin_recd.logs.shard_format import (
     BLOCK_HEADER_SIZE,
     SYNC_SIZE,
@@ -55,12 +58,11 @@ class ShardReader:
     """Reads one shard file, which may be growing.
 
     Raises:
-        DataError: the file cannot be opened, or has no header that is whole.
+        DataError: the file cannot be opened, has no header that is whole, or is another shard than
+            its name says.
     """
 
     def __init__(self, path: Path, report: Report) -> None:
-        import zstandard
-
         self.path = path
         self._report = report
         try:
@@ -73,8 +75,12 @@ class ShardReader:
             raise DataError(f"{path}: no header of a log shard that is whole")
         self._found: FoundHeader = found
         self.header = found.header
-        self._codec = block_codec(self.header.record, self.header.schema)
-        self._zstd = zstandard.ZstdDecompressor()
+        try:
+            check_place(path, self.header)
+            self._codec = block_codec(self.header.record, self.header.schema)
+        except DataError:
+            self._file.close()
+            raise
 
     def __enter__(self) -> ShardReader:
         return self
@@ -136,13 +142,32 @@ class ShardReader:
                 cause = "the block before this one is missing"
                 lost = header.first_record - record
                 self._report(Damage(self.path, offset, cause, lost, offset))
-            yield Position(offset, record), header, payload
-            offset += BLOCK_HEADER_SIZE + header.size
+            start_of_block, offset = offset, offset + BLOCK_HEADER_SIZE + header.size
+            if (wrong := wrong_frame(payload, header.raw_size)) is not None:
+                lost = header.end_record - max(record, header.first_record)
+                self._report(Damage(self.path, start_of_block, wrong, lost, offset))
+            else:
+                yield Position(start_of_block, record), header, payload
             record = header.end_record
 
-    def end(self) -> Position:
-        """The end of the last block of which all bytes are there, damaged or not."""
-        position = self.start
+    def digest(self, end: int) -> str | None:
+        """The digest of the blocks up to byte ``end``; None where one's header is damaged."""
+        digest, offset = first_digest(self.header.sync), self.start.offset
+        while offset < end:
+            header = self._header_at(offset)
+            if header is None:
+                return None
+            digest = next_digest(digest, header, self.header.sync)
+            offset += BLOCK_HEADER_SIZE + header.size
+        return digest
+
+    def end(self) -> tuple[Position, str]:
+        """The end of the last block of which all bytes are there, damaged or not.
+
+        Returns:
+            Where that is, and the digest of the blocks up to there whose headers are whole.
+        """
+        position, digest = self.start, first_digest(self.header.sync)
         size = os.fstat(self._file.fileno()).st_size
         while position.offset < size:
             header = self._header_at(position.offset)
@@ -150,13 +175,14 @@ class ShardReader:
             if header is None or position.offset + BLOCK_HEADER_SIZE + header.size > size:
                 following = self._scan(position.offset + 1, size)
             if following is None:
-                return position
+                break
             offset, header = following
             after = offset + BLOCK_HEADER_SIZE + header.size
             if after > size:
-                return position
+                break
             position = Position(after, max(position.record, header.end_record))
-        return position
+            digest = next_digest(digest, header, self.header.sync)
+        return position, digest
 
     def _read(self, offset: int, size: int) -> bytes:
         self._file.seek(offset)
@@ -212,14 +238,9 @@ class ShardReader:
         self._report(Damage(self.path, offset, cause, lost, resumes_at))
 
     def _decode(self, offset: int, header: BlockHeader, payload: bytes) -> Any:
-        import zstandard
-
         try:
-            data = self._zstd.decompress(payload, max_output_size=header.raw_size)
-            if len(data) != header.raw_size:
-                raise DataError(f"{len(data)} bytes, where {header.raw_size} were announced")
-            return self._codec.decode(data, header.num_records)
-        except (DataError, zstandard.ZstdError) as error:
+            return self._codec.decode(decompressed(payload, header.raw_size), header.num_records)
+        except DataError as error:
             raise DataError(
                 f"{self.path}: byte {offset}: the block was written wrongly: {error}"
             ) from error

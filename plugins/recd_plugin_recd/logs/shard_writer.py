@@ -13,12 +13,11 @@ import pyarrow as pa
 from recd_plugin_recd.logs.blocks import block_codec
 from recd_plugin_recd.logs.compression import Compression
 from recd_plugin_recd.logs.damage import Damage, Report
-from recd_plugin_recd.logs.shard_format import BlockHeader, ShardHeader, read_header
-from recd_plugin_recd.logs.shard_reader import ShardReader
+from recd_plugin_recd.logs.manifest import MANIFEST, Promise, first_digest, next_digest
+from recd_plugin_recd.logs.shard_files import check_place
+from recd_plugin_recd.logs.shard_format import LARGEST_BLOCK, BlockHeader, ShardHeader, read_header
+from recd_plugin_recd.logs.shard_reader import Position, ShardReader
 from recd_plugins.errors import DataError
-
-# A block's sizes are 32-bit numbers, and zstd needs a little more than it is given.
-_LARGEST_BLOCK = (1 << 32) - (1 << 24)
 
 
 class ShardWriter:
@@ -27,22 +26,34 @@ class ShardWriter:
     What a killed writer left behind its last whole block is cut off and reported. A block is
     handed to the system as it is written: it outlives the process, and after ``sync`` the machine.
 
+    Args:
+        promise: what the log's manifest says of the shard; None where it is new.
+
     Raises:
-        DataError: another writer has the shard, it is no shard, or it was begun with other
-            settings or columns.
+        DataError: another writer has the shard, it is no shard, it has less than was promised, or
+            it was begun with other settings or columns.
 
     Attributes:
         raw_bytes, stored_bytes: bytes of the blocks of this writer before compression and after.
     """
 
     def __init__(
-        self, path: Path, header: ShardHeader, compression: Compression, report: Report
+        self,
+        path: Path,
+        header: ShardHeader,
+        compression: Compression,
+        report: Report,
+        promise: Promise | None = None,
     ) -> None:
         self.path = path
+        self._promise = promise
         self._codec = block_codec(header.record, header.schema)
         self._zstd = compression.compressor()
         self._end = self._next_record = 0
+        self._digest = ""
         self.raw_bytes = self.stored_bytes = 0
+        if promise is not None and not path.exists():
+            raise self._broken("is missing")
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -64,14 +75,17 @@ class ShardWriter:
             DataError: the block cannot be written; the shard is as before.
         """
         data = self._codec.encode(rows)
-        if len(data) > _LARGEST_BLOCK:
-            raise DataError(f"{self.path}: a block of {len(data)} bytes; 4 GB is the most")
+        if len(data) > LARGEST_BLOCK:
+            raise DataError(
+                f"{self.path}: a block of {len(data)} bytes; {LARGEST_BLOCK} are the most"
+            )
         stored = self._zstd.compress(data)
         header = BlockHeader(
             self._next_record, rows.num_rows, len(data), len(stored), zlib.crc32(stored)
         )
         self._write(header.to_bytes(self._sync_bytes) + stored)
         self._next_record = header.end_record
+        self._digest = next_digest(self._digest, header, self._sync_bytes)
         self.raw_bytes += len(data)
         self.stored_bytes += len(stored)
 
@@ -81,6 +95,11 @@ class ShardWriter:
             os.fsync(self._file)
         except OSError as error:
             raise _unwritten(self.path, error) from error
+
+    @property
+    def promise(self) -> Promise:
+        """What is there; after ``sync``, for the manifest."""
+        return Promise(self._sync_bytes.hex(), self._end, self._next_record, self._digest)
 
     def close(self) -> None:
         """Give the shard free for another writer."""
@@ -99,6 +118,8 @@ class ShardWriter:
     def _begin(self, header: ShardHeader, report: Report) -> bytes:
         """Read or write the header, and stand after the last whole block."""
         size = os.fstat(self._file).st_size
+        if self._promise is not None and size < self._promise.bytes:
+            raise self._broken(f"was cut to {size} bytes")
         new = header.to_bytes()
         with self.path.open("rb") as file:
             found = read_header(file)
@@ -110,16 +131,37 @@ class ShardWriter:
                 report(Damage(self.path, 0, cause, 0, None))
             self._write(new)
             self._sync_folder()
+            self._digest = first_digest(header.sync)
             return header.sync
         _check_same(self.path, header, found.header)
         with ShardReader(self.path, report) as reader:
-            end = reader.end()
+            end, self._digest = reader.end()
+            self._check_promise(reader, end)
         if end.offset < size:
             cause = f"{size - end.offset} bytes that are no whole block were cut off"
             report(Damage(self.path, end.offset, cause, None, None))
             os.ftruncate(self._file, end.offset)
         self._end, self._next_record = end.offset, end.record
         return found.header.sync
+
+    def _check_promise(self, reader: ShardReader, end: Position) -> None:
+        """Refuse to add to a shard that is not what the manifest says: it would be forgotten."""
+        if self._promise is None:
+            return
+        if self._promise.log != reader.header.sync.hex():
+            raise self._broken("is another log's")
+        if end.offset < self._promise.bytes:
+            raise self._broken("is damaged at its end")
+        if reader.digest(self._promise.bytes) not in (None, self._promise.digest):
+            raise self._broken("has other blocks than were written")
+
+    def _broken(self, what: str) -> DataError:
+        assert self._promise is not None, "the caller looked"
+        return DataError(
+            f"{self.path}: the shard {what}, and {MANIFEST} promises {self._promise.records} "
+            f"records in {self._promise.bytes} bytes; put the shard back, or bring what is left "
+            "to a new log by recd logs read --skip-damaged"
+        )
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -149,6 +191,7 @@ def _unwritten(path: Path, error: OSError) -> DataError:
 
 
 def _check_same(path: Path, new: ShardHeader, old: ShardHeader) -> None:
+    check_place(path, old)
     for name in ("num_shards", "shard", "key", "session", "record"):
         asked, there = getattr(new, name), getattr(old, name)
         if asked != there:

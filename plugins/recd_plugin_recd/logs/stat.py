@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recd_plugin_recd.logs.check import readable_shards
 from recd_plugin_recd.logs.damage import Damage
 from recd_plugin_recd.logs.shard_files import shard_files
+from recd_plugin_recd.logs.shard_format import BlockHeader
 from recd_plugin_recd.logs.shard_reader import ShardReader
-from recd_plugins.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -58,27 +59,29 @@ class ShardStatistics:
 def log_statistics(path: Path) -> list[ShardStatistics]:
     """Read every block of a log, without decompressing it.
 
+    Files that are missing, or wrong as a whole, have their place among the shards.
+
     Raises:
         DataError: there is no log.
     """
-    return [_statistics(shard) for shard in shard_files(path)]
+    found: list[Damage] = []
+    readable = readable_shards(path, found.append)
+    return [
+        _statistics(shard, shard in readable, [damage for damage in found if damage.shard == shard])
+        for shard in sorted({*shard_files(path), *(damage.shard for damage in found)})
+    ]
 
 
-def _statistics(path: Path) -> ShardStatistics:
-    damage: list[Damage] = []
-    size = path.stat().st_size
-    try:
-        reader = ShardReader(path, damage.append)
-    except DataError as error:
-        whole = Damage(path, 0, str(error).removeprefix(f"{path}: "), None, None)
-        return ShardStatistics(path, 0, 0, size, 0, (whole,))
-    with reader:
-        headers = [header for _, header, _ in reader.payloads()]
+def _statistics(path: Path, is_readable: bool, damage: list[Damage]) -> ShardStatistics:
+    headers: list[BlockHeader] = []
+    if is_readable:
+        with ShardReader(path, damage.append) as reader:
+            headers = [header for _, header, _ in reader.payloads()]
     return ShardStatistics(
         path,
         len(headers),
         sum(header.num_records for header in headers),
-        size,
+        path.stat().st_size if path.exists() else 0,
         sum(header.raw_size for header in headers),
         tuple(damage),
     )

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recd_plugins.access.profile import AccessProfile, TableAccess
 from recd_plugins.errors import DataError
-from recd_plugins.files import new_file
+from recd_plugins.files import check_regular, new_file
 
 _KEY = b"recd_plugins.access_profile"
 _VERSION = 1
@@ -90,6 +90,7 @@ def write_profile(profile: AccessProfile, path: Path) -> None:
             compression="zstd",
             use_dictionary=["table", "accesses"],
             column_encoding={"row": "DELTA_BINARY_PACKED"},
+            write_page_checksum=True,
         ) as writer,
     ):
         for name, table in profile.tables.items():
@@ -112,7 +113,8 @@ def read_profile(path: Path) -> AccessProfile:
         DataError: the file is missing, damaged or no profile; says where, and what is wrong.
     """
     try:
-        with pq.ParquetFile(path) as file:
+        check_regular(path)
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             head = _head(path, file)
             tables = dict(_tables(path, file, head))
     except FileNotFoundError as error:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
+import sys
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,6 +31,10 @@ COMMANDS = {
     "simulate": (
         "recd_plugins.cli.simulate:simulate",
         "Play batches through the tiers of rows of REGISTRY, on any number of ranks.",
+    ),
+    "checkpoint": (
+        "recd_plugins.cli.checkpoint:checkpoint",
+        "List, verify or show checkpoints.",
     ),
     "validate": ("recd_plugins.cli.validate:validate", "Check a registry file."),
     "plugins": ("recd_plugins.cli.plugins:plugins", "List the plugins that are there."),
@@ -83,11 +90,29 @@ class _Recd(click.Group):
         if failure is not None:
             click.secho(f"Commands of plugins are missing: {failure}", fg="red", err=True)
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As a program, which shows no traceback; tests and Python call ``main.main``."""
+        if not kwargs.get("standalone_mode", True) or os.environ.get("RECD_TRACEBACK") == "1":
+            return super().__call__(*args, **kwargs)
+        try:
+            return super().__call__(*args, **kwargs)
+        except Exception as error:
+            from recd_plugins.cli.fault import EXIT_STATUS, fault_message
+
+            click.secho(fault_message(error), fg="red", err=True)
+            sys.exit(EXIT_STATUS)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except RecdError as error:
             raise _Failure(str(error)) from error
+        except (OSError, UnicodeEncodeError) as error:
+            from recd_plugins.cli.fault import meant_by
+
+            if os.environ.get("RECD_TRACEBACK") == "1" or (said := meant_by(error)) is None:
+                raise
+            raise _Failure(said) from error
 
 
 def _plugin_commands(ctx: click.Context) -> PluginCommands:
@@ -109,5 +134,9 @@ def _plugin_commands(ctx: click.Context) -> PluginCommands:
 @click.pass_context
 def main(ctx: click.Context, plugins_dir: Path | None) -> None:
     """Train TorchRec models with the plugins that a registry file names."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Names of files that are not UTF-8 are shown as the bytes that they are.
+            stream.reconfigure(errors="surrogateescape")
     # What click.pass_obj hands to commands.
     ctx.obj = plugins_dir

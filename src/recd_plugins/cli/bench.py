@@ -20,10 +20,11 @@ from recd_plugins.files import write_json
 @click.argument("name", required=False)
 @click.option(
     "--size",
-    type=click.Choice(["small", "reference"]),
+    type=click.Choice(["tiny", "small", "reference"]),
     default="small",
     show_default=True,
-    help="small ends within a minute; reference is what the documentation quotes.",
+    help="small ends within a minute; reference is what the documentation quotes; tiny only shows "
+    "that a benchmark runs, and its figures mean nothing.",
 )
 @click.option(
     "--device",

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.files import write_json
+from recd_plugins.training.checkpoint_files.fields import ALLOWABLE
 from recd_plugins.versions import installed_set, mismatch
 
 if TYPE_CHECKING:
@@ -36,6 +37,15 @@ if TYPE_CHECKING:
 )
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
 @click.option(
+    "--allow",
+    "allowed",
+    multiple=True,
+    type=click.Choice(ALLOWABLE),
+    metavar="FIELD",
+    help="With --resume: let this field differ from the checkpoint's. One of: "
+    f"{', '.join(ALLOWABLE)}.",
+)
+@click.option(
     "--breakdown",
     is_flag=True,
     help="Profile 10 of the steps: seconds by stage (lookup, GEMM, all-to-all, all-reduce, other) "
@@ -50,6 +60,18 @@ if TYPE_CHECKING:
 @click.option("--workers", type=click.IntRange(min=0), help="Overrides training.workers.")
 @click.option("--steps", type=click.IntRange(min=1), help="Overrides training.steps.")
 @click.option(
+    "--hang-notice",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Overrides training.hang_notice.",
+)
+@click.option(
+    "--hang-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Overrides training.hang_timeout.",
+)
+@click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
@@ -62,11 +84,14 @@ def run(
     compare: bool,
     shardings: tuple[str, ...],
     resume: bool,
+    allowed: tuple[str, ...],
     breakdown: bool,
     ranks: int | None,
     ranks_per_node: int | None,
     workers: int | None,
     steps: int | None,
+    hang_notice: float | None,
+    hang_timeout: float | None,
     json_path: Path | None,
 ) -> None:
     """Train the model of REGISTRY on its data with its plugins.
@@ -88,6 +113,8 @@ def run(
         raise click.UsageError(
             "a comparison starts every run at the first step; leave out --resume"
         )
+    if allowed and not resume:
+        raise click.UsageError("--allow is about going on from a checkpoint; it takes --resume")
     if compare and several:
         raise click.UsageError("--compare takes one --sharding")
     if len(set(shardings)) < len(shardings):
@@ -97,6 +124,8 @@ def run(
         "ranks_per_node": ranks_per_node,
         "workers": workers,
         "steps": steps,
+        "hang_notice": hang_notice,
+        "hang_timeout": hang_timeout,
     }
     overrides = {name: value for name, value in options.items() if value is not None}
     if compare or several:
@@ -110,6 +139,7 @@ def run(
         resume=resume,
         breakdown=breakdown,
         shardings=shardings,
+        allowed=allowed,
     ) as trainer:
         if several:
             results = {name: trainer.train("plugins", name) for name in shardings}

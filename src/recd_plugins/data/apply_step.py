@@ -52,13 +52,13 @@ def apply_step(
             "values and offsets"
         )
     new_values, new_offsets = result
-    if new_values.dtype != values.dtype or new_values.dim() != 1:
+    if new_values.dtype != values.dtype or new_values.dim() != 1 or _elsewhere(new_values, values):
         what = "ids" if values.dtype == torch.int64 else "numbers"
         raise PluginError(
             f"{step.name}: transform {of} returned values as {_form(new_values)}; expected {what}, "
             f"{values.dtype} [num_values]"
         )
-    if new_offsets.dtype not in (torch.int32, torch.int64):
+    if new_offsets.dtype not in (torch.int32, torch.int64) or _elsewhere(new_offsets, values):
         raise PluginError(
             f"{step.name}: transform {of} returned offsets as {_form(new_offsets)}; expected "
             "torch.int64 or torch.int32"
@@ -74,6 +74,11 @@ def apply_step(
             f"{step.name}: transform {of} returned {new_values.numel()} values and offsets from "
             f"{first} to {last}; offsets start at 0 and end at the number of values"
         )
+    if bool((torch.diff(new_offsets) < 0).any()):
+        raise PluginError(
+            f"{step.name}: transform {of} returned offsets that fall; each row ends where the next "
+            "one starts"
+        )
     if step.scope == "id" and not torch.equal(new_offsets, offsets):
         raise PluginError(
             f"{step.name}: transform {of} changed the lengths of rows; its scope is id, so each "
@@ -82,5 +87,14 @@ def apply_step(
     return new_values, new_offsets
 
 
+def _elsewhere(new: Tensor, values: Tensor) -> bool:
+    """Whether a tensor is sparse, or on another device."""
+    return new.layout != torch.strided or new.device != values.device
+
+
 def _form(value: object) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    if not isinstance(value, Tensor):
+        return repr(value)
+    usual = value.layout == torch.strided and value.device.type == "cpu"
+    where = "" if usual else f" ({value.layout} on {value.device})"
+    return f"{value.dtype} {list(value.shape)}{where}"

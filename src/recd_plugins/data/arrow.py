@@ -93,7 +93,7 @@ def dictionary_column(rows: Rows, name: str) -> DictionaryColumn | None:
 
 def broken_list(rows: Rows, name: str) -> DataError:
     """The error for a ``list_dict`` column with a value that is no whole number of ids."""
-    lengths = pc.binary_length(_column(rows, name).cast(pa.large_binary())).to_numpy()
+    lengths = pc.binary_length(_column(rows, name).cast(pa.large_binary())).fill_null(0).to_numpy()
     row = int((lengths % ID_BYTES != 0).argmax())
     return DataError(
         f"{place(rows, name, row)}: the value has {lengths[row]} bytes, which is no whole number "
@@ -110,8 +110,9 @@ def dense_features(rows: Rows, names: tuple[str, ...]) -> Tensor:
     import torch
 
     features = np.empty((len(rows), len(names)), np.float32)
-    for index, name in enumerate(names):
-        features[:, index] = _numbers(rows, name)
+    with np.errstate(over="ignore"):  # infinite then, which is refused where batches are made
+        for index, name in enumerate(names):
+            features[:, index] = _numbers(rows, name)
     return torch.from_numpy(features)
 
 
@@ -123,7 +124,8 @@ def labels(rows: Rows, name: str) -> Tensor:
     """
     import torch
 
-    numbers = _numbers(rows, name).astype(np.float32)
+    numbers = _numbers(rows, name)
+    # Before they are float32, which takes some for 1.
     wrong = (numbers != 0) & (numbers != 1)
     if wrong.any():
         row = int(wrong.argmax())
@@ -131,13 +133,20 @@ def labels(rows: Rows, name: str) -> Tensor:
             f"{place(rows, name, row)}: the label is {_shown(_column(rows, name), row)}, "
             "expected 0 or 1"
         )
-    return torch.from_numpy(numbers)
+    return torch.from_numpy(numbers.astype(np.float32))
 
 
 def place(rows: Rows, column: str, row: int) -> str:
     """File, row and column for an error message; ``row`` counts in the batch, from 0."""
     path, row_in_file = rows.origin_of(row)
     return f"{path}: row {row_in_file} (from 0), column {column!r}"
+
+
+def shown(rows: Rows, name: str, row: int, value: Any) -> str:
+    """A value for an error message: as the data has it, else ``value``, which it became."""
+    if name in rows.data.schema.names:
+        return _shown(_column(rows, name), row)
+    return str(float(value))
 
 
 def _column(rows: Rows, name: str) -> Any:
@@ -171,8 +180,8 @@ def _ids(items: Any) -> NDArray[np.int64]:
 def _refuse_nulls(rows: Rows, name: str, column: Any) -> None:
     if column.null_count:
         raise DataError(
-            f"{place(rows, name, _first_null(column))}: the value is null; "
-            "write a value, or an empty list if there is none"
+            f"{place(rows, name, _first_null(column))}: the value is null (as pandas writes NaN); "
+            "write a number, or where ids are missing an empty list"
         )
 
 

@@ -39,8 +39,12 @@ def decoded_field(field: pa.Field) -> pa.Field:
 def is_list_dict(field: pa.Field) -> bool:
     """Whether a field is a feature in layout ``list_dict``, decoded to a dictionary or not."""
     kind = field.type.value_type if pt.is_dictionary(field.type) else field.type
-    marked = (field.metadata or {}).items() >= _MARK.items()
-    return marked and (pt.is_binary(kind) or pt.is_large_binary(kind))
+    return is_marked(field) and (pt.is_binary(kind) or pt.is_large_binary(kind))
+
+
+def is_marked(field: pa.Field) -> bool:
+    """Whether the metadata of a field calls it ``list_dict``, whatever its type is."""
+    return (field.metadata or {}).items() >= _MARK.items()
 
 
 def is_id_list(kind: pa.DataType) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from recd_plugins.activity import doing
 from recd_plugins.data.ingestion import IngestionFeed
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.row_pipeline import RowPipeline
@@ -39,7 +40,12 @@ class DataLoader:
         return len(self._reader)
 
     def __iter__(self) -> Iterator[ModelInput]:
-        for model_input in self._feed.read(self._reader):
+        batches = iter(self._feed.read(self._reader))
+        while True:
+            with doing("reading data"):
+                model_input = next(batches, None)
+            if model_input is None:
+                return
             yield _pinned(model_input) if self._pin_memory else model_input
 
     def batches_a_block(self) -> float:

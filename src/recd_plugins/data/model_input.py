@@ -28,7 +28,7 @@ from torchrec.streamable import Pipelineable
 
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.stalls import MakingTimes
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, ExactnessError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.sparse.jagged import runs_of_equal_rows
@@ -42,6 +42,34 @@ class Placement:
     pooled: tuple[str, ...] = ()
     replicated: tuple[str, ...] = ()
     sequence: tuple[str, ...] = ()
+
+
+class _Noting(dict[str, Tensor]):
+    """A dict that notes for which keys it was asked, all of them where it was gone through."""
+
+    def __init__(self, items: Mapping[str, Tensor], asked: set[str]) -> None:
+        super().__init__(items)
+        self._asked = asked
+
+    def __getitem__(self, key: str) -> Tensor:
+        self._asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._asked.add(key)
+        return super().get(key, default)
+
+    def items(self) -> Any:
+        self._asked.update(self)
+        return super().items()
+
+    def values(self) -> Any:
+        self._asked.update(self)
+        return super().values()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default one asks for every item.
+        return type(self), (dict(dict.items(self)), self._asked)
 
 
 @dataclass(frozen=True)
@@ -62,6 +90,7 @@ class ModelInput(Pipelineable):
         stretches: by sequence feature of a partial IKJT: its unique rows among the stored ids.
         groups: how many of the rows belong to which group, as ``Rows`` says.
         making: seconds that it took, by part.
+        taken: sequence features whose unique rows, or whose ``inverse_lookup``, were asked for.
     """
 
     dense_features: Tensor
@@ -74,6 +103,35 @@ class ModelInput(Pipelineable):
     stretches: Mapping[str, Stretches] = field(default_factory=dict)
     groups: Mapping[str, int] = field(default_factory=dict)
     making: MakingTimes = field(default_factory=MakingTimes)
+    taken: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        noting = _Noting(self.inverse_lookup, self.taken)
+        object.__setattr__(self, "inverse_lookup", noting)
+
+    def check_taken(self) -> None:
+        """Refuse a model that took unique rows for rows, once it has had this batch.
+
+        Those of a sequence feature may be as many as the batch has rows, where another feature has
+        no duplicates: then no shape is wrong.
+
+        Raises:
+            ExactnessError: names the features whose unique rows were not asked for.
+        """
+        forgotten = [
+            feature
+            for feature in self.num_unique
+            if feature not in self.taken
+            and (feature in self.stretches or feature in self.inverse_lookup)
+        ]
+        if forgotten:
+            raise ExactnessError(
+                f"the model takes no notice of what is deduplicated: it pools the sequence "
+                f"features {', '.join(forgotten)} as they come out of the EmbeddingCollection. "
+                "Pool batch.unique_rows(feature, output[feature]) and repeat the results with "
+                "index_select(0, batch.inverse_lookup[feature]), or use SequencePooling, or leave "
+                "the features out of the converter"
+            )
 
     def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:
         """The unique rows of a sequence feature, for a module that pools rows.
@@ -85,6 +143,7 @@ class ModelInput(Pipelineable):
         Returns:
             Embeddings of ``num_unique[feature]`` rows.
         """
+        self.taken.add(feature)
         if (stretches := self.stretches.get(feature)) is not None:
             return stretches.gather(embeddings.values())
         return JaggedTensor(
@@ -117,10 +176,13 @@ class ModelInput(Pipelineable):
         changed: dict[str, Any] = {}
         for item in fields(self):
             value = getattr(self, item.name)
+            if not item.init:
+                continue
             if item.name in ("num_unique", "groups", "making") or value is None:
                 changed[item.name] = value
             elif isinstance(value, Mapping):
-                changed[item.name] = {key: once(tensor) for key, tensor in value.items()}
+                items = dict.items(value) if isinstance(value, _Noting) else value.items()
+                changed[item.name] = {key: once(tensor) for key, tensor in items}
             else:
                 changed[item.name] = once(value)
         return type(self)(**changed)

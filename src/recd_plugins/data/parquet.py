@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from recd_plugins.data.buffered_file import ReadOptions
-from recd_plugins.data.list_dict import is_list_dict
+from recd_plugins.data.file_identity import footer_digest, look_at
+from recd_plugins.data.list_dict import is_id_list, is_list_dict, is_marked
 from recd_plugins.data.read_plan import Piece, Unit
-from recd_plugins.data.row_counts import RowCounts
+from recd_plugins.data.row_counts import RowCounts, digest_of_footer
 from recd_plugins.data.row_filter import Condition, RowFilter, holds_for_key
 from recd_plugins.data.splits import Split, handed_out, read_splits
 from recd_plugins.data.storage import Location, Storage
@@ -61,14 +62,14 @@ class ParquetTable:
         self.root = Location(path, storage or Storage())
         self._options = options or ReadOptions()
         found = self.root.find(".parquet")
-        first = read_metadata(found[0])
+        first, found[0] = _look(found[0])
         self.schema = handed_out(first)
         on_columns = [each for each in where if each.column in self.schema.names]
         self.locations = self._with_keys(found, [each for each in where if each not in on_columns])
         self._where = tuple(on_columns)
         self._filter = RowFilter(on_columns, self.schema, found[0]) if on_columns else None
         known = first if self.locations[0] == found[0] else None
-        self._metadata = list(self._read_footers(known))
+        self._metadata, self.locations = map(list, zip(*self._look_at_all(known), strict=True))
         for location, metadata in zip(self.locations, self._metadata, strict=True):
             self._check_same(found[0], location, handed_out(metadata))
 
@@ -101,11 +102,20 @@ class ParquetTable:
         return self._row_counts.num_unknown if self._row_counts else 0
 
     def identity(self) -> list[list[str | int]]:
-        """Path below the table's, and rows of each row group, of every file; JSON values."""
-        rows: list[list[str | int]] = [[location.below(self._top)] for location in self.locations]
+        """Path below the table's, footer and rows of each row group of every file; JSON values."""
+        rows: list[list[str | int]] = [
+            [location.below(self._top), footer_digest(location)] for location in self.locations
+        ]
         for unit in self.units:
             rows[unit.file].append(unit.num_rows)
         return rows
+
+    def contents(self) -> dict[str, dict[str, int | str | None]]:
+        """Size of every file, and a digest of its footer, by its path below the table's."""
+        return {
+            location.below(self._top): {"bytes": location.size, "footer": digest_of_footer(footer)}
+            for location, footer in zip(self.locations, self._metadata, strict=True)
+        }
 
     def splits(self, pieces: Iterable[Piece], schema: pa.Schema) -> Iterator[Split]:
         """Pieces as work items, those of one row group that follow each other as one."""
@@ -147,15 +157,17 @@ class ParquetTable:
             return Location(local.parent)
         return self.root
 
-    def _read_footers(self, first: pq.FileMetaData | None) -> Iterator[pq.FileMetaData]:
+    def _look_at_all(
+        self, first: pq.FileMetaData | None
+    ) -> Iterator[tuple[pq.FileMetaData, Location]]:
         rest = self.locations if first is None else self.locations[1:]
         if first is not None:
-            yield first
+            yield first, self.locations[0]
         if self.root.local is not None:
-            yield from map(read_metadata, rest)
+            yield from map(_look, rest)
             return
         with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as threads:
-            yield from threads.map(read_metadata, rest)
+            yield from threads.map(_look, rest)
 
     def _with_keys(self, found: list[Location], where: Sequence[Condition]) -> list[Location]:
         """The files whose Hive partitions meet conditions."""
@@ -205,15 +217,34 @@ def read_metadata(path: Path | Location) -> pq.FileMetaData:
     """The footer of a file.
 
     Raises:
-        DataError: it is no Parquet file.
+        DataError: it is no Parquet file, or a column is marked as another layout than it has.
         SetupError: its store cannot be reached, or refuses.
     """
-    location = Location(path) if isinstance(path, Path) else path
+    return _look(Location(path) if isinstance(path, Path) else path)[0]
+
+
+def _look(location: Location) -> tuple[pq.FileMetaData, Location]:
+    """As ``read_metadata``, and the location with what tells the file from others."""
     try:
         with location.told(), location.open() as file:
-            return pq.read_metadata(file)
-    except (pa.ArrowException, OSError) as error:
+            metadata, found = look_at(location, file)
+            schema = metadata.schema.to_arrow_schema()
+    except (pa.ArrowException, OSError, UnicodeError) as error:
         raise DataError(f"{location}: no readable Parquet file: {error}") from error
+    names = schema.names
+    if len(set(names)) < len(names):
+        double = next(name for name in names if names.count(name) > 1)
+        raise DataError(
+            f"{location}: {names.count(double)} columns are named {double}; which of them is meant "
+            "cannot be said, so write the file with other names"
+        )
+    for field in schema:
+        if is_marked(field) and not is_list_dict(field) and not is_id_list(field.type):
+            raise DataError(
+                f"{location}: column {field.name} is marked as layout list_dict, which is binary, "
+                f"and it is {field.type}; write the table anew"
+            )
+    return metadata, found
 
 
 def _kind(field: pa.Field) -> str:

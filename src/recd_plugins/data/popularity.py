@@ -33,9 +33,11 @@ def read_popularity(path: Path, features: Sequence[str]) -> tuple[str, ...]:
             near = get_close_matches(name, features, n=1)
             advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(features)}"
             raise DataError(f"{where}: the table has no feature {name}; {advice}")
-        if not count >= 0:
+        if not 0 <= count < float("inf"):
             raise DataError(f"{where}: the count of {name} is {count}, expected 0 or more")
         counts[name] = counts.get(name, 0) + count
+    if not counts:
+        raise DataError(f"{path}: names no feature; there are {', '.join(features)}")
     return tuple(
         sorted((name for name in features if name in counts), key=lambda name: -counts[name])
     )
@@ -43,10 +45,10 @@ def read_popularity(path: Path, features: Sequence[str]) -> tuple[str, ...]:
 
 def _from_json(path: Path, text: str) -> Iterator[tuple[str, str, float]]:
     try:
-        found = json.loads(text)
-    except ValueError as error:
+        found = json.loads(text, object_pairs_hook=list)
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: no JSON: {error}") from error
-    for name, count in found.items():
+    for name, count in found:
         if isinstance(count, bool) or not isinstance(count, int | float):
             raise DataError(f"{path}: the count of {name} is {count!r}, expected a number")
         yield str(path), name, count

@@ -12,16 +12,21 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.apply_step import apply_step, apply_steps
+from recd_plugins.data.arrow import place
 from recd_plugins.data.batch import Batch
+from recd_plugins.data.check_numbers import all_finite
 from recd_plugins.data.feature_steps import feature_steps
 from recd_plugins.data.preprocess_partial import transform_partial
 from recd_plugins.data.preprocess_unique import transform_together, with_rows
 from recd_plugins.errors import DataError, PluginError
-from recd_plugins.interfaces import FeatureSchema, Preprocessing
+from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
+
+# Numbers that a message shows of one row.
+_MOST_SHOWN = 4
 
 Steps = tuple[Preprocessing, ...]
 _Rows = tuple[Tensor, Tensor]
@@ -53,17 +58,22 @@ class Preprocess:
         self._steps = {feature: tuple(chain) for feature, chain in steps.items() if chain}
         self._dense = tuple(dense)
 
-    def __call__(self, batch: Batch) -> Batch:
+    def __call__(self, batch: Batch, rows: Rows | None = None) -> Batch:
         """The batch with transformed features; ``batch`` itself is left as it is.
+
+        Args:
+            batch: what a converter made.
+            rows: where it came from, for errors to name.
 
         Raises:
             PluginError: a step failed, or returned something other than its interface allows.
-            DataError: a feature with weights: no step knows which weights its values would have.
+            DataError: a feature with weights: no step knows which weights its values would have; or
+                a step makes a dense feature NaN or infinite.
         """
         partials, exact = self._transform_partials(batch.partials)
         return replace(
             batch,
-            dense_features=self._transform_dense(batch.dense_features),
+            dense_features=self._transform_dense(batch.dense_features, rows),
             kjt=None if batch.kjt is None else self._transform_kjt(batch.kjt),
             ikjts=(*self._transform_ikjts(batch.ikjts), *exact),
             partials=partials,
@@ -150,25 +160,26 @@ class Preprocess:
             "of preprocessing, or give them no weights (no step tells the weights of its ids)"
         )
 
-    def _transform_dense(self, dense: Tensor) -> Tensor:
+    def _transform_dense(self, dense: Tensor, rows: Rows | None) -> Tensor:
         if self._steps.keys().isdisjoint(self._dense):
             return dense
         parts, first = [], 0
         for features, steps in self._runs(self._dense):
             part = dense[:, first : first + len(features)]
-            parts.append(_transform_columns(steps, features, part) if steps else part)
+            parts.append(_transform_columns(steps, features, part, rows) if steps else part)
             first += len(features)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
 
 def _transform_columns(
-    steps: Sequence[Preprocessing], features: Sequence[str], columns: Tensor
+    steps: Sequence[Preprocessing], features: Sequence[str], columns: Tensor, rows: Rows | None
 ) -> Tensor:
     """Steps over dense features, each a jagged feature with one number in each row."""
     num_rows, num_features = columns.shape
     width = 1
     values = columns.t().flatten()
     offsets = torch.arange(values.numel() + 1)
+    stages = [values]
     for step in steps:
         values, offsets = apply_step(step, features, values, offsets)
         width *= step.width
@@ -177,5 +188,33 @@ def _transform_columns(
                 f"{step.name}: transform of dense features {', '.join(features)} returned rows of "
                 f"other lengths than {width}; its width is {step.width}: a number becomes so many"
             )
+        stages.append(values)
+    if not all_finite(values):
+        shape = (num_features, num_rows, -1)
+        raise _not_finite(steps, features, [each.view(shape) for each in stages], rows)
     by_feature = values.view(num_features, num_rows, width)
     return by_feature.transpose(0, 1).reshape(num_rows, num_features * width)
+
+
+def _not_finite(
+    steps: Sequence[Preprocessing],
+    features: Sequence[str],
+    stages: Sequence[Tensor],
+    rows: Rows | None,
+) -> DataError:
+    """For numbers ``[num_features, num_rows, width]`` before the first step and after each."""
+    feature, row, _ = (~stages[-1].isfinite()).nonzero()[0].tolist()
+    passed = [stage[feature, row] for stage in stages]
+    # A step may mend what one before it made: that of the last run of steps is at fault.
+    finite = [all_finite(numbers) for numbers in passed]
+    first = len(finite) - 1 - finite[::-1].index(True) if True in finite else 0
+    given, made = (
+        ", ".join(f"{number:g}" for number in passed[at][:_MOST_SHOWN].tolist())
+        for at in (first, first + 1)
+    )
+    name = features[feature]
+    where = f"row {row}, column {name!r}" if rows is None else place(rows, name, row)
+    return DataError(
+        f"{where}: preprocessing {steps[first].name} makes {made} of {given}; give it numbers that "
+        "it takes (recd.clamp before it keeps them between bounds), or leave the row out"
+    )

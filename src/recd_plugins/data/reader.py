@@ -89,6 +89,7 @@ class PlannedReader(Reader):
             for block, end in zip(blocks[mine], ends[mine], strict=True):
                 num_steps = sum(piece.num_rows for piece in block) // size
                 yield self._block(batches, end - num_steps, num_steps)
+            next(batches, None)  # what was read is looked at once more when all of it was
         self._epoch, self._history, self._steps = self._epoch + 1, (), 0
 
     def num_blocks(self) -> int:

@@ -20,11 +20,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.data.buffered_file import ReadOptions
+from recd_plugins.data.file_identity import replaced
 from recd_plugins.data.row_filter import Condition, RowFilter
-from recd_plugins.data.splits import OpenFile, replaced
+from recd_plugins.data.splits import OpenFile
 from recd_plugins.data.storage import Location
 from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.files import write_json
+from recd_plugins.files import read_note, real_path, write_note
 
 #: Rows by row group, by file.
 Counts = list[list[int]]
@@ -85,7 +86,7 @@ class RowCounts:
             numbers = range(len(self._locations))
             counts = list(threads.map(lambda number: self._count(number, progress), numbers))
         try:
-            write_json(self._cache, {"version": _VERSION, "counts": counts})
+            write_note(self._cache, {"version": _VERSION, "counts": counts})
         except RecdError as error:
             raise SetupError(
                 f"{error}; rows that option where keeps are counted once and noted there, so set "
@@ -119,32 +120,27 @@ class RowCounts:
         return counts
 
     def _cached(self) -> Counts | None:
-        try:
-            found = json.loads(self._cache.read_text(encoding="utf-8"))
-            counts: Counts = found["counts"]
-            fits = found["version"] == _VERSION and [
-                [0 <= count <= rows for count, rows in zip(mine, of_file, strict=True)]
-                for mine, of_file in zip(counts, self._rows, strict=True)
-            ]
-        except (OSError, ValueError, KeyError, TypeError):
-            # Not there, or not what is written here: it is counted anew and replaced.
+        # Not there, or not what is written here: it is counted anew and replaced.
+        found = read_note(self._cache)
+        if found is None or found["version"] != _VERSION:
             return None
-        return counts if fits and all(map(all, fits)) else None
+        counts: Counts = found["counts"]
+        return counts
 
     def _name(
         self, metadata: Sequence[pq.FileMetaData], where: Sequence[Condition], root: Location
     ) -> str:
         files = [
-            [each.below(root), each.size, each.changed, _digest(footer)]
+            [each.below(root), each.size, each.changed, digest_of_footer(footer)]
             for each, footer in zip(self._locations, metadata, strict=True)
         ]
         conditions = [[each.column, each.op, each.value] for each in where]
-        place = str(root.local.resolve()) if root.local else [root.path, root.storage.endpoint]
+        place = str(real_path(root.local)) if root.local else [root.path, root.storage.endpoint]
         text = json.dumps([_VERSION, place, files, conditions], default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _digest(footer: pq.FileMetaData) -> str:
+def digest_of_footer(footer: pq.FileMetaData) -> str:
     """Of row groups, places and statistics: some file systems do not say when a file changed."""
     sink = io.BytesIO()
     footer.write_metadata_file(sink)

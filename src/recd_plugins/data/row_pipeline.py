@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from recd_plugins.data.check_batch import check_batch, check_rows
 from recd_plugins.data.check_ids import check_ids
+from recd_plugins.data.check_numbers import check_numbers
 from recd_plugins.data.model_input import ModelInput, lower
 from recd_plugins.data.stalls import MakingTimes
 from recd_plugins.data.transforms import Transforms
@@ -75,10 +76,11 @@ class RowPipeline:
         with plugin_call(self._converter, "convert"):
             batch = self._converter.convert(rows, self._schema)
         check_batch(self._converter, batch, len(rows), self._schema)
+        check_numbers(batch, self._schema, rows)
         return batch
 
     def _transform(self, batch: Batch, rows: Rows) -> Batch:
-        batch = self._preprocess(batch)
+        batch = self._preprocess(batch, rows)
         check_ids(batch, self._num_embeddings, rows)
         return batch
 

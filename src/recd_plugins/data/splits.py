@@ -15,9 +15,11 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from recd_plugins.data.buffered_file import BufferedFile, ReadOptions, column_ranges
+from recd_plugins.data.file_identity import check_unchanged, look_at, replaced
 from recd_plugins.data.list_dict import decoded_field, is_list_dict
 from recd_plugins.data.row_filter import Condition, RowFilter
 from recd_plugins.data.storage import Location
@@ -28,6 +30,8 @@ from recd_plugins.interfaces import Origin, Rows
 _DECODE_ROWS = 2048
 # With dictionaries, which are built anew for every batch: whole row groups, if they are not huge.
 _DECODE_DICTIONARY_ROWS = 16_384
+# Of names in a damaged footer pyarrow raises the last.
+_UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True)
@@ -78,24 +82,29 @@ def read_splits(splits: Iterable[Split]) -> Generator[Rows, None, None]:
 class OpenFile:
     """A Parquet file that is read row group by row group. Use as a context manager.
 
+    That it is the file that ``location`` was made of is looked at when it is opened, and that it
+    still is after it was read: a local file after each row group, another one at the end.
+
     Args:
         location: the file.
         columns: what will be read of it; dictionaries come as such.
         options: how columns are read.
 
     Raises:
-        DataError: it is no Parquet file, or not there.
+        DataError: it is no Parquet file, not there, or another one.
         SetupError: its store cannot be reached, or refuses.
     """
 
     def __init__(self, location: Location, columns: pa.Schema, options: ReadOptions) -> None:
-        self.location = location
         try:
             with location.told():
                 source = location.open()
-                if location.size is not None and source.size() != location.size:
+                try:
+                    metadata, self.location = look_at(location, source)
+                except BaseException:
                     source.close()
-                    raise replaced(location)
+                    raise
+                self._file = source
                 self._buffered = None
                 if options.pre_buffer:
                     is_local = location.local is not None
@@ -104,11 +113,12 @@ class OpenFile:
                 self._source = source
                 self.parquet = pq.ParquetFile(
                     source,
+                    metadata=metadata,
                     read_dictionary=dictionaries(columns),
                     page_checksum_verification=True,
                     pre_buffer=False,
                 )
-        except (pa.ArrowException, OSError) as error:
+        except _UNREADABLE as error:
             raise DataError(f"{location}: no readable Parquet file: {error}") from error
 
     def batches(
@@ -117,7 +127,7 @@ class OpenFile:
         """The columns ``names`` of a row group, ``num_rows`` at once, in the order of the file.
 
         Raises:
-            DataError: it cannot be decoded.
+            DataError: it cannot be decoded, or a local file was changed meanwhile.
             SetupError: the store cannot be reached, or refuses.
         """
         try:
@@ -125,13 +135,33 @@ class OpenFile:
                 if self._buffered is not None:
                     metadata = self.parquet.metadata.row_group(group)
                     self._buffered.load(column_ranges(metadata, names))
-                yield from self.parquet.iter_batches(
+                for batch in self.parquet.iter_batches(
                     num_rows, row_groups=[group], columns=list(names), use_threads=False
-                )
-        except (pa.ArrowException, OSError) as error:
+                ):
+                    self._check_codes(group, batch)
+                    yield batch
+                if self.location.local is not None:
+                    check_unchanged(self.location, self._file)
+        except _UNREADABLE as error:
             raise DataError(
                 f"{self.location}: row group {group} cannot be read: {error}"
             ) from error
+
+    def _check_codes(self, group: int, batch: pa.RecordBatch) -> None:
+        """The header of a dictionary's page, which no checksum guards, may say that it is shorter.
+
+        Nothing behind this looks whether a code has a value.
+        """
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            if not pa.types.is_dictionary(column.type) or not len(column):
+                continue
+            code, num_values = pc.max(column.indices).as_py(), len(column.dictionary)
+            if code is not None and code >= num_values:
+                raise DataError(
+                    f"{self.location}: row group {group} cannot be read: column {name} has the "
+                    f"code {code}, and its dictionary has {num_values} values; the table is "
+                    "damaged, write it anew"
+                )
 
     def rows_of(self, group: int) -> int:
         """Rows of a row group, 0 where there is none."""
@@ -147,10 +177,25 @@ class OpenFile:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.parquet.close(force=True)
-        self._source.close()
-        if self._buffered is not None:
-            self._buffered.close()
+        try:
+            if kind is None:
+                self._look_again()
+        finally:
+            self.parquet.close(force=True)
+            self._source.close()
+            if self._buffered is not None:
+                self._buffered.close()
+
+    def _look_again(self) -> None:
+        if self.location.local is not None:
+            check_unchanged(self.location, self._file)
+            return
+        # The requests that an object was read by may have met different ones.
+        try:
+            with self.location.told(), self.location.open() as source:
+                check_unchanged(self.location, source)
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{self.location}: cannot be looked at again: {error}") from error
 
 
 def handed_out(metadata: pq.FileMetaData) -> pa.Schema:
@@ -161,11 +206,6 @@ def handed_out(metadata: pq.FileMetaData) -> pa.Schema:
 def dictionaries(schema: pa.Schema) -> list[str]:
     """The columns in layout ``list_dict``."""
     return [field.name for field in schema if is_list_dict(field)]
-
-
-def replaced(location: Location) -> DataError:
-    """What to raise where a file is not the one that was looked at before."""
-    return DataError(f"{location} was replaced while it was in use; start anew")
 
 
 def _peek(run: Iterator[Split]) -> tuple[Split, Iterator[Split]]:
@@ -179,8 +219,9 @@ def _peek(run: Iterator[Split]) -> tuple[Split, Iterator[Split]]:
 
 
 def _read(file: OpenFile, split: Split) -> Iterator[Rows]:
-    if file.rows_of(split.group) != split.group_rows:
-        raise replaced(split.file)
+    if (num_rows := file.rows_of(split.group)) != split.group_rows:
+        what = f" (row group {split.group} had {split.group_rows} rows and has {num_rows})"
+        raise replaced(split.file, what)
     schema, names = split.columns, list(split.columns.names)
     row_filter = None
     if split.where:
@@ -209,7 +250,8 @@ def _read(file: OpenFile, split: Split) -> Iterator[Rows]:
             if row >= stop and group_row < split.group_rows:
                 return
     if row != split.num_rows:
-        raise replaced(split.file)
+        what = f"{row} rows of row group {split.group} were read, {split.num_rows} were expected"
+        raise replaced(split.file, f", or it is damaged ({what})")
 
 
 def _kept(origin: Origin, mask: pa.BooleanArray) -> Origin:

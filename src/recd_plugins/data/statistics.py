@@ -7,7 +7,6 @@ footer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import reduce
@@ -17,6 +16,7 @@ from typing import Any, Self
 from recd_plugins.data.parquet import read_metadata
 from recd_plugins.data.storage import Location
 from recd_plugins.errors import DataError
+from recd_plugins.files import parse_json
 
 #: Key of a Parquet footer under which a file carries its ``TableStatistics`` as JSON.
 FOOTER_KEY = b"recd.statistics"
@@ -199,7 +199,7 @@ def read_footer(path: Path | Location) -> TableStatistics | None:
     if FOOTER_KEY not in metadata:
         return None
     try:
-        return TableStatistics.from_json(json.loads(metadata[FOOTER_KEY]))
+        return TableStatistics.from_json(parse_json(metadata[FOOTER_KEY]))
     except ValueError as error:
         raise DataError(f"{path}: the statistics in its footer are damaged: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,9 @@ import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, field_validator
 
 from recd_plugins.errors import DataError, RecdError, SetupError
+
+#: What a file is told from another one in its place by: its time of change, in nanoseconds.
+CHANGED = "time of change"
 
 _URL = r"^[A-Za-z][A-Za-z0-9+.\-]*://"
 #: A URL as an option takes it. What does not look like one is a path.
@@ -75,12 +79,15 @@ class Location:
         storage: how the store of a URL is reached.
         size: bytes of a file that ``find`` found.
         changed: when it was changed, in nanoseconds, where its file system says that.
+        seen: what tells the file from another one in its place, by what to call it; empty before it
+            was looked at.
     """
 
     path: Path | str
     storage: Storage = field(default_factory=Storage)
     size: int | None = field(default=None, compare=False)
     changed: int | None = field(default=None, compare=False)
+    seen: tuple[tuple[str, str | int], ...] = field(default=(), compare=False)
 
     def __str__(self) -> str:
         """As messages show it: without what may let others in."""
@@ -127,10 +134,31 @@ class Location:
             OSError: a local file cannot be opened.
         """
         if self.local is not None:
-            return pa.OSFile(str(self.local))
+            try:
+                return pa.OSFile(str(self.local))
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"{self}: the name is not UTF-8, and Arrow takes no other; rename the file or "
+                    "folder"
+                ) from error
         with self.told():
             files, path = self._file_system()
             return files.open_input_file(path)
+
+    def state_of(self, source: pa.NativeFile) -> tuple[tuple[str, str | int], ...]:
+        """What tells this file, which is open, from another one in its place.
+
+        Size, time of change and inode of a local file; size and ETag of an object, or its time of
+        change where its store has no ETag.
+        """
+        if self.local is not None:
+            found = os.fstat(source.fileno())
+            return (("size", found.st_size), (CHANGED, found.st_mtime_ns), ("inode", found.st_ino))
+        size = source.size()
+        if (tag := source.metadata().get("ETag")) is not None:
+            return (("size", size), ("ETag", tag.decode(errors="replace")))
+        files, path = self._file_system()
+        return (("size", size), (CHANGED, files.get_file_info(path).mtime_ns or 0))
 
     @contextmanager
     def told(self) -> Iterator[None]:
@@ -310,12 +338,31 @@ def _find_local(path: Any, suffix: str) -> list[Location] | None:
         return [_local(path)]
     if not path.is_dir():
         return None
-    return [
-        _local(file)
-        for file in sorted(path.rglob(f"*{suffix}"))
-        if file.is_file()
-        and not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)
-    ]
+    found: list[Path] = []
+    for folder, folders, files in os.walk(path, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+        for inner in (Path(folder, name) for name in folders):
+            if inner.is_symlink():
+                raise DataError(
+                    f"{inner}: a link to a folder, which is not followed, so that its rows would "
+                    "be missing; put the files there, or start its name with _ to leave it out"
+                )
+        found += [
+            Path(folder, name)
+            for name in files
+            if name.endswith(suffix) and not name.startswith((".", "_"))
+        ]
+    for file in found:
+        if not file.is_file():
+            raise DataError(
+                f"{file}: no file, but a link to nowhere, a pipe or a device; remove it, or start "
+                "its name with _ to leave it out"
+            )
+    return [_local(file) for file in sorted(found)]
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _local(path: Path) -> Location:

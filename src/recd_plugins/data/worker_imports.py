@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import numba
-import pyarrow.parquet  # noqa: F401
+import pyarrow as pa
+import pyarrow.parquet
 
 import recd_plugins.data.row_pipeline
 import recd_plugins.data.workers
@@ -15,5 +18,11 @@ def _nothing() -> None:
     pass
 
 
-# The first call of any kernel makes numba import and set up most of itself.
+# The first call of any kernel makes numba import and set up most of itself, and the first array
+# that goes to numpy makes pyarrow import pandas, where it is installed.
 _nothing()
+pa.array([0]).to_numpy()
+
+# No collection in a worker walks through what it shares with the server.
+gc.collect()
+gc.freeze()

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from multiprocessing import Pipe, forkserver
+from multiprocessing import Pipe
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.queues import Queue
 from multiprocessing.sharedctypes import RawValue
@@ -18,7 +18,7 @@ from queue import Empty
 from types import ModuleType
 from typing import Any
 
-from recd_plugins.processes import end_with_parent
+from recd_plugins.processes import end_with_parent, start_fork_server
 
 # A worker's connections break a moment before the operating system reports its death.
 _GRACE_SECONDS = 2.0
@@ -62,6 +62,11 @@ class WorkerContext(ForkServerContext):
     def BoundedSemaphore(self, value: int = 1) -> Any:  # noqa: ARG002
         return _NoSemaphore()
 
+    def process(self, number: int) -> dict[str, int]:
+        """Process id of a worker by its name; none before it has started."""
+        started = self._processes[number : number + 1]
+        return {f"reader worker {number}": each.pid for each in started if each.pid is not None}
+
     def dead(self) -> tuple[int, ForkServerProcess] | None:
         """Number and process of a worker that died."""
         return next(((n, p) for n, p in enumerate(self._processes) if p.exitcode), None)
@@ -89,7 +94,7 @@ def start_server() -> None:
     The first worker starts it where this was not called.
     """
     WorkerContext()
-    forkserver.ensure_running()
+    start_fork_server()
 
 
 class _Process(ForkServerProcess):

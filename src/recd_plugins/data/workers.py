@@ -11,11 +11,13 @@ import time
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from itertools import count
 from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from recd_plugins.activity import doing
 from recd_plugins.data.handover import Packed, pack, unpack
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.work import Block, State, Work, hand_out
@@ -89,7 +91,13 @@ class Workers(Feed):
                     snapshot_every_n_steps=None,
                 )
                 packed = iter(loader)
-            for block in packed:
+            for number in count():
+                # Workers take turns with blocks.
+                awaited = context.process(number % self._num_workers)
+                with doing("reading data", processes=awaited):
+                    block = next(packed, None)
+                if block is None:
+                    return
                 start = time.perf_counter()
                 unpacked: Block = unpack(block)
                 yield unpacked.moved(block.seconds, time.perf_counter() - start)

@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
-    from recd_plugins.distributed.guards import check_every_parameter_is_trained, guard
+    from recd_plugins.distributed.guards import (
+        check_every_parameter_is_trained,
+        check_sharded_as_wholes,
+        guard,
+    )
     from recd_plugins.distributed.sharders import build_sharders, stock_sharders
 
 _HOME = {
     "CollectiveBytes": "byte_counter",
     "build_sharders": "sharders",
     "check_every_parameter_is_trained": "guards",
+    "check_sharded_as_wholes": "guards",
     "guard": "guards",
     "lookup_ids": "byte_counter",
     "stock_sharders": "sharders",
@@ -23,6 +28,7 @@ __all__ = [
     "CollectiveBytes",
     "build_sharders",
     "check_every_parameter_is_trained",
+    "check_sharded_as_wholes",
     "guard",
     "lookup_ids",
     "stock_sharders",

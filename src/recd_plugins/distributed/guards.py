@@ -7,20 +7,27 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torchrec.distributed.model_parallel import get_unwrapped_module
+from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.sharded_modules import refuse_inverse_indices
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.distributed.batch_form import refuse_inverse_indices
 from recd_plugins.errors import ExactnessError
+from recd_plugins.planning.tables import left_modules
 
 
 def guard(model: nn.Module) -> None:
-    """Make the unsharded EmbeddingCollections of ``model`` refuse input with inverse indices.
+    """Have ``model`` refuse what would give rows the sequences of others.
 
-    They ignore the indices: each row would get the sequence of another. Sharded by
-    ``build_sharders`` they check it themselves, and this guard goes with the module.
+    Its unsharded EmbeddingCollections ignore inverse indices, and refuse them. Sharded by
+    ``build_sharders`` they check it themselves, and this guard goes with the module. The model
+    itself, called with a ModelInput, has to ask that for the unique rows of each deduplicated
+    sequence, or for their ``inverse_lookup``, before its forward pass ends; it stays so sharded.
     """
+    model.register_forward_hook(_check_taken, with_kwargs=True)
     for module in model.modules():
         if isinstance(module, EmbeddingCollection):
             module.register_forward_pre_hook(_check_input, with_kwargs=True)
@@ -54,7 +61,32 @@ def check_every_parameter_is_trained(model: nn.Module, optimizer: Optimizer) -> 
         )
 
 
+def check_sharded_as_wholes(model: nn.Module) -> None:
+    """Refuse modules in which only the tables are sharded, and what belongs to them is not.
+
+    DistributedModelParallel does so to managed collision and feature processors where its list of
+    sharders lacks theirs: each rank then has a collision map, or weights, of its own.
+
+    Raises:
+        ExactnessError: names the module and its type.
+    """
+    for left in left_modules(get_unwrapped_module(model)):
+        if any(isinstance(child, ShardedModule) for child in left.shardable.modules()):
+            kind = type(left.shardable).__name__
+            raise ExactnessError(
+                f"{left.path} is a {kind}, and only the tables inside it are sharded, so that what "
+                "it does to ids or weights is each rank's own: give DistributedModelParallel a "
+                f"sharder of {kind}, as registry.sharders() has TorchRec's defaults"
+            )
+
+
 def _check_input(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     for value in (*args, *kwargs.values()):
         if isinstance(value, KeyedJaggedTensor):
             refuse_inverse_indices(value)
+
+
+def _check_taken(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], __: Any) -> None:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, ModelInput):
+            value.check_taken()

@@ -6,15 +6,19 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from recd_plugins.cores import available_cores
+from recd_plugins.distributed.hang_watch import HangLimits, HangWatch
 from recd_plugins.distributed.rank_process import (
+    HOST,
     LAUNCHED,
     Failure,
     RankSetup,
@@ -22,8 +26,15 @@ from recd_plugins.distributed.rank_process import (
     serve,
 )
 from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.processes import kill_stopped_below
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import TCPStore
 
 T = TypeVar("T")
+
+_LAUNCHER = "start this with torchrun, or without RANK in the environment to start ranks here"
+_MOST_DIGITS = 9
 
 CUDA_BACKEND = "cpu:gloo,cuda:nccl"
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
@@ -58,6 +69,7 @@ def launch(
     timeout: timedelta = _DEFAULT_TIMEOUT,
     local_world_size: int | None = None,
     threads: int | None = None,
+    hang_limits: HangLimits | None = None,
 ) -> list[T]:
     """Run ``function(rank, world_size, *args)`` on ``world_size`` ranks; returns by rank.
 
@@ -69,6 +81,7 @@ def launch(
         timeout=timeout,
         local_world_size=local_world_size,
         threads=threads,
+        hang_limits=hang_limits,
     ) as ranks:
         return ranks.run(function, *args)
 
@@ -82,6 +95,8 @@ class Ranks:
         timeout: for the start and for each collective.
         local_world_size: ranks a node, to pretend several nodes; all of them without it.
         threads: torch's threads a rank; the machine's cores shared out, at least 1, without it.
+        hang_limits: say on stderr where nothing moves, and end the ranks; the function that they
+            run beats (``heartbeat.Heart``).
     """
 
     def __init__(
@@ -92,6 +107,7 @@ class Ranks:
         timeout: timedelta = _DEFAULT_TIMEOUT,
         local_world_size: int | None = None,
         threads: int | None = None,
+        hang_limits: HangLimits | None = None,
     ) -> None:
         self.world_size = world_size
         self._setup = RankSetup(
@@ -102,6 +118,9 @@ class Ranks:
             threads=threads or max(1, available_cores() // world_size),
             environ=dict(os.environ),
         )
+        self._hang_limits = hang_limits
+        self._watch: HangWatch | None = None
+        self._store: TCPStore | None = None
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
 
@@ -112,20 +131,27 @@ class Ranks:
 
     def __enter__(self) -> Self:
         context = _context(self._setup.backend)
+        # Here, not in a rank: one that is stopped would take it along.
+        self._store = store = _open_store(self._setup.timeout)
+        setup = replace(self._setup, port=store.port)
         try:
             for rank in range(self.world_size):
                 ours, theirs = context.Pipe()
                 process = context.Process(  # type: ignore[attr-defined]
-                    target=serve, args=(rank, theirs, self._setup), name=f"rank {rank}"
+                    target=serve, args=(rank, theirs, setup), name=f"rank {rank}"
                 )
                 process.start()
                 theirs.close()
                 self._processes.append(process)
                 self._connections.append(ours)
-            # Rank 0 holds the store, on a port that the operating system gives it.
-            port = self._collect({0})[0]
-            for connection in self._connections[1:]:
-                connection.send(port)
+            if self._hang_limits is not None:
+                self._watch = HangWatch(
+                    store,
+                    self.world_size,
+                    self._hang_limits,
+                    say=lambda text: print(text, file=sys.stderr, flush=True),
+                    processes=[process.pid or 0 for process in self._processes],
+                )
             self._collect(set(range(self.world_size)))
         except BaseException:
             self._kill()
@@ -172,13 +198,20 @@ class Ranks:
         self._kill()
 
     def _kill(self) -> None:
+        # Readers are forked from the server of the ranks, so they are below none of them.
+        for stopped in [] if self._watch is None else self._watch.stopped_here():
+            with suppress(ProcessLookupError):
+                os.kill(stopped, signal.SIGKILL)
         for process in self._processes:
+            if process.pid is not None and process.is_alive():
+                kill_stopped_below(process.pid)
             process.kill()
         for process in self._processes:
             process.join()
         for connection in self._connections:
             connection.close()
         self._processes, self._connections = [], []
+        self._watch = self._store = None
 
     def _collect(self, ranks: set[int]) -> dict[int, Any]:
         """One answer of each of ``ranks``; raises the most telling of the failures."""
@@ -201,11 +234,15 @@ class Ranks:
         return answers
 
     def _wait(self, ranks: set[int], deadline: float | None) -> list[int]:
-        """The ranks that have something to say or have ended."""
+        """The ranks that have something to say or have ended; none at the deadline."""
         sources: dict[Any, int] = {}
         for rank in ranks:
             sources[self._connections[rank]] = rank
             sources[self._processes[rank].sentinel] = rank
+        while deadline is None and self._watch is not None and self._hang_limits is not None:
+            if ready := wait(list(sources), self._hang_limits.interval):
+                return sorted({sources[source] for source in ready})
+            self._watch.look()
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         return sorted({sources[source] for source in wait(list(sources), left)})
 
@@ -220,17 +257,22 @@ class Ranks:
 def _context(backend: str) -> multiprocessing.context.BaseContext:
     """How ranks are made.
 
-    A fork server that has imported torchrec starts a rank in a tenth of the time that an
-    interpreter of its own takes (2.6 s of imports). CUDA does not survive a fork of a process that
+    A fork server that has imported what ranks need starts one in a tenth of the time that an
+    interpreter of its own takes (4 s of imports). CUDA does not survive a fork of a process that
     merely asked for it, so ranks with NCCL get interpreters of their own.
     """
     if "nccl" in backend:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["torchrec.distributed.model_parallel", "torchrec.distributed.train_pipeline"]
-    )
+    context.set_forkserver_preload(["recd_plugins.distributed.rank_imports"])
     return context
+
+
+def _open_store(timeout: timedelta) -> TCPStore:
+    """The ranks' store, on a port that the operating system gives it."""
+    from torch._C._distributed_c10d import TCPStore
+
+    return TCPStore(HOST, 0, is_master=True, timeout=timeout, wait_for_workers=False)
 
 
 def _raise(failures: Mapping[int, Failure]) -> None:
@@ -259,12 +301,23 @@ def torchrun_rank() -> int | None:
     """
     if LAUNCHED in os.environ or not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
         return None
-    return int(os.environ["RANK"])
+    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    if rank >= world_size:
+        raise SetupError(f"RANK is {rank} and WORLD_SIZE {world_size}: {_LAUNCHER}")
+    return rank
 
 
 def torchrun_ranks_per_node() -> int:
     """Ranks on this machine; all of them where the launcher does not say."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
+    return _number("LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in os.environ else "WORLD_SIZE", 1)
+
+
+def _number(name: str, least: int) -> int:
+    """A whole number of torchrun's environment."""
+    text = os.environ[name]
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < least:
+        raise SetupError(f"{name} is {text!r}, no whole number from {least} on: {_LAUNCHER}")
+    return int(text)
 
 
 @contextmanager
@@ -282,8 +335,12 @@ def join_torchrun(
     if torchrun_rank() is None:
         raise RecdError("RANK and WORLD_SIZE are not set: start this with torchrun")
     if "nccl" in backend:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    dist.init_process_group(backend, timeout=timeout)
+        torch.cuda.set_device(_number("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else 0)
+    try:
+        dist.init_process_group(backend, timeout=timeout)
+    except (ValueError, RuntimeError) as error:  # what MASTER_ADDR and MASTER_PORT do not lead to
+        reason = str(error).splitlines()[0]
+        raise SetupError(f"the ranks of torchrun do not find each other: {reason}") from error
     try:
         yield dist.get_rank(), dist.get_world_size()
     finally:

@@ -21,12 +21,33 @@ from torch import Tensor
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ParameterSharding, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError
 
 _DIVIDED_AFTERWARDS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value}
+
+
+def refuse_weighted_mean(module: EmbeddingBagCollection) -> None:
+    """Refuse mean pooling of bags whose ids have weights: no two of its makers agree.
+
+    An unsharded EmbeddingBagCollection has none. FBGEMM's kernels (1.6 to 1.9) divide by the number
+    of ids in the forward pass, and in the backward pass neither the gradients of the rows nor those
+    of the weights; row-wise tables are divided by the sum of the weights, in both.
+
+    Raises:
+        ExactnessError: names the tables.
+    """
+    means = [c.name for c in module.embedding_bag_configs() if c.pooling == PoolingType.MEAN]
+    if means and module.is_weighted():
+        raise ExactnessError(
+            f"tables {', '.join(means)} have mean pooling of weighted ids, which FBGEMM divides in "
+            "its forward pass and not in its backward pass, and which TorchRec divides by the sum "
+            "of the weights in row-wise tables alone: use sum pooling, with weights that are "
+            "divided already, by the number of ids of their bag or by the sum of its weights"
+        )
 
 
 def divide_row_wise_tables_only(
@@ -87,15 +108,13 @@ def align_inverse_indices(
     )
 
 
-def exact_divisor(divisor: Tensor, is_divided: Tensor, *, weighted: bool) -> Tensor:
+def exact_divisor(divisor: Tensor, is_divided: Tensor) -> Tensor:
     """1 in columns that are not to be divided, in the others the lengths without the 1e-6.
 
-    An empty bag, whose sum is zero, has 1. Weighted bags keep the 1e-6: as TorchRec divides them.
+    An empty bag, whose sum is zero, has 1.
 
     Args:
         divisor: TorchRec's, ``[B, columns]``.
         is_divided: of ``divide_row_wise_tables_only``.
-        weighted: whether bags have weights, so that ``divisor`` has their sums.
     """
-    exact = divisor if weighted else divisor.round().clamp(min=1)
-    return torch.where(is_divided, exact, 1.0)
+    return torch.where(is_divided, divisor.round().clamp(min=1), 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.errors import DataError
 
 # FBGEMM's kernel for bags counts the rows of a table in 32 bits.
 _MOST_ROWS = 2**31 - 2
@@ -28,6 +30,8 @@ _OF_TABLES = (
     "bounds_check_mode_int",
     "embedding_table_index_type",
     "prepare_inputs",
+    "table_names",
+    "feature_table_map",
 )
 
 
@@ -59,6 +63,9 @@ def look_up_bags(
 
     Returns:
         ``[num_bags, embedding_dim]``.
+
+    Raises:
+        DataError: an id is outside of its table and FBGEMM does not replace it.
     """
     # Bounds are those of each table: checked with a bag a feature.
     ids, _, weights, _ = kernel.prepare_inputs(
@@ -66,12 +73,53 @@ def look_up_bags(
         torch.tensor(features.offset_per_key()),
         weights,
     )
+    refuse_outside(
+        ids,
+        features,
+        kernel.rows_per_table.tolist(),
+        lambda number: kernel.table_names[kernel.feature_table_map[number]],
+    )
     if len(kernel.dims) > 1:
         first_rows = (kernel.weights_offsets // kernel.dims[0]).to(ids.dtype)
         ids_per_feature = torch.tensor(features.length_per_key())
         ids = first_rows.repeat_interleave(ids_per_feature, output_size=len(ids)).add_(ids)
     output: Tensor = _one_table(kernel)(ids, offsets, weights)
     return output
+
+
+def refuse_outside(
+    ids: Tensor, features: KeyedJaggedTensor, rows: Sequence[int], table: Callable[[int], str]
+) -> None:
+    """Refuse ids that are outside of their table, which would be rows of another one below it.
+
+    FBGEMM's check of bounds puts 0 in the place of most; it lets -1 pass, which means a pruned row
+    elsewhere, and everything where it is off. Its own kernels on CPU raise then.
+
+    Args:
+        ids: as they are looked up, in the order of ``features``, in CPU memory.
+        features: whose ids they are.
+        rows: of the table, or of its shard here, of each feature.
+        table: the name of a feature's, by the number of the feature.
+
+    Raises:
+        DataError: names table, feature and id.
+    """
+    if not len(ids):
+        return
+    least, most = ids.aminmax()
+    if least >= 0 and most < min(rows):
+        return
+    of_features = torch.split(ids, features.length_per_key())
+    for number, (feature, limit, own) in enumerate(
+        zip(features.keys(), rows, of_features, strict=True)
+    ):
+        outside = own[(own < 0) | (own >= limit)]
+        if len(outside):
+            here = f"its shard here has rows 0 to {limit - 1}" if limit else "it has no row here"
+            raise DataError(
+                f"table {table(number)}: id {int(outside[0])} of feature {feature} was looked up, "
+                f"and {here}"
+            )
 
 
 def _one_table(kernel: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torchrec.distributed.batched_embedding_kernel import (
 from torchrec.distributed.embedding_lookup import GroupedPooledEmbeddingsLookup
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.one_table import fits_one_table, look_up_bags
+from recd_plugins.distributed.one_table import fits_one_table, look_up_bags, refuse_outside
 from recd_plugins.distributed.torchrec_internals import require_attributes
 
 
@@ -28,7 +29,12 @@ class PortableDenseEmbedding(BatchedDenseEmbedding):
     """
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Embeddings of the ids, ``[num_values, embedding_dim]``, in the order of the features."""
+        """Embeddings of the ids, ``[num_values, embedding_dim]``, in the order of the features.
+
+        Raises:
+            DataError: an id is outside of its table.
+        """
+        _refuse_outside(self, features)
         device = features.values().device
         first_row = torch.tensor([0, *self._local_rows[:-1]], device=device).cumsum(0)
         table_of_feature = torch.tensor(self._feature_table_map, device=device)
@@ -105,6 +111,17 @@ class PortableEmbedding(BatchedFusedEmbedding):
         return look_up_bags(self._emb_module, features, offsets)
 
 
+def _refuse_outside(kernel: Any, features: KeyedJaggedTensor) -> None:
+    """As ``refuse_outside``, with the tables of one of TorchRec's kernels."""
+    tables = kernel._feature_table_map
+    refuse_outside(
+        features.values(),
+        features,
+        [kernel._local_rows[table] for table in tables],
+        lambda number: kernel._config.embedding_tables[tables[number]].name,
+    )
+
+
 def _rank_by_rank(strides: Tensor) -> Tensor:
     """Where rows that come rank by rank, feature by feature, stand feature by feature.
 
@@ -169,7 +186,12 @@ class EmptyEmbeddingBag(BatchedFusedEmbeddingBag):
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
         """Zeros, as no id comes here; they require a gradient, as the collectives' backward does
-        not start without one."""
+        not start without one.
+
+        Raises:
+            DataError: an id does, which its table does not have anywhere.
+        """
+        _refuse_outside(self, features)
         widths = [self._local_cols[table] for table in self._feature_table_map]
         if features.variable_stride_per_key():
             strides = zip(features.stride_per_key(), widths, strict=True)
@@ -183,7 +205,12 @@ class EmptyEmbedding(BatchedFusedEmbedding):
     """The same without pooling."""
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """No embeddings, as no id comes here."""
+        """No embeddings, as no id comes here.
+
+        Raises:
+            DataError: an id does, which its table does not have anywhere.
+        """
+        _refuse_outside(self, features)
         return torch.zeros(0, self._local_cols[0], device=features.device(), requires_grad=True)
 
 
@@ -191,8 +218,8 @@ _EMPTY: dict[type[nn.Module], type[nn.Module]] = {
     BatchedFusedEmbeddingBag: EmptyEmbeddingBag,
     BatchedFusedEmbedding: EmptyEmbedding,
 }
-# Private, torchrec 1.6 to 1.9: sizes of a kernel's tables and which feature is whose.
-_KERNEL_SIZES = ("_local_rows", "_local_cols", "_feature_table_map", "_emb_module")
+# Private, torchrec 1.6 to 1.9: a kernel's tables, their sizes and which feature is whose.
+_KERNEL_SIZES = ("_config", "_local_rows", "_local_cols", "_feature_table_map", "_emb_module")
 
 
 def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:

@@ -10,22 +10,20 @@ import traceback
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recd_plugins.errors import RecdError
-from recd_plugins.processes import end_with_parent, portable
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import TCPStore
+from recd_plugins.processes import end_with_parent, portable, share_fork_server
 
 #: Set in the environment of a rank that ``launch`` made.
 LAUNCHED = "RECD_LAUNCHED"
-_HOST = "127.0.0.1"
+#: Where ranks of ``launch`` and their store are.
+HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class RankSetup:
-    """What every rank of one launch is told."""
+    """What every rank of one launch is told; ``port`` is that of the store."""
 
     world_size: int
     local_world_size: int
@@ -33,6 +31,7 @@ class RankSetup:
     timeout: timedelta
     threads: int
     environ: dict[str, str]
+    port: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,10 @@ def serve(rank: int, connection: Connection, setup: RankSetup) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A rank whose parent was killed must not go on training.
     end_with_parent()
+    share_fork_server()
     os.environ.update(setup.environ)
     try:
-        _join_process_group(rank, connection, setup)
+        _join_process_group(rank, setup)
     except Exception as error:
         _answer(connection, _failure(error))
         return
@@ -83,15 +83,16 @@ def leave_process_group() -> None:
     dist.destroy_process_group()
 
 
-def _join_process_group(rank: int, connection: Connection, setup: RankSetup) -> None:
+def _join_process_group(rank: int, setup: RankSetup) -> None:
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import TCPStore
 
     torch.set_num_threads(setup.threads)
     local_rank = rank % setup.local_world_size
     if "nccl" in setup.backend:
         torch.cuda.set_device(rank)  # pretended nodes share this machine
-    store = _store(rank, connection, setup)
+    store = TCPStore(HOST, setup.port, is_master=False, timeout=setup.timeout)
     os.environ.update(
         {
             LAUNCHED: "1",
@@ -100,8 +101,8 @@ def _join_process_group(rank: int, connection: Connection, setup: RankSetup) -> 
             "LOCAL_RANK": str(local_rank),
             "LOCAL_WORLD_SIZE": str(setup.local_world_size),
             "GROUP_RANK": str(rank // setup.local_world_size),
-            "MASTER_ADDR": _HOST,
-            "MASTER_PORT": str(store.port),
+            "MASTER_ADDR": HOST,
+            "MASTER_PORT": str(setup.port),
             "OMP_NUM_THREADS": str(setup.threads),
         }
     )
@@ -111,26 +112,6 @@ def _join_process_group(rank: int, connection: Connection, setup: RankSetup) -> 
         rank=rank,
         world_size=setup.world_size,
         timeout=setup.timeout,
-    )
-
-
-def _store(rank: int, connection: Connection, setup: RankSetup) -> TCPStore:
-    """Rank 0 opens the store on a free port, which reaches the others through the parent."""
-    from torch._C._distributed_c10d import TCPStore
-
-    if rank == 0:
-        store = TCPStore(
-            _HOST,
-            0,
-            setup.world_size,
-            is_master=True,
-            timeout=setup.timeout,
-            wait_for_workers=False,
-        )
-        _answer(connection, store.port)
-        return store
-    return TCPStore(
-        _HOST, connection.recv(), setup.world_size, is_master=False, timeout=setup.timeout
     )
 
 

@@ -27,6 +27,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recd_plugins.distributed.batch_form import BatchForm, refuse_inverse_indices
 from recd_plugins.distributed.cached.inject import cached_lookups
 from recd_plugins.distributed.cached.kernel import cached_kernels, kept_tables
 from recd_plugins.distributed.cached.spec import TableCache
@@ -43,6 +44,7 @@ from recd_plugins.distributed.mean_pooling import (
     align_inverse_indices,
     divide_row_wise_tables_only,
     exact_divisor,
+    refuse_weighted_mean,
 )
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.torchrec_internals import require_attributes
@@ -101,6 +103,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         coalesced: Collection[str] = (),
         **arguments: Any,
     ) -> None:
+        refuse_weighted_mean(module)
         check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=True)
         self._caches = dict(caches or {})  # before the base class creates the lookups
         super().__init__(
@@ -127,6 +130,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self._dense_tables = _with_dense_kernel(shardings)
         self._weighted = module.is_weighted()
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
+        self._form = BatchForm(arguments.get("module_fqn") or "an EmbeddingBagCollection")
 
     def _create_lookups(self) -> None:
         """As the base class, with cached kernels for the tables that have a cache."""
@@ -149,9 +153,17 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
         Raises:
             ExactnessError: dense kernels would get a variable batch, inverse indices would be
-                ignored, or weights come later than ids are made unique.
+                ignored, weights would not learn or come later than ids are made unique, or
+                batches are deduplicated and plain in turn.
         """
         if isinstance(features, KeyedJaggedTensor):
+            weights = features.weights_or_none()
+            if weights is not None and weights.requires_grad:
+                raise ExactnessError(
+                    f"the weights of {', '.join(features.keys())} require a gradient, which "
+                    "TorchRec's input dist does not pass on: what makes them would never learn. "
+                    "Put it into a FeatureProcessedEmbeddingBagCollection, or detach the weights"
+                )
             variable = features.variable_stride_per_key()
             if variable and self._dense_tables:
                 raise ExactnessError(
@@ -178,9 +190,11 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             assert isinstance(ctx, ExactBagContext)
             with torch.no_grad():
                 features, ctx.coalesced = coalesce_bags(maybe_td_to_kjt(features), self._groups)
+        if isinstance(features, KeyedJaggedTensor):
+            self._form.check(features)
         awaitable = super().input_dist(ctx, features)
         if self._divided_columns is not None:
-            ctx.divisor = exact_divisor(ctx.divisor, self._divided_columns, weighted=self._weighted)
+            ctx.divisor = exact_divisor(ctx.divisor, self._divided_columns)
         return awaitable
 
     def compute_and_output_dist(
@@ -249,6 +263,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
         )
         self._is_new = False
+        self._form = BatchForm(arguments.get("module_fqn") or "an EmbeddingCollection")
         self._on_cpu = device is None or device.type == "cpu"
         if self._on_cpu:
             # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
@@ -293,7 +308,8 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         """As the base class; of coalesced tables, unique ids are sent.
 
         Raises:
-            ExactnessError: the input is deduplicated as a VBE KeyedJaggedTensor.
+            ExactnessError: the input is deduplicated as a VBE KeyedJaggedTensor, or so and plain
+                in turn.
         """
         if isinstance(features, KeyedJaggedTensor):
             variable = not self._on_cpu and self._groups is None
@@ -303,6 +319,8 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             with torch.no_grad():
                 unique = coalesce_sequences(maybe_td_to_kjt(features), self._groups)
                 features, ctx.coalesced = unique
+        if isinstance(features, KeyedJaggedTensor):
+            self._form.check(features)
         return self.distribute(ctx, features)
 
     def distribute(
@@ -348,30 +366,6 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """Lookup and output dist of the ids that ``distribute`` sent."""
         return super().compute_and_output_dist(ctx, input)
-
-
-def refuse_inverse_indices(
-    features: KeyedJaggedTensor, *, allow_variable_batch: bool = False
-) -> None:
-    """Refuse an EmbeddingCollection's input whose inverse indices would be lost.
-
-    On CPU a sharded EmbeddingCollection expands a variable batch by
-    ``fbgemm.permute_1D_sparse_data``, which has no gradient there (torchrec 1.6 to 1.9): forward
-    is right, and the tables never learn. An unsharded one ignores the inverse indices.
-
-    Raises:
-        ExactnessError: says what to feed instead.
-    """
-    variable = features.variable_stride_per_key()
-    if variable and allow_variable_batch:
-        return
-    if variable or features.inverse_indices_or_none() is not None:
-        raise ExactnessError(
-            "an EmbeddingCollection got deduplicated input as a KeyedJaggedTensor with "
-            "stride_per_key_per_rank or inverse_indices, which loses its gradient or its inverse: "
-            "feed it a plain KeyedJaggedTensor over unique rows (batch.sequence_features), pool "
-            "those, and repeat the results with index_select(0, batch.inverse_lookup[feature])"
-        )
 
 
 def _with_dense_kernel(shardings: Mapping[str, ParameterSharding]) -> list[str]:

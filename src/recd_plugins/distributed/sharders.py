@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +26,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from recd_plugins.distributed.cached.inject import check_caches, kernels_with_cache
 from recd_plugins.distributed.cached.planned import as_planned
 from recd_plugins.distributed.cached.spec import TableCache
+from recd_plugins.distributed.lent import Lent
+from recd_plugins.distributed.other_sharders import other_sharders
 from recd_plugins.distributed.sharded_modules import (
     ExactShardedEmbeddingBagCollection,
     ExactShardedEmbeddingCollection,
@@ -32,6 +37,8 @@ from recd_plugins.errors import SetupError
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
     from recd_plugins.registry.schema import TrainingSpec
+
+logger = logging.getLogger(__name__)
 
 _OPTIMIZERS = {
     "sgd": EmbOptimType.EXACT_SGD,
@@ -83,19 +90,20 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         Raises:
             SetupError: a table has a kernel that cannot train, or a cache and no kernel for it.
         """
-        _refuse_quantized(params)
+        _check_plan(params, self.shardable_parameters(module))
         check_caches(self._caches, params, device)
-        return ExactShardedEmbeddingBagCollection(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            module_fqn=module_fqn,
-            caches=as_planned(self._caches, params, module.embedding_bag_configs()),
-            coalesced=self.coalesced,
-        )
+        with _known_to_fbgemm(self.fused_params):
+            return ExactShardedEmbeddingBagCollection(
+                module,
+                params,
+                env,
+                self.fused_params,
+                device,
+                qcomm_codecs_registry=self.qcomm_codecs_registry,
+                module_fqn=module_fqn,
+                caches=as_planned(self._caches, params, module.embedding_bag_configs()),
+                coalesced=self.coalesced,
+            )
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """TorchRec's, and on CPU the row-wise ones, which it leaves out there although they run."""
@@ -158,20 +166,21 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         Raises:
             SetupError: a table has a kernel that cannot train, or a cache and no kernel for it.
         """
-        _refuse_quantized(params)
+        _check_plan(params, self.shardable_parameters(module))
         check_caches(self._caches, params, device)
-        return self.sharded_module_type(
-            module,
-            params,
-            env,
-            self.fused_params,
-            device,
-            qcomm_codecs_registry=self.qcomm_codecs_registry,
-            use_index_dedup=self._use_index_dedup,
-            module_fqn=module_fqn,
-            caches=as_planned(self._caches, params, module.embedding_configs()),
-            coalesced=self.coalesced,
-        )
+        with _known_to_fbgemm(self.fused_params):
+            return self.sharded_module_type(
+                module,
+                params,
+                env,
+                self.fused_params,
+                device,
+                qcomm_codecs_registry=self.qcomm_codecs_registry,
+                use_index_dedup=self._use_index_dedup,
+                module_fqn=module_fqn,
+                caches=as_planned(self._caches, params, module.embedding_configs()),
+                coalesced=self.coalesced,
+            )
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """TorchRec's, and with caches the cached kernel on CPU too."""
@@ -184,23 +193,54 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         return ExactShardedEmbeddingCollection
 
 
-def build_sharders(registry: Registry) -> list[ModuleSharder[nn.Module]]:
-    """The sharders of a registry: exact ones of TorchRec's modules and those of its plugins.
+def build_sharders(
+    registry: Registry,
+    base: Sequence[ModuleSharder[nn.Module]] = (),
+    *,
+    fused_params: Mapping[str, Any] | None = None,
+    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+) -> list[ModuleSharder[nn.Module]]:
+    """The sharders of a registry: exact ones, those of its plugins, and TorchRec's for the rest.
 
-    The tables' optimizer runs inside the backward pass, as ``training:`` says. Call it after
-    ``prepare``, which chooses the caches.
+    The tables' optimizer runs inside the backward pass, as ``training:`` says, unless
+    ``fused_params`` or the parameter of a table (``apply_optimizer_in_backward``) name another;
+    TorchRec lets the parameter's win. Call it after ``prepare``, which chooses the caches.
+
+    Args:
+        registry: says the optimizer, the coalesced and the cached tables.
+        base: sharders of a trainer, as it would give them to DistributedModelParallel. Those of
+            TorchRec for EmbeddingBagCollection and EmbeddingCollection lend their fused_params,
+            qcomm_codecs_registry and use_index_dedup to the exact ones; others stay as they are.
+            Of module types that it lacks, TorchRec's defaults.
+        fused_params: FBGEMM's; they go before those of ``training:``, and with an ``optimizer``
+            in their place.
+        qcomm_codecs_registry: TorchRec's, for all modules.
 
     Raises:
-        SetupError: sharders of two types are for one module type.
+        SetupError: sharders of two types are for one module type, one of ``base`` cannot be joined
+            with the exact one, or an argument is there twice.
     """
-    params = fused_params(registry.training)
+    of_bags = Lent.by(base, EmbeddingBagCollectionSharder, fused_params, qcomm_codecs_registry)
+    of_sequences = Lent.by(base, EmbeddingCollectionSharder, fused_params, qcomm_codecs_registry)
+    of_training = _of_training(registry)
+    params = of_sequences.over(of_training)
+    bags = ExactEmbeddingBagCollectionSharder(
+        of_bags.over(of_training),
+        of_bags.qcomm_codecs_registry,
+        caches=registry.caches,
+        coalesced=registry.coalesced,
+    )
+    sequences = ExactEmbeddingCollectionSharder(
+        dict(params),
+        of_sequences.qcomm_codecs_registry,
+        of_sequences.use_index_dedup,
+        caches=registry.caches,
+        coalesced=registry.coalesced,
+    )
     sharders: list[ModuleSharder[nn.Module]] = [
-        ExactEmbeddingBagCollectionSharder(
-            dict(params), caches=registry.caches, coalesced=registry.coalesced
-        ),
-        ExactEmbeddingCollectionSharder(
-            dict(params), caches=registry.caches, coalesced=registry.coalesced
-        ),
+        bags,
+        sequences,
+        *other_sharders(base, bags, sequences),
     ]
     made_by = {sharder.module_type: ("recd_plugins", sharder) for sharder in sharders}
     for entry in registry.sharding:
@@ -208,13 +248,18 @@ def build_sharders(registry: Registry) -> list[ModuleSharder[nn.Module]]:
             if isinstance(sharder, ExactEmbeddingCollectionSharder):
                 sharder.coalesced = registry.coalesced
             name, first = made_by.setdefault(sharder.module_type, (entry.plugin.name, sharder))
+            where = f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name}"
             if first is sharder:
+                if of_sequences.qcomm_codecs_registry:
+                    raise SetupError(
+                        f"{where} shards {sharder.module_type.__name__} by a sharder of its own, "
+                        "which takes no qcomm_codecs_registry: leave one of the two away"
+                    )
                 sharders.append(sharder)
             elif type(first) is not type(sharder):
                 raise SetupError(
-                    f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name} and {name} "
-                    f"both shard {sharder.module_type.__name__}; a plugin gives a module type of "
-                    "its own"
+                    f"{where} and {name} both shard {sharder.module_type.__name__}; a plugin gives "
+                    "a module type of its own"
                 )
     return sharders
 
@@ -236,7 +281,43 @@ def fused_params(training: TrainingSpec) -> dict[str, Any]:
     return params
 
 
-def _refuse_quantized(params: dict[str, ParameterSharding]) -> None:
+@contextmanager
+def _known_to_fbgemm(fused_params: Mapping[str, Any] | None) -> Iterator[None]:
+    """Name a parameter that FBGEMM's kernels do not take; they say so by a TypeError."""
+    try:
+        yield
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in (fused_params or {}):
+            raise
+        raise SetupError(
+            f"fused_params have {unknown[1]}, which FBGEMM's kernels do not take; see its "
+            "SplitTableBatchedEmbeddingBagsCodegen for those that they do"
+        ) from error
+
+
+def _of_training(registry: Registry) -> dict[str, Any]:
+    return fused_params(registry.training)
+
+
+def _check_plan(
+    params: Mapping[str, ParameterSharding], parameters: Mapping[str, nn.Parameter]
+) -> None:
+    """Refuse kernels that cannot train, and warn of optimizers that TorchRec drops."""
+    lost = {
+        name: brought[0].__name__
+        for name, sharding in params.items()
+        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value
+        # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
+        and (brought := getattr(parameters.get(name), "_optimizer_classes", None))
+    }
+    if lost:
+        logger.warning(
+            "data-parallel tables lose the optimizer of their backward pass (%s) and train with "
+            "the dense optimizer, if at all: %s",
+            ", ".join(sorted(set(lost.values()))),
+            ", ".join(lost),
+        )
     for name, sharding in params.items():
         if sharding.compute_kernel == EmbeddingComputeKernel.QUANT.value:
             raise SetupError(

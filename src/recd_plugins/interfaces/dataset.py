@@ -185,6 +185,18 @@ class Dataset(Plugin, ABC):
     def schema(self) -> FeatureSchema:
         """Which columns ``reader`` yields."""
 
+    def identity(self) -> dict[str, Any]:
+        """What tells these rows from others, JSON values; equal wherever files lie.
+
+        As the names of files, their sizes and a digest of what is quick to read of them. Nothing
+        here: the options say it all, those of ``free_options`` aside. A run goes on from a
+        checkpoint only where this is what it was.
+
+        Raises:
+            DataError: the data is missing or wrong.
+        """
+        return {}
+
     def splits(self) -> tuple[Split, ...]:
         """The splits that ``reader`` can read; a dataset with a test split says so."""
         return ("train",)
@@ -279,6 +291,10 @@ class DatasetWrapper(Dataset):
         Raises:
             RecdError: why not; the line of the wrapper's entry is added to it.
         """
+
+    def identity(self) -> dict[str, Any]:
+        """The inner dataset's."""
+        return self.inner.identity()
 
     def schema(self) -> FeatureSchema:
         """The inner dataset's."""

@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class PluginOptions(BaseModel):
-    """Base of a plugin's options: immutable, and unknown names are errors."""
+    """Base of a plugin's options: immutable; unknown names, nan and inf are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Plugin:
@@ -24,6 +24,9 @@ class Plugin:
 
     kind: ClassVar[str]
     name: ClassVar[str]
+    #: Options that no result depends on, as where files lie or how many batches are read ahead:
+    #: a run that goes on from a checkpoint may have other ones.
+    free_options: ClassVar[frozenset[str]] = frozenset()
 
     class Options(PluginOptions):
         """No options."""

@@ -85,7 +85,9 @@ class Candidate:
         self, topology: Topology, batch_size: int, activation_bytes: int
     ) -> RegistryPlanner:
         registry = self.registry.with_training({"batch_size": batch_size})
-        return registry.planner(topology, profile=self.profile, activation_bytes=activation_bytes)
+        return registry.planner(
+            topology, profile=self.profile, activation_bytes=activation_bytes, replicate=True
+        )
 
 
 def with_plugins(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import CacheParams, ShardingType
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Cache, Table
+from recd_plugins.planning.table_optimizers import TableOptimizer
+from recd_plugins.planning.tables import EmbeddingModule
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry.resolve import did_you_mean, shortened
 from recd_plugins.registry.table_answers import check_answers
 
 if TYPE_CHECKING:
@@ -28,12 +33,23 @@ _COLUMN_WISE = {
 }
 
 
+_BY_ROWS = {
+    ShardingType.ROW_WISE.value,
+    ShardingType.TABLE_ROW_WISE.value,
+    ShardingType.GRID_SHARD.value,
+}
+
+
 def table_constraints(
     registry: Registry,
     tables: Sequence[Table],
     *,
     profile: DataProfile,
     device_type: str,
+    optimizers: Mapping[str, TableOptimizer] | None = None,
+    replicate: bool = False,
+    wishes: Mapping[str, ParameterConstraints] | None = None,
+    left: Sequence[EmbeddingModule] = (),
 ) -> dict[str, ParameterConstraints]:
     """Constraints by table name.
 
@@ -51,32 +67,47 @@ def table_constraints(
         tables: of the model.
         profile: lengths and dedupe factors of the features.
         device_type: ``cpu`` or ``cuda``.
+        optimizers: of the tables, where they are known; else ``training:`` says them all.
+        replicate: whether tables may be data-parallel of the planner's own accord. Those train
+            with the dense optimizer, so it has to be the rule of ``training:``.
+        wishes: of the trainer, by table name; they go before what is known of the data.
+        left: modules that TorchRec's own sharders take.
 
     Raises:
         RegistryError: a pattern matches no table, or two entries claim one.
         PluginError: a plugin constrains a table that is none of its own.
-        SetupError: two plugins set the same thing for one table in different ways.
+        SetupError: two plugins, or one and ``wishes``, set the same thing for one table in
+            different ways; ``wishes`` name no table of the model; a data-parallel table would lose
+            the optimizer that its parameter brings.
     """
+    wishes = wishes or {}
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], str] = {}
-    for entry, claimed in _claims(registry, tables):
-        of_plugin = _constraints(entry.plugin, claimed)
-        if entry in registry.cache:
-            of_plugin |= _of_caches(registry, entry, claimed)
-        for name, constraints in of_plugin.items():
+    sources = [
+        (
+            f"{registry.path}:{entry.line} {entry.field}: ",
+            entry.plugin.name,
+            _constraints(entry.plugin, claimed)
+            | (_of_caches(registry, entry, claimed) if entry in registry.cache else {}),
+        )
+        for entry, claimed in _claims(registry, tables)
+    ]
+    for where, source, of_source in (*sources, ("", "planner(constraints=...)", wishes)):
+        for name, constraints in of_source.items():
             for field in _set_fields(constraints):
-                first = set_by.setdefault((name, field), entry.plugin.name)
-                if first != entry.plugin.name and getattr(merged[name], field) != getattr(
-                    constraints, field
-                ):
+                first = set_by.setdefault((name, field), source)
+                if first != source and getattr(merged[name], field) != getattr(constraints, field):
                     raise SetupError(
-                        f"{registry.path}:{entry.line} {entry.field}: table {name}: "
-                        f"{entry.plugin.name} and {first} set different {field} "
+                        f"{where}table {name}: {source} and {first} set different {field} "
                         f"({getattr(constraints, field)} and {getattr(merged[name], field)}); "
                         "leave the table to one of them"
                     )
             merged[name] = _merge(merged.get(name, _UNSET), constraints)
+    others = [table for module in left for table in module.tables]
+    _check_names(wishes, [*tables, *others])
+    _keep_optimizers(merged, optimizers or {})
     replicated = _replicated(registry, tables)
+    tables = [*tables, *others]
     for table in tables:
         features = [profile.of(feature) for feature in table.features]
         if table.name in replicated:
@@ -92,13 +123,77 @@ def table_constraints(
             profile,
         )
     not_replicated = _not_replicated(replicated, tables, profile, device_type, registry.coalesced)
+    not_replicated |= {table.name for table in others}
     for table in tables:
         if merged[table.name].sharding_types is None:
-            kinds = _kinds_of_its_own_accord(
-                registry.training.optimizer, replicated=table.name not in not_replicated
+            optimizer = (optimizers or {}).get(table.name) or _of_training(registry)
+            merged[table.name] = replace(
+                merged[table.name],
+                sharding_types=_kinds_of_its_own_accord(
+                    optimizer.elementwise,
+                    replicated=replicate
+                    and table.name not in not_replicated
+                    and optimizer == _of_training(registry),
+                ),
             )
-            merged[table.name] = replace(merged[table.name], sharding_types=kinds)
+    for module in left:
+        for table in module.tables:
+            wish = wishes.get(table.name, _UNSET)
+            merged[table.name] = _of_left(module, merged[table.name], wish, device_type)
     return merged
+
+
+def _of_training(registry: Registry) -> TableOptimizer:
+    params = fused_params(registry.training)
+    return TableOptimizer("", registry.training.optimizer == "sgd", params)
+
+
+def _check_names(wishes: Mapping[str, ParameterConstraints], tables: Sequence[Table]) -> None:
+    """Refuse constraints that TorchRec's planner would pass over."""
+    known = [table.name for table in tables]
+    for name in wishes:
+        if name not in known:
+            raise SetupError(
+                f"planner(constraints=...) names {name}, which is no table of the model"
+                + (did_you_mean(name, known) or f"; the tables: {shortened(known)}")
+            )
+
+
+def _keep_optimizers(
+    merged: dict[str, ParameterConstraints], optimizers: Mapping[str, TableOptimizer]
+) -> None:
+    """Take data-parallel from tables that bring an optimizer, which would be dropped; or refuse."""
+    for name, constraints in merged.items():
+        kinds, optimizer = constraints.sharding_types, optimizers.get(name)
+        if not kinds or optimizer is None or not optimizer.in_backward:
+            continue
+        others = [kind for kind in kinds if kind != ShardingType.DATA_PARALLEL.value]
+        if not others:
+            raise SetupError(
+                f"table {name} is to be data-parallel, and its parameter brings "
+                f"{optimizer.in_backward} (apply_optimizer_in_backward), which "
+                "DistributedModelParallel drops for data-parallel tables: apply it to the other "
+                "tables only and give this one to the dense optimizer, or shard it another way"
+            )
+        merged[name] = replace(constraints, sharding_types=others)
+
+
+def _of_left(
+    module: EmbeddingModule,
+    constraints: ParameterConstraints,
+    wish: ParameterConstraints,
+    device_type: str,
+) -> ParameterConstraints:
+    """Of a table that one of TorchRec's own sharders takes, which offer kinds that do not run."""
+    is_processed = isinstance(module.shardable, FeatureProcessedEmbeddingBagCollection)
+    if is_processed and wish.sharding_types is None:
+        kinds = [kind for kind in constraints.sharding_types or [] if kind not in _BY_ROWS]
+        constraints = replace(constraints, sharding_types=kinds)
+    if device_type == "cpu" and wish.compute_kernels is None:
+        # Managed collision names kernels of CUDA alone on CPU too (torchrec 1.6 to 1.9).
+        kernels = [EmbeddingComputeKernel.FUSED.value]
+        constraints = replace(constraints, compute_kernels=kernels)
+    return constraints
 
 
 def _constraints(plugin: Any, tables: list[Table]) -> dict[str, ParameterConstraints]:
@@ -145,13 +240,14 @@ def _between(load_factor: float, num_embeddings: int) -> float:
     return min(max(load_factor, part), 1 - part)
 
 
-def _kinds_of_its_own_accord(optimizer: str, *, replicated: bool) -> list[str]:
+def _kinds_of_its_own_accord(elementwise: bool, *, replicated: bool) -> list[str]:
     """Sharding types that the planner may choose where no plugin does.
 
-    Not those that change what is trained: each column shard has a row-wise Adagrad of its own.
+    Not those that change what is trained: each column shard has a row-wise Adagrad of its own, and
+    a data-parallel table no optimizer in the backward pass.
     """
     excluded = {ShardingType.GRID_SHARD.value}
-    if optimizer == "rowwise_adagrad":
+    if not elementwise:
         excluded |= _COLUMN_WISE
     if not replicated:
         excluded.add(ShardingType.DATA_PARALLEL.value)

@@ -11,6 +11,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
 from recd_plugins.errors import SetupError
+from recd_plugins.planning.tables import sharded_modules
 from recd_plugins.registry.resolve import did_you_mean
 
 _KINDS = [kind.value for kind in ShardingType]
@@ -32,11 +33,7 @@ def feasible(
         SetupError: a table is left without a sharding type or without a kernel; says which.
     """
     narrowed = dict(constraints)
-    by_type = {sharder.module_type: sharder for sharder in sharders}
-    for child in module.modules():
-        sharder = by_type.get(type(child))
-        if sharder is None:
-            continue
+    for child, sharder in sharded_modules(module, sharders):
         offered = {
             kind: sharder.compute_kernels(kind, device_type)
             for kind in sharder.sharding_types(device_type)

@@ -23,6 +23,7 @@ from torchrec.distributed.planner.types import (
     Storage,
 )
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.planning.constraints import table_constraints
@@ -31,7 +32,8 @@ from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.profile import DataProfile, measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, proposers
 from recd_plugins.planning.storage import Reservation, StorageEstimator, copies_bytes
-from recd_plugins.planning.tables import tables_of
+from recd_plugins.planning.table_optimizers import table_optimizers
+from recd_plugins.planning.tables import left_modules, tables_of
 from recd_plugins.planning.topologies import TopologySpec, this_machine
 
 if TYPE_CHECKING:
@@ -52,6 +54,8 @@ def build_planner(
     world_size: int | None = None,
     local_world_size: int | None = None,
     device: torch.device | None = None,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    replicate: bool = False,
 ) -> RegistryPlanner:
     """A planner for models that are trained as ``registry`` says.
 
@@ -66,25 +70,39 @@ def build_planner(
         local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it; the
             registry's where its ``world_size`` counts.
         device: of the tables; CPU without it.
+        constraints: TorchRec's, by table name, as a trainer would give them to its planner. They
+            go before what is known of the data, and must not contradict plugins.
+        replicate: whether small tables may be data-parallel where nobody asked for it. Such a table
+            trains with the trainer's dense optimizer, so say it only where that is the rule of
+            ``training:``, as ``recd_plugins.training.optimizer.build_optimizer`` has it. Tables
+            whose parameters bring an optimizer never are.
 
     Raises:
         RegistryError: a pattern matches no table of ``model``, or two entries claim one.
         DataError: without a ``profile``: the data is missing or wrong.
-        SetupError: plugins contradict each other. From ``plan``: there is no plan; says why.
+        SetupError: plugins or ``constraints`` contradict each other. From ``plan``: there is no
+            plan, a module has no sharder, or a table would lose its optimizer; says why.
     """
     if topology is None:
         topology = machine_of(registry, world_size, local_world_size, device).to_torchrec()
     known = profile or measure_profile(registry)
 
-    def constraints(module: nn.Module) -> _Constraints:
+    def of_tables(module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> _Constraints:
         return table_constraints(
-            registry, tables_of(module), profile=known, device_type=topology.compute_device
+            registry,
+            tables_of(module),
+            profile=known,
+            device_type=topology.compute_device,
+            optimizers=table_optimizers(module, sharders),
+            replicate=replicate,
+            wishes=constraints,
+            left=left_modules(module),
         )
 
     if model is not None:
-        constraints(model)
+        of_tables(model, registry.sharders())
     return RegistryPlanner(
-        topology, registry.training, constraints, activation_bytes, registry.caches
+        topology, registry.training, of_tables, activation_bytes, registry.caches
     )
 
 
@@ -156,7 +174,7 @@ class RegistryPlanner(ShardingPlanner):
         self,
         topology: Topology,
         training: TrainingSpec,
-        constraints: Callable[[nn.Module], _Constraints],
+        constraints: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], _Constraints],
         activation_bytes: int = 0,
         caches: Mapping[str, TableCache] | None = None,
     ) -> None:
@@ -215,8 +233,9 @@ class RegistryPlanner(ShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]],
         tried: list[Proposer],
     ) -> Planned:
+        _check_sharders(module, sharders)
         constraints = feasible(
-            module, sharders, self._constraints_of(module), self._topology.compute_device
+            module, sharders, self._constraints_of(module, sharders), self._topology.compute_device
         )
         enumerator = SortedEnumerator(self._topology, constraints, self._training, self._caches)
         chosen: list[ShardingOption] = []
@@ -241,6 +260,8 @@ class RegistryPlanner(ShardingPlanner):
             sharding = planner.plan(module, sharders)
         except PlannerError as error:
             raise _explain(error, module, constraints, self._topology, self._training) from error
+        except ValueError as error:  # of a table that cannot be split as it is to be
+            raise SetupError(f"TorchRec's planner: {error}") from error
         return Planned(sharding, tuple(chosen), enumerator.static_storage(chosen))
 
 
@@ -281,11 +302,36 @@ class SortedEnumerator(EmbeddingEnumerator):
         place = {name: i for i, name in enumerate(dict.fromkeys(o.fqn for o in options))}
         return sorted(options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel))
 
+    def _get_num_buckets(self, parameter: str, module: nn.Module) -> int | None:
+        """As the base class, which refuses managed collision by MCH on more than one rank.
+
+        MCH has one bucket, which says that its rows may be split anywhere. TorchRec 1.8; versions
+        without buckets do not call it.
+        """
+        if isinstance(module, BaseManagedCollisionEmbeddingCollection):
+            maps = module._managed_collision_collection
+            if maps.table_to_number_buckets().get(parameter) == 1:
+                return None
+        return super()._get_num_buckets(parameter, module)
+
     def static_storage(self, options: Sequence[ShardingOption]) -> dict[str, list[Storage]]:
         """Storage of the shards of options of ``enumerate``, without inputs and outputs."""
         copies = copy.deepcopy(list(options))
         self._without_batch.estimate(copies, self._sharder_data_map)
         return {option.name: [shard.storage for shard in option.shards] for option in copies}
+
+
+def _check_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> None:
+    """Refuse modules that have to be sharded as a whole, and would be sharded inside."""
+    known = {sharder.module_type for sharder in sharders}
+    for left in left_modules(module):
+        kind = type(left.shardable)
+        if kind not in known:
+            raise SetupError(
+                f"{left.why_left}; but no sharder is for that type, so DistributedModelParallel "
+                "would shard what is inside and leave the rest to each rank, or leave all to each "
+                f"rank: add TorchRec's sharder of {kind.__name__} to the base of sharders(base=...)"
+            )
 
 
 def _explain(

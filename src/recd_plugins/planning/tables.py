@@ -1,13 +1,73 @@
-"""The embedding tables of a model."""
+"""The embedding tables of a model, and those that are left to TorchRec's own sharders."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from torch import nn
+from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.fused_embedding_modules import (
+    FusedEmbeddingBagCollection,
+    FusedEmbeddingCollection,
+)
 
 from recd_plugins.interfaces import Table
+
+_POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
+_UNPOOLED = (EmbeddingCollection, FusedEmbeddingCollection)
+
+# Modules of TorchRec that do something to ids before they look them up in a module inside, and have
+# to be sharded together with that one. By name, as not every version of TorchRec has them all.
+_REMAPPING = {
+    "BaseManagedCollisionEmbeddingCollection",
+    "ITEPEmbeddingBagCollection",
+    "ITEPEmbeddingCollection",
+    "PECEmbeddingCollection",
+}
+_HOLDING = _REMAPPING | {"FeatureProcessedEmbeddingBagCollection"}
+
+
+@dataclass(frozen=True)
+class EmbeddingModule:
+    """A module of a model that has tables.
+
+    Attributes:
+        path: of ``shardable``, as ``DistributedModelParallel`` names it.
+        shardable: the module that has to be sharded as a whole: the one with the tables, or one
+            of TorchRec's around it, which changes ids or weights.
+        tables: of the module; none of what is sharded already.
+        takes_rows: whether the ids that it is fed are rows of its tables.
+    """
+
+    path: str
+    shardable: nn.Module
+    tables: tuple[Table, ...]
+    takes_rows: bool
+
+    @property
+    def ours(self) -> bool:
+        """Whether ``Registry.sharders`` shards it, and plugins may have its tables.
+
+        ``DistributedModelParallel`` matches types exactly, so a subclass is another module.
+        """
+        return type(self.shardable) in (EmbeddingBagCollection, EmbeddingCollection)
+
+    @property
+    def why_left(self) -> str:
+        """Why it is not ``ours``, for messages and tables."""
+        kind = type(self.shardable)
+        if isinstance(self.shardable, EmbeddingBagCollection | EmbeddingCollection):
+            return (
+                f"{self.path or 'the model'} is a {kind.__name__}, a subclass of "
+                f"{_base(self.shardable).__name__}, and DistributedModelParallel matches types "
+                "exactly"
+            )
+        return (
+            f"{self.path or 'the model'} is a {kind.__name__}, which TorchRec's own sharder takes "
+            "as a whole"
+        )
 
 
 def rows_by_feature(tables: Iterable[Table]) -> dict[str, int]:
@@ -20,23 +80,93 @@ def rows_by_feature(tables: Iterable[Table]) -> dict[str, int]:
 
 
 def tables_of(model: nn.Module) -> list[Table]:
-    """The tables of the unsharded EmbeddingBagCollections and EmbeddingCollections of ``model``."""
-    tables: list[Table] = []
-    for module in model.modules():
-        if isinstance(module, EmbeddingBagCollection):
-            configs, pooled = module.embedding_bag_configs(), True
-        elif isinstance(module, EmbeddingCollection):
-            configs, pooled = module.embedding_configs(), False
-        else:
-            continue
-        tables += [
-            Table(
-                name=config.name,
-                features=tuple(config.feature_names),
-                num_embeddings=config.num_embeddings,
-                embedding_dim=config.embedding_dim,
-                pooled=pooled,
-            )
-            for config in configs
-        ]
-    return tables
+    """The tables of the unsharded EmbeddingBagCollections and EmbeddingCollections of ``model``.
+
+    Without those inside modules that are left to TorchRec, as managed collision.
+    """
+    return [
+        table
+        for module in embedding_modules(model)
+        if isinstance(module.shardable, EmbeddingBagCollection | EmbeddingCollection)
+        for table in module.tables
+    ]
+
+
+def left_modules(model: nn.Module) -> list[EmbeddingModule]:
+    """The other modules with tables, which have to be sharded as a whole."""
+    return [
+        module
+        for module in embedding_modules(model)
+        if not isinstance(module.shardable, EmbeddingBagCollection | EmbeddingCollection)
+    ]
+
+
+def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
+    """The unsharded modules of ``model`` that have tables, each once."""
+    seen: set[int] = set()
+
+    def visit(path: str, module: nn.Module) -> Iterator[EmbeddingModule]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        if _is_one_of(module, _HOLDING) or _tables(module):
+            tables = tuple(table for child in module.modules() for table in _tables(child))
+            yield EmbeddingModule(path, module, tables, not _is_one_of(module, _REMAPPING))
+            return
+        for name, child in module.named_children():
+            yield from visit(f"{path}.{name}" if path else name, child)
+
+    yield from visit("", model)
+
+
+def sharded_modules(
+    model: nn.Module, sharders: Iterable[ModuleSharder[nn.Module]]
+) -> Iterator[tuple[nn.Module, ModuleSharder[nn.Module]]]:
+    """The modules that ``DistributedModelParallel`` shards, each with its sharder."""
+    by_type = {sharder.module_type: sharder for sharder in sharders}
+    seen: set[int] = set()
+
+    def visit(module: nn.Module) -> Iterator[tuple[nn.Module, ModuleSharder[nn.Module]]]:
+        if id(module) in seen:
+            return
+        seen.add(id(module))
+        if (sharder := by_type.get(type(module))) is not None:
+            yield module, sharder
+            return
+        for child in module.children():
+            yield from visit(child)
+
+    yield from visit(model)
+
+
+def _base(module: nn.Module) -> type[nn.Module]:
+    if isinstance(module, EmbeddingBagCollection):
+        return EmbeddingBagCollection
+    return EmbeddingCollection
+
+
+def _is_one_of(module: nn.Module, names: set[str]) -> bool:
+    return any(
+        base.__name__ in names and base.__module__.startswith("torchrec.")
+        for base in type(module).__mro__
+    )
+
+
+def _tables(module: nn.Module) -> list[Table]:
+    """The tables of an embedding module; none of any other module."""
+    if isinstance(module, _POOLED):
+        configs, pooled = module.embedding_bag_configs(), True
+    elif isinstance(module, _UNPOOLED):
+        configs, pooled = module.embedding_configs(), False
+    else:
+        return []
+    return [
+        Table(
+            name=config.name,
+            features=tuple(config.feature_names),
+            num_embeddings=config.num_embeddings,
+            embedding_dim=config.embedding_dim,
+            pooled=pooled,
+        )
+        for config in configs
+    ]

@@ -38,6 +38,9 @@ _HBM, _PCI, _NVLINK, _NETWORK = 897.0 * 2**30, 32.0 * 2**30, 600.0 * 2**30, 12.5
 # A core that multiplies float32 with AVX2 at 2.5 GHz; a GPU of the size of an A100.
 _CPU_FLOPS, _GPU_FLOPS = 80e9, 19.5e12
 
+# More than any cluster has, and planning makes lists as long.
+_MOST_RANKS = 1 << 20
+
 _Bytes = Annotated[StrictInt, Field(gt=0)]
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
@@ -195,6 +198,7 @@ def load_topology(
         RecdError: there is no topology of that name, or its nodes have no room for the ranks.
     """
     if name == MACHINE:
+        _check_ranks((nodes or 1) * (ranks_per_node or ranks))
         return this_machine(ranks_per_node or ranks, nodes=nodes or 1, device=torch.device(device))
     spec = read_topology(_path_of(name))
     if (
@@ -217,7 +221,14 @@ def load_topology(
             }
         )
     changed = {"nodes": nodes, "ranks_per_node": ranks_per_node}
-    return spec.model_copy(update={key: n for key, n in changed.items() if n is not None})
+    spec = spec.model_copy(update={key: n for key, n in changed.items() if n is not None})
+    _check_ranks(spec.world_size)
+    return spec
+
+
+def _check_ranks(world_size: int) -> None:
+    if world_size > _MOST_RANKS:
+        raise RecdError(f"{world_size:,} ranks: no more than {_MOST_RANKS:,} can be planned for")
 
 
 def read_topology(path: Path) -> TopologySpec:

@@ -11,6 +11,15 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from recd_plugins.errors import Problem, RegistryError
+from recd_plugins.registry.bounds import (
+    DEEPEST,
+    MOST_VALUES,
+    TOO_DEEP,
+    TOO_MANY,
+    BoundedComposer,
+    TooMuchError,
+    read_small_file,
+)
 
 Location = tuple[str | int, ...]
 
@@ -19,6 +28,11 @@ _TAGS = {
     _STANDARD + kind
     for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value")
 }
+
+
+_LONGEST_KEY = 255
+# Of a message, which may quote what is wrong.
+_LONGEST_MESSAGE = 1500
 
 
 @dataclass(frozen=True)
@@ -34,7 +48,7 @@ class Document:
         inner = location
         while inner and inner not in self.lines:
             inner = inner[:-1]
-        return Problem(self.path, self.lines.get(inner, 0), render(location), message)
+        return Problem(self.path, self.lines.get(inner, 0), render(location), _shortened(message))
 
 
 def render(location: Location) -> str:
@@ -49,14 +63,18 @@ def read_yaml(path: Path) -> Document:
     """Parse a file whose top level is a mapping. Tags are refused: data only, never code.
 
     Raises:
-        RegistryError: the file cannot be read, is no YAML, has a key twice or holds a tag.
+        RegistryError: the file cannot be read, is no YAML, holds more than ``bounds`` allow, has a
+            key twice, a tag, or a value that means different things to different readers.
     """
     name = str(path)
     yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = BoundedComposer
     try:
-        root = yaml.compose(path.read_text(encoding="utf-8"))
+        root = yaml.compose(read_small_file(path).decode("utf-8"))
     except OSError as error:
         raise _error(name, 0, f"cannot be read: {error.strerror}") from error
+    except TooMuchError as error:
+        raise _error(name, error.problem_mark.line + 1, str(error.problem)) from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise _error(name, line, f"is not UTF-8: byte 0x{error.object[error.start]:02x}") from error
@@ -64,10 +82,10 @@ def read_yaml(path: Path) -> Document:
         mark = error.problem_mark or error.context_mark
         message = error.problem or error.context
         raise _error(name, mark.line + 1 if mark else 0, f"is not YAML: {message}") from error
-    except RecursionError as error:
-        raise _error(name, 0, "is nested too deeply") from error
     except YAMLError as error:
         raise _error(name, 0, f"is not YAML: {' '.join(str(error).split())}") from error
+    except ValueError as error:
+        raise _error(name, 0, str(error)) from error
     if root is None:
         raise _error(name, 0, "is empty; start with `version: 1`, `dataset:` and `converter:`")
     if not isinstance(root, MappingNode):
@@ -91,11 +109,17 @@ class _Reading:
     yaml: YAML
     lines: dict[Location, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    num_values: int = 0
 
     def value(self, node: Node, location: Location, enclosing: tuple[Node, ...]) -> Any:
         if node in enclosing:
             self._refuse(node, location, "contains itself through an alias")
             return None
+        # Aliases repeat what stands elsewhere: a few lines may hold billions of values.
+        self.num_values += 1
+        if self.num_values > MOST_VALUES or len(location) > DEEPEST:
+            problem = TOO_MANY if self.num_values > MOST_VALUES else TOO_DEEP
+            raise _error(self.path, self.lines.get(location, 0), f"{problem}, through aliases")
         tag = str(node.tag)
         if tag not in _TAGS:
             self._refuse(node, location, f"tag {tag} is not allowed; write plain values")
@@ -111,10 +135,16 @@ class _Reading:
             return items
         assert isinstance(node, ScalarNode), "YAML has three kinds of nodes"
         try:
-            return self.yaml.constructor.construct_object(node)
-        except (YAMLError, ValueError):
-            self._refuse(node, location, f"{node.value!r} is no {tag.removeprefix(_STANDARD)}")
+            value = self.yaml.constructor.construct_object(node)
+        except (YAMLError, ValueError, OverflowError):
+            kind = tag.removeprefix(_STANDARD)
+            self._refuse(node, location, f"{short_repr(node.value)} is no {kind}")
             return None
+        wrong = _wrong_with(value, node)
+        if wrong is not None:
+            self._refuse(node, location, wrong)
+            return None
+        return value
 
     def _mapping(
         self, node: MappingNode, location: Location, enclosing: tuple[Node, ...]
@@ -125,6 +155,12 @@ class _Reading:
             if not isinstance(key, ScalarNode) or key.tag != f"{_STANDARD}str":
                 what = "merge key <<" if key.value == "<<" else "key that is no text"
                 self._refuse(key, location, f"{what} is not allowed; write plain keys")
+                continue
+            wrong = _wrong_with(key.value, key)
+            if len(key.value) > _LONGEST_KEY:
+                wrong = f"has {len(key.value):,} characters; {_LONGEST_KEY} is the most"
+            if wrong is not None:
+                self._refuse(key, location, f"key {short_repr(key.value)} {wrong}")
                 continue
             inner = (*location, key.value)
             if key.value in result:
@@ -138,3 +174,35 @@ class _Reading:
     def _refuse(self, node: Node, location: Location, message: str) -> None:
         line = node.start_mark.line + 1
         self.problems.append(Problem(self.path, line, render(location), message))
+
+
+def short_repr(value: object) -> str:
+    """``repr``, of which at most the start and its length are shown."""
+    text = repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}... ({len(text):,} characters)"
+
+
+def _shortened(message: str) -> str:
+    more = len(message) - _LONGEST_MESSAGE
+    return message if more <= 0 else f"{message[:_LONGEST_MESSAGE]}... ({more:,} more)"
+
+
+def _wrong_with(value: object, node: ScalarNode) -> str | None:
+    """Why a scalar is refused wherever it stands; None where it is not."""
+    if isinstance(value, str):
+        if "\0" in value:
+            return "holds a NUL character, which no name and no path has"
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            return "holds half of a UTF-16 pair, which is no character; write the character itself"
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        return f"{short_repr(node.value)} has more than 64 bits"
+    digits = node.value.lstrip("+-") if type(value) is int else ""
+    if len(digits) > 1 and digits[0] == "0" and digits.replace("_", "").isdecimal():
+        return f"{node.value} is octal to some readers and decimal to others; leave out the 0"
+    if (
+        type(value) is float
+        and value in (float("inf"), float("-inf"))
+        and "inf" not in node.value.lower()
+    ):
+        return f"{short_repr(node.value)} is beyond the largest number of 64 bits, 1.8e308"
+    return None

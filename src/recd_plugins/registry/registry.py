@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
     from torchrec.distributed.planner import Topology
-    from torchrec.distributed.types import ModuleSharder
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
     from recd_plugins.data.loader import DataLoader
     from recd_plugins.data.model_input import Placement
@@ -239,6 +240,8 @@ class Registry:
         world_size: int | None = None,
         local_world_size: int | None = None,
         device: torch.device | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        replicate: bool = False,
     ) -> RegistryPlanner:
         """TorchRec's planner, told of sharding, caches and deduplication.
 
@@ -247,7 +250,8 @@ class Registry:
         Raises:
             RegistryError: a pattern matches no table of ``model``, or two entries claim one.
             DataError: without a ``profile``: the data is missing or wrong.
-            SetupError: plugins contradict each other. From ``plan``: there is no plan; says why.
+            SetupError: plugins or ``constraints`` contradict each other. From ``plan``: there is
+                no plan; says why.
         """
         from recd_plugins.planning import build_planner
 
@@ -260,17 +264,29 @@ class Registry:
             world_size=world_size,
             local_world_size=local_world_size,
             device=device,
+            constraints=constraints,
+            replicate=replicate,
         )
 
-    def sharders(self) -> list[ModuleSharder[nn.Module]]:
+    def sharders(
+        self,
+        base: Sequence[ModuleSharder[nn.Module]] = (),
+        *,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> list[ModuleSharder[nn.Module]]:
         """Sharders of TorchRec's modules, exact on CPU too, and those of the sharding plugins.
 
+        :func:`recd_plugins.distributed.build_sharders` describes the arguments.
+
         Raises:
-            SetupError: two sharders are for one module type.
+            SetupError: two sharders are for one module type, or cannot be joined.
         """
         from recd_plugins.distributed import build_sharders
 
-        return build_sharders(self)
+        return build_sharders(
+            self, base, fused_params=fused_params, qcomm_codecs_registry=qcomm_codecs_registry
+        )
 
     def dataloader(
         self,

@@ -14,8 +14,10 @@ from pydantic_core import ErrorDetails
 from recd_plugins.errors import Problem, RecdError, RegistryError
 from recd_plugins.interfaces import DatasetWrapper, Plugin, PluginOptions
 from recd_plugins.manager import KINDS, PluginManager, Registered
-from recd_plugins.registry.loader import Document, Location
+from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
+from recd_plugins.registry.loader import Document, Location, short_repr
 from recd_plugins.registry.schema import RegistrySpec
+from recd_plugins.registry.written import misread
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ def resolve(document: Document, manager: PluginManager) -> tuple[RegistrySpec, l
         spec = RegistrySpec.model_validate(document.data)
     except ValidationError as error:
         problems += schema_problems(document, (), RegistrySpec, "key", error)
+    else:
+        problems += _misread(document, (), document.data, spec)
     resolved: list[Resolved] = []
     for kind, location, entry in _entries(document):
         try:
@@ -125,10 +129,20 @@ def _plugin(
         raise RegistryError(
             schema_problems(document, inside, cls.Options, f"option of {name}", error)
         ) from error
+    except PLUGIN_FAILURES as error:
+        raise plugin_failure(cls, "checking its options", error) from error
+    if problems := _misread(document, inside, options, validated):
+        raise RegistryError(problems)
     try:
         return cls(validated)
     except (RecdError, ValueError) as error:
         raise RegistryError([document.problem(inside, str(error))]) from error
+    except PLUGIN_FAILURES as error:
+        raise plugin_failure(cls, "making it", error) from error
+
+
+def _misread(document: Document, base: Location, raw: Any, value: Any) -> list[Problem]:
+    return [document.problem(location, wrong) for location, wrong in misread(raw, value, base)]
 
 
 def _usable(manager: PluginManager, kind: str, location: Location) -> dict[str, Registered]:
@@ -248,12 +262,12 @@ def _message(details: ErrorDetails, inside: Location, model: type[BaseModel], wh
     if kind in ("list_type", "tuple_type"):
         message = "expected a list"
         if isinstance(got, str | int | float):
-            return f"{message}, as in [{got}]"
+            return f"{message}, as in [{str(got)[:200]}]"
     suggestion = ""
     if kind == "literal_error" and isinstance(got, str):
         expected = str(details.get("ctx", {}).get("expected", ""))
         suggestion = did_you_mean(got, expected.replace("'", "").replace(" or ", ", ").split(", "))
-    return f"{message}, got {'nothing' if got is None else repr(got)}{suggestion}"
+    return f"{message}, got {'nothing' if got is None else short_repr(got)}{suggestion}"
 
 
 def _known_keys(model: type[BaseModel] | None, location: Location) -> list[str]:

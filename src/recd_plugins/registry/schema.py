@@ -6,8 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationInfo, field_validator
 
-# Strict: true is no number, and 2.5 is not 2.
-Count = Annotated[StrictInt, Field(gt=0)]
+from recd_plugins.registry.written import wrong_path
+
+# Strict: true is no number, and 2.5 is not 2. At most what the words of tensors hold.
+Count = Annotated[StrictInt, Field(gt=0, lt=1 << 63)]
+# Of processes, and of columns and layers: what is larger is a slip of the pen.
+_Width = Annotated[StrictInt, Field(gt=0, le=1 << 20)]
+# Kernels compute with float32, to which less is 0; what is more makes infinities in few steps.
+_Float32 = Annotated[float, Field(ge=1.2e-38, le=1e9, allow_inf_nan=False)]
+# Bytes of memory that no machine has: 1 PiB.
+_NO_MEMORY = 1 << 50
 
 
 class _Spec(BaseModel):
@@ -71,17 +79,17 @@ class ModelSpec(_Spec):
         "cross network.",
     )
     # FBGEMM's kernels read four scalars at a time.
-    embedding_dim: Count = Field(default=16, multiple_of=4, description="Scalars in an embedding.")
+    embedding_dim: _Width = Field(default=16, multiple_of=4, description="Scalars in an embedding.")
     num_embeddings: Count = Field(
         default=100_000, description="Rows of a table that `tables` does not name."
     )
     tables: dict[str, TableSpec] = Field(
         default={}, description="Sizes by name or pattern of a table; the first match counts."
     )
-    bottom_mlp: list[Count] = Field(
+    bottom_mlp: list[_Width] = Field(
         default=[64], description="Hidden layers over dense features; embedding_dim is appended."
     )
-    top_mlp: list[Count] = Field(
+    top_mlp: list[_Width] = Field(
         default=[128, 64], description="Hidden layers over the interaction; 1 is appended."
     )
     cross_net: Literal["low_rank", "full", "vector"] = Field(
@@ -89,8 +97,8 @@ class ModelSpec(_Spec):
         description="Of dcn, the weights of a cross layer: two thin matrices, one square matrix "
         "(both DCN-v2) or one vector (DCN).",
     )
-    cross_layers: Count = Field(default=3, description="Of dcn, the cross layers.")
-    low_rank_dim: Count | None = Field(
+    cross_layers: _Width = Field(default=3, description="Of dcn, the cross layers.")
+    low_rank_dim: _Width | None = Field(
         default=None,
         description="Of cross_net low_rank, the thin side of its matrices; null takes a quarter of "
         "the cross network's inputs.",
@@ -103,6 +111,23 @@ class ModelSpec(_Spec):
         description="Rows that pooling entries see; with all, duplicates are made again before "
         "pooling: the same results, and what deduplicated compute saves can be measured.",
     )
+
+    @field_validator("num_embeddings", "tables")
+    @classmethod
+    def _tables_fit_somewhere(cls, value: Any, info: ValidationInfo) -> Any:
+        dim = info.data.get("embedding_dim", 4)
+        sizes = (
+            {name: table.num_embeddings for name, table in value.items()}
+            if isinstance(value, dict)
+            else {"a table": value}
+        )
+        for name, rows in sizes.items():
+            if (num_bytes := 4 * dim * rows) >= _NO_MEMORY:
+                raise ValueError(
+                    f"{name} of {rows:,} rows of {dim:,} float32 takes {num_bytes / 1e12:,.0f} TB; "
+                    "take fewer rows, or hash ids into them"
+                )
+        return value
 
     @field_validator("cross_net", "cross_layers", "low_rank_dim")
     @classmethod
@@ -129,27 +154,29 @@ class CheckpointSpec(_Spec):
     every: Count = Field(default=100, description="Steps between checkpoints.")
     keep: Count = Field(default=2, description="Checkpoints kept; older ones are removed.")
 
+    @field_validator("path")
+    @classmethod
+    def _is_a_path(cls, path: str | None) -> str | None:
+        if path is not None and (wrong := wrong_path(path)):
+            raise ValueError(wrong)
+        return path
+
 
 class TrainingSpec(_Spec):
     """How training runs."""
 
-    batch_size: Count = Field(default=512, description="Rows in a batch of one rank.")
+    # FBGEMM counts the rows of a batch in 32 bits.
+    batch_size: Count = Field(default=512, lt=1 << 31, description="Rows in a batch of one rank.")
     optimizer: Literal["sgd", "rowwise_adagrad"] = Field(
         default="rowwise_adagrad", description="Optimizer of the embedding tables."
     )
-    learning_rate: float = Field(
-        default=0.02, gt=0, allow_inf_nan=False, description="Learning rate of the tables."
-    )
-    eps: float = Field(
-        default=1e-8, gt=0, allow_inf_nan=False, description="Epsilon of row-wise Adagrad."
-    )
-    dense_learning_rate: float | None = Field(
+    learning_rate: _Float32 = Field(default=0.02, description="Learning rate of the tables.")
+    eps: _Float32 = Field(default=1e-8, description="Epsilon of row-wise Adagrad.")
+    dense_learning_rate: _Float32 | None = Field(
         default=None,
-        gt=0,
-        allow_inf_nan=False,
         description="Learning rate of the dense parameters; null takes learning_rate.",
     )
-    ranks: Count = Field(default=1, description="Processes to train on.")
+    ranks: _Width = Field(default=1, description="Processes to train on.")
     ranks_per_node: Count | None = Field(
         default=None,
         description="Ranks that make a node, where `recd run` starts them itself: one machine can "
@@ -159,6 +186,7 @@ class TrainingSpec(_Spec):
     workers: StrictInt = Field(
         default=0,
         ge=0,
+        le=1 << 10,
         description="Processes of each rank that read and convert its batches; with 0 it does so "
         "itself.",
     )
@@ -166,13 +194,26 @@ class TrainingSpec(_Spec):
     steps: Count | None = Field(
         default=None, description="Stop after so many steps; null trains all epochs."
     )
-    seed: StrictInt = Field(default=0, ge=0, description="Seed of the initial weights.")
+    seed: StrictInt = Field(default=0, ge=0, lt=1 << 63, description="Seed of the initial weights.")
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
         description="Where to train; auto takes CUDA where there is a device for each rank and the "
         "CUDA build of FBGEMM, and else the CPU.",
     )
     checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="Checkpoints.")
+    hang_notice: float = Field(
+        default=60.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds without progress after which the run says who waits for whom.",
+    )
+    hang_timeout: float | None = Field(
+        default=1500.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Seconds without progress after which it ends, to be resumed; null leaves that "
+        "to the collectives, which fail after 30 minutes.",
+    )
     evaluate: bool = Field(
         default=True, description="Measure the test split at the end, where there is one."
     )

@@ -19,6 +19,7 @@ from recd_plugins.interfaces import Setting, Table
 from recd_plugins.planning import rows_by_feature, tables_of
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.registry import Prepared, Registry
+from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.placement import plan_placement
 from recd_plugins.training.prepare import build_model, put_poolings
@@ -71,6 +72,7 @@ def assemble(
         RecdError: the registry, the data or the machine does not allow it.
     """
     schema = registry.dataset.schema()
+    check_model_fits(registry, schema)
     torch.manual_seed(registry.training.seed)
     model: torch.nn.Module = build_model(registry, schema)
     setting = None
@@ -89,6 +91,7 @@ def assemble(
         profile=None if setting is None else setting.data.profile(),
         world_size=dist.get_world_size(),
         device=device,
+        replicate=True,  # build_optimizer has one rule for all tables
     )
     plan = planner.collective_plan(model, chosen, dist.group.WORLD)
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

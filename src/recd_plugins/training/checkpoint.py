@@ -2,140 +2,201 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
-import re
 import shutil
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.errors import RecdError
+from recd_plugins.file_lock import locked_folder
+from recd_plugins.training.agreement import from_rank_0, together
+from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.fields import IDENTITY
+from recd_plugins.training.checkpoint_files.folder import (
+    checkpoints_in,
+    clean,
+    delete,
+    partial_of,
+    set_aside,
+    sync,
+)
+from recd_plugins.training.checkpoint_files.manifest import (
+    MANIFEST,
+    FileDigest,
+    differing,
+    digest_of,
+    manifest_text,
+    misfits,
+    read_manifest,
+)
+from recd_plugins.training.checkpoint_files.metadata import METADATA, read_metadata
+from recd_plugins.training.checkpoint_files.progress import (
+    PROGRESS,
+    Progress,
+    progress_text,
+    read_progress,
+    step_name,
+)
+from recd_plugins.training.checkpoint_io import (
+    SafeLoadPlanner,
+    SafeReader,
+    SafeSavePlanner,
+    TellingWriter,
+)
+from recd_plugins.training.checkpoint_state import CheckpointState
+from recd_plugins.training.identity import check_resumable, identity_text
 
-_NAME = re.compile(r"step-\d{9}")
-# What a killed process leaves: a checkpoint not yet whole, and one half deleted.
-_LEFTOVER = re.compile(r"\.step-\d{9}\.(partial|old)")
-_PROGRESS = "progress.json"
+__all__ = ["Checkpoints", "Progress"]
 
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run came.
-
-    Attributes:
-        step: optimizer steps done.
-        epoch: epochs of the reader completed.
-        reader: the reader's position after the last batch that was trained on.
-        losses: the mean loss over ranks of every step so far.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    reader: dict[str, Any] | None = None
-    losses: list[float] = field(default_factory=list)
-
-    def with_losses(self, losses: list[float]) -> Progress:
-        """The same point with the loss curve up to it."""
-        return replace(self, losses=list(losses))
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Checkpoints:
     """A folder of checkpoints, ``step-000000100`` and so on.
 
     A checkpoint is written under another name and renamed when every rank is done, and renamed
-    again before it is deleted: a process killed at any moment leaves whole ones only.
+    again before it is deleted: a process killed at any moment leaves whole ones only. What was
+    damaged since shows when it is loaded, by the digests in its manifest.
 
     Args:
         folder: made where it is missing.
         keep: how many to keep, the newest.
+        identity: of the run, as ``identity_of`` gives it, on rank 0: written into checkpoints, and
+            only those are loaded that are of an equal run. None neither writes nor compares it.
+        allowed: fields of it that may differ.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        identity: Mapping[str, Any] | None = None,
+        allowed: Collection[str] = (),
+    ) -> None:
         self._folder = folder
         self._keep = keep
+        self._identity = identity
+        self._allowed = allowed
 
-    def prepare(self, resume: bool) -> None:
-        """Make the folder, and see whether a run may start there. For one process.
+    @contextmanager
+    def reserve(self, resume: bool) -> Iterator[None]:
+        """A context in which one run writes here, and no other. For one process of the run.
+
+        What killed runs left in the folder is removed.
 
         Raises:
-            RecdError: the folder cannot be written, or it holds checkpoints and the run is not to
-                resume.
+            RecdError: the folder cannot be written, another run writes it, or it holds checkpoints
+                and the run is not to resume.
         """
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            for path in self._folder.iterdir():
-                if _LEFTOVER.fullmatch(path.name):
-                    shutil.rmtree(path)
-        except OSError as error:
-            raise RecdError(
-                f"{self._folder}: cannot be written ({error.strerror}); set "
-                "training.checkpoint.path to another folder"
-            ) from error
-        if not os.access(self._folder, os.W_OK):
-            raise RecdError(f"{self._folder}: cannot be written; see training.checkpoint.path")
-        newest = self.newest()
-        if newest is not None and not resume:
-            raise RecdError(
-                f"{self._folder}: holds checkpoints of an earlier run (the newest is "
-                f"{newest.name}); go on from it with --resume, or set training.checkpoint.path "
-                "to another folder"
-            )
+        with ExitStack() as stack:
+            try:
+                locks_work = stack.enter_context(locked_folder(self._folder))
+            except OSError as error:
+                raise RecdError(
+                    f"{self._folder}: cannot be written ({error.strerror or error}); set "
+                    "training.checkpoint.path to another folder"
+                ) from error
+            if not locks_work:
+                click.echo(
+                    f"{self._folder}: is on a file system without locks; see that no other run "
+                    "writes there",
+                    err=True,
+                )
+            clean(self._folder)
+            newest = self.newest()
+            if newest is not None and not resume:
+                raise RecdError(
+                    f"{self._folder}: holds checkpoints of an earlier run (the newest is "
+                    f"{newest.name}); go on from it with --resume, or set training.checkpoint.path "
+                    "to another folder"
+                )
+            yield
 
     def newest(self) -> Path | None:
-        """The newest checkpoint."""
-        found = self._all()
+        """The newest checkpoint, damaged or not."""
+        found = checkpoints_in(self._folder)
         return found[-1] if found else None
 
     def save(self, dmp: DistributedModelParallel, optimizer: Optimizer, progress: Progress) -> None:
-        """Write a checkpoint and delete those that are too many. A collective call."""
-        final = self._folder / f"step-{progress.step:09d}"
-        partial = self._folder / f".{final.name}.partial"
-        if dist.get_rank() == 0:
-            partial.mkdir()
-        dist.barrier()
-        save(_state(dmp, optimizer), checkpoint_id=partial)
-        if dist.get_rank() == 0:
-            (partial / _PROGRESS).write_text(json.dumps(asdict(progress)), encoding="utf-8")
-            for path in (*partial.iterdir(), partial):
-                _sync(path)
-            os.replace(partial, final)
-            _sync(self._folder)
-            for old in self._all()[: -self._keep]:
-                dying = old.with_name(f".{old.name}.old")
-                os.replace(old, dying)
-                shutil.rmtree(dying)
-        dist.barrier()
-
-    def load(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
-        """Load the newest checkpoint into model and optimizer; without one, the first step.
-
-        A collective call. The number of ranks and the plan may differ from those of the run that
-        saved the checkpoint.
+        """Write a checkpoint and delete those that are too many. A collective call.
 
         Raises:
-            RecdError: the checkpoint does not fit the model, or is damaged.
+            RecdError: it cannot be written; the ones before it are as they were.
         """
-        chosen = [self.newest()]
-        dist.broadcast_object_list(chosen)
-        path = chosen[0]
-        if path is None:
-            return Progress()
-        state = _state(dmp, optimizer)
+        text = progress_text(progress)
+        final = self._folder / step_name(progress.step)
+        state = CheckpointState.of(dmp, optimizer)
+        partial = from_rank_0(partial_of(final))
         try:
-            # Flattened, a table without rows on this rank would be missing from its state, which
-            # torch takes for a checkpoint of before 2.4; one without optimizer state then fails.
-            planner = DefaultLoadPlanner(flatten_sharded_tensors=False)
-            load(state, checkpoint_id=path, planner=planner)
-            progress = Progress(**json.loads((path / _PROGRESS).read_text(encoding="utf-8")))
-        except (CheckpointException, RuntimeError, ValueError, TypeError, OSError) as error:
+            together(lambda: partial.mkdir() if dist.get_rank() == 0 else None)
+            save(state.document, storage_writer=TellingWriter(partial), planner=SafeSavePlanner())
+            digests = together(lambda: _digests_of_rank(partial))
+            together(lambda: self._publish(partial, final, text, digests))
+        except (CheckpointException, OSError, RecdError) as error:
+            sizes = together(state.num_bytes)
+            if dist.get_rank() == 0:
+                shutil.rmtree(partial, ignore_errors=True)
+            free = from_rank_0(_free_bytes(self._folder))
+            raise _cannot_be_written(final, error, sum(sizes), free) from error
+
+    def load(self, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
+        """Load the newest whole checkpoint into model and optimizer; without any, the first step.
+
+        A collective call. The number of ranks and the plan may differ from those of the run that
+        saved the checkpoint. One that is damaged is named on stderr and set aside, and the one
+        before it is taken.
+
+        Raises:
+            RecdError: the checkpoint does not fit the model or is of another run, or none is whole.
+        """
+        damaged: dict[Path, str] = {}
+        for path in reversed(from_rank_0(checkpoints_in(self._folder))):
+            damage = _damage(path)
+            if damage:
+                damaged[path] = damage[0]
+                continue
+            progress = self._load(path, dmp, optimizer)
+            if dist.get_rank() == 0:
+                for each, reason in damaged.items():
+                    aside = set_aside(each)
+                    click.echo(
+                        f"{each.name} is damaged and now {aside.name} ({reason}); "
+                        f"going on from {path.name}",
+                        err=True,
+                    )
+            return progress
+        if damaged:
+            reasons = "; ".join(damaged.values())
+            raise RecdError(
+                f"{self._folder}: no checkpoint is whole ({reasons}); put back a copy of one, or "
+                "start anew in another folder"
+            )
+        return Progress()
+
+    def _load(self, path: Path, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
+        progress = read_progress(path)
+        told = together(lambda: self._differences(path))[0]
+        if told and dist.get_rank() == 0:
+            click.echo(f"going on from {path.name}, where {'; '.join(told)}", err=True)
+        state = CheckpointState.of(dmp, optimizer)
+        try:
+            reader = SafeReader(path, read_metadata(path))
+            load(state.document, storage_reader=reader, planner=SafeLoadPlanner())
+            state.put_back(dmp, optimizer, progress.step)
+        except (CheckpointException, RuntimeError, ValueError, TypeError, KeyError) as error:
+            if isinstance(refused := _own(error), RecdError):
+                raise refused from error
             reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
             advice = "resume with the registry that the run was started with"
             if "optimizer.state" in reason:
@@ -147,22 +208,99 @@ class Checkpoints:
                 f"{path}: cannot be loaded into this model and optimizer ({reason}); {advice}, or "
                 "remove this checkpoint to go on from the one before"
             ) from error
-        dmp.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
         return progress
 
-    def _all(self) -> list[Path]:
-        return sorted(path for path in self._folder.iterdir() if _NAME.fullmatch(path.name))
+    def _differences(self, path: Path) -> list[str]:
+        if dist.get_rank() != 0 or self._identity is None:
+            return []
+        return check_resumable(path, self._identity, self._allowed)
+
+    def _publish(
+        self, partial: Path, final: Path, progress: str, digests: list[dict[str, FileDigest]]
+    ) -> None:
+        """Complete the files, and let the checkpoint appear; what rank 0 does."""
+        if dist.get_rank() != 0:
+            return
+        files = {name: digest for each in digests for name, digest in each.items()}
+        texts = {PROGRESS: progress}
+        if self._identity is not None:
+            texts[IDENTITY] = identity_text(self._identity)
+        for name, text in texts.items():
+            (partial / name).write_text(text, encoding="utf-8")
+            files[name] = digest_of(partial / name)
+        if damage := misfits(partial, files)[0]:
+            raise RecdError(
+                f"{damage[0]}, as this process sees it; training.checkpoint.path has to be a "
+                "folder that all ranks share"
+            )
+        read_metadata(partial)  # what a torch writes that this version does not read is told now
+        (partial / MANIFEST).write_text(manifest_text(files), encoding="utf-8")
+        for path in (*partial.iterdir(), partial):
+            sync(path)
+        if final.exists():
+            delete(final)
+        os.replace(partial, final)
+        sync(self._folder)
+        for old in checkpoints_in(self._folder)[: -self._keep]:
+            delete(old)
 
 
-def _state(dmp: DistributedModelParallel, optimizer: Optimizer) -> dict[str, Any]:
-    return {"model": dmp.state_dict(), "optimizer": optimizer.state_dict()}
+def _digests_of_rank(partial: Path) -> dict[str, FileDigest]:
+    """Of the files that this rank wrote, by the names that DCP gives them."""
+    rank = dist.get_rank()
+    own = [path.name for path in partial.glob(f"__{rank}_*")] + [METADATA] * (rank == 0)
+    return {name: digest_of(partial / name) for name in own}
 
 
-def _sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on disk."""
-    handle = os.open(path, os.O_RDONLY)
+def _damage(path: Path) -> list[str]:
+    """What is wrong with the files of a checkpoint, which all ranks read, each its share."""
+
+    def manifest() -> tuple[dict[str, FileDigest], list[str]]:
+        if dist.get_rank() != 0:
+            return {}, []
+        try:
+            files = read_manifest(path)
+            return files, misfits(path, files)[0]
+        except (DamagedError, OSError) as error:
+            return {}, [str(error)]
+
+    files, damage = together(manifest)[0]
+    if damage:
+        return damage
+    largest_first = sorted(files, key=lambda name: -files[name].bytes)
+    share = largest_first[dist.get_rank() :: dist.get_world_size()]
+    found = together(lambda: differing(path, {name: files[name] for name in share}))
+    return [each for of_rank in found for each in of_rank]
+
+
+def _own(error: BaseException) -> Exception | None:
+    """What this package or the operating system said, on whichever rank."""
+    failures = error.failures.values() if isinstance(error, CheckpointException) else ()
+    for each in (error, *(failure for failure, *_ in failures)):
+        if isinstance(each, OSError | RecdError):
+            return each
+    return None
+
+
+def _free_bytes(folder: Path) -> int | None:
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _cannot_be_written(
+    path: Path, error: BaseException, num_bytes: int, free: int | None
+) -> RecdError:
+    cause = _own(error)
+    if isinstance(cause, RecdError):
+        return cause
+    reason = (str(error).strip() or type(error).__name__).splitlines()[-1]
+    if isinstance(cause, OSError):
+        reason = cause.strerror or str(cause)
+        if cause.errno in _FULL and free is not None:
+            reason += f": its tensors take {num_bytes:,} bytes, and {free:,} are free"
+    return RecdError(
+        f"{path}: cannot be written ({reason}); the checkpoints before it are as they were, and "
+        "--resume goes on from them"
+    )

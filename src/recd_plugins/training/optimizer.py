@@ -24,7 +24,7 @@ def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> Co
         training: the registry's ``training:`` section.
     """
     outside = dict(in_backward_optimizer_filter(dmp.named_parameters()))
-    tables = {name for name in outside if _in_embedding_module(dmp, name)}
+    tables = {name for name in outside if in_embedding_module(dmp, name)}
     replicated = {name: p for name, p in outside.items() if name in tables}
     dense = {name: p for name, p in outside.items() if name not in tables}
     optimizers = [dmp.fused_optimizer]
@@ -36,7 +36,7 @@ def build_optimizer(dmp: DistributedModelParallel, training: TrainingSpec) -> Co
     return CombinedOptimizer(optimizers)
 
 
-def _in_embedding_module(dmp: DistributedModelParallel, parameter: str) -> bool:
+def in_embedding_module(dmp: DistributedModelParallel, parameter: str) -> bool:
     """Whether a sharded embedding module holds the parameter: then it is a replicated table."""
     return any(
         parameter.startswith(f"{name}.")

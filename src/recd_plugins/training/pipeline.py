@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.pipeline_context import PrefetchTrainPipelineContext
 from torchrec.distributed.train_pipeline.runtime_forwards import PrefetchPipelinedForward
-from torchrec.distributed.types import ShardedModule
 
-from recd_plugins.distributed import check_every_parameter_is_trained
+from recd_plugins.distributed import check_every_parameter_is_trained, check_sharded_as_wholes
 from recd_plugins.distributed.cached.state import looks_ahead
+from recd_plugins.distributed.table_report import outermost_sharded
 from recd_plugins.errors import RecdError
 
 
@@ -57,9 +57,7 @@ class CheckedTrainPipeline(TrainPipelineSparseDist):
         # _pipelined_modules (torchrec 1.6 to 1.9): there is no public way to ask.
         pipelined = {id(module) for module in self._pipelined_modules}
         lost = [
-            name
-            for name, module in self._model.named_modules()
-            if isinstance(module, ShardedModule) and id(module) not in pipelined
+            name for name, module in outermost_sharded(self._model) if id(module) not in pipelined
         ]
         if lost:
             raise RecdError(
@@ -178,8 +176,9 @@ def build_train_pipeline(
 
     Raises:
         ExactnessError: there are parameters that neither the backward pass nor ``optimizer``
-            updates.
+            updates, or a module of which only the tables are sharded.
     """
+    check_sharded_as_wholes(dmp)
     check_every_parameter_is_trained(dmp, optimizer)
     if looks_ahead(dmp):
         return LookaheadTrainPipeline(dmp, optimizer, device)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import nn
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.data.model_input import Placement
 from recd_plugins.errors import ExactnessError
 from recd_plugins.interfaces import FeatureSchema, Sharding
+from recd_plugins.planning.tables import embedding_modules
 from recd_plugins.training.dlrm import table_name
 
 if TYPE_CHECKING:
@@ -53,23 +53,21 @@ def placement_of(model: nn.Module, sharding: dict[str, Sharding]) -> Placement:
     pooled: list[str] = []
     replicated: list[str] = []
     sequence: list[str] = []
-    for name, module in model.named_modules():
-        if isinstance(module, EmbeddingBagCollection):
-            configs = module.embedding_bag_configs()
-            copies = [c.name for c in configs if _replicates(sharding.get(c.name))]
-            if copies and len(copies) < len(configs):
-                raise ExactnessError(
-                    f"{name}: tables {', '.join(copies)} are replicated on every rank, the others "
-                    "are not. Data-parallel kernels take no deduplicated input: give these tables "
-                    "an EmbeddingBagCollection of their own, fed by batch.replicated_features, or "
-                    "another sharding"
-                )
-            features = replicated if copies else pooled
-            features.extend(feature for config in configs for feature in config.feature_names)
-        elif isinstance(module, EmbeddingCollection):
-            sequence.extend(
-                feature for config in module.embedding_configs() for feature in config.feature_names
+    for module in embedding_modules(model):
+        bags = [table for table in module.tables if table.pooled]
+        copies = [table.name for table in bags if _replicates(sharding.get(table.name))]
+        if copies and len(copies) < len(bags):
+            raise ExactnessError(
+                f"{module.path}: tables {', '.join(copies)} are replicated on every rank, the "
+                "others are not. Data-parallel kernels take no deduplicated input: give these "
+                "tables an EmbeddingBagCollection of their own, fed by batch.replicated_features, "
+                "or another sharding"
             )
+        for table in module.tables:
+            if not table.pooled:
+                sequence.extend(table.features)
+            else:
+                (replicated if copies else pooled).extend(table.features)
     return Placement(_once(pooled), _once(replicated), _once(sequence))
 
 

@@ -22,6 +22,7 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.planning import rows_by_feature, tables_of
 from recd_plugins.planning.setting import setting_of
+from recd_plugins.planning.tables import EmbeddingModule, embedding_modules
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, Prepared, at_entry
 from recd_plugins.registry.loader import read_yaml
@@ -99,7 +100,12 @@ def prepare_model(
         RegistryError: a pattern matches no table or feature, or two entries claim one.
         ExactnessError: a combination that cannot be exact.
     """
-    tables = tables_of(model)
+    modules = list(embedding_modules(model))
+    tables = [table for module in modules if module.ours for table in module.tables]
+    _refuse_claims(registry, modules)
+    num_embeddings = rows_by_feature(
+        table for module in modules if module.takes_rows for table in module.tables
+    )
     claims = registry.claim("sharding", [table.name for table in tables])
     registry.claim("cache", [table.name for table in tables])
     plugins = {name: entry.plugin for name, entry in claims.items()}
@@ -107,7 +113,7 @@ def prepare_model(
     coalesced = frozenset(name for name, plugin in plugins.items() if plugin.coalesces)
     registry.prepared = Prepared(
         placement_of(model, plugins),
-        rows_by_feature(tables),
+        num_embeddings,
         tables=tuple(tables),
         coalesced=coalesced,
     )
@@ -125,7 +131,7 @@ def prepare_model(
     guard(model)
     registry.prepared = Prepared(
         placement_of(model, plugins),
-        rows_by_feature(tables),
+        num_embeddings,
         tier_plans,
         caches,
         cache_plans,
@@ -133,6 +139,26 @@ def prepare_model(
         coalesced,
     )
     return model
+
+
+def _refuse_claims(registry: Registry, modules: Sequence[EmbeddingModule]) -> None:
+    """Refuse entries that name tables which these sharders leave to others."""
+    problems = [
+        Problem(
+            str(registry.path),
+            entry.line,
+            f"{entry.field}.tables",
+            f"table {table.name} is left alone: {module.why_left}. Let the entry name others, or "
+            "move the table into an EmbeddingBagCollection or EmbeddingCollection",
+        )
+        for entry in (*registry.sharding, *registry.cache)
+        for module in modules
+        if not module.ours
+        for table in module.tables
+        if entry.matches(table.name)
+    ]
+    if problems:
+        raise RegistryError(problems)
 
 
 def _rewritten(

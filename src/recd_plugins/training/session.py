@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from recd_plugins.activity import doing
 from recd_plugins.data.ingestion import check_ingestion
+from recd_plugins.distributed.hang_watch import HangLimits
 from recd_plugins.distributed.launch import (
     backend_for,
     join_torchrun,
@@ -22,6 +24,7 @@ from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.registry import Registry, load_registry
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.device import choose_device
+from recd_plugins.training.hangs import hang_limits, train_beating, watched_by_each_other
 from recd_plugins.training.trainer import Job, Result, checkpoints_of, splits_of, train
 
 
@@ -34,12 +37,14 @@ class Session:
         rank: this process under torchrun; else 0, the parent of the ranks.
         world_size: number of ranks.
         ranks_per_node: how many of them make a node.
+        hang_limits: how long ranks may get no further.
     """
 
     job: Job
     rank: int
     world_size: int
     ranks_per_node: int
+    hang_limits: HangLimits
 
     def train(self, side: Side, sharding: str | None = None) -> Result:
         """One run on all ranks; with another ``sharding`` than the session's where it is given.
@@ -51,11 +56,13 @@ class Session:
         if dist.is_initialized():
             return train(self.rank, self.world_size, job)
         return launch(
-            train,
+            train_beating,
             self.world_size,
             job,
+            self.hang_limits.interval,
             backend=backend_for(job.device),
             local_world_size=self.ranks_per_node,
+            hang_limits=self.hang_limits,
         )[0]
 
 
@@ -68,6 +75,7 @@ def session(
     resume: bool = False,
     breakdown: bool = False,
     shardings: Sequence[str] = (),
+    allowed: Sequence[str] = (),
 ) -> Iterator[Session]:
     """Check a registry, join the ranks where torchrun started them, and prepare the data once.
 
@@ -79,6 +87,8 @@ def session(
         breakdown: profile some steps of every run.
         shardings: plugins in place of the first sharding entry's, as ``load_registry`` takes one;
             a run has the first of them unless it names another.
+        allowed: fields in which the run may differ from the one that wrote the checkpoint, of
+            ``recd_plugins.training.identity.ALLOWABLE``.
 
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.
@@ -97,11 +107,14 @@ def session(
         device=device,
         breakdown=breakdown,
         sharding=first,
+        allowed=tuple(allowed),
     )
     training = registry.training
+    limits = hang_limits(registry)
     if torchrun_rank() is None:
-        _prepare(registry, training.ranks, resume)
-        yield Session(job, 0, training.ranks, training.ranks_per_node or training.ranks)
+        ranks_per_node = training.ranks_per_node or training.ranks
+        with _prepared(registry, training.ranks, resume):
+            yield Session(job, 0, training.ranks, ranks_per_node, limits)
         return
     ranks_per_node = torchrun_ranks_per_node()
     if training.ranks_per_node not in (None, ranks_per_node):
@@ -109,14 +122,20 @@ def session(
             f"{path}: training.ranks_per_node is {training.ranks_per_node}, but torchrun starts "
             f"{ranks_per_node} ranks a node; leave it out (null) under torchrun"
         )
-    with join_torchrun(backend_for(device)) as (rank, world_size):
+    with (
+        join_torchrun(backend_for(device)) as (rank, world_size),
+        watched_by_each_other(rank, world_size, limits),
+        ExitStack() as stack,
+    ):
         if rank == 0:
-            _prepare(registry, world_size, resume)
+            with doing("preparing the data"):
+                stack.enter_context(_prepared(registry, world_size, resume))
         dist.barrier()
-        yield Session(job, rank, world_size, ranks_per_node)
+        yield Session(job, rank, world_size, ranks_per_node, limits)
 
 
-def _prepare(registry: Registry, world_size: int, resume: bool) -> None:
+@contextmanager
+def _prepared(registry: Registry, world_size: int, resume: bool) -> Iterator[None]:
     """Make what is missing, and find out what would stop the run at its end, before it starts."""
     dataset = registry.wrapped_dataset
     dataset.prepare()
@@ -126,6 +145,9 @@ def _prepare(registry: Registry, world_size: int, resume: bool) -> None:
         )
     checkpoints = checkpoints_of(registry.training)
     if checkpoints is not None:
-        checkpoints.prepare(resume)
-    elif resume:
+        with checkpoints.reserve(resume):
+            yield
+        return
+    if resume:
         raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
+    yield

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from recd_plugins import activity
 from recd_plugins.data.stalls import StallMeter
 from recd_plugins.distributed.cached.kernel import close_cached_tables
+from recd_plugins.distributed.table_report import describe_tables
+from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Split
 from recd_plugins.registry import Registry, TrainingSpec, load_registry
 from recd_plugins.training import upstream_noise
@@ -24,7 +27,9 @@ from recd_plugins.training.cache_report import CacheReport, merged
 from recd_plugins.training.caches import counted_by_step, report_caches
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.device import device_of_rank
+from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.group_report import GroupReport
+from recd_plugins.training.identity import identity_of
 from recd_plugins.training.memory import peak_bytes, reset_peak
 from recd_plugins.training.meter import Meter, sum_by_kind
 from recd_plugins.training.pipeline import CheckedTrainPipeline
@@ -54,6 +59,7 @@ class Job:
         device: ``cpu`` or ``cuda``.
         breakdown: profile some steps.
         sharding: a plugin in place of the first sharding entry's, as ``load_registry`` takes it.
+        allowed: fields that may differ from those of the run that wrote the checkpoint.
     """
 
     registry: Path
@@ -63,6 +69,7 @@ class Job:
     device: str = "cpu"
     breakdown: bool = False
     sharding: str | None = None
+    allowed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -126,6 +133,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     Raises:
         RecdError: the registry, the data or the checkpoint does not allow it.
     """
+    activity.start()
     upstream_noise.silence()
     registry = load_registry(job.registry, plugins_dir=job.plugins_dir, sharding=job.sharding)
     registry = registry.with_training(job.overrides)
@@ -142,12 +150,28 @@ def train(rank: int, world_size: int, job: Job) -> Result:
 
     block = loader.batches_a_block()
     # The baseline of a comparison is no run of its own: it leaves no checkpoints.
-    checkpoints = checkpoints_of(training) if job.side == "plugins" else None
+    checkpoints = None
+    if job.side == "plugins" and training.checkpoint.path is not None:
+        identity = identity_of(registry, parts.tables) if rank == 0 else None
+        checkpoints = checkpoints_of(training, identity, job.allowed)
     progress = Progress() if checkpoints is None else checkpoints.load(dmp, optimizer)
+    if rank == 0 and job.side == "plugins":
+        click.echo(str(describe_tables(dmp)), err=True)
     if rank == 0 and progress.step:
         click.echo(f"resumed at step {progress.step} of {training.checkpoint.path}", err=True)
+        if training.steps is not None and progress.step >= training.steps:
+            click.echo(f"training.steps is {training.steps}: there is nothing to train", err=True)
     if progress.reader is not None:
-        loader.load_state_dict(progress.reader)
+        try:
+            loader.load_state_dict(progress.reader)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RecdError(
+                f"{training.checkpoint.path}: reader of progress.json, step {progress.step}: is no "
+                f"position of this data ({type(error).__name__}: {error})"
+            ) from error
+    finite = FiniteRun(_name(job), checkpoints)
+    if progress.step:
+        finite.check_loaded(dmp, optimizer)
     losses = list(progress.losses)
     saved_step = first_step = progress.step
 
@@ -175,18 +199,25 @@ def train(rank: int, world_size: int, job: Job) -> Result:
             except StopIteration:
                 break
             progress = source.trained()
+            activity.reached(progress.step)
             predictions.update(logits, labels)
             pending.append(loss)
             advance(loss)
+            if len(pending) == MOST_UNSEEN:
+                losses += finite.losses(pending, len(losses))
             if checkpoints is not None and progress.step % training.checkpoint.every == 0:
-                losses += _mean_over_ranks(pending)
-                checkpoints.save(dmp, optimizer, progress.with_losses(losses))
+                losses += finite.losses(pending, len(losses))
+                with activity.doing("saving a checkpoint", long=True):
+                    finite.check_state(dmp, optimizer, progress.step)
+                    checkpoints.save(dmp, optimizer, progress.with_losses(losses))
                 saved_step = progress.step
     peak = peak_bytes(device)
     moved = counted_by_step(dmp, progress.step - first_step)  # evaluation counts, too
-    losses += _mean_over_ranks(pending)
+    losses += finite.losses(pending, len(losses))
     if checkpoints is not None and progress.step > saved_step:
-        checkpoints.save(dmp, optimizer, progress.with_losses(losses))
+        with activity.doing("saving a checkpoint", long=True):
+            finite.check_state(dmp, optimizer, progress.step)
+            checkpoints.save(dmp, optimizer, progress.with_losses(losses))
 
     ranks = _from_every_rank((meter.per_step(), peak, moved, source.groups, meter.stalls()))
     counts = [count for count, *_ in ranks if count is not None]
@@ -201,7 +232,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         peak_memory_bytes=max(peak for _, peak, *_ in ranks),
         losses=losses,
         train=predictions.summarize(),
-        test=_evaluate(registry, dmp, pipeline, rank, world_size, device),
+        test=_evaluate(registry, dmp, pipeline, rank, world_size, device, finite),
         stages=StageTimes.mean([stages for stages, _ in profiles]) if profiles else None,
         step_memory=max(
             (memory for _, memory in profiles), key=lambda memory: memory.peak, default=None
@@ -223,10 +254,16 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     return result
 
 
-def checkpoints_of(training: TrainingSpec) -> Checkpoints | None:
+def checkpoints_of(
+    training: TrainingSpec,
+    identity: Mapping[str, Any] | None = None,
+    allowed: Collection[str] = (),
+) -> Checkpoints | None:
     """Where a run keeps its checkpoints, None where it keeps none."""
     spec = training.checkpoint
-    return None if spec.path is None else Checkpoints(Path(spec.path), spec.keep)
+    if spec.path is None:
+        return None
+    return Checkpoints(Path(spec.path), spec.keep, identity, allowed)
 
 
 def splits_of(registry: Registry) -> tuple[Split, ...]:
@@ -242,6 +279,7 @@ def _evaluate(
     rank: int,
     world_size: int,
     device: torch.device,
+    finite: FiniteRun,
 ) -> Quality | None:
     """Quality on the test split, where there is one and the registry wants it."""
     split: Split = "test"
@@ -249,12 +287,25 @@ def _evaluate(
         return None
     loader = registry.dataloader(rank=rank, world_size=world_size, split=split, device=device)
     predictions = Predictions()
+    losses: list[Tensor] = []
     dmp.eval()
-    with loader, torch.no_grad(), progress_bar(rank, split, 0, len(loader)) as advance:
+    with (
+        loader,
+        torch.no_grad(),
+        activity.doing("evaluating"),
+        progress_bar(rank, split, 0, len(loader)) as advance,
+    ):
         for loss, logits, labels in _outputs(pipeline, iter(loader)):
             predictions.update(logits, labels)
+            losses.append(loss)
             advance(loss)
+    finite.losses(losses, of=f" of the {split} split")
     return predictions.summarize()
+
+
+def _name(job: Job) -> str:
+    plain = job.side == "plugins" and job.sharding is None
+    return str(job.registry) if plain else f"{job.registry}, {job.sharding or job.side}"
 
 
 def _outputs(
@@ -265,16 +316,6 @@ def _outputs(
             yield pipeline.progress(batches)
         except StopIteration:
             return
-
-
-def _mean_over_ranks(losses: list[Tensor]) -> list[float]:
-    """The losses of the same steps, averaged over ranks; empties the list. A collective call."""
-    if not losses:
-        return []
-    stacked = torch.stack(losses).double().cpu()
-    losses.clear()
-    dist.all_reduce(stacked)
-    return (stacked / dist.get_world_size()).tolist()
 
 
 def _from_every_rank(value: T) -> list[T]:

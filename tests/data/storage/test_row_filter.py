@@ -24,6 +24,7 @@ from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.row_filter import Condition, RowFilter
 from recd_plugins.errors import DataError
+from recd_plugins.files import read_note, write_note
 
 NUMBERS = {
     "==": np.equal,
@@ -338,7 +339,8 @@ def test_a_wrong_count_is_noticed_where_rows_are_read(folder, tmp_path, wrong):
     dataset = SessionParquet(SessionParquet.Options.model_validate(options))
     dataset.prepare()
     (note,) = (tmp_path / "cache" / "recd" / "row_counts").iterdir()
-    note.write_text(note.read_text().replace("15", wrong))
+    counts = json.loads(json.dumps(read_note(note)).replace("15", wrong))
+    write_note(note, counts)
     reader = SessionParquet(SessionParquet.Options.model_validate(options)).reader(
         rank=0, world_size=1, batch_size=10, split="train"
     )

@@ -137,6 +137,24 @@ def test_an_object_that_is_replaced_is_noticed(store, tmp_path, rows):
         list(one)
 
 
+@pytest.mark.parametrize("batches_before", [0, 1])
+def test_an_object_of_equal_size_is_noticed(store, tmp_path, batches_before):
+    """Before it is read or after some of it was: then at its end."""
+    options = {"compression": "none", "use_dictionary": False, "row_group_size": 20}
+    path = tmp_path / "part.parquet"
+    pq.write_table(table(range(300, 340)), path, write_statistics=False, **options)
+    size = path.stat().st_size
+    store.upload(tmp_path, "equal")
+    batches = iter(reader(dataset("s3://equal/part.parquet", store, prefetch=0)))
+    for _ in range(batches_before):
+        next(batches)
+    pq.write_table(table(range(600, 640)), path, write_statistics=False, **options)
+    assert path.stat().st_size == size
+    store.upload(tmp_path, "equal")
+    with pytest.raises(DataError, match=r"s3://equal/part.parquet was replaced .*its ETag was"):
+        list(batches)
+
+
 def test_a_damaged_page_is_named(store, tmp_path):
     path = tmp_path / "part.parquet"
     pq.write_table(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import threading
@@ -169,6 +170,21 @@ def test_a_scheme_that_nobody_knows_and_one_without_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "fsspec", None)
     with pytest.raises(SetupError, match=r'pip install "recd-plugins\[fsspec\]"'):
         ParquetTable("memory://x")
+
+
+@pytest.mark.parametrize("what", ["a link to a folder", "a link to nowhere", "a pipe"])
+def test_no_row_is_left_out_without_a_word(tmp_path: Path, what: str) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "a.parquet").touch()
+    odd = tmp_path / "t" / "b.parquet"
+    if what == "a pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to(tmp_path if "folder" in what else "nowhere")
+    with pytest.raises(DataError, match=f"^{odd}: .*{what}.*name with _"):
+        Location(tmp_path / "t").find(".parquet")
+    odd.rename(tmp_path / "t" / "_b.parquet")
+    assert len(Location(tmp_path / "t").find(".parquet")) == 1
 
 
 def test_local_paths_are_what_they_were(tmp_path: Path) -> None:

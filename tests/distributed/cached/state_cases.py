@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -228,19 +229,18 @@ def train_to_the_end(
 ) -> tuple[int, list[float]]:
     """Ten steps with a checkpoint every third: where this run began, and its losses."""
     checkpoints = Checkpoints(folder / "checkpoints", keep=2)
-    if rank == 0:
-        checkpoints.prepare(resume=True)
-    dist.barrier()
-    trainer = Trainer(rank, world_size, case.training, case, folder / "rows")
-    first = checkpoints.load(trainer.dmp, trainer.optimizer).step
-    losses = []
-    trainer.start(first)
-    for step in range(first + 1, 11):
-        if step == 8 and die_at is not None and rank == world_size - 1:
-            _die_at(die_at)
-        losses += trainer.steps(1)
-        if step % 3 == 0:
-            checkpoints.save(trainer.dmp, trainer.optimizer, Progress(step))
+    with checkpoints.reserve(resume=True) if rank == 0 else nullcontext():
+        dist.barrier()
+        trainer = Trainer(rank, world_size, case.training, case, folder / "rows")
+        first = checkpoints.load(trainer.dmp, trainer.optimizer).step
+        losses = []
+        trainer.start(first)
+        for step in range(first + 1, 11):
+            if step == 8 and die_at is not None and rank == world_size - 1:
+                _die_at(die_at)
+            losses += trainer.steps(1)
+            if step % 3 == 0:
+                checkpoints.save(trainer.dmp, trainer.optimizer, Progress(step))
     return first, losses
 
 

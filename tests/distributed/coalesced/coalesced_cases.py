@@ -216,7 +216,6 @@ def refusals(rank: int, world_size: int) -> list[str]:
         lambda: shard(sequences(), "data_parallel", ["t3"]),
         lambda: shard(bags(), "table_wise", ["t1"]),
         lambda: shard(sequences(), "table_wise", ["t1", "t2"], use_index_dedup=True),
-        lambda: shard(bags(weighted=True, pooling=PoolingType.MEAN), "table_wise", ["t0"]),
     ]
     found = []
     for attempt in attempts:

@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from recd_plugins.distributed.tiered import RowTiers
-from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.weights import copy_weights
 
 STEPS = 3
@@ -58,7 +57,7 @@ def train_and_save(
 ) -> None:
     assert world_size == dist.get_world_size()
     if rank == 0:
-        Checkpoints(folder, keep=9).prepare(resume=False)
+        folder.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     job = Job(optimizer, tiers)
     job.train(range(STEPS), pipelined=pipelined)

@@ -74,16 +74,22 @@ def test_nothing_is_left_of_a_trainer_that_is_ended(how):
         trainer.communicate()
 
 
-def test_a_lost_cluster_is_an_error():
+@pytest.mark.parametrize("lost", ["raylet", "recd_plugin_dsi.local_ray"])
+def test_a_lost_cluster_is_an_error(lost):
+    """Nothing of it stays; that of its host is noticed at once."""
     before = set(below(os.getpid()))
     with registry(OPTIONS, seconds=0.05).dataloader(0, 1) as loader:
         batches = iter(loader)
         next(batches)
         started = set(below(os.getpid())) - before
-        (raylet,) = [each for each in started if each.name() == "raylet"]
-        raylet.kill()
+        (process,) = [each for each in started if lost in (each.name(), *each.cmdline())]
+        folder = loader._feed._feed._cluster.folder
+        assert folder.stat().st_mode & 0o777 == 0o700, "what is in it is open to all"
+        process.kill()
         start = time.monotonic()
-        with pytest.raises(SetupError, match=r"rank 0 lost Ray at .*--resume"):
+        with pytest.raises(SetupError, match=r"rank 0 lost Ray at .*--resume") as caught:
             list(batches)
         print(f"noticed after {time.monotonic() - start:.0f} s")
+        assert lost == "raylet" or f"Process {process.pid} ended" in str(caught.value)
     assert_ended(started)
+    assert not folder.exists()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from tests import forked
+from tests.small_disk import small_disk
 
 from recd_plugin_recd import papercal
 from recd_plugin_recd.papercal_table import TableOptions, provenance, write_table
@@ -105,8 +105,8 @@ def test_a_table_that_appeared_meanwhile_is_left(tmp_path):
 
 
 def test_what_a_killed_run_left_goes_with_the_next(tmp_path):
-    command = [str(Path(sys.executable).with_name("recd")), "generate", "t", "--rows", "10000000"]
-    killed = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL)
+    command = [forked.RECD, "generate", "t", "--rows", "10000000"]
+    killed = forked.Program(command, cwd=tmp_path)
     try:
         while not list(tmp_path.rglob("*.parquet")):
             assert killed.poll() is None
@@ -140,3 +140,14 @@ def test_memory_does_not_grow_with_the_table():
     """Rows by time: what waits to be sorted is what is in flight, at most a million rows."""
     longest = max(len(keys) for keys in papercal.row_keys(3_000_000, 0, "interleaved"))
     assert longest < 1_000_000
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path, "256k") as disk:
+        with pytest.raises(
+            DataError,
+            match=r"table/part-00000\.parquet: cannot be written \(No space left on device: [\d,]+ "
+            r"bytes are free\); generate fewer rows",
+        ):
+            write_table(disk / "table", TableOptions(rows=20_000))
+        assert list(disk.iterdir()) == []

@@ -18,7 +18,7 @@ from recd_plugin_recd.interactions_log import DENSE, SCHEMA, InteractionLog
 from recd_plugins.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
 
-Event = tuple[int, int, float, int]
+Event = tuple[int, int | str, float, int]
 MINUTE = 60
 
 # User, item, rating, second. Two users, whose events lie mixed and out of order.
@@ -204,6 +204,11 @@ def test_ids_that_are_no_numbers_are_hashed_alike_everywhere(tmp_path):
     assert rows[0]["user_id"] != rows[0]["item_id"]
 
 
+def test_ids_with_zeros_in_front_are_ids_of_their_own(path):
+    path.write_text(inter([(1, item, 5, 0) for item in ("7", "07", "007", "0")]))
+    assert len({row["item_id"][0] for row in read(dataset(path))}) == 4
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -222,6 +227,29 @@ def test_ids_that_are_no_numbers_are_hashed_alike_everywhere(tmp_path):
 def test_what_is_wrong_is_named_with_line_and_value(path, content, message):
     path.write_text(content)
     with pytest.raises(DataError, match=message):
+        dataset(path).prepare()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"user": "item_id"}, "column item_id is named by the options user and item"),
+        ({"value": "timestamp"}, "column timestamp is named by the options value or label and tim"),
+        (
+            {"value": None, "label": "user_id"},
+            "column user_id is named by the options user and val",
+        ),
+    ],
+)
+def test_a_column_has_one_role(path, options, message):
+    with pytest.raises(DataError, match=f"log.inter: {message}"):
+        dataset(path, **options).prepare()
+
+
+def test_two_columns_of_one_name(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("user_id,item_id,rating,timestamp,item_id\n1,2,3,4,5\n")
+    with pytest.raises(DataError, match="2 columns are named item_id, which is option item"):
         dataset(path).prepare()
 
 

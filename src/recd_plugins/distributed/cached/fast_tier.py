@@ -76,6 +76,7 @@ class FastTier:
             feature_table_map=tables.feature_table_map,
             pooling_mode=tables.pooling_mode,
             device=device,
+            table_names=tables.table_names,
             **arguments,
             bounds_check_mode=BoundsCheckMode.NONE,
         )

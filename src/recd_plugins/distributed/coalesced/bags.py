@@ -22,7 +22,6 @@ from recd_plugins.distributed.coalesced.groups import FeatureGroups
 from recd_plugins.distributed.coalesced.input_dist import Coalesced
 from recd_plugins.distributed.coalesced.rows import Bags, Part, pool
 from recd_plugins.distributed.torchrec_internals import require_attributes
-from recd_plugins.errors import SetupError
 
 #: Their kernels sum what a rank has of a bag, of mean pooling too.
 _SUMMED = {
@@ -60,9 +59,6 @@ class BagLayout:
         configs: of its tables.
         shardings: of its tables, by name.
         groups: of its features.
-
-    Raises:
-        SetupError: bags are weighted and pooled by mean, for which TorchRec's shardings differ.
     """
 
     def __init__(
@@ -73,18 +69,9 @@ class BagLayout:
         groups: FeatureGroups,
     ) -> None:
         # Private, torchrec 1.6 to 1.9: what the outputs are called and how they are put together.
-        require_attributes(
-            sharded, "_embedding_shardings", "_embedding_names", "_embedding_dims", "_is_weighted"
-        )
+        require_attributes(sharded, "_embedding_shardings", "_embedding_names", "_embedding_dims")
         self.names: list[str] = sharded._embedding_names
         self.dims: list[int] = sharded._embedding_dims
-        means = [config.name for config in configs if config.pooling == PoolingType.MEAN]
-        if means and sharded._is_weighted:
-            raise SetupError(
-                f"table {means[0]} has mean pooling of weighted rows, beside coalesced tables; of "
-                "such bags TorchRec divides row-wise ones by the sum of the weights and others by "
-                "their number: use sum pooling, with weights that are divided already"
-            )
         carriers = groups.carriers
         tables: dict[str, list[EmbeddingBagConfig]] = {}
         for config in configs:

@@ -23,10 +23,10 @@ from torchrec.optim.keyed import CombinedOptimizer
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
+from recd_plugins.distributed.batch_form import refuse_inverse_indices
 from recd_plugins.distributed.sharded_modules import (
     ExactSequenceContext,
     ExactShardedEmbeddingCollection,
-    refuse_inverse_indices,
 )
 from recd_plugins.distributed.tiered.collection import TieredEmbeddingCollection
 from recd_plugins.distributed.tiered.flex import FlexLookup, FlexSizesAwaitable

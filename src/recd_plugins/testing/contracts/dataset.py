@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Dataset, Reader, Rows, Split
+from recd_plugins.interfaces import Dataset, DatasetWrapper, Reader, Rows, Split
 from recd_plugins.testing.contracts.plugin import PluginContract
 
 RowId = tuple[str, int]
@@ -240,6 +240,17 @@ class DatasetContract(PluginContract):
             assert same == content, f"{row} differs between scan and reader"
         again = [rows.data for rows in dataset.scan(self.split)]
         assert again == [rows.data for rows in scanned], "a second scan yields something else"
+
+    def test_identity_is_of_the_rows(self, dataset: Dataset) -> None:
+        """Two objects say the same, in JSON; ``--resume`` compares it."""
+        identity = dataset.identity()
+        copy = json.loads(json.dumps(identity, allow_nan=False))
+        assert copy == identity, "an identity holds JSON values only"
+        if isinstance(dataset, DatasetWrapper):
+            return  # it is made around another
+        again = type(dataset)(dataset.options)
+        again.prepare()
+        assert again.identity() == identity, "the same rows are known by something else"
 
     def _reader(
         self,

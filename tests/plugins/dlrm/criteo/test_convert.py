@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from tests import forked
 from tests.plugins.dlrm.criteo.criteo_cases import sample_rows, write_day
 
 from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
@@ -34,7 +35,7 @@ from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.work_folder import WorkFolder
 
 event, count = sys.argv[1], int(sys.argv[2])
-owners = {"read": TsvStream, "write": TableWriter, "close": TableWriter, "write_json": module,
+owners = {"read": TsvStream, "write": TableWriter, "close": TableWriter, "write_note": module,
           "publish": WorkFolder}
 
 def killed(*arguments, **options):
@@ -54,7 +55,7 @@ module.convert(module.ConvertOptions(Path("src"), Path("dst"), part_rows=40, row
 
 def run(folder: Path, event: str, count: int) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", SCRIPT, event, str(count)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return forked.run(command, cwd=folder)
 
 
 def read(folder: Path) -> dict[str, pa.Table]:
@@ -78,7 +79,7 @@ def write_source(folder: Path, file_format: str) -> None:
     [
         ("gz", "write", 5, 1),
         ("tsv", "close", 3, 2),
-        ("gz", "write_json", 4, 2),
+        ("gz", "write_note", 4, 2),
         ("gz", "read", 14, 3),
         ("tsv", "publish", 1, 5),
     ],

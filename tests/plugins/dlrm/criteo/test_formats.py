@@ -126,6 +126,7 @@ def test_a_log_can_be_taken_of_floats(tmp_path):
         ("dense", np.zeros((59, 13), np.int32), "train_dense.npy has 59 rows, and train_sparse"),
         ("sparse", np.zeros((60, 26)), r"train_sparse.npy is float64 .* not integers of shape"),
         ("labels", np.full((60, 1), 2), "train_labels.npy: row 0: 2 is neither 0 nor 1"),
+        ("labels", np.int32(0), r"train_labels.npy is int32 of shape \[\], not numbers"),
         ("labels", np.zeros((60, 2)), r"train_labels.npy is float64 of shape \[60, 2\]"),
     ],
 )

@@ -227,14 +227,14 @@ def test_a_file_is_counted_once(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(tsv.TsvStream, "read", None)
         make(path, **options).prepare()
-    assert json.loads(kept.read_text())["num_rows"] == 40
+    assert json.loads(kept.read_text())["value"]["num_rows"] == 40
     with_lines(path, rows=41)
     assert load_index(path, tmp_path / "cache") is None
     make(path, **options).prepare()
-    assert json.loads(kept.read_text())["num_rows"] == 41
+    assert json.loads(kept.read_text())["value"]["num_rows"] == 41
     kept.write_text("{}")
     make(path, **options).prepare()
-    assert json.loads(kept.read_text())["num_rows"] == 41
+    assert json.loads(kept.read_text())["value"]["num_rows"] == 41
 
 
 def test_a_cache_that_cannot_be_written(tmp_path):

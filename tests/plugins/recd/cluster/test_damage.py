@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests import forked
 
 from recd_plugin_recd.cluster.job import cluster
 from recd_plugin_recd.cluster.options import ClusterOptions
-from recd_plugins.errors import DataError
+from recd_plugins.errors import DataError, SetupError
 
 ROWS = 3000
 
@@ -156,8 +156,16 @@ def test_a_full_disk(source):
         "except DataError as error:\n"
         "    print(error)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=source.parent, capture_output=True, text=True
+    done = forked.run(
+        [sys.executable, "-c", script],
+        cwd=source.parent,
     )
     assert "part-00000.parquet: cannot be written" in done.stdout, done.stderr
     assert sorted(path.name for path in source.parent.iterdir()) == ["before", "src"]
+
+
+def test_an_engine_that_is_missing_leaves_nothing(source, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    with pytest.raises(SetupError, match="needs pyspark"):
+        cluster(ClusterOptions(source, source.parent / "dst", engine="spark"))
+    assert [path.name for path in source.parent.iterdir()] == [source.name]

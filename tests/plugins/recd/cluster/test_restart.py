@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests import forked
 
 from recd_plugin_recd.cluster import embedded, memory, write
 from recd_plugin_recd.cluster.job import cluster
@@ -48,7 +49,7 @@ def kill_at(owner, name):
 if event != "none":
     kill_at({
         "_split": ranges, "_remember": embedded.EmbeddedEngine, "drop": ranges.Range,
-        "write_json": embedded, "_write_file": write.RangeWriter, "publish": work_folder.WorkFolder,
+        "write_note": embedded, "_write_file": write.RangeWriter, "publish": work_folder.WorkFolder,
     }[event], event)
 cluster(ClusterOptions(Path("src"), Path("dst")), force=True, say=lambda line: print(line))
 """
@@ -67,7 +68,7 @@ def source(tmp_path_factory) -> Path:
 
 def run(folder: Path, event: str = "none", count: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", SCRIPT, event, str(count)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return forked.run(command, cwd=folder)
 
 
 def read(folder: Path) -> list[pa.Table]:
@@ -88,7 +89,7 @@ def whole(source) -> list[pa.Table]:
     ("event", "count", "kept"),
     [
         ("_split", 2, 0),
-        ("write_json", 1, 0),
+        ("write_note", 1, 0),
         ("drop", 1, 1),
         ("drop", 4, 3),
         ("_write_file", 3, 1),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,14 @@ def write(folder: Path, *batches: pa.RecordBatch, **settings) -> list[Damage]:
         for batch in batches:
             log.write(batch)
     return found
+
+
+@contextmanager
+def killed(folder: Path) -> Iterator[None]:
+    """What is written here is followed by no manifest."""
+    before = (folder / "manifest.json").read_bytes()
+    yield
+    (folder / "manifest.json").write_bytes(before)
 
 
 def unexpected(damage: Damage) -> None:

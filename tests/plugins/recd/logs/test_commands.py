@@ -69,6 +69,24 @@ def test_a_folder_and_features_in_layout_list_dict(folder):
     assert read("back.parquet").equals(by_row([batch]))
 
 
+@pytest.mark.parametrize("value", [b"1234567", None])
+def test_damaged_features_in_layout_list_dict(folder, value):
+    batch = rows(20)
+    schema = pa.schema([*list(SCHEMA)[:3], list_dict_field("items").with_nullable(True)])
+    items = pa.array([*to_list_dict(batch.column("items"))[:7].to_pylist(), *[value] * 13])
+    table = pa.table([*batch.columns[:3], items.cast(pa.binary())], schema=schema)
+    pq.write_table(table, "damaged.parquet")
+    result = run("write", "damaged.parquet", "log")
+    if value is None:
+        assert result.exit_code == 0, result.output
+        assert run("read", "log", "back.parquet").exit_code == 0
+        assert pq.read_table("back.parquet").sort_by("row")["items"].null_count == 13
+        return
+    assert result.exit_code == 1
+    assert "damaged.parquet: row 7 (from 0), column 'items': the value has 7" in result.stderr
+    assert not (folder / "log").exists()
+
+
 def test_a_registry_file_is_a_source(folder):
     lines = [f"{1 + i % 3},{i},5,{1000 + 60 * i}" for i in range(30)]
     (folder / "log.csv").write_text("user_id,item_id,rating,timestamp\n" + "\n".join(lines))
@@ -265,7 +283,7 @@ def test_stat_counts(folder):
     assert result.exit_code == 0, result.output
     report = json.loads((folder / "report.json").read_text())
     assert report["records"] == sum(shard["records"] for shard in report["shards"]) == 400
-    sizes = [path.stat().st_size for path in sorted((folder / "log").iterdir())]
+    sizes = [path.stat().st_size for path in sorted((folder / "log").glob("*.recdlog"))]
     assert [shard["bytes"] for shard in report["shards"]] == sizes
     assert report["bytes"] == sum(sizes)
     lists = by_row([rows(400)]).column("items").combine_chunks()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.plugins.recd.logs.tables import by_row, rows, unexpected, write
+from tests.plugins.recd.logs.tables import by_row, killed, rows, unexpected, write
 
 from recd_plugin_recd.logs.consumer import Consumer
 from recd_plugins.errors import DataError
@@ -64,7 +64,7 @@ def test_a_consumer_starts_at_any_record(tmp_path):
 
 def test_a_record_is_found_behind_a_damaged_header(tmp_path):
     write(tmp_path / "log", rows(200), num_shards=1, block_size=500, sort=False)
-    (path,) = (tmp_path / "log").iterdir()
+    (path,) = (tmp_path / "log").glob("*.recdlog")
     data = bytearray(path.read_bytes())
     data[9] ^= 1
     path.write_bytes(data)
@@ -77,8 +77,9 @@ def test_a_record_is_found_behind_a_damaged_header(tmp_path):
 
 def test_a_tail_that_is_being_written_is_read_when_it_is_whole(tmp_path):
     write(tmp_path / "log", rows(50), num_shards=1)
-    (path,) = (tmp_path / "log").iterdir()
-    write(tmp_path / "log", rows(60, seed=1), num_shards=1)
+    (path,) = (tmp_path / "log").glob("*.recdlog")
+    with killed(tmp_path / "log"):
+        write(tmp_path / "log", rows(60, seed=1), num_shards=1)
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
     damage = []
@@ -93,7 +94,7 @@ def test_a_tail_that_is_being_written_is_read_when_it_is_whole(tmp_path):
 
 def test_damage_in_a_header_costs_no_other_shard(tmp_path):
     write(tmp_path / "log", rows(200), num_shards=3)
-    first, second, _ = sorted((tmp_path / "log").iterdir())
+    first, second, _ = sorted((tmp_path / "log").glob("*.recdlog"))
     first.write_bytes(b"\0" * first.stat().st_size)
     second.unlink()
     damage = []
@@ -115,7 +116,7 @@ def test_offsets_of_another_log_are_refused(tmp_path):
         Consumer(tmp_path / "other", tmp_path / "offsets.json", unexpected)
     os.truncate(tmp_path / "log" / "shard-00001-of-00002.recdlog", 1400)
     with pytest.raises(DataError, match="it has been cut"):
-        Consumer(tmp_path / "log", tmp_path / "offsets.json", unexpected)
+        Consumer(tmp_path / "log", tmp_path / "offsets.json", lambda _damage: None)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,26 @@ def test_samples_are_as_the_page_says(tmp_path):
     assert sorted(seen, key=lambda row: row["row"]) == rows(200).to_pylist()
 
 
+def test_the_manifest_is_as_the_page_says(tmp_path):
+    write(tmp_path / "log", rows(200), num_shards=2, block_size=900)
+    manifest = json.loads((tmp_path / "log" / "manifest.json").read_text())
+    assert manifest["version"] == 1
+    for name, said in manifest["shards"].items():
+        data = (tmp_path / "log" / name).read_bytes()
+        header, blocks = parse(data)
+        sync = bytes.fromhex(header["sync"])
+        digest, at = hashlib.sha256(sync), data.index(sync)
+        for _ in blocks:
+            digest = hashlib.sha256(digest.digest() + data[at : at + 44])
+            at += 44 + struct.unpack_from("<I", data, at + 32)[0]
+        assert said == {
+            "log": header["sync"],
+            "bytes": len(data),
+            "records": blocks[-1][0] + blocks[-1][1],
+            "digest": digest.hexdigest(),
+        }
+
+
 def test_batches_and_strings_are_as_the_page_says(tmp_path):
     names = [f"user {i % 7}" for i in range(50)]
     batch = pa.record_batch([pa.array(names)], names=["session_id"])

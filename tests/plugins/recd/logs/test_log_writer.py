@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.plugins.recd.logs.tables import SCHEMA, by_row, rows, unexpected, write
+from tests import forked
+from tests.plugins.recd.logs.tables import SCHEMA, by_row, killed, rows, unexpected, write
 
 from recd_plugin_recd.logs.compression import Compression
 from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
@@ -22,7 +21,7 @@ from recd_plugins.errors import DataError
 def blocks(folder: Path, report=unexpected):
     """The blocks of each shard."""
     found = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*.recdlog")):
         with ShardReader(path, report) as reader:
             found[path.name] = list(reader.blocks())
     return found
@@ -94,9 +93,10 @@ def test_records_are_numbered_over_runs(tmp_path):
 @pytest.mark.parametrize("left", [1, 30, 44, 45, 200])
 def test_a_torn_tail_is_cut_off_and_reported(tmp_path, left):
     write(tmp_path / "log", rows(100), num_shards=1)
-    (path,) = (tmp_path / "log").iterdir()
+    (path,) = (tmp_path / "log").glob("*.recdlog")
     size = path.stat().st_size
-    write(tmp_path / "log", rows(100, seed=1), num_shards=1)
+    with killed(tmp_path / "log"):
+        write(tmp_path / "log", rows(100, seed=1), num_shards=1)
     os.truncate(path, size + left)
     more = rows(50, seed=2)
     (damage,) = write(tmp_path / "log", more, num_shards=1)
@@ -107,8 +107,10 @@ def test_a_torn_tail_is_cut_off_and_reported(tmp_path, left):
 
 def test_a_header_that_was_cut_off_is_written_anew(tmp_path):
     write(tmp_path / "log", rows(10), num_shards=1)
-    (path,) = (tmp_path / "log").iterdir()
+    (path,) = (tmp_path / "log").glob("*.recdlog")
     for size in (0, 5, 300, 700):
+        # A writer that was killed before it had made a manifest.
+        (tmp_path / "log" / "manifest.json").unlink()
         os.truncate(path, size)
         damage = write(tmp_path / "log", rows(10), num_shards=1)
         assert len(damage) == (size > 0)
@@ -118,7 +120,7 @@ def test_a_header_that_was_cut_off_is_written_anew(tmp_path):
 def test_a_damaged_block_at_the_end_keeps_its_numbers(tmp_path):
     """Who has read it before it was damaged must not take other records for it."""
     write(tmp_path / "log", rows(100), num_shards=1)
-    (path,) = (tmp_path / "log").iterdir()
+    (path,) = (tmp_path / "log").glob("*.recdlog")
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -142,17 +144,13 @@ def test_a_killed_writer_leaves_whole_blocks(tmp_path):
     )
     root = Path(__file__).parents[4]
     environment = {**os.environ, "PYTHONPATH": str(root)}
-    writer = subprocess.Popen(
-        [sys.executable, "-c", program], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
-    )
+    writer = forked.Program([sys.executable, "-c", program], cwd=tmp_path, env=environment)
     try:
-        assert writer.stdout is not None
-        assert writer.stdout.readline()
+        assert writer.first_line()
         with pytest.raises(DataError, match="another writer is appending to this shard"):
             write(tmp_path / "log", rows(1), num_shards=2)
     finally:
-        writer.send_signal(signal.SIGKILL)
-        writer.communicate()
+        writer.kill_all()
     write(tmp_path / "log", rows(1), num_shards=2)
     found = [block for each in blocks(tmp_path / "log").values() for block in each]
     assert sum(block.rows.num_rows for block in found) >= 401
@@ -216,7 +214,7 @@ def test_a_full_disk_leaves_no_half_block(tmp_path):
         "import pathlib, resource\n"
         "from tests.plugins.recd.logs.tables import rows, write\n"
         "write(pathlib.Path('log'), rows(100), num_shards=1)\n"
-        "(path,) = pathlib.Path('log').iterdir()\n"
+        "(path,) = pathlib.Path('log').glob('*.recdlog')\n"
         "size = path.stat().st_size\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))\n"
         "try:\n"
@@ -225,14 +223,7 @@ def test_a_full_disk_leaves_no_half_block(tmp_path):
         "    print(type(error).__name__, error, path.stat().st_size == size)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = forked.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=True)
     assert done.stdout.startswith("DataError log/shard-00000-of-00001.recdlog: cannot be written")
     assert done.stdout.endswith("True\n")
     assert all_rows(tmp_path / "log").equals(by_row([rows(100)]))

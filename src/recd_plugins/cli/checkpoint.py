@@ -1,0 +1,143 @@
+"""``recd checkpoint``: what checkpoints are there, whether they are whole, and what they hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recd_plugins.errors import RecdError
+from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.fields import IDENTITY
+from recd_plugins.training.checkpoint_files.folder import checkpoints_in
+from recd_plugins.training.checkpoint_files.manifest import (
+    MANIFEST,
+    differing,
+    misfits,
+    problems,
+    read_manifest,
+)
+from recd_plugins.training.checkpoint_files.metadata import METADATA, read_metadata
+from recd_plugins.training.checkpoint_files.progress import PROGRESS, read_progress
+
+_PATH = click.argument("path", type=click.Path(path_type=Path))
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def checkpoint() -> None:
+    """List, verify or show checkpoints.
+
+    PATH is a checkpoint, as checkpoints/step-000000100, or the folder that it is in.
+    """
+
+
+@checkpoint.command("list")
+@_PATH
+@_JSON
+@click.pass_context
+def list_(ctx: click.Context, path: Path, as_json: bool) -> None:
+    """List checkpoints, their sizes, and what is missing of them.
+
+    Files are not read; verify does that.
+    """
+    _tell(ctx, [_looked_at(each) for each in _found(path)], as_json)
+
+
+@checkpoint.command()
+@_PATH
+@_JSON
+@click.pass_context
+def verify(ctx: click.Context, path: Path, as_json: bool) -> None:
+    """Read every file of checkpoints, and say what is not as it was written.
+
+    The exit code is 1 where there is such a thing.
+    """
+    reports = []
+    for each in _found(path):
+        damage, extra = problems(each)
+        reports.append({**_looked_at(each), "damage": damage, "extra": extra})
+    _tell(ctx, reports, as_json)
+
+
+@checkpoint.command()
+@_PATH
+@_JSON
+def show(path: Path, as_json: bool) -> None:
+    """Show what a checkpoint holds: its step, its tensors, and what it was trained by.
+
+    Of a folder, the newest.
+    """
+    chosen = _found(path)[-1]
+    files = read_manifest(chosen)
+    small = {name: files[name] for name in (METADATA, PROGRESS, IDENTITY) if name in files}
+    if damage := misfits(chosen, files)[0] or differing(chosen, small):
+        raise DamagedError(damage[0])
+    progress = read_progress(chosen)
+    tensors = {
+        name: {"shape": list(entry.size), "dtype": entry.dtype}
+        for name, entry in read_metadata(chosen).entries.items()
+        if entry is not None
+    }
+    identity = None
+    if IDENTITY in files:
+        identity = json.loads((chosen / IDENTITY).read_text(encoding="utf-8"))
+    report = {
+        "path": str(chosen),
+        "step": progress.step,
+        "epoch": progress.epoch,
+        "loss": progress.losses[-1] if progress.losses else None,
+        "reader": progress.reader,
+        "tensors": tensors,
+        "identity": identity,
+    }
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+        return
+    click.echo(f"{chosen}: step {progress.step}, epoch {progress.epoch}")
+    for name, tensor in tensors.items():
+        click.echo(f"  {name} {tensor['dtype']} {tensor['shape']}")
+    if identity is not None:
+        click.echo(json.dumps(identity, indent=2))
+
+
+def _found(path: Path) -> list[Path]:
+    """The checkpoint itself, or those of a folder, the oldest first."""
+    if not path.is_dir():
+        raise RecdError(f"{path}: no such folder")
+    found = checkpoints_in(path)
+    if (path / MANIFEST).exists() or (path / METADATA).exists():
+        found = [path]
+    if not found:
+        raise RecdError(f"{path}: holds no checkpoint, nor is it one")
+    return found
+
+
+def _looked_at(path: Path) -> dict[str, Any]:
+    """What shows without reading more than the manifest."""
+    report = {"path": str(path), "files": 0, "bytes": 0, "damage": [], "extra": []}
+    try:
+        files = read_manifest(path)
+    except DamagedError as error:
+        return {**report, "damage": [str(error)]}
+    damage, extra = misfits(path, files)
+    size = sum(digest.bytes for digest in files.values())
+    return {**report, "files": len(files), "bytes": size, "damage": damage, "extra": extra}
+
+
+def _tell(ctx: click.Context, reports: list[dict[str, Any]], as_json: bool) -> None:
+    wrong = [line for report in reports for line in (*report["damage"], *report["extra"])]
+    if as_json:
+        click.echo(json.dumps({"ok": not wrong, "checkpoints": reports}, indent=2))
+    else:
+        for report in reports:
+            state = "damaged" if report["damage"] else "ok"
+            click.echo(
+                f"{report['path']}: {report['files']} files, {report['bytes']:,} bytes, {state}"
+            )
+        for line in wrong:
+            click.secho(line, fg="red", err=True)
+    if wrong:
+        ctx.exit(1)

@@ -1,0 +1,52 @@
+"""What a user sees of an unexpected error: one message, and where the whole traceback is."""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from pathlib import Path
+
+from recd_plugins import __version__
+
+#: The exit status of a fault (sysexits' EX_SOFTWARE); what a user can mend ends with 1 or 2.
+EXIT_STATUS = 70
+
+
+def fault_message(error: Exception) -> str:
+    """The message of an exception that is no RecdError; its traceback is written to a file."""
+    text = "".join(traceback.format_exception(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    said = str(error).partition("\n")[0]
+    return (
+        f"this is a fault of recd-plugins {__version__}, or of a library or plugin that it uses: "
+        f"{type(error).__name__}: {said}{where}\n{_kept(text)}"
+    )
+
+
+def meant_by(error: OSError | UnicodeEncodeError) -> str | None:
+    """What is wrong with a path that the system or a library refuses; None for anything else."""
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else None
+    if error.reason != "surrogates not allowed":
+        return None
+    return (
+        f"{error.object}: the name is not UTF-8, and the libraries that read and write files here "
+        "take no other; rename the file or folder"
+    )
+
+
+def _kept(text: str) -> str:
+    """Where the traceback is; the traceback itself where no file can be written."""
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", prefix="recd-fault-", suffix=".txt", delete=False, encoding="utf-8",
+            errors="surrogateescape",
+        ) as file:  # fmt: skip
+            file.write(text)
+    except OSError:
+        return text
+    return (
+        f"The whole traceback is in {file.name}; please report it. With RECD_TRACEBACK=1 it is "
+        "shown at once."
+    )

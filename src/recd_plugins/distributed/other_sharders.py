@@ -1,0 +1,155 @@
+"""TorchRec's sharders of the module types that this package does not shard."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import (
+    FeatureProcessedEmbeddingBagCollectionSharder,
+    ShardedFeatureProcessedEmbeddingBagCollection,
+)
+from torchrec.distributed.fused_embeddingbag import (
+    FusedEmbeddingBagCollectionSharder,
+    ShardedFusedEmbeddingBagCollection,
+)
+from torchrec.distributed.mc_embedding import (
+    ManagedCollisionEmbeddingCollectionSharder,
+    ShardedManagedCollisionEmbeddingCollection,
+)
+from torchrec.distributed.mc_embeddingbag import (
+    ManagedCollisionEmbeddingBagCollectionSharder,
+    ShardedManagedCollisionEmbeddingBagCollection,
+)
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ModuleSharder,
+    ShardedModule,
+    ShardingEnv,
+    ShardingType,
+)
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.feature_processor_ import FeatureProcessorsCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
+
+from recd_plugins.distributed.batch_form import watch_batches
+from recd_plugins.errors import SetupError
+
+_OF_KJTS = (
+    ShardedFeatureProcessedEmbeddingBagCollection,
+    ShardedFusedEmbeddingBagCollection,
+    ShardedManagedCollisionEmbeddingBagCollection,
+    ShardedManagedCollisionEmbeddingCollection,
+)
+_ROW_WISE = {
+    ShardingType.ROW_WISE.value,
+    ShardingType.TABLE_ROW_WISE.value,
+    ShardingType.GRID_SHARD.value,
+}
+
+
+def other_sharders(
+    base: Sequence[ModuleSharder[nn.Module]],
+    bags: EmbeddingBagCollectionSharder,
+    sequences: EmbeddingCollectionSharder,
+) -> list[ModuleSharder[nn.Module]]:
+    """TorchRec's default sharders but for its EmbeddingBagCollection and EmbeddingCollection.
+
+    Without them ``DistributedModelParallel`` would shard the EmbeddingBagCollection *inside* of,
+    say, a ManagedCollisionEmbeddingBagCollection, and leave the collision map of each rank to
+    itself.
+
+    Args:
+        base: sharders that a trainer has; they go before TorchRec's of the same module type.
+        bags: shards the EmbeddingBagCollection inside a module.
+        sequences: shards the EmbeddingCollection inside a module.
+    """
+    codecs = bags.qcomm_codecs_registry
+    around = [
+        FeatureProcessedEmbeddingBagCollectionSharder(bags, codecs),
+        ManagedCollisionEmbeddingBagCollectionSharder(bags, qcomm_codecs_registry=codecs),
+        ManagedCollisionEmbeddingCollectionSharder(sequences, qcomm_codecs_registry=codecs),
+        FusedEmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
+    ]
+    by_type: dict[type[nn.Module], Any] = {
+        sharder.module_type: sharder for sharder in (*get_default_sharders(), *around, *base)
+    }
+    return [
+        _watching(sharder)
+        for module_type, sharder in by_type.items()
+        if module_type not in (EmbeddingBagCollection, EmbeddingCollection)
+    ]
+
+
+def _watching(sharder: ModuleSharder[nn.Module]) -> ModuleSharder[nn.Module]:
+    """A copy whose modules check their batches."""
+    watching = copy.copy(sharder)
+    watching.shard = partial(_shard, sharder)
+    return watching
+
+
+def _shard(
+    sharder: ModuleSharder[nn.Module],
+    module: nn.Module,
+    params: EmbeddingModuleShardingPlan,
+    env: ShardingEnv,
+    device: torch.device | None = None,
+    module_fqn: str | None = None,
+) -> ShardedModule[Any, Any, Any, Any]:
+    name = module_fqn or type(module).__name__
+    if isinstance(module, FeatureProcessedEmbeddingBagCollection):
+        _refuse_row_wise_means(name, module, params)
+    sharded = sharder.shard(module, params, env, device, module_fqn)
+    if isinstance(sharded, _OF_KJTS):
+        on_cpu = device is None or device.type == "cpu"
+        watch_batches(sharded, name, _refusal(module, on_cpu=on_cpu))
+    return sharded
+
+
+def _refuse_row_wise_means(
+    name: str,
+    module: FeatureProcessedEmbeddingBagCollection,
+    params: EmbeddingModuleShardingPlan,
+) -> None:
+    """Refuse tables whose divisor is made before there are weights to make it from."""
+    bags = module._embedding_bag_collection  # private, torchrec 1.6 to 1.9, as in its sharder
+    tables = [
+        config.name
+        for config in bags.embedding_bag_configs()
+        if config.pooling == PoolingType.MEAN and params[config.name].sharding_type in _ROW_WISE
+    ]
+    if tables:
+        raise SetupError(
+            f"{name}: tables {', '.join(tables)} of a FeatureProcessedEmbeddingBagCollection are "
+            "split by rows and pooled by weighted means, whose weights come too late for TorchRec: "
+            "leave their sharding to the planner, or pool by sums"
+        )
+
+
+def _refusal(module: nn.Module, *, on_cpu: bool) -> str:
+    """Why a module takes no deduplicated batch, and what to do; empty where it takes them."""
+    # Private, torchrec 1.6 to 1.9, as TorchRec's own sharder reads it.
+    if isinstance(module, FeatureProcessedEmbeddingBagCollection) and not isinstance(
+        module._feature_processors, FeatureProcessorsCollection
+    ):
+        return (
+            "its processors are a dict, with which TorchRec loses the form of a deduplicated "
+            "batch: give it a collection of processors (PositionWeightedModuleCollection), or "
+            "leave its features out of the converter"
+        )
+    if isinstance(module, ManagedCollisionEmbeddingCollection) and on_cpu:
+        return (
+            "it got a deduplicated batch as a KeyedJaggedTensor with stride_per_key_per_rank, "
+            "which loses its gradient on CPU: feed it a plain KeyedJaggedTensor over unique rows "
+            "(batch.sequence_features)"
+        )
+    return ""

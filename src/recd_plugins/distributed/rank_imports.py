@@ -1,0 +1,12 @@
+"""What every rank needs, imported once by the server that ranks are forked from."""
+
+from __future__ import annotations
+
+import gc
+
+import recd_plugins.data.worker_imports
+import recd_plugins.training.trainer  # noqa: F401
+
+# No collection in a rank walks through what it shares with the server.
+gc.collect()
+gc.freeze()

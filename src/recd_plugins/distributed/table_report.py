@@ -1,0 +1,169 @@
+"""Which tables are sharded by whom and trained by what, and which are left alone and why."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+from torch import nn
+from torchrec.distributed.embedding import ShardedEmbeddingCollection
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.model_parallel import get_unwrapped_module
+from torchrec.distributed.types import ShardedModule
+
+from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.planning.tables import EmbeddingModule, embedding_modules
+
+DENSE = "the dense optimizer"
+_MAX_NAMES = 3
+_TITLES = ("tables", "rows", "dim", "sharding", "kernel", "optimizer", "sharded by")
+
+
+@dataclass(frozen=True)
+class TableLine:
+    """One table of a sharded model.
+
+    Attributes:
+        name: of the table.
+        rows: all that it has.
+        dim: scalars a row.
+        sharding: TorchRec's sharding type; empty where nobody shards it.
+        kernel: TorchRec's compute kernel; empty likewise.
+        optimizer: what updates it, with its learning rate where that is the kernel's.
+        sharded_by: type and path of the sharded module, or why it is left alone.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    sharding: str
+    kernel: str
+    optimizer: str
+    sharded_by: str
+
+    @property
+    def _shared(self) -> tuple[Any, ...]:
+        """What tables of one printed line have in common."""
+        return astuple(self)[2:]
+
+
+@dataclass(frozen=True)
+class TableReport:
+    """All tables of a sharded model.
+
+    ``str`` makes a table of it, with a line for all tables that share all but name and rows, which
+    are added up.
+    """
+
+    lines: tuple[TableLine, ...]
+
+    def __str__(self) -> str:
+        rows: list[tuple[str, ...]] = [_TITLES]
+        groups: dict[tuple[Any, ...], list[TableLine]] = {}
+        for line in self.lines:
+            groups.setdefault(line._shared, []).append(line)
+        for shared, alike in groups.items():
+            names = ", ".join(line.name for line in alike)
+            if len(alike) > _MAX_NAMES:
+                names = f"{alike[0].name} ... {alike[-1].name} ({len(alike)} tables)"
+            total = f"{sum(line.rows for line in alike):,}"
+            rows.append((names, total, *(str(value) or "-" for value in shared)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(
+                cell.rjust(width) if title in ("rows", "dim") else cell.ljust(width)
+                for title, cell, width in zip(_TITLES, row, widths, strict=True)
+            ).rstrip()
+            for row in rows
+        )
+
+
+def describe_tables(dmp: nn.Module) -> TableReport:
+    """Who shards which table of a model, and what trains it. No collective call.
+
+    Optimizers are those that the modules gave their kernels, on whichever rank these are.
+
+    Args:
+        dmp: a DistributedModelParallel.
+    """
+    model = get_unwrapped_module(dmp)
+    lines = [line for path, module in outermost_sharded(model) for line in _lines(path, module)]
+    for left in embedding_modules(model):
+        lines += _left(left)
+    return TableReport(tuple(lines))
+
+
+def outermost_sharded(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Sharded modules with their paths; not those that others have inside, and call."""
+    if isinstance(module, ShardedModule):
+        yield path, module
+        return
+    for name, child in module.named_children():
+        yield from outermost_sharded(child, f"{path}.{name}" if path else name)
+
+
+def _lines(path: str, outermost: nn.Module) -> Iterator[TableLine]:
+    by = f"{type(outermost).__name__} {path}".rstrip()
+    for module in outermost.modules():
+        # Private, torchrec 1.6 to 1.9: what a module makes its kernels from, for every rank.
+        if isinstance(module, ShardedEmbeddingBagCollection):
+            require_attributes(module, "_embedding_shardings")
+            shardings = module._embedding_shardings
+        elif isinstance(module, ShardedEmbeddingCollection):
+            require_attributes(module, "_sharding_type_to_sharding")
+            shardings = list(module._sharding_type_to_sharding.values())
+        else:
+            continue
+        found: dict[str, TableLine] = {}
+        for sharding in shardings:
+            require_attributes(sharding, "_grouped_embedding_configs_per_rank")
+            for group in (g for rank in sharding._grouped_embedding_configs_per_rank for g in rank):
+                for table in group.embedding_tables:
+                    found[table.name] = TableLine(
+                        table.name,
+                        table.num_embeddings,
+                        table.embedding_dim,
+                        module.module_sharding_plan[table.name].sharding_type,
+                        group.compute_kernel.value,
+                        DENSE
+                        if group.compute_kernel == EmbeddingComputeKernel.DENSE
+                        else _optimizer(group.fused_params or {}),
+                        by,
+                    )
+        yield from (found[name] for name in module.module_sharding_plan if name in found)
+
+
+def _optimizer(params: Mapping[str, Any]) -> str:
+    """FBGEMM's optimizer with its learning rate, its own defaults where nothing is said."""
+    defaults = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
+    optimizer, rate = (
+        params.get(name, defaults[name].default) for name in ("optimizer", "learning_rate")
+    )
+    name = optimizer.value if isinstance(optimizer, EmbOptimType) else str(optimizer)
+    return f"{name}, lr {float(rate):g}" + ("" if "optimizer" in params else " (FBGEMM's default)")
+
+
+def _left(left: EmbeddingModule) -> Iterator[TableLine]:
+    why = f"{left.path or 'the model'} is not in the plan" if left.ours else left.why_left
+    brought = {
+        optimizer.__name__
+        for parameter in left.shardable.parameters()
+        for optimizer in getattr(parameter, "_optimizer_classes", [])
+    }
+    for table in left.tables:
+        yield TableLine(
+            table.name,
+            table.num_embeddings,
+            table.embedding_dim,
+            "",
+            "",
+            f"{' or '.join(sorted(brought))} in backward" if brought else DENSE,
+            f"nobody: {why}",
+        )

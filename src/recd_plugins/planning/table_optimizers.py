@@ -1,0 +1,70 @@
+"""What trains a table where it is sharded, as its sharder will see it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+
+from recd_plugins.planning.tables import sharded_modules
+
+# Those that update each number by its own gradients; others have sums or norms of a row.
+_ELEMENTWISE = {
+    EmbOptimType.SGD,
+    EmbOptimType.EXACT_SGD,
+    EmbOptimType.EXACT_ADAGRAD,
+    EmbOptimType.ADAM,
+}
+
+
+@dataclass(frozen=True)
+class TableOptimizer:
+    """The optimizer that a table has in the backward pass.
+
+    Attributes:
+        in_backward: name of the class that the table's parameter brings, by
+            ``apply_optimizer_in_backward``; empty where the sharder says the optimizer.
+        elementwise: whether parts of a row are trained as a whole row is.
+        fused_params: of the sharder.
+    """
+
+    in_backward: str
+    elementwise: bool
+    fused_params: Mapping[str, Any]
+
+
+def table_optimizers(
+    model: nn.Module, sharders: Iterable[ModuleSharder[nn.Module]]
+) -> dict[str, TableOptimizer]:
+    """The optimizers of the tables that ``sharders`` would shard, by table name."""
+    found = {}
+    for module, sharder in sharded_modules(model, sharders):
+        params: Mapping[str, Any] = getattr(sharder, "fused_params", None) or {}
+        for table, parameter in sharder.shardable_parameters(module).items():
+            if isinstance(module, FusedEmbeddingBagCollection):
+                classes, kwargs = [module.optimizer_type()], dict[str, Any]()
+            else:
+                # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
+                classes = getattr(parameter, "_optimizer_classes", [])
+                kwargs = dict(*getattr(parameter, "_optimizer_kwargs", [{}])[:1])
+            kind = kwargs.get("optimizer") or params.get("optimizer", EmbOptimType.EXACT_SGD)
+            if classes and "optimizer" not in kwargs:
+                kind = _kind(classes[0])
+            found[table] = TableOptimizer(
+                classes[0].__name__ if classes else "", kind in _ELEMENTWISE, params
+            )
+    return found
+
+
+def _kind(optimizer_class: Any) -> EmbOptimType | None:
+    """FBGEMM's name of it; None of one that it lacks, which its sharder refuses."""
+    try:
+        return optimizer_type_to_emb_opt_type(optimizer_class)
+    except ValueError:
+        return None

@@ -1,0 +1,38 @@
+"""Ranks that decide together: what one knows, or fails by, all of them know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from recd_plugins.errors import RecdError
+
+T = TypeVar("T")
+
+
+def from_rank_0(value: T) -> T:
+    """Rank 0's value on every rank. A collective call."""
+    chosen = [value]
+    dist.broadcast_object_list(chosen)
+    return chosen[0]
+
+
+def together(step: Callable[[], T]) -> list[T]:
+    """What ``step`` gives on each rank. A collective call, also where it fails on one of them.
+
+    Raises:
+        OSError, RecdError: the failure of the first rank on which it failed, on all of them.
+    """
+    outcome: T | Exception
+    try:
+        outcome = step()
+    except (OSError, RecdError) as error:
+        outcome = error
+    outcomes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(outcomes, outcome)
+    for each in outcomes:
+        if isinstance(each, Exception):
+            raise each
+    return outcomes

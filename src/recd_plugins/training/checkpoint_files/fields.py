@@ -1,0 +1,21 @@
+"""Fields of a run's identity that may change when another goes on from its checkpoint."""
+
+#: The file of a checkpoint that has the identity.
+IDENTITY = "identity.json"
+
+#: What a run may change when it goes on, and is told of: no result depends on it.
+FREE = (
+    *("sharding", "cache", "ingestion", "versions", "model.pool_rows"),
+    *(
+        f"training.{name}"
+        for name in (
+            *("ranks", "ranks_per_node", "workers", "epochs", "steps", "device"),
+            *("checkpoint", "evaluate", "hang_notice", "hang_timeout"),
+        )
+    ),
+)
+#: What it may change with ``--allow``: the state fits, and what is learnt from there is another.
+ALLOWABLE = (
+    *("training.learning_rate", "training.dense_learning_rate", "training.eps", "training.seed"),
+    *("converter", "preprocessing", "model.bag_pooling"),
+)

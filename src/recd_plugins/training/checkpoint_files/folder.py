@@ -1,0 +1,90 @@
+"""Names in a folder of checkpoints, and how they come and go."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from recd_plugins.errors import RecdError
+
+_NAME = re.compile(r"step-\d{9}")
+# What a killed process leaves: a checkpoint not yet whole, and one half deleted.
+_LEFTOVER = re.compile(r"\.step-\d{9}(\.[0-9a-f]{8})?\.(partial|old)")
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the oldest first; none where there is no folder."""
+    try:
+        names = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    except FileNotFoundError:
+        return []
+    return sorted(path for path in names if path.is_dir())
+
+
+def partial_of(checkpoint: Path) -> Path:
+    """Where it is written: a new name, which ranks of a killed run that still write do not know."""
+    return checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.partial")
+
+
+def clean(folder: Path) -> None:
+    """Remove what killed runs left.
+
+    Raises:
+        RecdError: it cannot be removed, or is nothing that a run makes.
+    """
+    for path in folder.iterdir():
+        if not _LEFTOVER.fullmatch(path.name):
+            continue
+        if path.is_symlink() or not path.is_dir():
+            raise RecdError(
+                f"{path}: is no folder, and no run makes such a thing; remove it, or set "
+                "training.checkpoint.path to another folder"
+            )
+        try:
+            shutil.rmtree(path)
+        except OSError as error:
+            raise RecdError(
+                f"{path}: cannot be removed ({error.strerror or error}); a run that was killed "
+                "left it"
+            ) from error
+
+
+def set_aside(checkpoint: Path) -> Path:
+    """Rename a damaged one, so that nothing takes it for a checkpoint.
+
+    Raises:
+        RecdError: it cannot be renamed.
+    """
+    number = 1
+    while (aside := checkpoint.with_name(f"{checkpoint.name}.damaged-{number}")).exists():
+        number += 1
+    try:
+        os.replace(checkpoint, aside)
+    except OSError as error:
+        raise RecdError(
+            f"{checkpoint}: is damaged and cannot be renamed ({error.strerror or error}); move it "
+            "away to go on from the one before"
+        ) from error
+    return aside
+
+
+def delete(checkpoint: Path) -> None:
+    """Remove one, under another name from the first moment."""
+    if checkpoint.is_symlink():  # somebody put it there; what it leads to is theirs
+        checkpoint.unlink()
+        return
+    dying = checkpoint.with_name(f".{checkpoint.name}.{secrets.token_hex(4)}.old")
+    os.replace(checkpoint, dying)
+    shutil.rmtree(dying)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,103 @@
+"""State of model and optimizer under the names and shapes that it has wherever tables live."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from recd_plugins.training.optimizer import in_embedding_module
+
+# Where the built-in model keeps pooled tables that every rank has whole, and where the others.
+_REPLICATED, _SHARDED = "replicated_bags.", "bags."
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """What a checkpoint holds of a model and its optimizer.
+
+    A replicated table is named as a sharded one, and so is its row-wise Adagrad: ``sum`` of
+    TorchRec's, [rows, 1], are the numbers of ``momentum1`` of FBGEMM's, [rows]. Its ``step``
+    changes nothing without a decay of the learning rate, and is left out.
+
+    Attributes:
+        document: for DCP, which saves its tensors or fills them in place.
+        model, optimizer: the state dicts that it was made of; tensors are shared.
+        tables: names in ``optimizer`` of replicated tables with row-wise Adagrad.
+    """
+
+    document: dict[str, Any]
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    tables: frozenset[str]
+
+    @classmethod
+    def of(cls, dmp: DistributedModelParallel, optimizer: Optimizer) -> CheckpointState:
+        """The state as it is now. A collective call."""
+        model, state = dmp.state_dict(), optimizer.state_dict()
+        tables = frozenset(
+            name
+            for name, values in state["state"].items()
+            if values.keys() == {"step", "sum"} and in_embedding_module(dmp, name)
+        )
+        by_name = {
+            _common(name): {f"{name.split('.')[-2]}.momentum1": values["sum"].view(-1)}
+            if name in tables
+            else values
+            for name, values in state["state"].items()
+            # What has no state is no entry: of SGD, a replicated table has none either.
+            if values
+        }
+        document = {
+            "model": {_common(name): value for name, value in model.items()},
+            "optimizer": {**state, "state": by_name},
+        }
+        return cls(document, model, state, tables)
+
+    def put_back(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
+        """Load what DCP filled the document with. A collective call.
+
+        Args:
+            dmp, optimizer: those that the state is of.
+            step: optimizer steps done.
+        """
+        filled = self.document["model"]
+        dmp.load_state_dict({name: filled[_common(name)] for name in self.model})
+        filled = self.document["optimizer"]
+        by_name = {
+            name: {"step": torch.full_like(values["step"], step), "sum": values["sum"]}
+            if name in self.tables
+            else filled["state"].get(_common(name), {})
+            for name, values in self.optimizer["state"].items()
+        }
+        optimizer.load_state_dict({**filled, "state": by_name})
+
+    def num_bytes(self) -> int:
+        """Bytes of the tensors of this rank."""
+        return sum(
+            tensor.numel() * tensor.element_size()
+            for value in _values(self.document)
+            for tensor in _local(value)
+        )
+
+
+def _common(name: str) -> str:
+    return _SHARDED + name.removeprefix(_REPLICATED) if name.startswith(_REPLICATED) else name
+
+
+def _values(document: Any) -> list[Any]:
+    if not isinstance(document, dict):
+        return [document]
+    return [value for item in document.values() for value in _values(item)]
+
+
+def _local(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor) and not hasattr(value, "local_shards"):
+        return [value]
+    return (
+        [shard.tensor for shard in value.local_shards()] if hasattr(value, "local_shards") else []
+    )

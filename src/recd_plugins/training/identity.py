@@ -1,0 +1,197 @@
+"""What a run trains on what: noted in its checkpoints, and compared when another goes on from one.
+
+A document of JSON values, in the words of the registry file: options are those that plugins were
+made with, defaults too, and patterns are the names that they match.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.errors import RecdError
+from recd_plugins.interfaces import FeatureSchema, Plugin, Table
+from recd_plugins.manager import GROUP, modules_of_files
+from recd_plugins.registry import Entry, Registry
+from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.fields import ALLOWABLE, FREE, IDENTITY
+from recd_plugins.versions import installed_set
+
+FORMAT = 1
+
+
+def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
+    """What this run trains on what.
+
+    Args:
+        registry: with the training section that is in force; its data is prepared.
+        tables: of the model.
+
+    Raises:
+        DataError: the data cannot be read.
+    """
+    schema = registry.dataset.schema()
+    features = (*schema.sparse, *schema.dense)
+    tables = list(tables)
+    names = [table.name for table in tables]
+    training = registry.training.model_dump(mode="json")
+    # Where it is null, the tables' counts.
+    training["dense_learning_rate"] = training["dense_learning_rate"] or training["learning_rate"]
+    return {
+        "format": FORMAT,
+        "dataset": {
+            **_plugin(registry.dataset),
+            "wrap": [_plugin(entry.plugin) for entry in registry.wrappers],
+        },
+        "data": {"schema": _schema(schema), **registry.dataset.identity()},
+        "converter": _plugin(registry.converter),
+        "preprocessing": [_entry(entry, "features", features) for entry in registry.preprocessing],
+        "ingestion": registry.ingestion and _plugin(registry.ingestion.plugin),
+        "pooling": [_entry(entry, "features", schema.sparse) for entry in registry.pooling],
+        "sharding": [_entry(entry, "tables", names) for entry in registry.sharding],
+        "cache": [_entry(entry, "tables", names) for entry in registry.cache],
+        "model": {
+            **(
+                registry.model.model_dump(mode="json", exclude={"tables", "num_embeddings"})
+                if registry.model is not None
+                else {}
+            ),
+            "tables": {
+                table.name: {"rows": table.num_embeddings, "dim": table.embedding_dim}
+                for table in tables
+            },
+        },
+        "training": training,
+        "versions": {"packages": installed_set(), **_versions(registry)},
+    }
+
+
+def identity_text(identity: Mapping[str, Any]) -> str:
+    """The file of a checkpoint that says it."""
+    return json.dumps(identity, indent=1) + "\n"
+
+
+def read_fields(checkpoint: Path) -> dict[str, Any]:
+    """What a checkpoint says of the run that wrote it: values by field.
+
+    Raises:
+        DamagedError: it says nothing, or nothing that can be read.
+    """
+    path = checkpoint / IDENTITY
+    try:
+        identity = json.loads(path.read_bytes())
+        fields = dict(_leaves(identity, ""))
+    except FileNotFoundError:
+        raise DamagedError(
+            f"{path}: is missing: no run of a registry file wrote this checkpoint, so nobody can "
+            "tell whether it is of this one"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(identity, dict) or identity.get("format") != FORMAT:
+        raise DamagedError(f"{path}: is not of format {FORMAT}, which this version reads")
+    return fields
+
+
+def check_resumable(
+    checkpoint: Path, identity: Mapping[str, Any], allowed: Collection[str]
+) -> list[str]:
+    """Differences between a run and the one that wrote a checkpoint, in words; none matters.
+
+    Args:
+        checkpoint: whose files are as they were written.
+        identity: of the run that goes on.
+        allowed: fields of ``ALLOWABLE`` that may differ.
+
+    Raises:
+        RecdError: the run would be another one; says each field, with both values.
+    """
+    before = read_fields(checkpoint)
+    now = dict(_leaves(json.loads(json.dumps(identity)), ""))
+    told: list[str] = []
+    refused: list[str] = []
+    remedies: list[set[str]] = []
+    for field in dict.fromkeys((*before, *now)):
+        if before.get(field) == now.get(field):
+            continue
+        words = f"{field} was {_shown(before, field)} and is {_shown(now, field)}"
+        if _within(field, FREE) or _within(field, allowed):
+            told.append(words)
+            continue
+        refused.append(words)
+        remedies.append({name for name in ALLOWABLE if _within(field, [name])})
+    if not refused:
+        return told
+    more = f"; and {len(refused) - 8} fields more" if len(refused) > 8 else ""
+    remedy = "go on with the former values, or start anew in another folder"
+    if all(remedies):
+        names = sorted(set().union(*remedies))
+        options = " ".join(f"--allow {name}" for name in names)
+        remedy += f"; {options} allows what may change on purpose"
+    raise RecdError(f"{checkpoint}: is of another run: {'; '.join(refused[:8])}{more}; {remedy}")
+
+
+def _plugin(plugin: Plugin) -> dict[str, Any]:
+    options = plugin.options.model_dump(mode="json", exclude=set(plugin.free_options))
+    return {"use": plugin.name, "options": options}
+
+
+def _entry(entry: Entry[Plugin], what: str, names: Iterable[str]) -> dict[str, Any]:
+    return {what: [name for name in names if entry.matches(name)], **_plugin(entry.plugin)}
+
+
+def _schema(schema: FeatureSchema) -> dict[str, Any]:
+    return {"sparse": list(schema.sparse), "dense": list(schema.dense), "label": schema.label}
+
+
+def _versions(registry: Registry) -> dict[str, str]:
+    """Of each plugin: its distribution and version, or a digest of the file that it came from."""
+    sections = (
+        *(registry.wrappers, registry.preprocessing, registry.pooling, registry.sharding),
+        registry.cache,
+    )
+    plugins: list[Plugin] = [registry.dataset, registry.converter]
+    plugins += [entry.plugin for section in sections for entry in section]
+    if registry.ingestion is not None:
+        plugins.append(registry.ingestion.plugin)
+    distributions = {
+        entry_point.module.partition(".")[0]: entry_point.dist
+        for entry_point in importlib.metadata.entry_points(group=GROUP)
+    }
+    versions = {}
+    for plugin in plugins:
+        top = type(plugin).__module__.partition(".")[0]
+        if file := modules_of_files([plugin]).get(top):
+            version = f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
+        else:
+            dist = distributions.get(top)
+            version = f"{dist.name} {dist.version}" if dist is not None else top
+        versions[plugin.name] = version
+    return versions
+
+
+def _leaves(value: Any, field: str) -> Iterator[tuple[str, Any]]:
+    """Fields as the registry file has them, with their values; lists of plain values are one."""
+    if isinstance(value, dict) and value:
+        for name, item in value.items():
+            yield from _leaves(item, f"{field}.{name}" if field else str(name))
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{field}[{index}]")
+    elif value not in ({}, []):  # which is as if it were not there
+        yield field, value
+
+
+def _within(field: str, names: Collection[str]) -> bool:
+    return any(field == name or field.startswith((f"{name}.", f"{name}[")) for name in names)
+
+
+def _shown(values: Mapping[str, Any], field: str) -> str:
+    if field not in values:
+        return "not there"
+    text = json.dumps(values[field])
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,57 @@
+"""Benchmarks at their tiny size: each runs once, whichever tests look at it."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from recd_benchmarks.frame import report
+
+#: What is kept of a benchmark besides its report: what these functions return.
+_MEASURING = {
+    "flexshard": (
+        "recd_benchmarks.flexshard_tiers.one_table_figures.measure_one_table",
+        "recd_benchmarks.flexshard_tiers.papercal_figures.measure_papercal",
+        "recd_benchmarks.flexshard_tiers.drift.measure_drift",
+    ),
+    "trainer": ("recd_benchmarks.trainer._measure",),
+    "scars": (
+        "recd_benchmarks.scars_cache.cells.measure_cells",
+        "recd_benchmarks.scars_cache.by_registry.measure_by_registry",
+    ),
+}
+_measured: dict[str, Any] = {}
+
+
+@cache
+def tiny(name: str) -> dict[str, Any]:
+    """The report of a benchmark, without MovieLens-100K."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RECD_MOVIELENS", raising=False)
+        for path in _MEASURING.get(name, ()):
+            module, _, function = path.rpartition(".")
+            patch.setattr(path, _kept(function, getattr(importlib.import_module(module), function)))
+        try:
+            return report(name, importlib.import_module(f"recd_benchmarks.{name}"), "tiny")
+        finally:
+            torch.set_num_threads(threads)
+
+
+def measured(name: str, function: str) -> Any:
+    """What a function returned while a benchmark ran."""
+    tiny(name)
+    return _measured[function]
+
+
+def _kept(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _measured[name] = function(*args, **kwargs)
+        return _measured[name]
+
+    return call

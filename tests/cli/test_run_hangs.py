@@ -1,0 +1,188 @@
+"""Ranks and readers that are stopped: the run says so, goes on when they do, and ends in time."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner, Result
+from tests.cli.programs import RECD
+
+from recd_plugins.cli import main
+
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+
+PLUGIN = '''
+import os
+import signal
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import PluginOptions, Preprocessing
+
+class Stop(Preprocessing):
+    """Stops the process that makes the seventh batch of a rank, once."""
+    name = "acme.stop"
+    calls = 0
+    class Options(PluginOptions):
+        rank: int
+        note: str
+    def transform(self, values, offsets):
+        self.calls += 1
+        if self.calls == 7 and int(os.environ["RANK"]) == self.options.rank:
+            try:
+                with open(self.options.note, "x") as note:
+                    note.write(str(os.getpid()))
+            except FileExistsError:
+                return values, offsets
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return values, offsets
+
+@hookimpl
+def register_preprocessing():
+    return [Stop]
+'''
+
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options: {{path: {folder}/table, generate: {{rows: 512, row_group_rows: 32}}}}
+converter: {{use: recd.kjt}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 50}}}}
+  - {{use: acme.stop, features: [usr_0], options: {{rank: {rank}, note: {folder}/stopped}}}}
+model: {{embedding_dim: 4, num_embeddings: 50, bottom_mlp: [4], top_mlp: [4], bag_pooling: mean}}
+training:
+  {{batch_size: 16, ranks: 2, steps: 8, evaluate: false, device: cpu,
+    checkpoint: {{path: {folder}/checkpoints, every: 1}}}}
+"""
+
+
+def write(folder: Path, rank: int = 1) -> list[str]:
+    """The arguments of a run in which a process of ``rank`` is stopped."""
+    plugins = folder / "plugins"
+    plugins.mkdir()
+    (plugins / "stop.py").write_text(PLUGIN)
+    registry = folder / "registry.yaml"
+    registry.write_text(REGISTRY.format(folder=folder, rank=rank))
+    return ["--plugins-dir", str(plugins), "run", str(registry)]
+
+
+def stopped(folder: Path) -> int:
+    """Process id of what was stopped."""
+    return int((folder / "stopped").read_text())
+
+
+def ends(process: int) -> bool:
+    """Whether it is gone, soon: what made it may be ending first."""
+    try:
+        psutil.Process(process).wait(20)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def test_a_stopped_rank_is_named_and_ends_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = write(tmp_path)
+    done = run(*arguments, "--hang-notice", "1", "--hang-timeout", "3")
+    assert done.exit_code == 1, done.output
+    process = stopped(tmp_path)
+    said = [line for line in done.stderr.splitlines() if f"kill -CONT {process}" in line]
+    assert len(said) >= 2, "it says it before it ends"
+    for line in said:
+        assert re.match(
+            r"(Error: )?nothing has moved for \d+ s: rank 0 waits in [\w ]+ of step \d for "
+            rf"rank 1, which is stopped \(process {process} of ",
+            line,
+        )
+    assert (
+        "longer than training.hang_timeout, 3 s: the run is ended. The last checkpoint" in said[-1]
+    )
+    assert f"--resume goes on from it: recd run {tmp_path}/registry.yaml --resume" in said[-1]
+    assert "Traceback" not in done.stderr
+    assert ends(process)
+
+    resumed = run(*arguments, "--resume")
+    assert resumed.exit_code == 0, resumed.stderr
+    assert re.search(r"^resumed at step [1-6] of", capfd.readouterr().err, re.M)
+
+
+def test_a_rank_alone_that_is_stopped_is_named(tmp_path: Path) -> None:
+    done = run(
+        *write(tmp_path, rank=0), "--ranks", "1", "--hang-notice", "1", "--hang-timeout", "2"
+    )
+    assert done.exit_code == 1, done.output
+    assert f"rank 0 is stopped (process {stopped(tmp_path)} of " in done.stderr
+    assert ends(stopped(tmp_path))
+
+
+def test_a_stopped_reader_is_named_and_is_not_left_behind(tmp_path: Path) -> None:
+    done = run(*write(tmp_path), "--workers", "1", "--hang-notice", "1", "--hang-timeout", "3")
+    assert done.exit_code == 1, done.output
+    process = stopped(tmp_path)
+    assert re.search(
+        r"rank 0 waits in [\w ]*step \d for rank 1, which is (still )?reading data.* and waits "
+        rf"for reader worker \d \(process {process}\), which is stopped; kill -CONT {process}",
+        done.stderr,
+    )
+    assert ends(process)
+
+
+def test_a_rank_that_is_continued_goes_on_as_if_nothing_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is continued as soon as the run says that it is stopped."""
+
+    class Said(io.StringIO):
+        def write(self, text: str) -> int:
+            if found := re.search(r"kill -CONT (\d+)", text):
+                os.kill(int(found[1]), signal.SIGCONT)
+            return super().write(text)
+
+    arguments = [*write(tmp_path), "--hang-notice", "1", "--json", str(tmp_path / "figures.json")]
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", said := Said())
+        main(arguments, standalone_mode=False)
+    assert f"kill -CONT {stopped(tmp_path)}" in said.getvalue()
+    assert re.search(r"^goes on, after \d+ s$", said.getvalue(), re.M)
+    losses = json.loads((tmp_path / "figures.json").read_text())["losses"]
+    assert len(losses) == 8
+
+    (tmp_path / "checkpoints").rename(tmp_path / "before")
+    again = run(*arguments)  # the note is there: nothing stops
+    assert again.exit_code == 0, again.stderr
+    assert json.loads((tmp_path / "figures.json").read_text())["losses"] == losses
+
+
+def test_under_torchrun_the_other_rank_says_it_and_ends_the_stopped_one(tmp_path: Path) -> None:
+    program = [TORCHRUN, "--nproc-per-node", "2", "--no-python", RECD]
+    arguments = [*write(tmp_path, rank=0), "--hang-notice", "2", "--hang-timeout", "4"]
+    done = subprocess.run(
+        [*program, *arguments], capture_output=True, text=True, timeout=240, check=False
+    )
+    process = stopped(tmp_path)
+    assert done.returncode != 0
+    told = re.findall(
+        r"^nothing has moved for .* rank 1 waits in [\w ]+ of step \d for rank 0, which is "
+        rf"stopped \(process {process} of ",
+        done.stderr,
+        re.M,
+    )
+    assert len(told) >= 2
+    assert "the same command with --resume goes on" in done.stderr
+    assert ends(process)

@@ -1,0 +1,142 @@
+"""`recd run --resume`: from a damaged checkpoint, as another run, and beside a living one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.cli import programs
+from tests.training.checkpoint_cases import reseal
+
+from recd_plugins.cli import main
+from recd_plugins.file_lock import locked_folder
+
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: {folder}/table
+    sparse: [usr_0, item_0]
+    generate: {{rows: 512, row_group_rows: 128}}
+converter: {{use: recd.ikjt}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 50}}}}
+model: {{embedding_dim: 4, num_embeddings: 50, bottom_mlp: [4], top_mlp: [4]}}
+training:
+  batch_size: 32
+  steps: 4
+  learning_rate: 0.1
+  evaluate: false
+  checkpoint: {{path: {folder}/checkpoints, every: 2}}
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table, its registry file and the checkpoints of steps 2 and 4."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "registry.yaml").write_text(REGISTRY.format(folder=folder), encoding="utf-8")
+    assert recd(folder).exit_code == 0
+    return folder
+
+
+def recd(folder: Path, *arguments: str):
+    return CliRunner().invoke(main, ["run", str(folder / "registry.yaml"), *arguments])
+
+
+@pytest.fixture
+def folder(trained: Path) -> Path:
+    """The same with checkpoints that a test may spoil."""
+    kept = trained / "kept"
+    if not kept.exists():
+        shutil.copytree(trained / "checkpoints", kept)
+    shutil.rmtree(trained / "checkpoints")
+    shutil.copytree(kept, trained / "checkpoints")
+    (trained / "registry.yaml").write_text(REGISTRY.format(folder=trained), encoding="utf-8")
+    return trained
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def change(folder: Path, old: str, new: str) -> None:
+    path = folder / "registry.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def told(folder: Path, *arguments: str) -> str:
+    """What it says on stderr, its ranks too: they have that of the process that started them."""
+    done = programs.recd("run", folder / "registry.yaml", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def test_a_damaged_one_is_named_and_the_one_before_is_taken(folder: Path) -> None:
+    checkpoints = folder / "checkpoints"
+    flip(checkpoints / "step-000000004" / "__0_0.distcp")
+    said = told(folder, "--resume")
+    assert "step-000000004 is damaged and now step-000000004.damaged-1" in said
+    assert "__0_0.distcp: its content is not what was written" in said
+    assert "going on from step-000000002" in said
+    assert "resumed at step 2" in said
+    names = sorted(path.name for path in checkpoints.iterdir())
+    assert names == ["step-000000002", "step-000000004", "step-000000004.damaged-1"]
+
+    for name in names[:2]:
+        flip(checkpoints / name / "progress.json")
+    refused = recd(folder, "--resume")
+    assert refused.exit_code == 1
+    assert "no checkpoint is whole" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_another_run_is_refused_and_a_learning_rate_allowed(folder: Path) -> None:
+    change(folder, "learning_rate: 0.1", "learning_rate: 0.3")
+    refused = recd(folder, "--resume", "--steps", "6")
+    assert refused.exit_code == 1
+    assert (
+        "step-000000004: is of another run: training.learning_rate was 0.1 and is 0.3; "
+        "training.dense_learning_rate was 0.1 and is 0.3" in refused.stderr
+    )
+    fields = ["training.learning_rate", "training.dense_learning_rate"]
+    said = told(folder, "--resume", "--steps", "6", *(f"--allow={field}" for field in fields))
+    assert "going on from step-000000004, where training.learning_rate was 0.1 and is 0.3" in said
+    assert "training.steps was 4 and is 6" in said
+
+
+def test_what_cannot_be_allowed(folder: Path) -> None:
+    assert (
+        "'training.optimizer' is not one of"
+        in recd(folder, "--resume", "--allow", "training.optimizer").stderr
+    )
+    assert "it takes --resume" in recd(folder, "--allow", "training.eps").stderr
+
+
+def test_a_folder_that_another_run_writes(folder: Path) -> None:
+    being_written = folder / "checkpoints" / ".step-000000006.0123abcd.partial"
+    being_written.mkdir()
+    with locked_folder(folder / "checkpoints"):
+        refused = recd(folder, "--resume")
+    assert refused.exit_code == 1
+    assert "is writing there; wait until it has ended" in refused.stderr
+    assert being_written.exists()
+
+
+def test_a_position_that_is_none_of_the_data(folder: Path) -> None:
+    newest = folder / "checkpoints" / "step-000000004"
+    progress = json.loads((newest / "progress.json").read_text(encoding="utf-8"))
+    progress["reader"]["history"] = "none"
+    (newest / "progress.json").write_text(json.dumps(progress), encoding="utf-8")
+    reseal(newest)
+    refused = recd(folder, "--resume")
+    assert refused.exit_code == 1
+    assert "reader of progress.json, step 4: is no position of this data" in refused.stderr

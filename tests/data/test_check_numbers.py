@@ -1,0 +1,141 @@
+"""Numbers that are not finite are refused before they reach a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins import load_registry
+from recd_plugins.data.arrow import dense_features, labels
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.check_numbers import check_numbers
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import FeatureSchema, Origin, Rows
+from recd_plugins.sparse import InverseKeyedJaggedTensor
+
+SCHEMA = FeatureSchema(sparse=("a", "b"), dense=("x", "price"), label="click")
+NUM_ROWS = 4
+
+
+def rows_with(**columns: list[float]) -> Rows:
+    """Rows 100 to 103 of a file."""
+    zeros = {name: [0.0] * NUM_ROWS for name in ("x", "price", "click")}
+    data = pa.RecordBatch.from_pydict({**zeros, **columns})
+    return Rows(data, (Origin("part-0.parquet", 100, NUM_ROWS),))
+
+
+def batch_of(rows: Rows) -> Batch:
+    numbers = torch.from_numpy(rows.data["click"].to_numpy().astype(np.float32))
+    return Batch(dense_features(rows, SCHEMA.dense), numbers)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(float("nan"), "nan"), (float("inf"), "inf"), (float("-inf"), "-inf"), (1e300, "1e+300")],
+)
+def test_a_dense_value_is_named_with_file_row_and_column(value: float, text: str) -> None:
+    rows = rows_with(price=[1.0, 2.0, value, 3.0])
+    with pytest.raises(DataError) as caught:
+        check_numbers(batch_of(rows), SCHEMA, rows)
+    assert str(caught.value).startswith(
+        f"part-0.parquet: row 102 (from 0), column 'price': the value is {text}; "
+    )
+
+
+def test_infinities_that_cancel_out_are_found() -> None:
+    rows = rows_with(x=[float("inf"), 0, 0, 0], price=[0, float("-inf"), 0, 0])
+    with pytest.raises(DataError, match=r"row 100 .*'x'.* is inf"):
+        check_numbers(batch_of(rows), SCHEMA, rows)
+
+
+def test_large_numbers_whose_sum_is_too_large_pass() -> None:
+    rows = rows_with(price=[3e38, 3e38, -1e-45, 3e38])
+    check_numbers(batch_of(rows), SCHEMA, rows)
+    check_numbers(Batch(torch.empty(4, 0), torch.tensor([0, 1, 0.5, 1])), SCHEMA, rows)
+
+
+def test_a_value_that_no_column_has_is_the_converters() -> None:
+    rows = rows_with()
+    rows = Rows(rows.data.select(["x"]), rows.origins)
+    dense = torch.zeros(NUM_ROWS, 2)
+    dense[3, 1] = float("inf")
+    with pytest.raises(DataError, match=r"row 103 .*'price': the value is inf"):
+        check_numbers(Batch(dense, torch.zeros(NUM_ROWS)), SCHEMA, rows)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-3, 1.5])
+def test_labels_that_the_loss_does_not_take_are_refused(value: float) -> None:
+    rows = rows_with(click=[0, 1, 1, value])
+    with pytest.raises(DataError) as caught:
+        check_numbers(batch_of(rows), SCHEMA, rows)
+    expected = f"row 103 (from 0), column 'click': the label is {value}, expected 0 or 1"
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [1 + 1e-9, 1e-300])
+def test_a_label_is_not_rounded_to_one_that_is_right(value: float) -> None:
+    with pytest.raises(DataError, match="the label is"):
+        labels(rows_with(click=[0, 1, 1, value]), "click")
+
+
+@pytest.mark.parametrize("deduplicated", [False, True])
+def test_a_weight_is_named_with_its_feature_and_row(deduplicated: bool) -> None:
+    weights = torch.ones(8)
+    weights[6] = float("nan")
+    kjt = KeyedJaggedTensor(
+        keys=["a", "b"],
+        values=torch.tensor([1, 1, 2, 3, 1, 1, 5, 6]),
+        lengths=torch.tensor([1, 1, 0, 2, 1, 1, 2, 0]),
+        weights=weights,
+    )
+    zeros = torch.zeros(NUM_ROWS, 2), torch.zeros(NUM_ROWS)
+    if deduplicated:
+        ikjts = tuple(InverseKeyedJaggedTensor.from_kjt(kjt, [["a", "b"]]))
+        batch = Batch(*zeros, ikjts=ikjts)
+    else:
+        batch = Batch(*zeros, kjt)
+    with pytest.raises(DataError, match=r"row 102 .*'b': an id has the weight nan"):
+        check_numbers(batch, SCHEMA, rows_with())
+
+
+REGISTRY = """
+version: 1
+dataset: {{use: recd.session_parquet, options: {{path: {path}, dense: [x], sparse: [ids],
+  label: click, session: session_id, timestamp: ts}}}}
+converter: {{use: {converter}}}
+training: {{batch_size: 8, workers: {workers}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("converter", "workers"),
+    [("recd.ikjt", 0), ("recd.ikjt", 1), ("recd.partial_ikjt", 0), ("recd.list_dict", 0)],
+)
+def test_a_loader_names_the_value_whatever_reads_it(
+    tmp_path: Path, converter: str, workers: int
+) -> None:
+    count = 32
+    x = np.arange(count, dtype=np.float64)
+    x[21] = 1e300
+    table = pa.table(
+        {
+            "session_id": np.arange(count),
+            "ts": np.arange(count),
+            "x": x,
+            "ids": pa.array([[1, 2]] * count, pa.list_(pa.int64())),
+            "click": np.zeros(count, np.int64),
+        }
+    )
+    pq.write_table(table, tmp_path / "part.parquet", row_group_size=16)
+    registry = tmp_path / "registry.yaml"
+    text = REGISTRY.format(path=tmp_path / "part.parquet", converter=converter, workers=workers)
+    registry.write_text(text, encoding="utf-8")
+    loader = load_registry(registry).dataloader(rank=0, world_size=1)
+    with pytest.raises(DataError, match=r"part.parquet: row 21 \(from 0\), column 'x'.* 1e\+300"):
+        list(loader)

@@ -1,0 +1,317 @@
+"""Modules that TorchRec's own sharders take, trained with these sharders and with TorchRec's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.planning.test_planner import profile, registry
+from torch import Tensor, nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.fused_embeddingbag import FusedEmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ModuleSharder, ShardingEnv, ShardingPlan
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.feature_processor_ import (
+    PositionWeightedModule,
+    PositionWeightedModuleCollection,
+)
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import (
+    ManagedCollisionEmbeddingBagCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import (
+    DistanceLFU_EvictionPolicy,
+    ManagedCollisionCollection,
+    MCHManagedCollisionModule,
+)
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.distributed.sharders import build_sharders, fused_params
+from recd_plugins.errors import ExactnessError
+from recd_plugins.planning import build_planner
+from recd_plugins.registry import Registry
+from recd_plugins.training.pipeline import build_train_pipeline
+from recd_plugins.training.weights import copy_weights
+
+CPU = torch.device("cpu")
+FEATURES = ["a", "b"]
+ROWS = 128
+DIM = 4
+MAX_LENGTH = 4
+NUM_STEPS = 3
+NUM_RAW_IDS = 100
+
+
+def build(kind: str) -> nn.Module:
+    if kind == "bags":
+        return EmbeddingBagCollection(tables=_bags())
+    if kind == "sequences":
+        return EmbeddingCollection(tables=_tables())
+    if kind == "fused bags":
+        return FusedEmbeddingBagCollection(
+            tables=_bags(), optimizer_type=torch.optim.SGD, optimizer_kwargs={"lr": 0.02}
+        )
+    if kind == "processed":
+        collection = PositionWeightedModuleCollection(dict.fromkeys(FEATURES, MAX_LENGTH))
+        return FeatureProcessedEmbeddingBagCollection(
+            EmbeddingBagCollection(tables=_bags(), is_weighted=True), collection
+        )
+    if kind == "processed by a dict":
+        processors = {feature: PositionWeightedModule(MAX_LENGTH) for feature in FEATURES}
+        return FeatureProcessedEmbeddingBagCollection(
+            EmbeddingBagCollection(tables=_bags(), is_weighted=True), processors
+        )
+    if kind == "managed bags":
+        bags = EmbeddingBagCollection(tables=_bags())
+        return ManagedCollisionEmbeddingBagCollection(bags, _maps(bags.embedding_bag_configs()))
+    assert kind == "managed sequences"
+    sequences = EmbeddingCollection(tables=_tables())
+    return ManagedCollisionEmbeddingCollection(sequences, _maps(sequences.embedding_configs()))
+
+
+class Model(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.sparse = build(kind)
+        self.top = nn.Linear(DIM * len(FEATURES), 1)
+
+    def rows(self, features: KeyedJaggedTensor) -> Tensor:
+        """Vectors of all rows, or of all ids of sequences; features next to each other."""
+        found: Any = self.sparse(features)
+        if isinstance(found, tuple):
+            found = found[0]
+        vectors = [found[feature] for feature in FEATURES]
+        return torch.cat([v.values() if isinstance(v, JaggedTensor) else v for v in vectors], dim=1)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        return self.top(self.rows(features)).square().mean()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One rank's.
+
+    Attributes:
+        losses: of the steps.
+        parameters: those outside the tables, at the end.
+        rows: of NUM_RAW_IDS raw ids, the same on each rank.
+        sharded_as: name of the type of the sharded module.
+    """
+
+    losses: list[float]
+    parameters: dict[str, Tensor]
+    rows: Tensor
+    sharded_as: str
+
+
+def train(rank: int, world_size: int, kind: str, deduplicated: bool, stock: bool) -> Trained:
+    """A few steps; both sides have the same plan, which is ours."""
+    torch.manual_seed(0)
+    model = Model(kind)
+    before = {n: t.clone() for n, t in model.state_dict().items() if n.endswith("weight")}
+    reg = registry()
+    sharders = build_sharders(reg)
+    plan = build_planner(reg, world_size=world_size, profile=profile()).plan(model, sharders)
+    dmp = _shard(model, plan, stock_sharders(reg) if stock else sharders)
+    state = dmp.state_dict()
+    copy_weights({name: state[name] for name in before}, before)
+    others = {n: p for n, p in dmp.named_parameters() if not hasattr(p, "_in_backward_optimizers")}
+    optimizer = torch.optim.SGD(others.values(), lr=0.02)
+    losses = []
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        loss = dmp(batch(rank, step, deduplicated))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    dmp.eval()
+    with torch.no_grad():
+        rows = dmp.module.rows(raw_ids(deduplicated))
+    parameters = {name: p.detach().clone() for name, p in others.items()}
+    return Trained(losses, parameters, rows, type(dmp.module.sparse).__name__)
+
+
+def both_sides(
+    rank: int, world_size: int, kind: str, deduplicated: bool
+) -> tuple[Trained, Trained]:
+    """With these sharders, and with TorchRec's."""
+    ours = train(rank, world_size, kind, deduplicated, stock=False)
+    return ours, train(rank, world_size, kind, deduplicated, stock=True)
+
+
+class Pipelined(Model):
+    """As a train pipeline takes it."""
+
+    def forward(self, batch: ModelInput) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        loss = _loss(self.top, self.sparse(batch.sparse_features))
+        return loss, loss.detach()
+
+
+@torch.fx.wrap
+def _loss(top: nn.Module, found: Any) -> Tensor:
+    found = found[0] if isinstance(found, tuple) else found
+    return top(torch.cat([found[feature] for feature in FEATURES], dim=1)).square().mean()
+
+
+def pipelined(rank: int, world_size: int, kind: str, deduplicated: bool) -> list[float]:
+    """Losses of ``train`` under this package's train pipeline."""
+    torch.manual_seed(0)
+    reg, model = registry(), Pipelined(kind)
+    before = {n: t.clone() for n, t in model.state_dict().items() if n.endswith("weight")}
+    sharders = build_sharders(reg)
+    plan = build_planner(reg, world_size=world_size, profile=profile()).plan(model, sharders)
+    dmp = _shard(model, plan, sharders)
+    state = dmp.state_dict()
+    copy_weights({name: state[name] for name in before}, before)
+    others = [p for p in dmp.parameters() if not hasattr(p, "_in_backward_optimizers")]
+    pipeline = build_train_pipeline(dmp, torch.optim.SGD(others, lr=0.02), CPU)
+    steps = iter(
+        [
+            ModelInput(torch.zeros(6, 1), batch(rank, step, deduplicated), torch.zeros(6))
+            for step in range(NUM_STEPS)
+        ]
+    )
+    return [float(pipeline.progress(steps)) for _ in range(NUM_STEPS)]
+
+
+def refusal(rank: int, world_size: int, kind: str, forms: Sequence[bool]) -> str:
+    """The message about batches that are deduplicated or not; empty if all are trained."""
+    reg, model = registry(), Model(kind)
+    sharders = build_sharders(reg)
+    plan = build_planner(reg, world_size=world_size, profile=profile()).plan(model, sharders)
+    dmp = _shard(model, plan, sharders)
+    try:
+        for form in forms:
+            dmp(batch(rank, 0, form)).backward()
+    except ExactnessError as error:
+        return str(error)
+    return ""
+
+
+def sharded_inside(rank: int, world_size: int, kind: str) -> tuple[int, str]:
+    """Raw ids whose rows differ between ranks without a sharder of the module, and the refusal."""
+    torch.manual_seed(0)
+    reg, model = registry(), Model(kind)
+    sharders = build_sharders(reg)[:2]
+    before = {n: t.clone() for n, t in model.state_dict().items() if n.endswith("weight")}
+    inside = nn.ModuleDict({"sparse": nn.ModuleDict({"_embedding_module": build("bags")})})
+    planner = build_planner(reg, world_size=world_size, profile=profile())
+    dmp = _shard(model, planner.plan(inside, sharders), sharders)
+    state = dmp.state_dict()
+    copy_weights({name: state[name] for name in before}, before)
+    for step in range(NUM_STEPS):
+        dmp(batch(rank, step, deduplicated=False)).backward()
+    dmp.eval()
+    with torch.no_grad():
+        rows = dmp.module.rows(raw_ids(deduplicated=False))
+    other = [torch.empty_like(rows) for _ in range(world_size)]
+    dist.all_gather(other, rows)
+    differ = int((other[0] != other[1]).any(dim=1).sum())
+    try:
+        build_train_pipeline(dmp, torch.optim.SGD(model.top.parameters()), CPU)
+    except ExactnessError as error:
+        return differ, str(error)
+    return differ, ""
+
+
+def stock_sharders(reg: Registry) -> list[ModuleSharder[nn.Module]]:
+    """TorchRec's, with the registry's optimizer."""
+    params = fused_params(reg.training)
+    bags = EmbeddingBagCollectionSharder(dict(params))
+    return [
+        bags,
+        EmbeddingCollectionSharder(dict(params)),
+        FeatureProcessedEmbeddingBagCollectionSharder(bags),
+        FusedEmbeddingBagCollectionSharder(),
+        ManagedCollisionEmbeddingBagCollectionSharder(fused_params=dict(params)),
+        ManagedCollisionEmbeddingCollectionSharder(fused_params=dict(params)),
+    ]
+
+
+def batch(rank: int, step: int, deduplicated: bool) -> KeyedJaggedTensor:
+    """Six rows of ids, of which two are unique; the same rows in both forms."""
+    ids = torch.arange(4) + 10 * step + 3 * rank
+    if deduplicated:
+        return KeyedJaggedTensor(
+            keys=FEATURES,
+            values=torch.cat([ids, ids + 1]),
+            lengths=torch.tensor([3, 1] * 2),
+            stride_per_key_per_rank=[[2]] * 2,
+            inverse_indices=(FEATURES, torch.tensor([[0, 1, 0, 0, 1, 0]] * 2)),
+        )
+    rows = [ids[:3], ids[3:], ids[:3], ids[:3], ids[3:], ids[:3]]
+    return KeyedJaggedTensor(
+        keys=FEATURES,
+        values=torch.cat([*rows, *(row + 1 for row in rows)]),
+        lengths=torch.tensor([3, 1, 3, 3, 1, 3] * 2),
+    )
+
+
+def raw_ids(deduplicated: bool) -> KeyedJaggedTensor:
+    """One id a row."""
+    ids = torch.arange(NUM_RAW_IDS)
+    return KeyedJaggedTensor(
+        keys=FEATURES,
+        values=ids.repeat(2),
+        lengths=torch.ones(2 * NUM_RAW_IDS, dtype=torch.long),
+        stride_per_key_per_rank=[[NUM_RAW_IDS]] * 2 if deduplicated else None,
+        inverse_indices=(FEATURES, ids.repeat(2, 1)) if deduplicated else None,
+    )
+
+
+def _shard(
+    model: nn.Module, plan: ShardingPlan, sharders: list[ModuleSharder[nn.Module]]
+) -> DistributedModelParallel:
+    return DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=plan,
+        sharders=sharders,
+    )
+
+
+def _bags() -> list[EmbeddingBagConfig]:
+    return [
+        EmbeddingBagConfig(
+            name=f"t_{feature}", embedding_dim=DIM, num_embeddings=ROWS, feature_names=[feature]
+        )
+        for feature in FEATURES
+    ]
+
+
+def _tables() -> list[EmbeddingConfig]:
+    return [
+        EmbeddingConfig(
+            name=f"t_{feature}", embedding_dim=DIM, num_embeddings=ROWS, feature_names=[feature]
+        )
+        for feature in FEATURES
+    ]
+
+
+def _maps(configs: Any) -> ManagedCollisionCollection:
+    return ManagedCollisionCollection(
+        {
+            config.name: MCHManagedCollisionModule(
+                zch_size=ROWS,
+                device=CPU,
+                eviction_policy=DistanceLFU_EvictionPolicy(),
+                eviction_interval=1,
+                input_hash_size=4000,
+            )
+            for config in configs
+        },
+        configs,
+    )

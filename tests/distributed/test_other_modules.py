@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.distributed import other_module_cases as cases
+from tests.planning.test_planner import registry
+from torch import nn
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
+
+from recd_plugins.distributed.sharders import (
+    build_sharders,
+)
+from recd_plugins.testing.gloo import run_on_ranks
+
+# How each module type of TorchRec's default sharders is tested. A type that is not here, of another
+# TorchRec, is to be decided.
+DECIDED = {
+    "EmbeddingBagCollection": "bags",
+    "EmbeddingCollection": "sequences",
+    "FeatureProcessedEmbeddingBagCollection": "processed",
+    "FusedEmbeddingBagCollection": "fused bags",
+    "ManagedCollisionEmbeddingBagCollection": "managed bags",
+    "ManagedCollisionEmbeddingCollection": "managed sequences",
+    # Of inference: TorchRec's sharder as it is.
+    "EmbeddingBagCollection of quant": "",
+    "EmbeddingCollection of quant": "",
+    "QuantManagedCollisionEmbeddingCollection": "",
+}
+EXACT = {
+    "EmbeddingBagCollectionSharder": "ExactEmbeddingBagCollectionSharder",
+    "EmbeddingCollectionSharder": "ExactEmbeddingCollectionSharder",
+}
+KINDS = [kind for kind in DECIDED.values() if kind]
+
+
+def name_of(module_type: type[nn.Module]) -> str:
+    quantised = module_type.__module__ == "torchrec.quant.embedding_modules"
+    is_plain = module_type.__name__ in ("EmbeddingBagCollection", "EmbeddingCollection")
+    return f"{module_type.__name__} of quant" if quantised and is_plain else module_type.__name__
+
+
+def test_every_default_sharder_of_torchrec_is_decided_and_there() -> None:
+    default = {sharder.module_type: sharder for sharder in get_default_sharders()}
+    assert {name_of(module_type) for module_type in default} == set(DECIDED)
+    ours = {sharder.module_type: sharder for sharder in build_sharders(registry())}
+    assert ours.keys() == default.keys()
+    for module_type, sharder in ours.items():
+        name = type(default[module_type]).__name__
+        assert type(sharder).__name__ == EXACT.get(name, name)
+
+
+@pytest.mark.parametrize("deduplicated", [False, True], ids=["plain", "deduplicated"])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if "sequences" not in kind])
+def test_modules_train_as_with_torchrecs_sharders(kind: str, deduplicated: bool) -> None:
+    check_alike(kind, deduplicated)
+
+
+@pytest.mark.parametrize("kind", ["sequences", "managed sequences", "processed by a dict"])
+def test_plain_batches_train_as_with_torchrecs_sharders(kind: str) -> None:
+    check_alike(kind, deduplicated=False)
+
+
+@pytest.mark.parametrize("deduplicated", [False, True], ids=["plain", "deduplicated"])
+@pytest.mark.parametrize("kind", ["processed", "managed bags"])
+def test_modules_are_pipelined_as_wholes(kind: str, deduplicated: bool) -> None:
+    pipelined = run_on_ranks(cases.pipelined, 2, kind, deduplicated)
+    for rank, (ours, _) in enumerate(run_on_ranks(cases.both_sides, 2, kind, deduplicated)):
+        assert pipelined[rank] == pytest.approx(ours.losses, abs=1e-7)
+
+
+def check_alike(kind: str, deduplicated: bool) -> None:
+    ours, stock = zip(*run_on_ranks(cases.both_sides, 2, kind, deduplicated), strict=True)
+    for rank in range(2):
+        assert ours[rank].losses == pytest.approx(stock[rank].losses, abs=1e-7)
+        assert ours[rank].sharded_as.removeprefix("Exact") == stock[rank].sharded_as
+        for name, value in stock[rank].parameters.items():
+            torch.testing.assert_close(ours[rank].parameters[name], value, atol=1e-7, rtol=0)
+    # A raw id reads the same row on both ranks.
+    torch.testing.assert_close(ours[0].rows, ours[1].rows, atol=0, rtol=0)
+    assert len(ours[0].rows.unique(dim=0)) > 1
+    moved = [
+        (value - 1).abs().max()
+        for name, value in ours[0].parameters.items()
+        if "position_weight" in name
+    ]
+    assert len(moved) == (2 if "processed" in kind else 0)
+    assert all(distance > 1e-5 for distance in moved)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("processed by a dict", "sparse: its processors are a dict, "),
+        ("managed sequences", "sparse: it got a deduplicated batch "),
+        ("sequences", "an EmbeddingCollection got deduplicated input "),
+    ],
+)
+def test_deduplicated_batches_that_torchrec_cannot_train_are_refused(
+    kind: str, message: str
+) -> None:
+    found = run_on_ranks(cases.refusal, 2, kind, [True])
+    assert all(text.startswith(message) for text in found)
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["plain", "deduplicated"])
+@pytest.mark.parametrize("kind", ["bags", "processed", "fused bags", "managed bags"])
+def test_batches_of_another_form_than_the_first_are_refused(kind: str, first: bool) -> None:
+    forms = ["plain", "deduplicated (a KeyedJaggedTensor with stride_per_key_per_rank)"]
+    message = f"sparse: its first batch was {forms[first]}, this one is {forms[not first]}, "
+    found = run_on_ranks(cases.refusal, 2, kind, [first, not first])
+    assert all(text.startswith(message) for text in found)
+
+
+def test_a_module_of_which_only_the_tables_are_sharded_is_refused() -> None:
+    for differ, text in run_on_ranks(cases.sharded_inside, 2, "managed bags"):
+        assert differ > 0  # a collision map of its own on each rank
+        assert text.startswith("sparse is a ManagedCollisionEmbeddingBagCollection, and only the ")
+
+
+def test_sharders_of_a_trainer_go_before_torchrecs() -> None:
+    mine = FeatureProcessedEmbeddingBagCollectionSharder()
+    found: Any = next(
+        sharder
+        for sharder in build_sharders(registry(), [mine])
+        if isinstance(sharder, FeatureProcessedEmbeddingBagCollectionSharder)
+    )
+    assert found._ebc_sharder is mine._ebc_sharder

@@ -1,0 +1,101 @@
+"""Models that take unique rows for rows, which no shape tells where other rows are all unique."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.model_input import ModelInput, Placement, lower
+from recd_plugins.distributed import guard
+from recd_plugins.errors import ExactnessError
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+
+FEATURES = ("a", "b")
+
+
+def batch(partial: bool) -> ModelInput:
+    """Three rows; those of a are [1, 2], [3], [1, 2], those of b all unique."""
+    row = KeyedJaggedTensor(
+        keys=["a"], values=torch.tensor([1, 2, 3, 1, 2]), lengths=torch.tensor([2, 1, 2])
+    )
+    b = KeyedJaggedTensor(keys=["b"], values=torch.arange(3), lengths=torch.ones(3).int())
+    if partial:
+        parts: Any = {"partials": (PartialInverseKeyedJaggedTensor.from_kjt(row),)}
+    else:
+        parts = {"ikjts": InverseKeyedJaggedTensor.from_kjt(row, [["a"]])}
+    made = Batch(dense_features=torch.zeros(3, 1), kjt=b, labels=torch.zeros(3), **parts)
+    return lower(made, Placement(sequence=FEATURES))
+
+
+class Model(nn.Module):
+    """Sums the embeddings of each row, of a as ``how`` says."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.sequences = EmbeddingCollection(
+            tables=[
+                EmbeddingConfig(
+                    name=f"t_{name}", embedding_dim=2, num_embeddings=9, feature_names=[name]
+                )
+                for name in FEATURES
+            ]
+        )
+
+    def forward(self, batch: ModelInput) -> Tensor:
+        found = self.sequences(batch.sequence_features)
+        rows = found["a"]
+        if "rows" in self.how:
+            rows = batch.unique_rows("a", rows)
+        sums = pooled(rows)
+        if "inverse" in self.how:
+            inverse = batch.inverse_lookup.get("a")
+            assert inverse is not None
+            sums = sums.index_select(0, inverse)
+        if "items" in self.how:
+            for _, inverse in batch.inverse_lookup.items():
+                sums = sums.index_select(0, inverse)
+        return sums + pooled(found["b"])
+
+
+def pooled(rows: JaggedTensor) -> Tensor:
+    return torch.stack([ids.sum(0) for ids in rows.to_dense()])
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["as made", "moved"])
+@pytest.mark.parametrize("partial", [False, True], ids=["unique", "partial"])
+def test_a_model_that_takes_no_notice_is_refused(partial: bool, moved: bool) -> None:
+    model = Model("")
+    features = batch(partial)
+    if moved:  # to a device, between processes
+        features = pickle.loads(pickle.dumps(features)).to(torch.device("cpu"))
+    assert model(features).shape == (3, 2)  # as if all were well
+    guard(model)
+    with pytest.raises(ExactnessError, match="it pools the sequence features a as they come out"):
+        model(features)
+
+
+@pytest.mark.parametrize(
+    ("how", "partial"),
+    [("rows inverse", False), ("rows inverse", True), ("inverse", False), ("rows items", False)],
+)
+def test_a_model_that_repeats_its_results_is_not(how: str, partial: bool) -> None:
+    model = Model(how)
+    guard(model)
+    rows = model(batch(partial))
+    plain = model.sequences(
+        KeyedJaggedTensor(
+            keys=list(FEATURES),
+            values=torch.tensor([1, 2, 3, 1, 2, 0, 1, 2]),
+            lengths=torch.tensor([2, 1, 2, 1, 1, 1]),
+        )
+    )
+    torch.testing.assert_close(rows, pooled(plain["a"]) + pooled(plain["b"]))

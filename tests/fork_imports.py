@@ -1,0 +1,21 @@
+"""What the server imports that processes of tests are forked from: all that any of them needs."""
+
+from __future__ import annotations
+
+import gc
+
+import click
+import pytest  # noqa: F401
+
+import recd_plugins.cli.run
+import recd_plugins.distributed.rank_imports
+import recd_plugins.planning
+import recd_plugins.testing.gloo  # noqa: F401
+from recd_plugins.cli import main
+from recd_plugins.manager import PluginManager
+
+PluginManager().plugins  # noqa: B018
+main.list_commands(click.Context(main))
+
+gc.collect()
+gc.freeze()

@@ -1,0 +1,233 @@
+"""Programs that tests start: processes of their own, forked from a server that has the imports.
+
+An interpreter that imports torch, torchrec and the plugins takes 4 s of a core, and as long again
+for the server that its ranks come from. What is started here is a process in all that tests look
+at: it has its own session, environment, folder, output and exit code, it can be killed, and its
+ranks and workers are its own. Tests of the start itself (what is imported, the installed commands,
+torchrun, limits of memory) use ``subprocess``.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing import connection, forkserver
+from pathlib import Path
+
+import torch
+
+from recd_plugins.cli import main
+
+RECD = str(Path(sys.executable).with_name("recd"))
+
+
+class Program:
+    """A running program, with what tests use of ``subprocess.Popen``.
+
+    Args:
+        command: ``[RECD, ...]``, or Python with a script, ``-c CODE`` or ``-m MODULE``.
+        cwd: the folder that it runs in; this process's without it.
+        env: its environment; this process's without it.
+
+    Attributes:
+        pid: of the process, and of the session that it and all it starts are in.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[object],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._output = tempfile.TemporaryDirectory(prefix="program")
+        self._streams = [Path(self._output.name) / name for name in ("stdout", "stderr")]
+        for path in self._streams:
+            path.touch()
+        context = multiprocessing.get_context("forkserver")
+        self._process = context.Process(
+            target=_be,
+            args=(
+                [str(part) for part in command],
+                str(cwd or Path.cwd()),
+                dict(os.environ if env is None else env),
+                [str(path) for path in self._streams],
+                torch.cuda.is_available(),
+            ),
+        )
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once there is one."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        """To the process alone."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """The process alone, if it runs."""
+        self._process.kill()
+
+    def kill_all(self) -> None:
+        """It and all it started, at once."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.join()
+
+    def first_line(self) -> str:
+        """The first line of its output, once it is there."""
+        while True:
+            ended = self.poll() is not None
+            line, newline, _ = self.output()[0].partition("\n")
+            if newline:
+                return line + newline
+            assert not ended, self.output()[1]
+            time.sleep(0.01)
+
+    def output(self) -> tuple[str, str]:
+        """What it wrote so far, to stdout and to stderr."""
+        stdout, stderr = (path.read_text(encoding="utf-8") for path in self._streams)
+        return stdout, stderr
+
+
+def run(
+    command: Sequence[object],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 240,
+    check: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """A program run to its end; as ``subprocess.run`` with its output captured, as text."""
+    program = Program(command, cwd=cwd, env=env)
+    try:
+        code = program.wait(timeout)
+    except BaseException:
+        program.kill_all()
+        raise
+    done = subprocess.CompletedProcess([*map(str, command)], code, *program.output())
+    if check:
+        done.check_returncode()
+    return done
+
+
+def torchrun(
+    command: Sequence[object],
+    *,
+    ranks: int,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """The ranks that ``torchrun --standalone --nproc-per-node RANKS COMMAND`` starts, to their end.
+
+    Their outputs follow one another; the exit code is that of the first that failed.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1,
+    }  # fmt: skip
+    programs = []
+    for rank in range(ranks):
+        environ = {name: str(value) for name, value in shared.items()}
+        environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        programs.append(Program(command, cwd=cwd, env={**(env or os.environ), **environ}))
+    try:
+        codes = [program.wait(240) for program in programs]
+    finally:
+        for program in programs:
+            program.kill_all()
+    outputs = [program.output() for program in programs]
+    stdout, stderr = ("".join(output[stream] for output in outputs) for stream in (0, 1))
+    return subprocess.CompletedProcess(
+        [*map(str, command)], next(filter(None, codes), 0), stdout, stderr
+    )
+
+
+def _be(command: list[str], cwd: str, env: dict[str, str], streams: list[str], cuda: bool) -> None:
+    """Turn this process into the program."""
+    os.setsid()
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    for number, path in enumerate(streams, start=1):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+    if cuda:  # which does not survive a fork
+        os.execve(command[0], command, env)
+    sys.stdout, sys.stderr = (
+        open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        for number in (1, 2)
+    )
+    _have_a_server()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+        del sys.modules[name]
+    sys.path[:0] = env.get("PYTHONPATH", "").split(os.pathsep)
+    program, *arguments = command
+    if program == RECD:
+        sys.argv = command
+        main(prog_name="recd")
+        return
+    assert program == sys.executable, program
+    if arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        sys.path.insert(0, "")
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    elif arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        sys.path.insert(0, cwd)
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        script = Path(arguments[0]).resolve()
+        sys.path.insert(0, str(script.parent))
+        runpy.run_path(str(script), run_name="__main__")
+
+
+def _have_a_server() -> None:
+    """Fork the server of this process's ranks and workers from itself, not from nothing.
+
+    What ``ForkServer.ensure_running`` does (3.11 to 3.14), but that it starts an interpreter.
+    """
+    server = forkserver._forkserver
+    server.__init__()  # type: ignore[misc]
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(connection.arbitrary_address("AF_UNIX"))
+    listener.listen()
+    alive_here, alive_there = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(alive_there)
+        try:
+            forkserver.main(listener.detach(), alive_here, [])
+        finally:
+            os._exit(0)
+    os.close(alive_here)
+    vars(server).update(
+        _forkserver_address=listener.getsockname(),
+        _forkserver_alive_fd=alive_there,
+        _forkserver_pid=pid,
+    )
+    listener.close()

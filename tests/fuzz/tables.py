@@ -1,0 +1,274 @@
+"""A tiny table, its registry, and what commands make of tables, next to plain Python's."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tests.fuzz.cases import Case
+from tests.fuzz.oracle import Done, Outcome, recd, wrong
+
+Row = Mapping[str, Any]
+
+ROWS = 48
+LISTS = pa.list_(pa.int64())
+SCHEMA = pa.schema(
+    [
+        ("session_id", pa.int64()),
+        ("ts", pa.int64()),
+        ("label", pa.int8()),
+        ("price", pa.float32()),
+        ("user", LISTS),
+        ("items", LISTS),
+    ]
+)
+#: Of the rows below: every id is below it.
+NUM_IDS = 40
+STEPS = 3
+BATCH = 8
+
+
+def rows(count: int = ROWS, seed: int = 0) -> list[dict[str, Any]]:
+    """Sessions of four rows in the order of time, with lists that repeat within them."""
+    return [
+        {
+            "session_id": seed * 1000 + number // 4,
+            "ts": 100 + number,
+            "label": int(number % 3 == 0),
+            "price": (number * 7 % 16) / 16,
+            "user": [number // 4 % NUM_IDS],
+            "items": [(number // 2 * 5 + item) % NUM_IDS for item in range(number // 2 % 4)],
+        }
+        for number in range(count)
+    ]
+
+
+def table(given: Iterable[Row] | None = None) -> pa.Table:
+    """``rows`` as Arrow."""
+    return pa.Table.from_pylist(rows() if given is None else list(given), SCHEMA)
+
+
+def write(path: str | Path, data: pa.Table, **options: Any) -> None:
+    """A Parquet file of several row groups whose pages have checksums."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    defaults = {"row_group_size": 12, "write_page_checksum": True, "store_schema": False}
+    pq.write_table(data, path, **{**defaults, **options})
+
+
+def write_two(folder: str = "table") -> None:
+    """The table as two files, ``a.parquet`` and ``b.parquet``."""
+    whole = table()
+    write(f"{folder}/a.parquet", whole.slice(0, ROWS // 2))
+    write(f"{folder}/b.parquet", whole.slice(ROWS // 2))
+
+
+def registry(path: str = "table", *, where: object = (), buckets: int | None = NUM_IDS) -> str:
+    """A registry that trains on a table in some steps, ids hashed into ``buckets``."""
+    options = {"path": path, "prefetch": 0, **({"where": where} if where else {})}
+    hashing = (
+        ""
+        if buckets is None
+        else (
+            "preprocessing:\n  - {use: recd.sigrid_hash, features: ['*'], "
+            f"options: {{buckets: {buckets}}}}}\n"
+        )
+    )
+    return (
+        "version: 1\n"
+        f"dataset: {{use: recd.session_parquet, options: {json.dumps(options)}}}\n"
+        "converter: {use: recd.ikjt}\n"
+        f"{hashing}"
+        "model: {embedding_dim: 4, "
+        f"num_embeddings: {NUM_IDS}, bottom_mlp: [4], top_mlp: [4]}}\n"
+        f"training: {{batch_size: {BATCH}, steps: {STEPS}, learning_rate: 0.5, device: cpu}}\n"
+    )
+
+
+def losses(registry_file: str = "registry.yaml", *options: object) -> list[float] | Done:
+    """Losses of ``recd run``, or how it was refused."""
+    done = recd("run", registry_file, "--json", "figures.json", *options)
+    return figures() if done.ok else done
+
+
+def figures() -> list[float]:
+    """The losses in ``figures.json``."""
+    found: list[float | None] = json.loads(Path("figures.json").read_text("utf-8"))["losses"]
+    finite = [loss for loss in found if loss is not None and math.isfinite(loss)]
+    if len(finite) < len(found):
+        wrong(f"losses {found}")
+    return finite
+
+
+@cache
+def _losses_of(text: str) -> tuple[float, ...]:
+    meant = Path("meant")
+    write(meant / "all.parquet", pa.Table.from_pylist(json.loads(text), SCHEMA))
+    Path("meant.yaml").write_text(registry("meant"), encoding="utf-8")
+    found = losses("meant.yaml")
+    assert isinstance(found, list), found
+    return tuple(found)
+
+
+def losses_of(given: Iterable[Row]) -> list[float]:
+    """Losses of a table that has these rows, written as plainly as can be."""
+    return list(_losses_of(json.dumps([plain(row) for row in given])))
+
+
+def plain(row: Row) -> dict[str, Any]:
+    """What training sees of a row: a list_dict as lists, a bool as a number."""
+    return {
+        "session_id": 0,
+        "ts": 0,
+        "label": _number(row["label"], int),
+        "price": _number(row["price"], float),
+        **{name: _ids(row[name]) for name in ("user", "items")},
+    }
+
+
+def _number(value: Any, kind: type) -> Any:
+    if not isinstance(value, (int, float)) or kind(value) != value:
+        raise TypeError(value)
+    return kind(value)
+
+
+def _ids(value: Any) -> list[int]:
+    if isinstance(value, bytes):
+        parts = (value[at : at + 8] for at in range(0, len(value), 8))
+        return [int.from_bytes(part, "little", signed=True) for part in parts]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in value):
+        raise TypeError(value)
+    return list(value)
+
+
+def files_of(folder: str | Path) -> list[Path]:
+    """Those that make the table, in their order."""
+    folder = Path(folder)
+    if folder.is_file():
+        return [folder]
+    return [
+        path
+        for path in sorted(folder.rglob("*.parquet"))
+        if path.is_file() and not any(part[0] in "._" for part in path.relative_to(folder).parts)
+    ]
+
+
+def rows_in(folder: str | Path) -> list[dict[str, Any]]:
+    """Every row, read by pyarrow file by file."""
+    return [row for path in files_of(folder) for row in pq.ParquetFile(path).read().to_pylist()]
+
+
+def texts(given: Iterable[Row]) -> list[str]:
+    """Rows to be compared, whatever the order of their columns and the layout of their lists."""
+    return [
+        repr(sorted((name, _normal(name, value)) for name, value in row.items())) for row in given
+    ]
+
+
+def counted(given: Iterable[Row]) -> Counter[str]:
+    """Rows whatever their order."""
+    return Counter(texts(given))
+
+
+def _normal(name: str, value: Any) -> Any:
+    return _ids(value) if name in ("user", "items") and isinstance(value, bytes) else value
+
+
+def run(meant: Iterable[Row] | None) -> Outcome:
+    """Train on ``table``: refused, or the losses are those of the rows that are meant."""
+    Path("registry.yaml").write_text(registry(), encoding="utf-8")
+    found = losses()
+    if isinstance(found, Done):
+        return found.refused("table")
+    if meant is None:
+        wrong(f"trained to {found}, which it should refuse")
+    try:
+        expected = losses_of(meant)
+    except (KeyError, TypeError) as error:
+        wrong(f"trained to {found} on rows that cannot be trained on: {error}")
+    if found != expected:
+        wrong(f"losses {found}, not {expected}")
+    return Outcome.RIGHT
+
+
+def cluster(meant: Iterable[Row] | None) -> Outcome:
+    """Sort ``table``: refused, or the rows are those that are meant, by session and time."""
+    done = recd("cluster", "table", "clustered")
+    if not done.ok:
+        return done.refused("table")
+    return _same(meant, rows_in("clustered"), done, by_session=True)
+
+
+def convert(meant: Iterable[Row] | None) -> Outcome:
+    """Lay ``table`` out anew: refused, or the rows are those that are meant, in their order."""
+    done = recd("convert-layout", "table", "converted", "--layout", "list_dict")
+    if not done.ok:
+        return done.refused("table")
+    found = rows_in("converted")
+    if meant is not None and texts(found) != texts(meant):
+        wrong(f"{done}: other rows, or in another order")
+    return _same(meant, found, done)
+
+
+def log(meant: Iterable[Row] | None) -> Outcome:
+    """Write ``table`` to a log and read it: refused, or the rows are those that are meant."""
+    done = recd("logs", "write", "table", "log", "--shards", 2)
+    if not done.ok:
+        return done.refused("table")
+    back = recd("logs", "read", "log", "back.parquet")
+    if not back.ok:
+        wrong(f"what {done} wrote is refused: {back.output}")
+    return _same(meant, rows_in("back.parquet"), done)
+
+
+def profile(meant: Iterable[Row] | None) -> Outcome:
+    """Count reads of ``table``: refused, or as many as plain counting finds."""
+    Path("registry.yaml").write_text(registry(buckets=None), encoding="utf-8")
+    output = ("-o", "profile.parquet", "--json", "counts.json")
+    done = recd("profile", "registry", "registry.yaml", "--all-rows", *output)
+    if not done.ok:
+        return done.refused("table")
+    if meant is None:
+        wrong(f"{done} succeeded on what it should refuse")
+    found = json.loads(Path("counts.json").read_text(encoding="utf-8"))["tables"]
+    every = [plain(row) for row in meant]
+    for name in ("user", "items"):
+        expected = sum(len(row[name]) for row in every)
+        if found[f"t_{name}"]["accesses"] != expected:
+            wrong(f"{done}: {found[f't_{name}']} of t_{name}, expected {expected} accesses")
+    return Outcome.RIGHT
+
+
+def _same(
+    meant: Iterable[Row] | None, found: list[dict[str, Any]], done: Done, by_session: bool = False
+) -> Outcome:
+    if meant is None:
+        wrong(f"{done} succeeded on what it should refuse")
+    expected, got = counted(meant), counted(found)
+    if got != expected:
+        wrong(f"{done}: {(expected - got)} missing, {(got - expected)} too many")
+    if by_session:
+        keys = [(row["session_id"], row["ts"]) for row in found]
+        sessions = [key[0] for at, key in enumerate(keys) if not at or keys[at - 1][0] != key[0]]
+        if len(set(sessions)) != len(sessions):
+            wrong(f"{done}: rows of a session lie apart")
+        if any(one[0] == two[0] and one[1] > two[1] for one, two in pairwise(keys)):
+            wrong(f"{done}: a session is not in the order of time")
+    return Outcome.RIGHT
+
+
+#: What is done with a table that should be taken or refused by all of these alike.
+USES = {"run": run, "cluster": cluster, "convert": convert, "log": log}
+
+
+def use(case: Case, meant: Iterable[Row] | None, *names: str) -> Outcome:
+    """One of ``USES``, of ``names`` where they are given; None means nothing but a refusal."""
+    kept = None if meant is None else list(meant)
+    return USES[case.one_of(names or list(USES), "use")](kept)

@@ -1,0 +1,105 @@
+"""A small model that is trained and saved, and copies of its checkpoint that are spoiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.distributed import stock_sharders
+from recd_plugins.planning import default_topology
+from recd_plugins.registry import TrainingSpec
+from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.checkpoint_files.manifest import MANIFEST, digest_of, manifest_text
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.weights import copy_weights
+
+TRAINING = TrainingSpec()
+
+
+class Model(nn.Module):
+    """One table, one dense layer."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        config = EmbeddingBagConfig(
+            name="t", num_embeddings=rows, embedding_dim=4, feature_names=["f"]
+        )
+        self.bags = EmbeddingBagCollection(tables=[config])
+        self.top = nn.Linear(4, 1)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        loss: Tensor = self.top(self.bags(features)["f"]).square().mean()
+        return loss
+
+
+class Trainer:
+    """Trains it on the ranks that there are."""
+
+    def __init__(self, world_size: int, rows: int = 16) -> None:
+        torch.manual_seed(0)
+        model = Model(rows)
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        sharders = stock_sharders(TRAINING)
+        planner = EmbeddingShardingPlanner(topology=default_topology(world_size))
+        self.dmp = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=torch.device("cpu"),
+            plan=planner.collective_plan(model, sharders, dist.group.WORLD),
+            sharders=sharders,
+        )
+        copy_weights(self.dmp.state_dict(), weights)
+        self.optimizer = build_optimizer(self.dmp, TRAINING)
+
+    def step(self) -> None:
+        features = KeyedJaggedTensor(["f"], torch.arange(6), lengths=torch.tensor([2, 4]))
+        self.optimizer.zero_grad()
+        self.dmp(features).backward()
+        self.optimizer.step()
+
+    def everything(self) -> dict[str, list[float]]:
+        """Weights and optimizer state, whole tensors, on every rank."""
+        states = {**self.dmp.state_dict()}
+        for name, state in self.optimizer.state_dict()["state"].items():
+            states.update({f"{name}/{key}": value for key, value in state.items()})
+        return {name: _whole(value).flatten().tolist() for name, value in states.items()}
+
+
+def _whole(value: Any) -> Tensor:
+    if not isinstance(value, ShardedTensor):
+        return torch.as_tensor(value).detach().clone()
+    whole = torch.zeros(value.metadata().size)
+    for shard in value.local_shards():
+        sizes = zip(shard.metadata.shard_offsets, shard.metadata.shard_sizes, strict=True)
+        whole[tuple(slice(o, o + size) for o, size in sizes)] = shard.tensor.detach()
+    dist.all_reduce(whole)
+    return whole
+
+
+def save_two(rank: int, world_size: int, folder: Path) -> None:
+    """Checkpoints of steps 1 and 2."""
+    trainer = Trainer(world_size)
+    if rank == 0:
+        folder.mkdir(exist_ok=True)
+    dist.barrier()
+    for step in (1, 2):
+        trainer.step()
+        progress = Progress(step, losses=[0.5] * step)
+        Checkpoints(folder, keep=2).save(trainer.dmp, trainer.optimizer, progress)
+
+
+def reseal(checkpoint: Path) -> None:
+    """A manifest for the files as they are, as someone with bad intent would write it."""
+    files = {path.name: digest_of(path) for path in checkpoint.iterdir() if path.name != MANIFEST}
+    (checkpoint / MANIFEST).write_text(manifest_text(files), encoding="utf-8")

@@ -1,0 +1,96 @@
+"""A folder of checkpoints: one run at a time, no links, and a disk that is full."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from tests.small_disk import small_disk
+from tests.training.checkpoint_cases import Trainer
+
+from recd_plugins.errors import RecdError
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.checkpoint_files.manifest import problems
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    being_written = tmp_path / ".step-000000001.0123abcd.partial"
+    with Checkpoints(tmp_path, keep=1).reserve(resume=False):
+        being_written.mkdir()
+        for resume in (False, True):
+            with (
+                pytest.raises(RecdError, match=rf"process {os.getpid()} on .* is writing there"),
+                Checkpoints(tmp_path, keep=1).reserve(resume),
+            ):
+                pass
+        assert being_written.exists(), "the living run writes it"
+    with Checkpoints(tmp_path, keep=1).reserve(resume=True):
+        assert not being_written.exists()
+
+
+@pytest.mark.parametrize("name", [".step-000000001.partial", ".step-000000001.0123abcd.old"])
+def test_a_link_is_neither_followed_nor_removed(tmp_path: Path, name: str) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("kept", encoding="utf-8")
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / name).symlink_to(precious)
+    with (
+        pytest.raises(RecdError, match=rf"{re.escape(name)}: is no folder, and no run makes"),
+        Checkpoints(folder, keep=1).reserve(resume=True),
+    ):
+        pass
+    assert (folder / name).is_symlink()
+    assert (precious / "file").read_text(encoding="utf-8") == "kept"
+
+
+def save_on_a_full_disk(rank: int, world_size: int, folder: Path) -> list[str]:
+    """A checkpoint that fits, and others that do not: what is said of each."""
+    trainer = Trainer(world_size)
+    checkpoints = Checkpoints(folder, keep=2)
+    said = []
+    # Pages that are free: enough for all of it, for nothing, or for all but its last files.
+    for step, pages in enumerate((16, 0, 1, 2, 3, 4, 5), 1):
+        if rank == 0:
+            filler = folder / "filler"
+            filler.unlink(missing_ok=True)
+            filler.write_bytes(bytes(max(0, shutil.disk_usage(folder).free - pages * 4096)))
+        dist.barrier()
+        try:
+            checkpoints.save(trainer.dmp, trainer.optimizer, Progress(step))
+        except RecdError as error:
+            said.append(str(error))
+        else:
+            said.append("")
+    return said
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path, "64k") as mounted:
+        yield mounted
+
+
+def test_a_full_disk_leaves_the_checkpoints_before_it(disk: Path) -> None:
+    first, second = run_on_ranks(save_on_a_full_disk, 2, disk)
+    assert first == second
+    assert first[0] == ""
+    failed = [step for step, said in enumerate(first, 1) if said]
+    assert len(failed) >= 3
+    for step in failed:
+        assert re.search(
+            rf"step-{step:09d}: cannot be written \(No space left on device: its tensors take "
+            r"[\d,]+ bytes, and [\d,]+ are free\); the checkpoints before it are as they were",
+            first[step - 1],
+        )
+    names = sorted(path.name for path in disk.iterdir() if path.name != "filler")
+    assert names == [f"step-{step:09d}" for step in range(1, 8) if step not in failed]
+    for name in names:
+        assert problems(disk / name) == ([], [])

@@ -1,0 +1,189 @@
+"""No file of a checkpoint runs code, whatever is put into it."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.training.checkpoint_cases import reseal, save_two
+from tests.training.checkpoint_payloads import ODDITIES, Call, payloads
+from torch.distributed.checkpoint import metadata as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.checkpoint import _own
+from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.manifest import problems, read_manifest
+from recd_plugins.training.checkpoint_files.metadata import Tensor, read_metadata
+from recd_plugins.training.checkpoint_files.progress import read_progress
+from recd_plugins.training.checkpoint_io import SafeLoadPlanner, SafeReader, SafeSavePlanner
+
+NAME = "model.bags.embedding_bags.t.weight"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved")
+    run_on_ranks(save_two, 2, folder)
+    return folder / "step-000000002"
+
+
+@pytest.fixture
+def checkpoint(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / saved.name))
+
+
+def read(checkpoint: Path) -> torch.Tensor:
+    """The table, read as `recd run` reads it."""
+    assert problems(checkpoint) == ([], []), "the manifest does not give it away"
+    read_progress(checkpoint)
+    contents = read_metadata(checkpoint)
+    document = {"model": {NAME.removeprefix("model."): torch.zeros(16, 4)}}
+    contents = replace(contents, entries={NAME: contents.entries[NAME]})
+    try:
+        load(document, storage_reader=SafeReader(checkpoint, contents), planner=SafeLoadPlanner())
+    except CheckpointException as error:
+        raise (_own(error) or error) from error
+    return document["model"][NAME.removeprefix("model.")]
+
+
+def test_what_is_read_is_what_torch_reads(checkpoint: Path) -> None:
+    stock = {"model": {NAME.removeprefix("model."): torch.zeros(16, 4)}}
+    load(stock, checkpoint_id=checkpoint)
+    assert torch.equal(read(checkpoint), stock["model"][NAME.removeprefix("model.")])
+    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+    assert {name: tuple(entry.size) for name, entry in metadata.state_dict_metadata.items()} == {
+        name: entry.size
+        for name, entry in read_metadata(checkpoint).entries.items()
+        if isinstance(entry, Tensor)
+    }
+
+
+@pytest.mark.parametrize("kind", payloads(Path("mark")))
+def test_metadata_runs_nothing(checkpoint: Path, tmp_path: Path, kind: str) -> None:
+    payload = payloads(tmp_path / "ran")[kind]
+    (checkpoint / ".metadata").write_bytes(payload)
+    reseal(checkpoint)
+    with pytest.raises(DamagedError, match=r"\.metadata: names \S+\.\S+, which no checkpoint"):
+        read(checkpoint)
+    assert not (tmp_path / "ran").exists()
+    if "attrgetter" not in kind and "dotted" not in kind:
+        pickle.loads(payload)
+        assert _appears(tmp_path / "ran"), "the payload would have run"
+
+
+def _appears(path: Path) -> bool:
+    for _ in range(500):
+        if path.exists():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("kind", ODDITIES)
+def test_metadata_that_is_none(checkpoint: Path, kind: str) -> None:
+    (checkpoint / ".metadata").write_bytes(ODDITIES[kind])
+    reseal(checkpoint)
+    with pytest.raises(DamagedError, match=r"\.metadata: is damaged"):
+        read(checkpoint)
+    assert "__setstate__" not in vars(dcp.Metadata), "a class of torch was changed"
+
+
+def test_what_stands_behind_the_metadata_is_not_read(checkpoint: Path, tmp_path: Path) -> None:
+    with (checkpoint / ".metadata").open("ab") as file:
+        file.write(payloads(tmp_path / "ran")["eval"])
+    reseal(checkpoint)
+    read(checkpoint)
+    assert not (tmp_path / "ran").exists()
+
+
+def change_metadata(checkpoint: Path, change: Callable[[Any], None]) -> None:
+    metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
+    change(metadata)
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
+    reseal(checkpoint)
+
+
+def put(checkpoint: Path, value: Any, as_bytes: bool) -> None:
+    """Let the table's first chunk be ``value``, behind what is in its file."""
+
+    def change(metadata: Any) -> None:
+        index, info = next(
+            (index, info) for index, info in metadata.storage_data.items() if index.fqn == NAME
+        )
+        path = checkpoint / info.relative_path
+        offset = path.stat().st_size
+        with path.open("ab") as file:
+            torch.save(value, file)
+        place = _StorageInfo(info.relative_path, offset, path.stat().st_size - offset)
+        if as_bytes:
+            metadata.state_dict_metadata[NAME] = dcp.BytesStorageMetadata()
+            for chunk in [chunk for chunk in metadata.storage_data if chunk.fqn == NAME]:
+                del metadata.storage_data[chunk]
+            index = dcp.MetadataIndex(NAME)
+        metadata.storage_data[index] = place
+
+    change_metadata(checkpoint, change)
+
+
+@pytest.mark.parametrize("as_bytes", [False, True], ids=["tensor", "bytes"])
+@pytest.mark.parametrize("function", [os.system, eval], ids=["system", "eval"])
+def test_a_file_of_tensors_runs_nothing(
+    checkpoint: Path, tmp_path: Path, as_bytes: bool, function: Any
+) -> None:
+    command = f"touch {tmp_path / 'ran'}"
+    argument = command if function is os.system else f"__import__('os').system({command!r})"
+    put(checkpoint, Call(function, argument), as_bytes)
+    with pytest.raises(DamagedError, match=r"__\d_0\.distcp: names \w+\.(system|eval), which no"):
+        read(checkpoint)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["progress.json", "manifest.json"])
+def test_a_pickle_where_json_belongs(checkpoint: Path, tmp_path: Path, name: str) -> None:
+    (checkpoint / name).write_bytes(payloads(tmp_path / "ran")["eval"])
+    if name == "manifest.json":
+        with pytest.raises(DamagedError, match=r"manifest\.json: is damaged"):
+            read_manifest(checkpoint)
+    else:
+        reseal(checkpoint)
+        with pytest.raises(DamagedError, match=r"progress\.json: "):
+            read(checkpoint)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("path", ["../other/__0_0.distcp", "/etc/passwd", "..", ""])
+def test_no_file_outside_is_read(checkpoint: Path, path: str) -> None:
+    def change(metadata: Any) -> None:
+        index = next(index for index in metadata.storage_data if index.fqn == NAME)
+        metadata.storage_data[index].relative_path = path
+
+    change_metadata(checkpoint, change)
+    with pytest.raises(DamagedError, match=r"\.metadata: is damaged .*outside of the checkpoint"):
+        read(checkpoint)
+
+
+def test_a_tensor_of_another_type_is_not_cast(checkpoint: Path) -> None:
+    def change(metadata: Any) -> None:
+        metadata.state_dict_metadata[NAME].properties.dtype = torch.float64
+
+    change_metadata(checkpoint, change)
+    with pytest.raises(CheckpointException, match=r"is torch\.float64 there and torch\.float32"):
+        read(checkpoint)
+
+
+def test_a_value_that_could_not_be_loaded_is_not_saved(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    with pytest.raises(CheckpointException, match="x: is a PosixPath, which a checkpoint cannot"):
+        save({"x": tmp_path}, checkpoint_id=tmp_path / "new", planner=SafeSavePlanner())

@@ -1,0 +1,150 @@
+"""A loss that is not finite ends a run on all ranks before anything is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from tests.training.test_checkpoint import Trainer
+
+from recd_plugins.cli import main
+from recd_plugins.errors import RecdError
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.finite import FiniteRun
+from recd_plugins.training.trainer import Job, train
+
+RANKS, BATCH_SIZE = 2, 8
+DENSE = [f"x_{number}" for number in range(16)]
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options: {{path: {folder}/train.parquet, test_path: {test}, dense: ["x_*"], sparse: [ids]}}
+converter: {{use: recd.ikjt}}
+sharding:
+  - {{use: torchrec.row_wise, tables: ["*"]}}
+model: {{embedding_dim: 4, num_embeddings: 16, bottom_mlp: [16], top_mlp: [16]}}
+training:
+  batch_size: 8
+  ranks: 2
+  device: cpu
+  checkpoint: {{path: {folder}/checkpoints, every: 2, keep: 2}}
+"""
+
+
+def registry(
+    folder: Path,
+    *,
+    steps: int = 8,
+    large: dict[int, list[str]] | None = None,
+    broken: int | None = None,
+    large_in_test: list[str] | None = None,
+) -> Path:
+    """Data whose numbers are finite and too large for the model.
+
+    Args:
+        folder: where it lies.
+        steps: of the run.
+        large: dense features that are too large, by step, in two rows of rank 1.
+        broken: the step in which rank 1 meets a NaN.
+        large_in_test: the same of the test split's first batch.
+    """
+    half = steps * BATCH_SIZE  # rank 0 reads the first half of the rows
+    rows = {half + (step - 1) * BATCH_SIZE: names for step, names in (large or {}).items()}
+    write_table(folder / "train.parquet", 2 * half, rows, broken and half + broken * BATCH_SIZE)
+    test = "null"
+    if large_in_test is not None:
+        test = str(folder / "test.parquet")
+        write_table(folder / "test.parquet", 2 * half, {0: large_in_test})
+    path = folder / "registry.yaml"
+    path.write_text(REGISTRY.format(folder=folder, test=test), encoding="utf-8")
+    return path
+
+
+def write_table(
+    path: Path, num_rows: int, large: dict[int, list[str]], broken: int | None = None
+) -> None:
+    dense = {name: np.zeros(num_rows, np.float32) for name in DENSE}
+    for row, names in large.items():
+        for name in names:
+            dense[name][row : row + 2] = 3e38
+    if broken:
+        dense["x_0"][broken] = np.nan
+    number = np.arange(num_rows)
+    ids = pa.array([[each % 16, 3] for each in range(num_rows)])
+    columns = {"session_id": number, "ts": number, "ids": ids, "label": number % 2, **dense}
+    pq.write_table(pa.table(columns), path, row_group_size=BATCH_SIZE)
+
+
+def saved_steps(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_a_loss_of_one_rank_ends_the_run_and_leaves_its_good_checkpoints(tmp_path: Path) -> None:
+    path = registry(tmp_path, large={5: DENSE})
+    figures = tmp_path / "figures.json"
+    done = CliRunner().invoke(main, ["run", str(path), "--json", str(figures)])
+    assert done.exit_code == 1
+    assert f"{path}: the loss of step 5 is nan, so the run ends here" in done.stderr
+    assert f"the newest checkpoint is {tmp_path}/checkpoints/step-000000004" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert saved_steps(tmp_path) == ["step-000000002", "step-000000004"]
+    assert not figures.exists()
+
+
+def test_without_checkpoints_it_ends_soon_all_the_same(tmp_path: Path) -> None:
+    """Before the NaN that is in the data of a later step; a comparison says whose loss it is."""
+    path = registry(tmp_path, steps=64, large={3: DENSE}, broken=60)
+    done = CliRunner().invoke(main, ["run", str(path), "--compare"])
+    assert done.exit_code == 1
+    assert "registry.yaml, baseline: the loss of step 3 is nan" in done.stderr
+    assert "no checkpoint was saved" in done.stderr
+
+
+def test_a_state_that_is_not_finite_is_not_saved_though_the_losses_are(tmp_path: Path) -> None:
+    """A squared gradient is infinite in Adagrad's state, and its row never learns again."""
+    path = registry(tmp_path, large={5: ["x_0"]})
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(RecdError, match=r"after step 6 optimizer state .*ids.* is NaN or infinite"):
+        run_on_ranks(train, RANKS, Job(path))
+    assert saved_steps(tmp_path) == ["step-000000002", "step-000000004"]
+
+
+def test_a_loss_of_the_test_split_is_no_figure(tmp_path: Path) -> None:
+    path = registry(tmp_path, steps=2, large_in_test=DENSE)
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(RecdError, match="the loss of step 1 of the test split is nan"):
+        run_on_ranks(train, RANKS, Job(path))
+
+
+def refused(rank: int, world_size: int, folder: Path) -> list[str]:
+    """What two ranks say of a NaN that one of them has."""
+    trainer = Trainer(world_size)
+    trainer.step()
+    run = FiniteRun("run", Checkpoints(folder, 1))
+    run.check_state(trainer.dmp, trainer.optimizer, 1)
+    if rank == 1:
+        trainer.dmp.state_dict()["top.bias"].detach().fill_(float("nan"))
+    said = []
+    for check in (
+        lambda: run.check_state(trainer.dmp, trainer.optimizer, 1),
+        lambda: run.check_loaded(trainer.dmp, trainer.optimizer),
+    ):
+        with pytest.raises(RecdError) as caught:
+            check()
+        said.append(str(caught.value))
+    return said
+
+
+def test_what_one_rank_has_all_ranks_refuse(tmp_path: Path) -> None:
+    (tmp_path / "step-000000001").mkdir()
+    first, second = run_on_ranks(refused, RANKS, tmp_path)
+    assert first == second
+    name = "weight top.bias has a value that is NaN or infinite"
+    assert f"run: after step 1 {name}" in first[0]
+    assert f"{tmp_path / 'step-000000001'}: {name}; remove this checkpoint" in first[1]

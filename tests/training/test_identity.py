@@ -1,0 +1,240 @@
+"""What may change between a checkpoint and the run that goes on from it, field by field."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugins.errors import RecdError
+from recd_plugins.planning import tables_of
+from recd_plugins.registry import load_registry
+from recd_plugins.training.checkpoint_files.fields import ALLOWABLE, FREE, IDENTITY
+from recd_plugins.training.identity import check_resumable, identity_of, identity_text
+from recd_plugins.training.prepare import build_model
+
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: {folder}/table
+    generate: {{rows: 256, row_group_rows: 128}}
+converter: {{use: recd.ikjt}}
+preprocessing:
+  - {{use: recd.first_x, features: ["seq_*"], options: {{x: 5}}}}
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 1000}}}}
+pooling:
+  - {{use: recd.mean, features: ["seq_*"]}}
+sharding:
+  - {{use: torchrec.row_wise, tables: [t_item_0]}}
+model: {{embedding_dim: 4, num_embeddings: 1000, bottom_mlp: [4], top_mlp: [4]}}
+training: {{batch_size: 32, learning_rate: 0.1, checkpoint: {{path: checkpoints}}}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("identity")
+    registry(folder).dataset.prepare()
+    return folder
+
+
+def registry(folder: Path, *changes: tuple[str, str], text: str = REGISTRY, **options: Any) -> Any:
+    text = text.format(folder=folder)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "registry.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_registry(path, **options)
+
+
+def identity(folder: Path, *changes: tuple[str, str], **options: Any) -> dict[str, Any]:
+    found = registry(folder, *changes, **options)
+    return identity_of(found, tables_of(build_model(found, found.dataset.schema())))
+
+
+@pytest.fixture
+def checkpoint(folder: Path, tmp_path: Path) -> Path:
+    (tmp_path / IDENTITY).write_text(identity_text(identity(folder)), encoding="utf-8")
+    return tmp_path
+
+
+def test_the_same_run_differs_in_nothing(folder: Path, checkpoint: Path) -> None:
+    assert check_resumable(checkpoint, identity(folder), ()) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("{use: recd.ikjt}", "{use: recd.ikjt, options: {compare: auto, groups: auto}}"),
+        ("top_mlp: [4]", "top_mlp: [4], bag_pooling: sum"),
+        ("top_mlp: [4]", "top_mlp: [4], tables: {t_item_0: {num_embeddings: 1000}}"),
+        ("learning_rate: 0.1", "learning_rate: 0.1, dense_learning_rate: 0.1, eps: 1.0e-8"),
+        ('["seq_*"], options: {x: 5}', "[seq_0_*, seq_1_*, seq_2_*], options: {x: 5}"),
+        ("row_group_rows: 128", "row_group_rows: 128, seed: 0"),
+        ("generate:", "prefetch: 2\n    sparse: ['seq_*', '[iu]*']\n    generate:"),
+    ],
+)
+def test_what_is_spelled_out_is_the_same(
+    folder: Path, checkpoint: Path, old: str, new: str
+) -> None:
+    assert check_resumable(checkpoint, identity(folder, (old, new)), ()) == []
+
+
+REFUSED = {
+    "preprocessing[1].options.buckets was 1000 and is 500": ("buckets: 1000", "buckets: 500"),
+    "preprocessing[0].options.x was 5 and is 4": ("x: 5", "x: 4"),
+    'preprocessing[0].use was "recd.first_x" and is "recd.ngram"': (
+        "use: recd.first_x, features: [\"seq_*\"], options: {x: 5}",
+        "use: recd.ngram, features: [\"seq_*\"]",
+    ),
+    'model.bag_pooling was "sum" and is "mean"': (
+        "top_mlp: [4]", "top_mlp: [4], bag_pooling: mean",
+    ),
+    "model.top_mlp was [4] and is [8]": ("top_mlp: [4]", "top_mlp: [8]"),
+    "model.embedding_dim was 4 and is 8": ("embedding_dim: 4", "embedding_dim: 8"),
+    "model.tables.t_item_0.rows was 1000 and is 2000": (
+        "num_embeddings: 1000",
+        "num_embeddings: 1000, tables: {t_item_0: {num_embeddings: 2000}}",
+    ),
+    'model.architecture was "dlrm" and is "dcn"': ("model: {", "model: {architecture: dcn, "),
+    'training.optimizer was "rowwise_adagrad" and is "sgd"': (
+        "learning_rate: 0.1", "learning_rate: 0.1, optimizer: sgd",
+    ),
+    "training.learning_rate was 0.1 and is 0.2": ("learning_rate: 0.1", "learning_rate: 0.2"),
+    "training.dense_learning_rate was 0.1 and is 0.2": (
+        "learning_rate: 0.1", "learning_rate: 0.1, dense_learning_rate: 0.2",
+    ),
+    "training.eps was 1e-08 and is 0.01": ("learning_rate: 0.1", "learning_rate: 0.1, eps: 0.01"),
+    "training.batch_size was 32 and is 16": ("batch_size: 32", "batch_size: 16"),
+    "training.seed was 0 and is 1": ("learning_rate: 0.1", "learning_rate: 0.1, seed: 1"),
+    'pooling[0].use was "recd.mean" and is "recd.attention"': ("recd.mean", "recd.attention"),
+    'converter.use was "recd.ikjt" and is "recd.kjt"': ("recd.ikjt", "recd.kjt"),
+    "dataset.options.shuffle was false and is true": (
+        "generate:", "shuffle: true\n    generate:",
+    ),
+    "dataset.wrap[0].use was not there and is": (
+        "converter:", "  wrap: [{use: scars.hot_batches}]\nconverter:",
+    ),
+    "data.schema.dense was [": ("generate:", "dense: [dense_1]\n    generate:"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_what_makes_it_another_run_is_refused(folder: Path, checkpoint: Path, words: str) -> None:
+    old, new = REFUSED[words]
+    now = identity(folder, (old, new))
+    with pytest.raises(RecdError) as caught:
+        check_resumable(checkpoint, now, ())
+    said = str(caught.value)
+    assert said.startswith(f"{checkpoint}: is of another run: ")
+    assert words in said
+    allowable = [name for name in ALLOWABLE if words.startswith(name)]
+    for name in allowable:
+        assert f"--allow {name}" in said
+        assert any(words in told for told in check_resumable(checkpoint, now, ALLOWABLE))
+    if not allowable:
+        with pytest.raises(RecdError):
+            check_resumable(checkpoint, now, ALLOWABLE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("batch_size: 32", "batch_size: 32, ranks: 4", "training.ranks was 1 and is 4"),
+        ("batch_size: 32", "batch_size: 32, steps: 7", "training.steps was null and is 7"),
+        ("batch_size: 32", "batch_size: 32, workers: 2", "training.workers was 0 and is 2"),
+        ("path: checkpoints", "path: elsewhere", "training.checkpoint.path was"),
+        ("torchrec.row_wise", "torchrec.data_parallel", "sharding[0].use was"),
+        ("sharding:", "cache: [{use: scars.cache, tables: [t_usr_0]}]\nsharding:", "cache[0].use"),
+        ("top_mlp: [4]", "top_mlp: [4], pool_rows: all", "model.pool_rows was"),
+    ],
+)  # fmt: skip
+def test_what_no_result_depends_on_is_told(
+    folder: Path, checkpoint: Path, old: str, new: str, told: str
+) -> None:
+    now = identity(folder, (old, new))
+    assert any(told in each for each in check_resumable(checkpoint, now, ()))
+
+
+def test_versions_are_told(folder: Path, checkpoint: Path) -> None:
+    now = identity(folder)
+    now["versions"]["recd.ikjt"] = "recd-plugins 9.9.9"
+    (told,) = check_resumable(checkpoint, now, ())
+    assert told.startswith("versions.recd.ikjt was ")
+
+
+def test_a_table_that_moved_and_one_of_as_many_rows(
+    folder: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(folder / "table", moved)
+    change = f"path: {folder}/table", f"path: {moved}"
+    assert check_resumable(checkpoint, identity(folder, change), ()) == []
+    (file,) = moved.glob("*.parquet")
+    table = pq.read_table(file)
+    pq.write_table(table, file, row_group_size=128)
+    generate = "    generate: {rows: 256, row_group_rows: 128}\n", ""
+    with pytest.raises(RecdError, match=rf"data\.train\.{file.name}\.footer was "):
+        check_resumable(checkpoint, identity(folder, change, generate), ALLOWABLE)
+
+
+def test_data_that_is_drawn(folder: Path, tmp_path: Path) -> None:
+    text = """
+version: 1
+dataset: {{use: dlrm.random, options: {{rows: 256, sparse: 2}}}}
+converter: {{use: recd.ikjt}}
+model: {{embedding_dim: 4, num_embeddings: 1000000}}
+"""
+    (tmp_path / IDENTITY).write_text(identity_text(identity(folder, text=text)), encoding="utf-8")
+    assert check_resumable(tmp_path, identity(folder, text=text), ()) == []
+    seeded = identity(folder, ("rows: 256", "rows: 256, seed: 3"), text=text)
+    with pytest.raises(RecdError, match=r"dataset\.options\.seed was 0 and is 3"):
+        check_resumable(tmp_path, seeded, ALLOWABLE)
+
+
+def test_a_plugin_of_a_file_is_known_by_its_content(folder: Path, tmp_path: Path) -> None:
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    text = '''
+from recd_plugins.hookspecs import hookimpl
+from recd_plugin_recd.ikjt import IkjtConverter
+class Mine(IkjtConverter):
+    """Mine."""
+    name = "acme.mine"
+@hookimpl
+def register_converters():
+    return [Mine]
+'''
+    (plugins / "acme.py").write_text(text, encoding="utf-8")
+    mine = identity(folder, ("recd.ikjt", "acme.mine"), plugins_dir=plugins)
+    name, digest = mine["versions"]["acme.mine"].split()
+    assert (name, len(digest)) == ("acme.py", 12)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 2}', "[" * 100_000])
+def test_an_identity_that_cannot_be_read(folder: Path, tmp_path: Path, text: str) -> None:
+    (tmp_path / IDENTITY).write_text(text, encoding="utf-8")
+    with pytest.raises(RecdError, match=rf"{IDENTITY}: "):
+        check_resumable(tmp_path, identity(folder), ())
+
+
+def test_no_identity(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecdError, match="no run of a registry file wrote this checkpoint"):
+        check_resumable(tmp_path, identity(folder), ())
+
+
+def test_fields_are_those_that_there_are(folder: Path) -> None:
+    """A field that is renamed would be refused from then on."""
+    flat = json.loads(identity_text(identity(folder)))
+    for field in (*FREE, *ALLOWABLE):
+        value = flat
+        for part in field.split("."):
+            assert part in value, field
+            value = value[part]

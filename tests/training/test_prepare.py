@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.distributed.other_module_cases import build
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recd_plugins.data.model_input import Placement
+from recd_plugins.errors import RegistryError
+from recd_plugins.registry import Registry, load_registry
+
+
+class OwnBags(EmbeddingBagCollection):
+    pass
+
+
+def model(left: nn.Module) -> nn.Module:
+    """Table t_x of an EmbeddingBagCollection next to a module with tables t_a and t_b."""
+    config = EmbeddingBagConfig(name="t_x", embedding_dim=4, num_embeddings=9, feature_names=["x"])
+    return nn.ModuleDict({"bags": EmbeddingBagCollection(tables=[config]), "left": left})
+
+
+def registry_with(folder: Path, sharding: str) -> Registry:
+    path = folder / "registry.yaml"
+    path.write_text(
+        "version: 1\n"
+        "dataset: {use: recd.session_parquet, options: {path: t, sparse: [x]}}\n"
+        f"converter: {{use: recd.kjt}}\n{sharding}\n"
+    )
+    return load_registry(path)
+
+
+def own_bags() -> nn.Module:
+    configs: Any = build("bags")
+    return OwnBags(tables=configs.embedding_bag_configs())
+
+
+@pytest.mark.parametrize(
+    ("kind", "placement", "features_with_rows"),
+    [
+        ("processed", Placement(pooled=("x", "a", "b")), {"x", "a", "b"}),
+        ("fused bags", Placement(pooled=("x", "a", "b")), {"x", "a", "b"}),
+        # Raw ids are no rows.
+        ("managed bags", Placement(pooled=("x", "a", "b")), {"x"}),
+        ("managed sequences", Placement(pooled=("x",), sequence=("a", "b")), {"x"}),
+        ("own", Placement(pooled=("x", "a", "b")), {"x", "a", "b"}),
+    ],
+)
+def test_features_of_modules_that_are_left_alone_are_read(
+    tmp_path: Path, kind: str, placement: Placement, features_with_rows: set[str]
+) -> None:
+    registry = registry_with(tmp_path, "")
+    registry.prepare(model(own_bags() if kind == "own" else build(kind)))
+    assert registry.prepared is not None
+    assert registry.prepared.placement == placement
+    assert set(registry.prepared.num_embeddings) == features_with_rows
+    assert [table.name for table in registry.tables] == ["t_x"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("managed bags", "left is a ManagedCollisionEmbeddingBagCollection, which TorchRec's own"),
+        ("own", "left is a OwnBags, a subclass of EmbeddingBagCollection, and DistributedModel"),
+    ],
+)
+@pytest.mark.parametrize(
+    "section",
+    [
+        "sharding:\n  - {use: torchrec.row_wise, tables: ['t_*']}",
+        "sharding:\n  - {use: torchrec.planner, tables: [t_x, t_b], options: {coalesce: true}}",
+        "cache:\n  - {use: torchrec.uvm, tables: ['*']}",
+    ],
+    ids=["pattern", "coalesced", "cache"],
+)
+def test_entries_for_tables_that_are_left_alone_are_refused(
+    tmp_path: Path, kind: str, why: str, section: str
+) -> None:
+    registry = registry_with(tmp_path, section)
+    kind_of_entry = section.partition(":")[0]
+    with pytest.raises(RegistryError) as raised:
+        registry.prepare(model(own_bags() if kind == "own" else build(kind)))
+    problem = raised.value.problems[-1]
+    assert (problem.line, problem.field) == (5, f"{kind_of_entry}[0].tables")
+    assert problem.message.startswith(f"table t_b is left alone: {why}")
