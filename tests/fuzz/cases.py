@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,10 @@ class Case:
     def number(self, least: int, most: int, label: str | None = None) -> int:
         """A whole number, both ends included."""
         return self.data.draw(st.integers(least, most), label)
+
+    def place(self, data: Sized, label: str | None = None) -> int:
+        """A place in what may be longer in the next run, as with times in it; draws stay equal."""
+        return self.number(0, (1 << 20) - 1, label) % len(data)
 
     def draw(self, strategy: st.SearchStrategy[T], label: str | None = None) -> T:
         """Anything else."""

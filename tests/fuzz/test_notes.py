@@ -57,7 +57,7 @@ OTHERS: list[Any] = [
 
 def flip(case: Case, data: bytes) -> bytes:
     changed = bytearray(data)
-    changed[case.number(0, len(data) - 1, "byte")] ^= 1 << case.number(0, 7, "bit")
+    changed[case.place(data, "byte")] ^= 1 << case.number(0, 7, "bit")
     return bytes(changed)
 
 
@@ -67,7 +67,7 @@ def damaged(case: Case, path: str) -> bytes:
     how = case.one_of(["flip", "cut", "behind", "empty"], "how")
     after = {
         "flip": lambda: flip(case, before),
-        "cut": lambda: before[: case.number(0, len(before) - 1, "bytes")],
+        "cut": lambda: before[: case.place(before, "bytes")],
         "behind": lambda: before + case.draw(st.binary(min_size=1, max_size=9), "more"),
         "empty": lambda: b"",
     }[how]()
@@ -284,7 +284,7 @@ def change_json(case: Case, path: Path) -> None:
     digits = [at for at, letter in enumerate(text) if letter.isdigit()]
     how = case.one_of(["digit", "flip", "text"], "how")
     if how == "digit" and digits:
-        at = case.one_of(digits, "at")
+        at = digits[case.place(digits, "at")]
         text = text[:at] + case.one_of("0123456789", "digit") + text[at + 1 :]
     elif how == "flip" and text:
         path.write_bytes(flip(case, text.encode()))

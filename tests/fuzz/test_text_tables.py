@@ -629,7 +629,7 @@ def criteo_npy_damaged(case: Case) -> Outcome:
     if case.draw(st.booleans(), "cut"):
         path.write_bytes(data[: case.number(0, len(data) - 1, "bytes")])
     else:
-        text = case.one_of([b"{'descr': '|O', ", b"__import__('os')", b"{", b"\xff\xff"])
+        text = case.one_of([b"{'descr': '|O', ", b"__import__('os')", b"{{", b"\xff\xff"])
         path.write_bytes(data[:10] + text + data[10 + len(text) :])
     return _train_on_days(None)
 

@@ -1,4 +1,4 @@
-"""One small Ray for all tests: four CPUs, whatever the machine has."""
+"""A small Ray for the tests of a file: four CPUs, whatever the machine has."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from recd_plugin_dsi.cluster import join
 from recd_plugin_dsi.options import RayOptions
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ray_address() -> Iterator[str]:
     cluster = join(RayOptions(cpus=4, memory="30MB", start_timeout=280), 1)
     with pytest.MonkeyPatch.context() as patch:
