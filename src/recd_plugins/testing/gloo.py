@@ -14,6 +14,8 @@ T = TypeVar("T")
 _ranks: dict[tuple[int, int], Ranks] = {}
 # A test that hangs in a collective fails after this time.
 _TIMEOUT = timedelta(seconds=60)
+# Those that wait cost, too: gloo's threads, one or two a process group, look up 100 times a second.
+_MOST_RANKS = 6
 
 
 def run_on_ranks(
@@ -35,11 +37,20 @@ def run_on_ranks(
         assert run_on_ranks(total, 2, 1.0) == [3.0, 3.0]
     """
     key = (world_size, local_world_size or world_size)
-    if key not in _ranks or not _ranks[key].alive:
-        _ranks[key] = Ranks(
+    ranks = _ranks.pop(key, None)
+    if ranks is None or not ranks.alive:
+        _end_longest_unused(_MOST_RANKS - world_size)
+        ranks = Ranks(
             world_size, timeout=_TIMEOUT, local_world_size=local_world_size, threads=1
         ).__enter__()
-    return _ranks[key].run(function, *args)
+    _ranks[key] = ranks
+    return ranks.run(function, *args)
+
+
+def _end_longest_unused(most: int) -> None:
+    """End processes until at most so many wait."""
+    while _ranks and sum(world_size for world_size, _ in _ranks) > most:
+        _ranks.pop(next(iter(_ranks))).close()
 
 
 def end_ranks() -> None:

@@ -15,7 +15,7 @@ from recd_plugins.errors import SetupError
 OPTIONS = {
     "cpus": 4,
     "cpus_per_reader": 0.5,
-    "readers": 2,
+    "readers": 1,
     "memory": "20MB",
     "start_timeout": 250,
 }

@@ -28,7 +28,8 @@ class TestContract(IngestionContract):
 
     @pytest.fixture
     def plugin(self, ray_address):
-        return RayIngestion(RayIngestion.Options.model_validate(options(ray_address)))
+        # One reader: each takes 5 s of a core to start. Tests below have two, and look at the order.
+        return RayIngestion(RayIngestion.Options.model_validate(options(ray_address, readers=1)))
 
 
 def numbers(batches):
@@ -74,7 +75,7 @@ def test_killed_readers_lose_and_repeat_no_row(ray_address, capfd):
 
 
 def test_a_block_that_kills_its_readers_is_an_error(ray_address):
-    deadly = registry(options(ray_address, deaths=1), deadly=500)
+    deadly = registry(options(ray_address, readers=1, deaths=1), deadly=500)
     with deadly.dataloader(0, 1) as loader, pytest.raises(SetupError) as caught:
         list(loader)
     assert "readers of rank 0 died 2 times over the same block" in str(caught.value)
@@ -128,7 +129,7 @@ def test_more_readers_than_the_cluster_has_cores(ray_address):
 
 
 def test_a_read_that_is_left_ends_the_work_of_its_readers(ray_address):
-    slow = registry(options(ray_address, memory="1MB"), seconds=0.3)
+    slow = registry(options(ray_address, memory="1MB"), seconds=0.1)
     with slow.dataloader(0, 1) as loader:
         batches = iter(loader)
         next(batches)
@@ -146,7 +147,7 @@ def made(folder):
 def test_an_iteration_that_was_left_and_is_not_closed(ray_address):
     """The next one has its own batches; it can be closed at any time, also after the feed."""
     expected = numbers(registry(None).dataloader(0, 1))
-    with registry(options(ray_address)).dataloader(0, 1) as loader:
+    with registry(options(ray_address, readers=1)).dataloader(0, 1) as loader:
         start = loader.state_dict()
         left = iter(loader)
         next(left)
