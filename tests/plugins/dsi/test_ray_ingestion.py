@@ -28,7 +28,7 @@ class TestContract(IngestionContract):
 
     @pytest.fixture
     def plugin(self, ray_address):
-        # One reader: each takes 5 s of a core to start. Tests below have two, and look at the order.
+        # One: each takes 5 s of a core to start. Tests below have two, and look at the order.
         return RayIngestion(RayIngestion.Options.model_validate(options(ray_address, readers=1)))
 
 
