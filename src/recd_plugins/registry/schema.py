@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationInfo,
+    field_validator,
+)
 
 from recd_plugins.registry.written import wrong_path
 
@@ -12,8 +20,18 @@ from recd_plugins.registry.written import wrong_path
 Count = Annotated[StrictInt, Field(gt=0, lt=1 << 63)]
 # Of processes, and of columns and layers: what is larger is a slip of the pen.
 _Width = Annotated[StrictInt, Field(gt=0, le=1 << 20)]
-# Kernels compute with float32, to which less is 0; what is more makes infinities in few steps.
-_Float32 = Annotated[float, Field(ge=1.2e-38, le=1e9, allow_inf_nan=False)]
+
+
+def _is_not_0_to_kernels(value: float) -> float:
+    if value < 1.2e-38:
+        raise ValueError("is 0 as a float32, which kernels compute with")
+    return value
+
+
+# More than that makes infinities in few steps.
+_Float32 = Annotated[
+    float, Field(gt=0, le=1e9, allow_inf_nan=False), AfterValidator(_is_not_0_to_kernels)
+]
 # Bytes of memory that no machine has: 1 PiB.
 _NO_MEMORY = 1 << 50
 

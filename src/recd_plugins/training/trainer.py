@@ -12,6 +12,8 @@ import click
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins import activity
 from recd_plugins.data.stalls import StallMeter
@@ -207,17 +209,13 @@ def train(rank: int, world_size: int, job: Job) -> Result:
                 losses += finite.losses(pending, len(losses))
             if checkpoints is not None and progress.step % training.checkpoint.every == 0:
                 losses += finite.losses(pending, len(losses))
-                with activity.doing("saving a checkpoint", long=True):
-                    finite.check_state(dmp, optimizer, progress.step)
-                    checkpoints.save(dmp, optimizer, progress.with_losses(losses))
+                _save(checkpoints, finite, dmp, optimizer, progress.with_losses(losses))
                 saved_step = progress.step
     peak = peak_bytes(device)
     moved = counted_by_step(dmp, progress.step - first_step)  # evaluation counts, too
     losses += finite.losses(pending, len(losses))
     if checkpoints is not None and progress.step > saved_step:
-        with activity.doing("saving a checkpoint", long=True):
-            finite.check_state(dmp, optimizer, progress.step)
-            checkpoints.save(dmp, optimizer, progress.with_losses(losses))
+        _save(checkpoints, finite, dmp, optimizer, progress.with_losses(losses))
 
     ranks = _from_every_rank((meter.per_step(), peak, moved, source.groups, meter.stalls()))
     counts = [count for count, *_ in ranks if count is not None]
@@ -301,6 +299,18 @@ def _evaluate(
             advance(loss)
     finite.losses(losses, of=f" of the {split} split")
     return predictions.summarize()
+
+
+def _save(
+    checkpoints: Checkpoints,
+    finite: FiniteRun,
+    dmp: DistributedModelParallel,
+    optimizer: Optimizer,
+    progress: Progress,
+) -> None:
+    with activity.doing("saving a checkpoint", long=True):
+        finite.check_state(dmp, optimizer, progress.step)
+        checkpoints.save(dmp, optimizer, progress)
 
 
 def _name(job: Job) -> str:
