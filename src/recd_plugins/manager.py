@@ -1,16 +1,12 @@
-"""Finds plugins: packages under the entry-point group ``recd_plugins`` and a folder of files."""
+"""Finds plugins: in installed packages, loaded where their names are asked for, and in files."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import importlib.util
 import os
-import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,25 +15,29 @@ import pluggy
 
 from recd_plugins import hookspecs
 from recd_plugins.errors import PluginError
-from recd_plugins.files import real_path
 from recd_plugins.interfaces import (
     Cache,
     Converter,
     Dataset,
     Ingestion,
     Plugin,
-    PluginOptions,
     Pooling,
     Preprocessing,
     Sharding,
 )
 from recd_plugins.plugin_call import PLUGIN_FAILURES
+from recd_plugins.plugin_check import check_api, check_class
+from recd_plugins.plugin_modules import (
+    GROUP,
+    Package,
+    installed_packages,
+    modules_in_folder,
+    qualified,
+    without_folder_prefix,
+)
 
 if TYPE_CHECKING:
     import click
-
-GROUP = "recd_plugins"
-OWN_DISTRIBUTION = "recd-plugins"
 
 #: Interface and hook by kind, in the order in which data meets the kinds.
 KINDS: dict[str, tuple[type[Plugin], str]] = {
@@ -50,11 +50,6 @@ KINDS: dict[str, tuple[type[Plugin], str]] = {
     "cache": (Cache, "register_caches"),
 }
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
-# Of modules of files: the name is the manager's own, and messages name the file.
-_PREFIX = "recd_plugins_dir_"
-_FOLDER_MODULE = re.compile(rf"{_PREFIX}[0-9a-f]{{12}}_")
-
 
 @dataclass(frozen=True)
 class Registered:
@@ -64,95 +59,189 @@ class Registered:
     origin: str
 
 
+@dataclass(frozen=True)
+class Broken:
+    """An installed package whose plugins cannot be used, or a name that two have, and why.
+
+    Attributes:
+        name: of the package, or of the plugins.
+        reason: a message that names what brought it.
+    """
+
+    name: str
+    reason: str
+
+
 class PluginManager:
     """Every plugin that is installed or lies in ``plugins_dir``.
 
-    Two environment variables matter: with ``RECD_TRACE_PLUGINS=1`` hook calls are written to
-    stderr, and with ``RECD_NO_THIRD_PARTY=1`` only the entry points of recd-plugins itself load.
+    An installed package is imported when a name is asked for that starts with its own, or that no
+    other has. One that is broken is listed in ``broken`` and stops only what needs it; a file of
+    ``plugins_dir`` that is broken is an error, since whoever names the folder wants what is in it.
+
+    With ``RECD_TRACE_PLUGINS=1`` hook calls are written to stderr; ``installed_packages`` tells
+    what leaves packages out.
 
     Raises:
-        PluginError: a plugin fails to import, or its hooks are not those of ``hookspecs``.
+        PluginError: a file fails to import or is no plugin, or what is to be left out is unknown.
     """
 
     def __init__(self, plugins_dir: str | Path | None = None) -> None:
-        self._manager = pluggy.PluginManager(GROUP)
-        self._manager.add_hookspecs(hookspecs)
-        if os.environ.get("RECD_TRACE_PLUGINS") == "1":
-            self._manager.trace.root.setwriter(sys.stderr.write)
-            self._manager.enable_tracing()
-        self._origins: dict[ModuleType, str] = {}
-        for module, origin in _installed():
-            self._add(module, origin)
+        self._waiting = installed_packages()
+        self._owners = {package.name: package.origin for package in self._waiting}
+        self._broken: list[Broken] = []
+        # One of pluggy's for each module: what a hook returns can be traced back to it.
+        self._modules: dict[ModuleType, tuple[pluggy.PluginManager, str, Package | None]] = {}
+        self._files: list[str] = []
+        self._found: dict[str, dict[str, list[Registered]]] = {kind: {} for kind in KINDS}
         if plugins_dir is not None:
-            for module, origin in _in_folder(Path(plugins_dir)):
-                self._add(module, origin)
+            for module, origin in modules_in_folder(Path(plugins_dir)):
+                self._files.append(origin)
+                self._add(module, origin, None)
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Where plugins were loaded from, each place once."""
-        return tuple(dict.fromkeys(self._origins.values()))
+        """Where plugins can come from, each place once: installed ones first, then files."""
+        return tuple(dict.fromkeys([*self._owners.values(), *self._files]))
 
-    @cached_property
+    @property
+    def broken(self) -> tuple[Broken, ...]:
+        """What is installed and cannot be used; imports all of it."""
+        self._load()
+        clashes = (
+            Broken(name, str(_clash(kind, name, found)))
+            for kind, by_name in self._found.items()
+            for name, found in by_name.items()
+            if len(found) > 1
+        )
+        return (*self._broken, *clashes)
+
+    @property
     def plugins(self) -> dict[str, dict[str, Registered]]:
-        """Plugin classes by kind and name.
+        """Plugin classes by kind and name, without what is broken.
 
         Raises:
-            PluginError: a class does not keep to its kind, or two have one kind and name.
+            PluginError: two plugins have one kind and name, and one of them is of a file.
         """
-        return {kind: self._collect(kind) for kind in KINDS}
+        self._load()
+        for kind, by_name in self._found.items():
+            for name, found in by_name.items():
+                if len(found) > 1 and any(each.origin in self._files for each in found):
+                    raise _clash(kind, name, found)
+        return {
+            kind: {name: found[0] for name, found in by_name.items() if len(found) == 1}
+            for kind, by_name in self._found.items()
+        }
+
+    def find(self, kind: str, name: str) -> Registered | None:
+        """The plugin of that kind and name, None where there is none.
+
+        Raises:
+            PluginError: the package that has such names is broken, or two plugins have the name.
+        """
+        prefix = name.partition(".")[0]
+        self._load(prefix)
+        found = self._found[kind].get(name)
+        if found is None:
+            for broken in self._broken:
+                if broken.name == prefix:
+                    raise PluginError(broken.reason)
+            self._load()
+            found = self._found[kind].get(name)
+        if found is None:
+            return None
+        if len(found) > 1:
+            raise _clash(kind, name, found)
+        return found[0]
 
     def register_commands(self, cli: click.Group) -> None:
-        """Let every plugin add its commands to ``cli``."""
-        for module in self._origins:
-            self._call("register_commands", module, cli=cli)
+        """Let every plugin add its commands to ``cli``.
 
-    def _add(self, module: ModuleType, origin: str) -> None:
-        if module in self._origins:
-            return
+        Raises:
+            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
+        """
+        self._load()
+        for hooks, origin, package in self._modules.values():
+            with self._tolerated(package):
+                _call(hooks, "register_commands", origin, cli=cli)
+
+    def _load(self, name: str | None = None) -> None:
+        """Import the installed packages of that name, or all, that were not imported yet."""
+        now = [package for package in self._waiting if name in (None, package.name)]
+        self._waiting = [package for package in self._waiting if package not in now]
+        for package in now:
+            with self._tolerated(package):
+                self._add(package.load(), package.origin, package)
+
+    @contextmanager
+    def _tolerated(self, package: Package | None) -> Iterator[None]:
         try:
-            self._manager.register(module)
-            self._manager.check_pending()
-        except pluggy.PluginValidationError as error:
-            raise PluginError(
-                f"{origin}: {_FOLDER_MODULE.sub('', str(error))}. The hooks are those of "
-                f"recd_plugins.hookspecs."
-            ) from error
-        if not self._manager.get_hookcallers(module):
-            raise PluginError(
-                f"{origin} implements no hook; decorate its functions with "
-                f"recd_plugins.hookspecs.hookimpl"
-            )
-        self._origins[module] = origin
-
-    def _collect(self, kind: str) -> dict[str, Registered]:
-        interface, hook = KINDS[kind]
-        found: dict[str, Registered] = {}
-        for module, origin in self._origins.items():
-            for classes in self._call(hook, module):
-                for cls in _listed(classes, f"{origin}: {hook}"):
-                    _check(cls, interface, f"{origin}: {hook}")
-                    if cls.name in found:
-                        first = found[cls.name]
-                        raise PluginError(
-                            f"two {kind} plugins are named {cls.name}: "
-                            f"{_qualified(first.cls)} from {first.origin} and "
-                            f"{_qualified(cls)} from {origin}; "
-                            f"{_remedy(first.origin, origin)}"
-                        )
-                    found[cls.name] = Registered(cls, origin)
-        return found
-
-    def _call(self, hook: str, module: ModuleType, **arguments: Any) -> list[Any]:
-        """Call a hook of one module, so that what it returns can be traced back to it."""
-        others = [other for other in self._origins if other is not module]
-        try:
-            return list(self._manager.subset_hook_caller(hook, others)(**arguments))
+            yield
         except PluginError as error:
-            raise PluginError(f"{self._origins[module]}: {hook}: {error}") from error
-        except PLUGIN_FAILURES as error:
-            raise PluginError(
-                f"{self._origins[module]}: {hook} failed: {type(error).__name__}: {error}"
-            ) from error
+            if package is None:
+                raise
+            self._broken.append(Broken(package.name, str(error)))
+
+    def _add(self, module: ModuleType, origin: str, package: Package | None) -> None:
+        if module in self._modules:
+            return
+        check_api(module, origin)
+        hooks = _hooks_of(module, origin)
+        found = [
+            (kind, cls) for kind in KINDS for cls in self._classes(kind, hooks, origin, package)
+        ]
+        self._modules[module] = hooks, origin, package
+        for kind, cls in found:
+            self._found[kind].setdefault(cls.name, []).append(Registered(cls, origin))
+
+    def _classes(
+        self, kind: str, hooks: pluggy.PluginManager, origin: str, package: Package | None
+    ) -> Iterator[type[Plugin]]:
+        """The plugin classes of a kind that a module registers."""
+        interface, hook = KINDS[kind]
+        where = f"{origin}: {hook}"
+        for classes in _call(hooks, hook, origin):
+            for cls in _listed(classes, where):
+                check_class(cls, interface, where)
+                prefix = cls.name.partition(".")[0]
+                if package is not None and prefix != package.name and prefix in self._owners:
+                    raise PluginError(
+                        f"{where}: {qualified(cls)} is named {cls.name}, and names that start with "
+                        f"{prefix}. are those of {self._owners[prefix]}; rename it, or leave "
+                        f"{package.name} out (--without {package.name})"
+                    )
+                yield cls
+
+
+def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
+    hooks = pluggy.PluginManager(GROUP)
+    hooks.add_hookspecs(hookspecs)
+    if os.environ.get("RECD_TRACE_PLUGINS") == "1":
+        hooks.trace.root.setwriter(sys.stderr.write)
+        hooks.enable_tracing()
+    try:
+        hooks.register(module)
+        hooks.check_pending()
+    except pluggy.PluginValidationError as error:
+        raise PluginError(
+            f"{origin}: {without_folder_prefix(str(error))}. The hooks are those of "
+            f"recd_plugins.hookspecs."
+        ) from error
+    if not hooks.get_hookcallers(module):
+        raise PluginError(
+            f"{origin} implements no hook; decorate its functions with "
+            f"recd_plugins.hookspecs.hookimpl"
+        )
+    return hooks
+
+
+def _call(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: Any) -> list[Any]:
+    try:
+        return list(getattr(hooks.hook, hook)(**arguments))
+    except PluginError as error:
+        raise PluginError(f"{origin}: {hook}: {error}") from error
+    except PLUGIN_FAILURES as error:
+        raise PluginError(f"{origin}: {hook} failed: {type(error).__name__}: {error}") from error
 
 
 def _listed(classes: Any, where: str) -> list[Any]:
@@ -166,114 +255,15 @@ def _listed(classes: Any, where: str) -> list[Any]:
         raise PluginError(f"{where} failed: {type(error).__name__}: {error}") from error
 
 
-def _installed() -> Iterator[tuple[ModuleType, str]]:
-    only_own = os.environ.get("RECD_NO_THIRD_PARTY") == "1"
-    for entry_point in importlib.metadata.entry_points(group=GROUP):
-        distribution = entry_point.dist
-        assert distribution is not None, "entry points of installed distributions have one"
-        if only_own and distribution.name != OWN_DISTRIBUTION:
-            continue
-        origin = f"{distribution.name} {distribution.version}"
-        try:
-            module = entry_point.load()
-        except PLUGIN_FAILURES as error:
-            raise PluginError(
-                f"{origin}: entry point {entry_point.name} = {entry_point.value} failed to load: "
-                f"{type(error).__name__}: {error}. Mend or uninstall {distribution.name}."
-            ) from error
-        yield module, origin
-
-
-def _in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:
-    """Every file ``*.py`` and every package in ``folder`` whose name starts with no ``_`` or ``.``.
-
-    Each becomes a module under a name of its own, which hides no other module.
-    """
-    if not folder.is_dir():
-        raise PluginError(f"plugins directory {folder} is not a directory")
-    for entry in sorted(folder.iterdir()):
-        if entry.name.startswith(("_", ".")):
-            continue
-        file = entry / "__init__.py" if entry.is_dir() else entry
-        if file.suffix == ".py" and file.is_file():
-            yield load_file(_module_name(real_path(file), entry.stem), real_path(file)), str(file)
-
-
-def _module_name(file: Path, stem: str) -> str:
-    return f"{_PREFIX}{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{stem}"
-
-
-def modules_of_files(plugins: Iterable[Plugin]) -> dict[str, Path]:
-    """Name and file of each module that a plugin came from by way of a folder of plugins.
-
-    Such a module cannot be imported by its name: another process has to ``load_file`` it first.
-    """
-    names = {type(plugin).__module__.partition(".")[0] for plugin in plugins}
-    return {
-        name: Path(file)
-        for name in sorted(names)
-        if name.startswith(_PREFIX) and (file := sys.modules[name].__file__)
-    }
-
-
-def load_file(name: str, file: Path) -> ModuleType:
-    """The module ``name`` of a folder of plugins, made from its file where it is not there yet.
-
-    Raises:
-        PluginError: the file failed to import.
-    """
-    if name in sys.modules:
-        return sys.modules[name]
-    is_package = file.name == "__init__.py"
-    spec = importlib.util.spec_from_file_location(
-        name, file, submodule_search_locations=[str(file.parent)] if is_package else None
+def _clash(kind: str, name: str, found: list[Registered]) -> PluginError:
+    first, second = found[:2]
+    return PluginError(
+        f"two {kind} plugins are named {name}: {qualified(first.cls)} from {first.origin} and "
+        f"{qualified(second.cls)} from {second.origin}; {_remedy(first.origin, second.origin)}"
     )
-    assert spec is not None, "a .py file has a spec"
-    assert spec.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except PLUGIN_FAILURES as error:
-        del sys.modules[name]
-        raise PluginError(
-            f"{file} failed to import: {type(error).__name__}: {error}. "
-            f"Mend it, or put _ before its name to leave it out."
-        ) from error
-    return module
-
-
-def _check(cls: Any, interface: type[Plugin], where: str) -> None:
-    """Refuse what is no usable plugin class of the kind."""
-    if not (isinstance(cls, type) and issubclass(cls, interface)):
-        raise PluginError(
-            f"{where} returned {_qualified(cls) if isinstance(cls, type) else repr(cls)}, "
-            f"which is no subclass of {_qualified(interface)}"
-        )
-    what = f"{where}: {_qualified(cls)}"
-    name = getattr(cls, "name", None)
-    if not (isinstance(name, str) and _NAME.fullmatch(name)):
-        has = "no name" if name is None else f"name {name!r}"
-        raise PluginError(
-            f"{what} has {has}; it must be package.part in lower case, as in 'acme.hash'"
-        )
-    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
-        raise PluginError(f"{what} does not implement {', '.join(missing)}")
-    if not cls.summary():
-        raise PluginError(f"{what} has no docstring; its first line is what `recd plugins` shows")
-    if not (isinstance(cls.Options, type) and issubclass(cls.Options, PluginOptions)):
-        raise PluginError(
-            f"{what}: Options is no subclass of recd_plugins.interfaces.PluginOptions"
-        )
-
-
-def _qualified(cls: type) -> str:
-    """The class by its module; of a file, whose name stands next to it, the class alone."""
-    if _FOLDER_MODULE.match(cls.__module__):
-        return cls.__qualname__
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _remedy(*origins: str) -> str:
-    files = [origin for origin in origins if origin.endswith(".py")]
-    return f"remove {files[-1]}, or rename its plugin" if files else "rename or uninstall one"
+    if files := [origin for origin in origins if origin.endswith(".py")]:
+        return f"remove {files[-1]}, or rename its plugin"
+    return "rename one, or leave one out (--without NAME)"

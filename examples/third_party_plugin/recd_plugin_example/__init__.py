@@ -7,8 +7,7 @@ import click
 from recd_plugin_example.drop_repeats import DropRepeats
 from recd_plugin_example.hello import hello
 from recd_plugin_example.recency import Recency
-from recd_plugins.hookspecs import hookimpl
-from recd_plugins.interfaces import Pooling, Preprocessing
+from recd_plugins.api import Pooling, Preprocessing, hookimpl
 
 
 @hookimpl

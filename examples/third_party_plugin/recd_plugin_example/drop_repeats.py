@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from recd_plugins.interfaces import Preprocessing
+from recd_plugins.api import Preprocessing
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from recd_plugins.interfaces import PluginOptions, Pooling
+from recd_plugins.api import PluginOptions, Pooling
 
 if TYPE_CHECKING:
     from torch import nn

@@ -119,8 +119,29 @@ def _plugin_commands(ctx: click.Context) -> PluginCommands:
     from recd_plugins.manager import PluginManager
 
     commands = PluginCommands()
-    PluginManager(ctx.params.get("plugins_dir")).register_commands(commands)
+    manager = PluginManager(ctx.params.get("plugins_dir"))
+    manager.register_commands(commands)
+    for broken in manager.broken:
+        click.secho(f"Commands of {broken.name} are missing: {broken.reason}", fg="red", err=True)
     return commands
+
+
+def _leave_out(ctx: click.Context, _option: click.Parameter, names: tuple[str, ...]) -> None:
+    """In the environment, where ranks and readers have it from."""
+    if not names:
+        return
+    from recd_plugins.plugin_modules import WITHOUT
+
+    before = os.environ.get(WITHOUT)
+    os.environ[WITHOUT] = ",".join([*filter(None, [before]), *names])
+
+    def restore() -> None:
+        if before is None:
+            del os.environ[WITHOUT]
+        else:
+            os.environ[WITHOUT] = before
+
+    ctx.call_on_close(restore)
 
 
 @click.group(cls=_Recd, context_settings={"help_option_names": ["-h", "--help"]})
@@ -129,6 +150,16 @@ def _plugin_commands(ctx: click.Context) -> PluginCommands:
     type=click.Path(path_type=Path),
     is_eager=True,
     help="A folder of plugin files (*.py) besides the installed plugins.",
+)
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="NAME",
+    is_eager=True,
+    expose_value=False,
+    callback=_leave_out,
+    help="Leave out an installed package of plugins, by its name or its distribution's; again for "
+    "more. RECD_WITHOUT=NAME,NAME does so too.",
 )
 @click.version_option(__version__, prog_name="recd")
 @click.pass_context

@@ -165,6 +165,10 @@ def _plugins(plugins_dir: Path | None) -> Check:
         number = sum(len(by_name) for by_name in manager.plugins.values())
     except PluginError as error:
         return Check("plugins", "failed", str(error), "mend or uninstall the plugin named here")
+    if manager.broken:
+        reasons = "; ".join(broken.reason for broken in manager.broken)
+        remedy = "mend or uninstall them; until then they stop only what needs them"
+        return Check("plugins", "failed", reasons, remedy)
     return Check(
         "plugins", "ok", f"{number} plugins from {', '.join(manager.origins) or 'nowhere'}"
     )

@@ -23,7 +23,8 @@ from recd_plugins.manager import KINDS, PluginManager, Registered
 def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
     """List the plugins that are there.
 
-    Of each: its kind, its name, what it does, and which distribution or file brought it.
+    Of each: its kind, its name, what it does, and which distribution or file brought it. Then the
+    installed packages that cannot be used, and why; they stop only what needs them.
     """
     manager = PluginManager(plugins_dir)
     manager.register_commands(PluginCommands())  # refuses names that are taken
@@ -39,6 +40,8 @@ def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
         if kind in (None, of_kind)
         for name, registered in sorted(by_name.items(), key=_wrappers_last)
     ]
+    for broken in manager.broken:
+        click.secho(f"{broken.name} cannot be used: {broken.reason}", fg="red", err=True)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return

@@ -25,7 +25,7 @@ from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import Dataset, Plugin, Reader, Split
-from recd_plugins.manager import load_file, modules_of_files
+from recd_plugins.plugin_modules import load_file, modules_of_files
 from recd_plugins.processes import portable
 
 if TYPE_CHECKING:

@@ -113,10 +113,9 @@ def _plugin(
     entry: dict[str, Any],
 ) -> Plugin:
     name = entry["use"]
-    usable = _usable(manager, kind, location)
-    registered = usable.get(name)
+    registered = _found(manager, kind, location, name)
     if registered is None:
-        message = _unknown_plugin(manager, kind, location, name, usable)
+        message = _unknown_plugin(manager, kind, location, name)
         raise RegistryError([document.problem((*location, "use"), message)])
     options = entry.get("options", {})
     if not isinstance(options, dict):
@@ -145,26 +144,19 @@ def _misread(document: Document, base: Location, raw: Any, value: Any) -> list[P
     return [document.problem(location, wrong) for location, wrong in misread(raw, value, base)]
 
 
-def _usable(manager: PluginManager, kind: str, location: Location) -> dict[str, Registered]:
-    """The plugins that may stand at ``location``: of datasets, wrappers or all others."""
-    plugins = manager.plugins[kind]
-    if kind != "dataset":
-        return plugins
-    wraps = "wrap" in location
-    return {
-        name: found
-        for name, found in plugins.items()
-        if issubclass(found.cls, DatasetWrapper) == wraps
-    }
+def _found(manager: PluginManager, kind: str, location: Location, name: str) -> Registered | None:
+    """The plugin of that name that may stand at ``location``: of datasets, wrappers or others."""
+    found = manager.find(kind, name)
+    if kind == "dataset" and found is not None and _wraps(found) != ("wrap" in location):
+        return None
+    return found
 
 
-def _unknown_plugin(
-    manager: PluginManager,
-    kind: str,
-    location: Location,
-    name: str,
-    usable: dict[str, Registered],
-) -> str:
+def _wraps(found: Registered) -> bool:
+    return issubclass(found.cls, DatasetWrapper)
+
+
+def _unknown_plugin(manager: PluginManager, kind: str, location: Location, name: str) -> str:
     what = "wrapper" if "wrap" in location else f"{kind} plugin"
     if name in manager.plugins[kind]:
         if what == "wrapper":
@@ -173,6 +165,11 @@ def _unknown_plugin(
     for other in KINDS:
         if other != kind and name in manager.plugins[other]:
             return f"{name} is a {other} plugin; it belongs under {other}:"
+    usable = [
+        each
+        for each, found in manager.plugins[kind].items()
+        if kind != "dataset" or _wraps(found) == ("wrap" in location)
+    ]
     message = f"no {what} is named {name}"
     if suggestion := did_you_mean(name, usable):
         return message + suggestion
@@ -180,11 +177,15 @@ def _unknown_plugin(
     installed = sorted({item.partition(".")[0] for kind in KINDS for item in manager.plugins[kind]})
     if package in installed:
         return f"{message}; {what}s: {', '.join(sorted(usable)) or 'none'}"
-    return (
+    message = (
         f"{message}, and no plugin has a name that starts with {package}. (there are: "
         f"{', '.join(installed) or 'none'}); install the distribution that has it, or give the "
         f"folder of its file with --plugins-dir"
     )
+    if manager.broken:
+        reasons = "; ".join(broken.reason for broken in manager.broken)
+        message += f". It may be in what could not be loaded: {reasons}"
+    return message
 
 
 def schema_problems(

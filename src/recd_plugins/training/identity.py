@@ -15,7 +15,7 @@ from typing import Any
 
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import FeatureSchema, Plugin, Table
-from recd_plugins.manager import GROUP, modules_of_files
+from recd_plugins.plugin_modules import GROUP, modules_of_files
 from recd_plugins.registry import Entry, Registry
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.fields import ALLOWABLE, FREE, IDENTITY

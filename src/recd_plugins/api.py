@@ -1,0 +1,79 @@
+"""The API of plugins: what a package of plugins imports, besides ``recd_plugins.testing``.
+
+A module of plugins may say which version it needs; an older recd-plugins then refuses the package,
+by name, where a registry file uses it::
+
+    from recd_plugins.api import Preprocessing, hookimpl
+
+    REQUIRES_API = 1
+"""
+
+from recd_plugins.errors import (
+    DataError,
+    ExactnessError,
+    PluginError,
+    RecdError,
+    RegistryError,
+    SetupError,
+)
+from recd_plugins.hookspecs import hookimpl
+from recd_plugins.interfaces import (
+    Cache,
+    Converter,
+    Dataset,
+    DatasetWrapper,
+    FeatureLookups,
+    FeatureSchema,
+    Feed,
+    Ingestion,
+    Lookups,
+    Origin,
+    Plugin,
+    PluginOptions,
+    Pooling,
+    Preprocessing,
+    Reader,
+    Rows,
+    SessionKeys,
+    Setting,
+    Sharding,
+    Split,
+    Table,
+    TargetPooling,
+    TrainingData,
+)
+from recd_plugins.plugin_check import API_VERSION
+
+__all__ = [
+    "API_VERSION",
+    "Cache",
+    "Converter",
+    "DataError",
+    "Dataset",
+    "DatasetWrapper",
+    "ExactnessError",
+    "FeatureLookups",
+    "FeatureSchema",
+    "Feed",
+    "Ingestion",
+    "Lookups",
+    "Origin",
+    "Plugin",
+    "PluginError",
+    "PluginOptions",
+    "Pooling",
+    "Preprocessing",
+    "Reader",
+    "RecdError",
+    "RegistryError",
+    "Rows",
+    "SessionKeys",
+    "Setting",
+    "SetupError",
+    "Sharding",
+    "Split",
+    "Table",
+    "TargetPooling",
+    "TrainingData",
+    "hookimpl",
+]

@@ -1,0 +1,193 @@
+"""Installed packages of plugins: loaded by their names; broken ones stop only what needs them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from recd_plugins import api, interfaces, load_registry
+from recd_plugins.api import API_VERSION
+from recd_plugins.cli import main
+from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.manager import PluginManager
+
+PLUGIN = '''
+from recd_plugins.api import Preprocessing, hookimpl
+
+class Keep(Preprocessing):
+    """Leave ids as they are."""
+    name = "{name}.keep"
+    def transform(self, values, offsets):
+        return values, offsets
+
+@hookimpl
+def register_preprocessing():
+    return [Keep]
+
+@hookimpl
+def register_commands(cli):
+    import click
+    cli.add_command(click.Command("{name}-hello", callback=lambda: print("hello")))
+'''
+
+REGISTRY = """version: 1
+dataset: {{use: recd.session_parquet, options: {{path: table}}}}
+converter: {{use: recd.kjt}}
+preprocessing:
+  - {{use: {use}, features: [user]}}
+"""
+
+
+class Site:
+    """A folder on the path, in which packages are installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def install(self, name: str, text: str = PLUGIN, entry_point: str | None = None) -> None:
+        module = f"module_of_{name}"
+        (self.folder / f"{module}.py").write_text(text.format(name=name), encoding="utf-8")
+        about = self.folder / f"{name}_plugins-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}-plugins\nVersion: 1.0\n", encoding="utf-8"
+        )
+        (about / "entry_points.txt").write_text(
+            f"[recd_plugins]\n{entry_point or name} = {module}\n", encoding="utf-8"
+        )
+
+    def registry(self, use: str) -> Path:
+        path = self.folder / "registry.yaml"
+        path.write_text(REGISTRY.format(use=use), encoding="utf-8")
+        return path
+
+    def imported(self, name: str) -> bool:
+        return f"module_of_{name}" in sys.modules
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delenv("RECD_NO_THIRD_PARTY")
+    yield Site(tmp_path)
+    for name in [name for name in sys.modules if name.startswith("module_of_")]:
+        del sys.modules[name]
+
+
+def recd(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refused(site: Site, use: str) -> str:
+    with pytest.raises((PluginError, RegistryError)) as caught:
+        load_registry(site.registry(use))
+    return str(caught.value)
+
+
+def test_only_packages_are_imported_that_the_file_names(site: Site) -> None:
+    site.install("acme")
+    site.install("other")
+    load_registry(site.registry("acme.keep"))
+    assert site.imported("acme")
+    assert not site.imported("other")
+
+
+def test_a_name_may_be_of_a_package_that_is_called_otherwise(site: Site) -> None:
+    site.install("acme", entry_point="things")
+    assert load_registry(site.registry("acme.keep")).preprocessing[0].plugin.name == "acme.keep"
+
+
+BROKEN = [
+    ("import no_such_module", "failed to load: ModuleNotFoundError: No module named 'no_such_modu"),
+    ("raise SystemExit(0)", "failed to load: SystemExit: 0"),
+    (f"REQUIRES_API = {API_VERSION + 1}\n{PLUGIN}", "needs version 2 of recd_plugins.api"),
+    (f"REQUIRES_API = 'new'\n{PLUGIN}", "REQUIRES_API is 'new'; it is a version, as in 1"),
+    (
+        PLUGIN.replace("def transform(self, values, offsets)", "def transform(self, values)"),
+        "Keep.transform takes self, values, and is called with self, values, offsets",
+    ),
+    (PLUGIN.replace("{name}.keep", "recd.keep"), "names that start with recd. are those of recd-p"),
+    (PLUGIN.replace("[Keep]", "[1 / 0]"), "register_preprocessing failed: ZeroDivisionError"),
+    (PLUGIN.replace("register_pre", "register_per"), "unknown hook 'register_perprocessing'"),
+]
+
+
+@pytest.mark.parametrize(("text", "reason"), BROKEN, ids=[reason for _, reason in BROKEN])
+def test_what_is_broken_stops_only_what_needs_it(site: Site, text: str, reason: str) -> None:
+    site.install("acme", text)
+    site.install("sound")
+    assert load_registry(site.registry("sound.keep")).preprocessing[0].plugin.name == "sound.keep"
+    assert reason in refused(site, "acme.keep")
+    assert "acme-plugins 1.0" in refused(site, "acme.keep")
+
+    listed = recd("plugins", "--json")
+    assert listed.exit_code == 0
+    assert "sound.keep" in {each["name"] for each in json.loads(listed.stdout)}
+    assert "acme cannot be used: acme-plugins 1.0" in listed.stderr
+    assert reason in " ".join(listed.stderr.split())
+    (check,) = (
+        each for each in json.loads(recd("doctor", "--json").stdout) if each["name"] == "plugins"
+    )
+    assert check["status"] == "failed"
+    assert reason in check["detail"]
+    hello = recd("sound-hello")
+    assert (hello.exit_code, hello.stdout) == (0, "hello\n")
+
+
+def test_a_command_that_is_there_already_stops_no_other(site: Site) -> None:
+    site.install("acme", PLUGIN.replace("{name}-hello", "run"))
+    site.install("sound")
+    assert recd("sound-hello").stdout == "hello\n"
+    said = recd("plugins").stderr
+    assert "acme cannot be used: acme-plugins 1.0: register_commands: command run is there" in said
+
+
+def test_two_packages_of_one_name_stop_only_who_uses_it(site: Site) -> None:
+    site.install("one", PLUGIN.replace("{name}.keep", "acme.keep"))
+    site.install("two", PLUGIN.replace("{name}.keep", "acme.keep"))
+    site.install("sound")
+    load_registry(site.registry("sound.keep"))
+    said = refused(site, "acme.keep")
+    assert "two preprocessing plugins are named acme.keep" in said
+    assert "one-plugins 1.0" in said
+    assert "two-plugins 1.0" in said
+    assert "--without" in said
+    assert "acme.keep cannot be used: two preprocessing plugins" in recd("plugins").stderr
+    assert "sound.keep" in PluginManager().plugins["preprocessing"]
+
+
+@pytest.mark.parametrize("name", ["acme", "acme-plugins"])
+def test_a_package_is_left_out(site: Site, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    site.install("acme", "import no_such_module")
+    site.install("sound")
+    assert "cannot be used" in recd("plugins").stderr
+    done = recd("--without", name, "plugins")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "cannot be used" in recd("plugins").stderr, "it is for that command alone"
+    monkeypatch.setenv("RECD_WITHOUT", f"{name}, sound")
+    assert "sound.keep" not in PluginManager().plugins["preprocessing"]
+    assert "no plugin has a name that starts with sound." in refused(site, "sound.keep")
+
+
+def test_what_is_left_out_must_be_there(site: Site) -> None:
+    done = recd("--without", "nobody", "validate", site.registry("recd.sigrid_hash"))
+    assert done.exit_code == 1
+    assert (
+        "nobody, to be left out (--without, RECD_WITHOUT), is no installed package" in done.stderr
+    )
+
+
+def test_the_api_imports_neither_torch_nor_numba() -> None:
+    code = "import sys, recd_plugins.api; print({'torch', 'torchrec', 'numba'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_every_interface_is_in_the_api() -> None:
+    assert {*interfaces.__all__, "hookimpl"} <= {*api.__all__}
