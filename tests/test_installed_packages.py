@@ -191,3 +191,13 @@ def test_the_api_imports_neither_torch_nor_numba() -> None:
 
 def test_every_interface_is_in_the_api() -> None:
     assert {*interfaces.__all__, "hookimpl"} <= {*api.__all__}
+
+
+def test_a_file_is_told_of_a_command_that_an_installed_package_has(site: Site) -> None:
+    site.install("sound")
+    folder = site.folder / "plugins"
+    folder.mkdir()
+    (folder / "mine.py").write_text(PLUGIN.format(name="mine").replace("mine-hello", "sound-hello"))
+    done = recd("--plugins-dir", folder, "sound-hello")
+    assert done.exit_code == 1
+    assert "mine.py: register_commands: command sound-hello is there already" in done.stderr

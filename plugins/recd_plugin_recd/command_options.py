@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from recd_plugins.cli.options import AT_LEAST_1
+
 
 def _named(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
     """Refuse an empty name, which would pass for none given."""
@@ -33,7 +35,7 @@ nulls = click.option(
 )
 row_group_rows = click.option(
     "--row-group-rows",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=8192,
     show_default=True,
     help="Most rows of a row group, which ends where a session ends.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0
 from recd_plugins.errors import DataError
 from recd_plugins.progress import progress_bars
 from recd_plugins.scratch_folder import put, scratch_folder
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--rows", type=click.IntRange(min=1), default=65_536, show_default=True)
+@click.option("--rows", type=AT_LEAST_1, default=65_536, show_default=True)
 @click.option(
     "--shape",
     type=click.Choice(["papercal", "rm1", "rm2", "rm3"]),
@@ -40,15 +41,15 @@ if TYPE_CHECKING:
     show_default=True,
     help="By session, the same rows by time, or a cut by time out of a dense stream.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--seed", type=COUNT_FROM_0, default=0, show_default=True)
 @click.option(
     "--row-group-rows",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=2048,
     show_default=True,
     help="Rows of a Parquet row group, the unit in which readers read.",
 )
-@click.option("--files", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--files", type=AT_LEAST_1, default=1, show_default=True)
 @click.option("--force", is_flag=True, help="Replace FOLDER where it exists.")
 def generate(
     folder: Path,

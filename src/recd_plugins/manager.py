@@ -161,7 +161,9 @@ class PluginManager:
             PluginError: one of a file failed; of an installed package it is in ``broken`` then.
         """
         self._load()
-        for hooks, origin, package in self._modules.values():
+        # Installed ones first: of a command that is there already, a file is told.
+        modules = sorted(self._modules.values(), key=lambda module: module[2] is None)
+        for hooks, origin, package in modules:
             with self._tolerated(package):
                 _call(hooks, "register_commands", origin, cli=cli)
 

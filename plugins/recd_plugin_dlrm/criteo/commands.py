@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from recd_plugins.cli.options import AT_LEAST_1, OUTPUT
+from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, OUTPUT
 from recd_plugins.progress import progress_bars
 
 
@@ -28,7 +28,7 @@ def criteo() -> None:
 )
 @click.option(
     "--max-bad-lines",
-    type=click.IntRange(min=0),
+    type=COUNT_FROM_0,
     default=100,
     show_default=True,
     help="Of skip: one bad line more, in all files, is an error.",
@@ -119,7 +119,7 @@ def convert(
     default=None,
     help="Days.  [default: 3; 7 of kaggle]",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--seed", type=COUNT_FROM_0, default=0, show_default=True)
 def sample(
     folder: Path, kind: str, file_format: str, rows: int, days: int | None, seed: int
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.cli.options import AT_LEAST_1, OUTPUT, FiniteFloat, report_options
+from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, OUTPUT, FiniteFloat, report_options
 
 if TYPE_CHECKING:
     from recd_plugin_dlrm.trace.profile import TraceProfile
@@ -102,7 +102,7 @@ def profile_command(
     help="Ids of each trace; as many as the originals have without it.",
 )
 @_tables
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--seed", type=COUNT_FROM_0, default=0, show_default=True)
 @click.option(
     "--min-new",
     type=FiniteFloat(min=0, max=1, max_open=True),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugin_recd import command_options
+from recd_plugins.cli.options import AT_LEAST_1
 from recd_plugins.errors import DataError
 from recd_plugins.progress import progress_bars
 
@@ -23,14 +24,14 @@ _UNLIMITED = 10_000
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option(
     "--batch-size",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     help="Rows of a training batch.  [default: training.batch_size of a registry file, else 4096]",
 )
 @command_options.session
 @command_options.timestamp
 @click.option(
     "--sample-mb",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=128,
     show_default=True,
     help="Memory for a sample of whole sessions.",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recd_plugin_recd import command_options
+from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0
 from recd_plugins.errors import DataError
 from recd_plugins.progress import progress_bars
 
@@ -261,10 +262,8 @@ def produce(
 @_servers
 @_topic
 @click.option("--group", required=True, help="Whose offsets are read and committed.")
-@click.option(
-    "--partition", "partitions", type=click.IntRange(min=0), multiple=True, help="[default: all]"
-)
-@click.option("--rows-per-file", type=click.IntRange(min=1), default=65_536, show_default=True)
+@click.option("--partition", "partitions", type=COUNT_FROM_0, multiple=True, help="[default: all]")
+@click.option("--rows-per-file", type=AT_LEAST_1, default=65_536, show_default=True)
 @_config
 def consume(
     folder: Path,

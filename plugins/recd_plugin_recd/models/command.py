@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from recd_plugins.cli.options import AT_LEAST_1
 from recd_plugins.errors import RecdError
 from recd_plugins.files import write_text
 
@@ -29,21 +30,21 @@ _LAPTOP_SCALE = 0.125
 )
 @click.option(
     "--rows",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=16_384,
     show_default=True,
     help="Rows of the table.",
 )
 @click.option(
     "--batch-size",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=256,
     show_default=True,
     help="Rows in a batch of one rank.",
 )
 @click.option(
     "--ranks",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     default=2,
     show_default=True,
     help="Processes to train on.",

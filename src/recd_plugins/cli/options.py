@@ -31,7 +31,19 @@ class FiniteFloat(click.FloatRange):
         return number
 
 
-AT_LEAST_1 = click.IntRange(min=1)
+class WholeNumber(click.IntRange):
+    """A range of whole numbers that 64 bits hold."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """See the base class."""
+        number = int(super().convert(value, param, ctx))
+        if number >> 63:
+            self.fail(f"{str(value)[:24]}... is more than 64 bits hold.", param, ctx)
+        return number
+
+
+AT_LEAST_1 = WholeNumber(min=1)
+COUNT_FROM_0 = WholeNumber(min=0)
 ABOVE_0 = FiniteFloat(min=0, min_open=True)
 AT_LEAST_0 = FiniteFloat(min=0)
 SHARE = FiniteFloat(min=0, max=1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from rich.console import Console
 
-from recd_plugins.cli.options import OUTPUT, check_reports, report_options
+from recd_plugins.cli.options import COUNT_FROM_0, OUTPUT, check_reports, report_options
 from recd_plugins.errors import RecdError
 from recd_plugins.files import check_writable, write_json
 
@@ -47,7 +47,7 @@ def of_distribution(command: _Command) -> _Command:
         ),
         click.option(
             "--seed",
-            type=click.IntRange(min=0),
+            type=COUNT_FROM_0,
             default=0,
             show_default=True,
             help="Shuffles rows.",

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.files import write_json
 from recd_plugins.training.checkpoint_files.fields import ALLOWABLE
@@ -51,14 +52,14 @@ if TYPE_CHECKING:
     help="Profile 10 of the steps: seconds by stage (lookup, GEMM, all-to-all, all-reduce, other) "
     "and memory of a step.",
 )
-@click.option("--ranks", type=click.IntRange(min=1), help="Overrides training.ranks.")
+@click.option("--ranks", type=AT_LEAST_1, help="Overrides training.ranks.")
 @click.option(
     "--ranks-per-node",
-    type=click.IntRange(min=1),
+    type=AT_LEAST_1,
     help="Overrides training.ranks_per_node: this machine pretends to be several nodes.",
 )
-@click.option("--workers", type=click.IntRange(min=0), help="Overrides training.workers.")
-@click.option("--steps", type=click.IntRange(min=1), help="Overrides training.steps.")
+@click.option("--workers", type=COUNT_FROM_0, help="Overrides training.workers.")
+@click.option("--steps", type=AT_LEAST_1, help="Overrides training.steps.")
 @click.option(
     "--hang-notice",
     type=click.FloatRange(min=0, min_open=True),

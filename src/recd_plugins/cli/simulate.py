@@ -12,6 +12,7 @@ from rich.console import Console
 
 from recd_plugins.cli.options import (
     AT_LEAST_1,
+    COUNT_FROM_0,
     check_reports,
     chosen_topology,
     report_options,
@@ -45,9 +46,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Draw batches from this access profile, in place of the one that was planned for.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of drawn batches."
-)
+@click.option("--seed", type=COUNT_FROM_0, default=0, show_default=True, help="Of drawn batches.")
 @report_options("Write the whole report here.", "Write a picture of balance and times here")
 @click.pass_obj
 def simulate(

@@ -1,0 +1,187 @@
+"""Golden records: what runs and plans of the built-in parts give, before and after code moves.
+
+``python -m tests.golden FOLDER`` records the tree that it runs in, a file a case; ``python -m
+tests.golden --compare BEFORE AFTER`` names every value that differs, and exits with 1 where one
+does. Both on one machine: kernels of another sum in another order.
+
+A run gives its losses, what it sent by collective, the ids that it looked up, the sections of tiers
+and caches, and the tensors of its checkpoint; a plan all of its report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+RECD = Path(sys.executable).with_name("recd")
+#: Values of a report that a clock or an allocator gives.
+MEASURED = {
+    "samples_per_second",
+    "step_seconds",
+    "peak_memory_bytes",
+    "stages",
+    "step_memory",
+    "stalls",
+    "ingestion",
+}
+STEPS = 6
+TOPOLOGY = ("--topology", "zionex-a100-40g", "--nodes", 2)
+
+Changes = dict[str, Any]
+_SEQUENCES = ["t_seq_*"]
+# Where copies of rows pay; the tables' own two ranks would keep none.
+_CLUSTER = {"topology": "zionex-a100-40g", "nodes": 4, "ranks_per_node": 8, "batch_size": 256}
+
+
+def _sharding(use: str, **options: Any) -> Changes:
+    return {"sharding": [{"use": use, "tables": _SEQUENCES, "options": options}]}
+
+
+def _cache(**options: Any) -> Changes:
+    return {
+        "cache": [{"use": "scars.cache", "tables": ["t_seq_*", "t_item_0"], "options": options}]
+    }
+
+
+#: What differs from the demo's registry; and where more than its ranks are needed, how many.
+CASES: dict[str, Changes] = {
+    "demo": {},
+    "plain": {"converter": {"use": "recd.kjt"}, "pooling": []},
+    "partial": {"converter": {"use": "recd.partial_ikjt"}},
+    **{
+        use.partition(".")[2]: _sharding(use)
+        for use in (
+            "torchrec.table_wise",
+            "torchrec.row_wise",
+            "torchrec.column_wise",
+            "torchrec.data_parallel",
+        )
+    },
+    "two_tier": _sharding("flexshard.two_tier", plan_for=_CLUSTER, dedupe="none"),
+    "three_tier": _sharding("flexshard.three_tier", plan_for=_CLUSTER, dedupe="none"),
+    "joint": _sharding("flexshard.joint", plan_for=_CLUSTER, coalesce=True),
+    "cache": _cache(rows=100),
+    "cache_lru": {
+        **_cache(policy="lru", share=0.1, lookahead=False),
+        **_sharding("torchrec.row_wise"),
+    },
+    "cache_lfu_in_file": _cache(policy="lfu", bytes="200KB", storage={"file": "slow_tier"}),
+    "sgd": {"training": {"optimizer": "sgd"}},
+}
+#: Ranks, and ranks of a node.
+_NODES = dict.fromkeys(("two_tier", "three_tier", "joint"), (4, 2))
+
+
+def main() -> int:
+    """Record, or compare."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--compare", type=Path, nargs=2, metavar=("BEFORE", "AFTER"))
+    parser.add_argument("--case", choices=list(CASES), action="append")
+    arguments = parser.parse_args()
+    if arguments.compare:
+        differing = list(_differing(*arguments.compare))
+        print("\n".join(differing) or "equal")
+        return bool(differing)
+    if arguments.folder is None:
+        parser.error("name the folder of the records, or --compare")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for name in arguments.case or CASES:
+        record = _record(name, arguments.folder.resolve() / "work")
+        (arguments.folder / f"{name}.json").write_text(json.dumps(record, indent=1, sort_keys=True))
+        print(name, flush=True)
+    return 0
+
+
+def _record(name: str, work: Path) -> dict[str, Any]:
+    """What the case gives, as JSON."""
+    folder = work / name
+    folder.mkdir(parents=True, exist_ok=True)
+    registry = YAML(typ="safe").load(Path(__file__).parents[1] / "registry.yaml")
+    for section, change in CASES[name].items():
+        merged = isinstance(change, dict) and section == "training"
+        registry[section] = {**registry[section], **change} if merged else change
+    ranks, ranks_per_node = _NODES.get(name, (2, 2))
+    registry["dataset"]["options"] = {
+        "path": str(work / "table"),
+        "generate": {"rows": 8192, "row_group_rows": 512},
+    }
+    for step in registry["preprocessing"]:
+        step["options"] = {"buckets": 2000}
+    registry["model"] |= {"num_embeddings": 2000, "embedding_dim": 8}
+    registry["training"] |= {
+        "batch_size": 64,
+        "steps": STEPS,
+        "ranks": ranks,
+        "ranks_per_node": ranks_per_node,
+        "device": "cpu",
+        "checkpoint": {"path": "checkpoints", "every": STEPS},
+    }
+    (folder / "registry.yaml").write_text(json.dumps(registry))  # which is YAML, too
+    _recd(folder, "run", "registry.yaml", "--json", "run.json")
+    report = json.loads((folder / "run.json").read_text())
+    record = {
+        "run": {name: value for name, value in report.items() if name not in MEASURED},
+        "checkpoint": _tensors(folder),
+        "plan": _plan(folder),
+    }
+    if name in _NODES:
+        record["tiers"] = _plan(folder, "--tiers")
+    if name.startswith("cache"):
+        record["cache"] = _plan(folder, "--cache")
+    return record
+
+
+def _plan(folder: Path, *options: str) -> Any:
+    _recd(folder, "plan", "registry.yaml", *TOPOLOGY, *options, "--json", "plan.json")
+    return json.loads((folder / "plan.json").read_text())
+
+
+def _tensors(folder: Path) -> Any:
+    shown = json.loads(_recd(folder, "checkpoint", "show", "checkpoints", "--json"))
+    return shown["tensors"]
+
+
+def _recd(folder: Path, *arguments: object) -> str:
+    done = subprocess.run(
+        [RECD, *map(str, arguments)], cwd=folder, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"recd {' '.join(map(str, arguments))} in {folder}:\n{done.stderr}")
+    return done.stdout
+
+
+def _differing(before: Path, after: Path) -> Iterator[str]:
+    names = {path.name for folder in (before, after) for path in folder.glob("*.json")}
+    if not names:
+        yield f"no records in {before} or {after}"
+    for name in sorted(names):
+        if not ((before / name).exists() and (after / name).exists()):
+            yield f"{name}: in one of them only"
+            continue
+        records = [json.loads((folder / name).read_text()) for folder in (before, after)]
+        yield from _values(name.removesuffix(".json"), *records)
+
+
+def _values(where: str, before: Any, after: Any) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in sorted(before.keys() | after.keys()):
+            yield from _values(f"{where}.{key}", before.get(key), after.get(key))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, pair in enumerate(zip(before, after, strict=True)):
+            yield from _values(f"{where}[{index}]", *pair)
+    elif before != after:
+        yield f"{where}: {before!r}, then {after!r}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
