@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from pathlib import Path
 
 from recd_plugin_recd.logs.damage import Damage, Report
@@ -39,19 +40,31 @@ def readable_shards(source: Path, report: Report) -> list[Path]:
                 source,
                 MANIFEST,
             )
-    found, num_shards = [], 0
+    found: list[Path] = []
+    kinds: list[tuple[Path, tuple[str, str, str]]] = []
+    num_shards = 0
     for path in paths:
         try:
             with ShardReader(path, lambda _damage: None) as reader:
                 num_shards = max(num_shards, reader.header.num_shards)
                 if promises is not None and _is_other(reader, promises.get(path.name), report):
                     continue
+                header = reader.header
         except DataError as error:
             # The others may be whole.
             lost = promises[path.name].records if promises and path.name in promises else None
             report(Damage(path, 0, _without(path, error), lost, None))
             continue
-        found.append(path)
+        kinds.append((path, (header.record, header.key, header.session)))
+    if kinds:
+        usual, _ = Counter(kind for _, kind in kinds).most_common(1)[0]
+        for path, kind in kinds:
+            if kind == usual:
+                found.append(path)
+                continue
+            lost = promises[path.name].records if promises and path.name in promises else None
+            cause = f"its header says {', '.join(kind)}, and the others' {', '.join(usual)}"
+            report(Damage(path, 0, cause, lost, None))
     if source.is_dir():
         names = {shard_name(number, num_shards) for number in range(num_shards)}
         for name in sorted(names.union(promises or ()) - {path.name for path in paths}):

@@ -275,13 +275,23 @@ def edges_of_headers(path: Path) -> list[int]:
     ids=str,
 )  # fmt: skip
 def test_a_header_with_the_right_checksum_and_the_wrong_content(log, change):
-    path = shard(log, 0)
+    change_header(shard(log, 0), change)
+    check_told(log, "shard-00000-of-00003.recdlog: byte 0: no header of a log shard that is whole")
+
+
+def test_a_header_that_is_not_as_those_of_the_other_shards(log):
+    change_header(shard(log, 0), {"record": "batch"})
+    check_told(log, "shard-00000-of-00003.recdlog: byte 0: its header says batch, ")
+
+
+def change_header(path: Path, change: dict[str, object]) -> None:
+    """Another content of both copies, with its checksum, and the blocks as they were."""
     size = int.from_bytes(path.read_bytes()[8:12], "little")
     text = json.dumps({**json.loads(path.read_bytes()[16 : 16 + size]), **change}).encode()
     prefix = len(text).to_bytes(4, "little")
     crc = zlib.crc32(prefix + text).to_bytes(4, "little")
-    path.write_bytes(2 * (shard_format.MAGIC + prefix + crc + text))
-    check_told(log, "shard-00000-of-00003.recdlog: byte 0: no header of a log shard that is whole")
+    blocks = path.read_bytes()[2 * (16 + size) :]
+    path.write_bytes(2 * (shard_format.MAGIC + prefix + crc + text) + blocks)
 
 
 def test_a_batch_that_is_no_valid_arrow(tmp_path):
