@@ -110,7 +110,7 @@ BROKEN = [
     (f"REQUIRES_API = 'new'\n{PLUGIN}", "REQUIRES_API is 'new'; it is a version, as in 1"),
     (
         PLUGIN.replace("def transform(self, values, offsets)", "def transform(self, values)"),
-        "Keep.transform takes self, values, and is called with self, values, offsets",
+        "Keep.transform is called with (values, offsets), which it does not take: too many posit",
     ),
     (PLUGIN.replace("{name}.keep", "recd.keep"), "names that start with recd. are those of recd-p"),
     (PLUGIN.replace("[Keep]", "[1 / 0]"), "register_preprocessing failed: ZeroDivisionError"),
@@ -138,6 +138,43 @@ def test_what_is_broken_stops_only_what_needs_it(site: Site, text: str, reason: 
     assert reason in check["detail"]
     hello = recd("sound-hello")
     assert (hello.exit_code, hello.stdout) == (0, "hello\n")
+
+
+def test_whose_name_it_is_does_not_depend_on_what_was_imported_before(site: Site) -> None:
+    for name in ("one", "two"):
+        site.install(name, PLUGIN.replace('{name}.keep"', 'acme.keep"'))
+    (site.folder / "plugins").mkdir()
+    manager = PluginManager()
+    assert manager.find("preprocessing", "one.keep") is None
+    with pytest.raises(PluginError, match=r"two preprocessing plugins are named acme\.keep"):
+        manager.find("preprocessing", "acme.keep")
+    file = site.folder / "plugins" / "mine.py"
+    file.write_text(PLUGIN.format(name="mine").replace("mine.keep", "acme.keep"))
+    with pytest.raises(PluginError, match=r"two preprocessing plugins are named acme\.keep"):
+        PluginManager(site.folder / "plugins").find("preprocessing", "acme.keep")
+
+
+def test_two_distributions_may_have_one_entry_point(site: Site) -> None:
+    site.install("one", PLUGIN.replace("{name}.keep", "acme.one"), entry_point="acme")
+    site.install("two", PLUGIN.replace("{name}.keep", "acme.two"), entry_point="acme")
+    shown = recd("plugins").stdout
+    assert "acme.one" in shown
+    assert "acme.two" in shown
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        "@staticmethod\n    def transform(values, offsets)",
+        "@classmethod\n    def transform(cls, values, offsets)",
+        "def transform(self, *all_of_them)",
+        "def transform(self, values, offsets, more=None)",
+    ],
+)
+def test_a_method_may_be_declared_otherwise(site: Site, declared: str) -> None:
+    text = PLUGIN.replace("def transform(self, values, offsets)", declared)
+    site.install("acme", text.replace("return values, offsets", "return ()"))
+    load_registry(site.registry("acme.keep"))
 
 
 def test_a_command_that_is_there_already_stops_no_other(site: Site) -> None:

@@ -87,8 +87,9 @@ class PluginManager:
     """
 
     def __init__(self, plugins_dir: str | Path | None = None) -> None:
-        self._waiting = installed_packages()
-        self._owners = {package.name: package.origin for package in self._waiting}
+        self._packages = installed_packages()
+        self._waiting = list(self._packages)
+        self._owners = {package.name: package.origin for package in self._packages}
         self._broken: list[Broken] = []
         # One of pluggy's for each module: what a hook returns can be traced back to it.
         self._modules: dict[ModuleType, tuple[pluggy.PluginManager, str, Package | None]] = {}
@@ -102,7 +103,8 @@ class PluginManager:
     @property
     def origins(self) -> tuple[str, ...]:
         """Where plugins can come from, each place once: installed ones first, then files."""
-        return tuple(dict.fromkeys([*self._owners.values(), *self._files]))
+        installed = [package.origin for package in self._packages]
+        return tuple(dict.fromkeys([*installed, *self._files]))
 
     @property
     def broken(self) -> tuple[Broken, ...]:
@@ -140,15 +142,13 @@ class PluginManager:
             PluginError: the package that has such names is broken, or two plugins have the name.
         """
         prefix = name.partition(".")[0]
-        self._load(prefix)
+        # A name that is no package's own may be of several: all are looked at, in whatever order.
+        self._load(prefix if prefix in self._owners else None)
         found = self._found[kind].get(name)
         if found is None:
             for broken in self._broken:
                 if broken.name == prefix:
                     raise PluginError(broken.reason)
-            self._load()
-            found = self._found[kind].get(name)
-        if found is None:
             return None
         if len(found) > 1:
             raise _clash(kind, name, found)

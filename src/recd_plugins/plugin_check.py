@@ -60,36 +60,28 @@ def check_class(cls: Any, interface: type[Plugin], where: str) -> None:
         raise PluginError(
             f"{what}: Options is no subclass of recd_plugins.interfaces.PluginOptions"
         )
-    for method, declared in inspect.getmembers(interface, inspect.isfunction):
-        own = getattr(cls, method)
-        if not method.startswith("_") and own is not declared and not _takes(own, declared):
-            raise PluginError(
-                f"{what}.{method} takes {_parameters(own)}, and is called with "
-                f"{_parameters(declared)}"
-            )
+    for method in vars(interface):
+        _check_method(cls, interface, method, f"{what}.{method}")
 
 
-def _takes(own: Any, declared: Any) -> bool:
-    """Whether what may be passed to ``declared`` may be passed to ``own``."""
-    if not callable(own):
-        return False
-    positional: list[None] = []
-    named: dict[str, None] = {}
-    for parameter in inspect.signature(declared).parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY:
-            named[parameter.name] = None
-        else:
-            positional.append(None)
+def _check_method(cls: type[Plugin], interface: type[Plugin], method: str, what: str) -> None:
+    """Refuse an override that cannot be called as the interface's method is."""
+    declared = inspect.getattr_static(interface, method)
+    own = inspect.getattr_static(cls, method)
+    if method.startswith("_") or own is declared or not inspect.isfunction(declared):
+        return
+    called_with = _parameters(declared, bound=True)
+    positional = [p for p in called_with if p.kind is not p.KEYWORD_ONLY]
+    named = {p.name: None for p in called_with if p.kind is p.KEYWORD_ONLY}
     try:
-        inspect.signature(own).bind(*positional, **named)
-    except TypeError:
-        return False
-    return True
+        taken = _parameters(getattr(cls, method), bound=inspect.isfunction(own))
+        inspect.Signature(taken).bind(*positional, **named)
+    except TypeError as error:
+        words = ", ".join(p.name for p in called_with)
+        message = f"{what} is called with ({words}), which it does not take: {error}"
+        raise PluginError(message) from error
 
 
-def _parameters(function: Any) -> str:
-    if not callable(function):
-        return repr(function)
-    return ", ".join(
-        str(p).partition(":")[0] for p in inspect.signature(function).parameters.values()
-    )
+def _parameters(function: Any, *, bound: bool) -> list[inspect.Parameter]:
+    """Of a function as it is called on an instance, which is the first of a bound one's."""
+    return list(inspect.signature(function).parameters.values())[bound:]
