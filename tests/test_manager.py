@@ -166,4 +166,7 @@ def test_every_hook_is_documented_and_called(hook):
 
 
 def test_every_kind_has_a_hook():
-    assert {hook for _, hook in KINDS.values()} | {"register_commands"} == set(hooks())
+    assert {hook for _, hook in KINDS.values()} | {
+        "register_commands",
+        "register_topology_sections",
+    } == set(hooks())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel
 
 from recd_plugins.hookspecs import hookimpl
 from recd_plugins.interfaces import Sharding
@@ -15,3 +17,10 @@ def register_shardings() -> Sequence[type[Sharding]]:
     from recd_plugin_flexshard.two_tier import TwoTier
 
     return [TwoTier, ThreeTier, Joint]
+
+
+@hookimpl
+def register_topology_sections() -> Mapping[str, type[BaseModel]]:
+    from recd_plugin_flexshard.planning.sections import SECTION, TierMemory
+
+    return {SECTION: TierMemory}

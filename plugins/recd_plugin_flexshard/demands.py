@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from recd_plugin_flexshard.planning import TableDemand
 from recd_plugins.errors import DataError
-from recd_plugins.planning.tiers import TableDemand
 from recd_plugins.registry.resolve import did_you_mean, shortened
 
 if TYPE_CHECKING:

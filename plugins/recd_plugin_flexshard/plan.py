@@ -6,20 +6,25 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from recd_plugin_flexshard.demands import demands_of
-from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.planning.tiers import (
+from recd_plugin_flexshard.planning import (
     Cluster,
     CostOptions,
     TierPlan,
     on_cluster,
     plan_tiers,
 )
+from recd_plugin_flexshard.planning.sections import (
+    TierMemory,
+    cluster_of,
+    collectives_of,
+    memory_of,
+)
+from recd_plugins.errors import RecdError, SetupError
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.options import OtherCluster, TierOptions
+    from recd_plugin_flexshard.planning import Strategy
     from recd_plugins.interfaces import Setting, Table
-    from recd_plugins.planning.collective_rates import TierMemory
-    from recd_plugins.planning.tiers import Strategy
 
 
 def plan(
@@ -38,7 +43,7 @@ def plan(
             "simulate take --nodes",
         )
     demands = demands_of(options, tables, setting)
-    cluster, memory = setting.cluster, setting.memory
+    cluster, memory = cluster_of(setting), memory_of(setting)
     if options.plan_for is not None:
         cluster, memory = _other(options.plan_for, setting)
         if strategy == "three_tier" and cluster.nodes == 1:
@@ -48,7 +53,7 @@ def plan(
         chosen = plan_tiers(demands, cluster, strategy, costs)
     except SetupError as error:
         raise SetupError(f"the budget {options.budget} cannot be kept: {error}") from error
-    return chosen if options.plan_for is None else on_cluster(chosen, setting.cluster)
+    return chosen if options.plan_for is None else on_cluster(chosen, cluster_of(setting))
 
 
 def _one_node(what: str, remedy: str) -> SetupError:
@@ -84,5 +89,5 @@ def _other(other: OtherCluster, setting: Setting) -> tuple[Cluster, TierMemory |
     except RecdError as error:  # that of a file names its own lines, not the entry's
         raise SetupError(f"the option plan_for: {error}") from error
     batch_size = other.batch_size or setting.batch_size
-    rates = spec.collective_rates.collectives()
-    return Cluster(spec.nodes, spec.ranks_per_node, batch_size, rates), spec.tiers
+    rates = collectives_of(spec.collective_rates)
+    return Cluster(spec.nodes, spec.ranks_per_node, batch_size, rates), memory_of(spec)

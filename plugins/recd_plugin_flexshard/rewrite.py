@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
-from recd_plugins.distributed.tiered import TieredEmbeddingCollection
+from recd_plugin_flexshard.runtime import TieredEmbeddingCollection
 from recd_plugins.errors import SetupError
 
 if TYPE_CHECKING:
-    from recd_plugins.distributed.tiered import RowTiers
+    from recd_plugin_flexshard.runtime import RowTiers
 
 
 def with_tiers(

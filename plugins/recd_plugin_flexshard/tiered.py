@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from recd_plugin_flexshard.options import TierOptions
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Setting, Sharding, Table
+from recd_plugins.interfaces import Setting, SharderArguments, Sharding, Table
 from recd_plugins.registry.resolve import shortened
 
 if TYPE_CHECKING:
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
 
-    from recd_plugins.planning.tiers import TierPlan
+    from recd_plugin_flexshard.part import TieredPart
+    from recd_plugin_flexshard.planning import TierPlan
 
 
 class TieredSharding(Sharding):
@@ -38,25 +39,32 @@ class TieredSharding(Sharding):
         """Put TieredEmbeddingCollections with the tiers of ``tables`` into ``model``.
 
         Raises:
-            SetupError: see ``tiers``.
+            SetupError: see ``part``.
         """
         from recd_plugin_flexshard.rewrite import with_tiers
-        from recd_plugins.distributed.tiered import RowTiers
+        from recd_plugin_flexshard.runtime import RowTiers
 
-        plan = self.tiers(tables, setting)
+        plan = self._plan(tables, setting)
         if plan is None:
             return model
         rows = {table.name: RowTiers(table.hot_rows, table.flex_rows) for table in plan.tables}
         return with_tiers(model, rows, self.options.retier_every)
 
-    def tiers(self, tables: Sequence[Table], setting: Setting) -> TierPlan | None:
-        """The plan for ``tables`` together, made once for a setting.
+    def part(self, tables: Sequence[Table], setting: Setting) -> TieredPart | None:
+        """The tiers of ``tables``, planned together.
 
         Raises:
             SetupError: a table is pooled; or there is no such plan, as with a flex tier on one
                 node or a budget that cannot be kept.
             DataError: the data cannot be read, or the access profile is not of these tables.
         """
+        from recd_plugin_flexshard.part import TieredPart
+
+        plan = self._plan(tables, setting)
+        return None if plan is None else TieredPart(plan)
+
+    def _plan(self, tables: Sequence[Table], setting: Setting) -> TierPlan | None:
+        """Made once for a setting."""
         if not tables:
             return None
         self._refuse_pooled(tables)
@@ -76,11 +84,13 @@ class TieredSharding(Sharding):
             for table in tables
         }
 
-    def sharders(self, fused_params: dict[str, Any]) -> Sequence[ModuleSharder[nn.Module]]:
+    def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
         """That of TieredEmbeddingCollections."""
-        from recd_plugins.distributed.tiered import TieredEmbeddingCollectionSharder
+        from recd_plugin_flexshard.runtime import TieredEmbeddingCollectionSharder
 
-        return [TieredEmbeddingCollectionSharder(fused_params)]
+        return [
+            TieredEmbeddingCollectionSharder(arguments.fused_params, coalesced=arguments.coalesced)
+        ]
 
     def _refuse_pooled(self, tables: Sequence[Table]) -> None:
         pooled = [table for table in tables if table.pooled]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel
 
 from recd_plugins.hookspecs import hookimpl
 from recd_plugins.interfaces import Cache, Dataset
@@ -20,3 +22,10 @@ def register_caches() -> Sequence[type[Cache]]:
     from recd_plugin_scars.cache import ScarsCache
 
     return [ScarsCache]
+
+
+@hookimpl
+def register_topology_sections() -> Mapping[str, type[BaseModel]]:
+    from recd_plugin_scars.planning.rates import SECTION, CacheRates
+
+    return {SECTION: CacheRates}

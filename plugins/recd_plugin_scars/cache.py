@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     import torch
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    from recd_plugins.distributed.cached.spec import HostMemory, MappedFile, TableCache
-    from recd_plugins.planning.caching import CachePlan
+    from recd_plugin_scars.part import CachePart
+    from recd_plugin_scars.planning import CachePlan
+    from recd_plugin_scars.runtime.spec import HostMemory, MappedFile
 
 
 class ScarsCache(Cache):
@@ -41,20 +42,21 @@ class ScarsCache(Cache):
                 "there too"
             )
 
-    def caches(self, tables: Sequence[Table], setting: Setting) -> Mapping[str, TableCache]:
-        """The planned caches; none with the policy uvm, whose kernel is TorchRec's.
+    def part(self, tables: Sequence[Table], setting: Setting) -> CachePart | None:
+        """The planned caches; None with the policy uvm, whose kernel is TorchRec's.
 
         Raises:
             SetupError: the caches are larger than a table or than the ranks' memory, or ``uvm``
                 is to run without CUDA.
             DataError: the data cannot be read, or the access profile is not of these tables.
         """
-        from recd_plugins.distributed.cached.spec import TableCache
+        from recd_plugin_scars.part import CachePart
+        from recd_plugin_scars.runtime.spec import TableCache
 
-        plan = self.plan(tables, setting)
+        plan = self._plan(tables, setting)
         if plan is None or self.options.policy == "uvm":
-            return {}
-        return {
+            return None
+        caches = {
             name: TableCache(
                 policy=self.options.policy,
                 load_factor=table.load_factor,
@@ -65,9 +67,10 @@ class ScarsCache(Cache):
             )
             for name, table in plan.tables.items()
         }
+        return CachePart(caches, plan)
 
-    def plan(self, tables: Sequence[Table], setting: Setting) -> CachePlan | None:
-        """Sizes and expected traffic of the caches, made once for a setting; see ``caches``."""
+    def _plan(self, tables: Sequence[Table], setting: Setting) -> CachePlan | None:
+        """Sizes and expected traffic of the caches, made once for a setting; see ``part``."""
         if not tables:
             return None
         if self.options.policy == "uvm" and setting.device_type != "cuda":
@@ -104,7 +107,7 @@ class ScarsCache(Cache):
         return found
 
     def _storage(self) -> HostMemory | MappedFile:
-        from recd_plugins.distributed.cached.spec import HostMemory, MappedFile
+        from recd_plugin_scars.runtime.spec import HostMemory, MappedFile
 
         storage = self.options.storage
         if isinstance(storage, FileStorage):

@@ -14,10 +14,11 @@ from pydantic import Field, StrictInt, model_validator
 from recd_plugin_scars.hot_order import sort_rows, whole_sessions
 from recd_plugin_scars.window_reader import WindowReader
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import DatasetWrapper, PluginOptions, Reader, Rows, Split
+from recd_plugins.interfaces import DatasetWrapper, Lookups, PluginOptions, Reader, Rows, Split
 
 if TYPE_CHECKING:
     from recd_plugin_scars.hot_rows import HotRows, HotTable
+    from recd_plugin_scars.part import CachePart
     from recd_plugins.access.profile import AccessProfile
 
 Count = Annotated[StrictInt, Field(gt=0)]
@@ -126,7 +127,11 @@ class HotBatches(DatasetWrapper):
                 (table, self._size(table.num_embeddings)) for table in self._profile.tables.values()
             ]
         else:
-            loads = [(table.load.access, table.cached) for table in self.lookups.cached_tables]
+            loads = [
+                (table.load.access, table.cached)
+                for part in _cache_parts(self.lookups)
+                for table in part.expected.values()
+            ]
         if not loads:
             return {}
         hot = float(np.prod([table.covered(rows) ** table.length for table, rows in loads]))
@@ -170,8 +175,9 @@ class HotBatches(DatasetWrapper):
 
     def _cached_tables(self) -> dict[str, HotTable]:
         from recd_plugin_scars.hot_rows import HotTable
+        from recd_plugin_scars.part import all_caches
 
-        caches = self.lookups.caches
+        caches = all_caches(_cache_parts(self.lookups))
         if not caches:
             raise SetupError(
                 f"{self.name}: no table has a cache, and hot samples are those whose every id is "
@@ -193,6 +199,12 @@ class HotBatches(DatasetWrapper):
             for table in self.lookups.tables
             if table.name in caches
         }
+
+
+def _cache_parts(lookups: Lookups) -> list[CachePart]:
+    from recd_plugin_scars.part import CachePart
+
+    return [part for part in lookups.parts if isinstance(part, CachePart)]
 
 
 class _HotOrder:

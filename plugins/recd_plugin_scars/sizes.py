@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
+from recd_plugin_scars.planning import CachePlan, TableLoad, row_bytes
 from recd_plugins.byte_sizes import read_bytes
 from recd_plugins.errors import SetupError
-from recd_plugins.planning.caching import CachePlan, TableLoad, row_bytes
 from recd_plugins.registry.resolve import shortened
 
 if TYPE_CHECKING:
     from recd_plugin_scars.options import CacheOptions
+    from recd_plugin_scars.planning.traffic import Policy
     from recd_plugins.interfaces import Setting, Table
-    from recd_plugins.planning.caching.traffic import Policy
 
 
 class _Step(TypedDict):

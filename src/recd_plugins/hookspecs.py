@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pluggy
 
 if TYPE_CHECKING:
     import click
+    from pydantic import BaseModel
 
     from recd_plugins.interfaces import (
         Cache,
@@ -57,6 +58,11 @@ def register_caches() -> Sequence[type[Cache]]:  # type: ignore[empty-body]
 @hookspec
 def register_poolings() -> Sequence[type[Pooling]]:  # type: ignore[empty-body]
     """Pooling classes: a sequence of embeddings becomes one vector a row."""
+
+
+@hookspec
+def register_topology_sections() -> Mapping[str, type[BaseModel]]:  # type: ignore[empty-body]
+    """Sections of topology files by name; each says what was measured on the machines."""
 
 
 @hookspec

@@ -38,6 +38,7 @@ from recd_plugins.plugin_modules import (
 
 if TYPE_CHECKING:
     import click
+    from pydantic import BaseModel
 
 #: Interface and hook by kind, in the order in which data meets the kinds.
 KINDS: dict[str, tuple[type[Plugin], str]] = {
@@ -166,6 +167,16 @@ class PluginManager:
         for hooks, origin, package in modules:
             with self._tolerated(package):
                 _call(hooks, "register_commands", origin, cli=cli)
+
+    def register_topology_sections(self) -> dict[str, type[BaseModel]]:
+        """What installed packages have in topology files, by name; the first of two has one."""
+        self._load()
+        sections: dict[str, type[BaseModel]] = {}
+        for hooks, origin, package in self._modules.values():
+            with self._tolerated(package):
+                for of_module in _call(hooks, "register_topology_sections", origin):
+                    sections = {**of_module, **sections}
+        return sections
 
     def _load(self, name: str | None = None) -> None:
         """Import the installed packages of that name, or all, that were not imported yet."""

@@ -29,8 +29,8 @@ from recd_benchmarks.flexshard_tiers.papercal_figures import Papercal
 from recd_benchmarks.flexshard_tiers.popularity import Popularity, scaled
 from recd_benchmarks.flexshard_tiers.sizes import SIZES
 from recd_benchmarks.frame import Findings
+from recd_plugin_flexshard.planning import paper
 from recd_plugins.cli import main
-from recd_plugins.planning.tiers import paper
 
 SCALED = SIZES["tiny"].rm2
 

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from ruamel.yaml import YAML
 
+from recd_plugin_flexshard.planning.sections import memory_of
 from recd_plugins.cli import main
 from recd_plugins.planning.topologies import read_topology
 
@@ -79,13 +80,14 @@ def test_this_machine_is_measured_and_then_planned_with(folder: Path) -> None:
     measured = read_topology(folder / "here.yaml")
     assert (measured.nodes, measured.ranks_per_node) == (2, 1)
     assert measured.collectives is not None
-    assert measured.tiers is not None
+    memory = memory_of(measured)
+    assert memory is not None
     # A copy with its optimizer state and what finds it, and at most two of its size in a step.
-    assert 1.25 < measured.tiers.memory_multiplier < 3
-    assert 0 < measured.tiers.saved_activations < 2
+    assert 1.25 < memory.memory_multiplier < 3
+    assert 0 < memory.saved_activations < 2
     again = words(plan("--topology", "here.yaml"))
     assert "M and c: measured" in again
-    assert f"M = {measured.tiers.multiplier(2):.3g}, c = " in again
+    assert f"M = {memory.multiplier(2):.3g}, c = " in again
     refused = plan("--calibrate", "here.yaml")
     assert refused.exit_code == 1
     assert "here.yaml exists already" in words(refused)

@@ -148,7 +148,7 @@ def _shard(pooled: bool, sharding: str, world_size: int) -> DistributedModelPara
         else EmbeddingCollection(tables=[EmbeddingConfig(feature_names=["f"], **sizes)])
     )
     registry: Any = SimpleNamespace(
-        training=TRAINING, sharding=(), caches={}, coalesced=frozenset()
+        training=TRAINING, sharding=(), lookup_kernels=(), coalesced=frozenset()
     )
     sharders = build_sharders(registry)
     sharder = next(each for each in sharders if each.module_type is type(module))

@@ -65,7 +65,7 @@ def shard(
     module: nn.Module, generators: dict[str, ParameterShardingGenerator], *, stock: bool
 ) -> DistributedModelParallel:
     registry: Any = SimpleNamespace(
-        training=TRAINING, sharding=(), caches={}, coalesced=frozenset()
+        training=TRAINING, sharding=(), lookup_kernels=(), coalesced=frozenset()
     )
     sharders = stock_sharders(TRAINING) if stock else build_sharders(registry)
     sharder = next(each for each in sharders if each.module_type is type(module))

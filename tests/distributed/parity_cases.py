@@ -134,7 +134,7 @@ def _shard(
         optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
     )
     registry: Any = SimpleNamespace(
-        training=training, sharding=(), caches={}, coalesced=case.coalesced
+        training=training, sharding=(), lookup_kernels=(), coalesced=case.coalesced
     )
     sharders = build_sharders(registry)
     model = ParityModel(case.parts)

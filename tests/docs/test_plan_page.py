@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ruamel.yaml import YAML
 from tests.docs.pages import blocks, page, run_console
 
-from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.planning.topologies import read_topology
 
 PAGE = page("commands/plan.md")
 TIERS = PAGE.split("\n## --tiers\n")[1].split("\n### ")[0]
@@ -54,8 +53,9 @@ def test_caches_are_as_shown(folder: Path) -> None:
     assert (folder / "cache.png").is_file()
 
 
-def test_the_topology_is_valid() -> None:
+def test_the_topology_is_valid(tmp_path: Path) -> None:
     (text,) = blocks(PAGE.split("\n## Topologies\n")[1].split("\n## ")[0], "yaml")
-    spec = TopologySpec.model_validate(YAML(typ="safe").load(text))
+    (tmp_path / "here.yaml").write_text(text, encoding="utf-8")
+    spec = read_topology(tmp_path / "here.yaml")
     assert spec.collectives is not None
-    assert spec.tiers is not None
+    assert "tiers" in spec.sections

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from tests.docs.pages import page
 
-from recd_plugins.planning.tiers import CostOptions
+from recd_plugin_flexshard.planning import CostOptions
 
 
 def test_the_page_names_every_option() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.planning.calibration_file import write_topology
-from recd_plugins.planning.collective_rates import CollectiveRates, TierMemory
+from recd_plugins.planning.collective_rates import CollectiveRates
 from recd_plugins.planning.stage_times import GemmCost, StageCosts
 from recd_plugins.planning.topologies import (
     MACHINE,
@@ -135,7 +135,7 @@ def test_collectives_of_links() -> None:
 
 
 def test_zionex_has_what_its_collectives_reached() -> None:
-    collectives = load_topology("zionex-a100-40g").collective_rates.collectives()
+    collectives = load_topology("zionex-a100-40g").collective_rates
     assert collectives.a2a_global.bytes_per_second == 25.6e9
     assert collectives.ar_cross.seconds == 1.8e-3
 
@@ -147,7 +147,6 @@ def test_a_topology_that_was_written_reads_the_same(own: Path, tmp_path: Path) -
         update={
             "costs": costs,
             "collectives": CollectiveRates.of_topology(spec),
-            "tiers": TierMemory(memory_multiplier=2.5, saved_activations=1.25),
         }
     )
     write_topology(tmp_path / "folder" / "written.yaml", spec, "Where it comes from.")

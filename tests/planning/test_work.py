@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -22,16 +21,6 @@ from recd_plugins.interfaces import Table
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations, count_operations, measure_compute
 from recd_plugins.planning.profile import DataProfile, FeatureProfile
-from recd_plugins.planning.tiers import (
-    Cluster,
-    Collective,
-    Collectives,
-    CostOptions,
-    TableDemand,
-    plan_tiers,
-    traffic,
-)
-from recd_plugins.planning.tiers.traffic import cold_size_bytes, flex_size_bytes
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.planning.work import Work, work_of_step
 from recd_plugins.registry import load_registry
@@ -178,50 +167,6 @@ def test_deduplication_divides_everything_that_travels() -> None:
         assert after.bytes_looked_up == pytest.approx(before.bytes_looked_up * unique_rows / 10)
     assert part[0].rows_looked_up == 4 * unique_rows
     assert whole[0].rows_looked_up == 0
-
-
-def test_tiers_send_what_their_plan_predicts() -> None:
-    """4 ranks as 2 nodes: the same bytes as ``tiers.traffic``, apart from sizes told before."""
-    weights = 1 / np.arange(1.0, 101)
-    demand = TableDemand("t", 100, 8, 3 * weights / weights.sum(), features=1)
-    slow, fast = Collective(1e9), Collective(1e12)
-    cluster = Cluster(2, 2, 10, Collectives(slow, fast, fast, fast))
-    plan_of_tiers = plan_tiers(
-        [demand], cluster, "three_tier", CostOptions(memory_multiplier=1.5, memory_ratio=1.0)
-    )
-    (tiers,) = plan_of_tiers.tables
-    assert min(tiers.hot, tiers.flex, tiers.cold) > 0
-    row_wise = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
-    sent = traffic(plan_of_tiers)
-    known = DataProfile({"f": FeatureProfile(3.0)})
-    ranks = work_of_step(
-        [Table("t", ("f",), 100, 8, False)], row_wise, known, NOTHING,
-        batch_size=10, world_size=4, local_world_size=2, tiers={"t": tiers},
-    )  # fmt: skip
-    for work in ranks:
-        assert work.ids_looked_up == pytest.approx(30)  # as without tiers
-        assert work.bytes_reduced == pytest.approx(sent["hot"].bytes + sent["flex_gradients"].bytes)
-        exchanged = work.bytes_in_node + work.bytes_across_nodes
-        sizes = cold_size_bytes(plan_of_tiers) + flex_size_bytes(plan_of_tiers)
-        assert exchanged == pytest.approx(sent["cold"].bytes + sent["flex"].bytes - sizes)
-        assert work.collectives == 8
-
-
-@pytest.mark.parametrize(
-    ("shards", "moved"),
-    [([(1, 100, 8)], [0, 400]), ([(0, 25, 8), (1, 75, 8)], [100, 300]), ([(0, 100, 4)] * 2, [400])],
-)
-def test_slow_tiers_move_rows_where_they_are(
-    shards: list[tuple[int, int, int]], moved: list[int]
-) -> None:
-    known = DataProfile({"f": FeatureProfile(3.0)})
-    ranks = work_of_step(
-        [Table("t", ("f",), 100, 8, True)], plan("row_wise", *shards), known, NOTHING,
-        batch_size=10, world_size=len(moved),
-        cached={"t": Work(bytes_from_host=400), "u": Work(bytes_from_file=7)},
-    )  # fmt: skip
-    assert [work.bytes_from_host for work in ranks] == moved
-    assert not any(work.bytes_from_file for work in ranks)
 
 
 class Products(nn.Module):

@@ -154,7 +154,7 @@ def test_what_is_asked_before_there_is_a_model(tmp_path: Path, plugins_dir: Path
     wrapped = load(tmp_path, plugins_dir, FIRST).wrapped_dataset
     assert isinstance(wrapped, DatasetWrapper)
     with pytest.raises(SetupError, match=r"r\.yaml: which tables there are"):
-        _ = wrapped.lookups.caches
+        _ = wrapped.lookups.parts
 
 
 def test_it_travels_to_workers(tmp_path: Path, plugins_dir: Path) -> None:

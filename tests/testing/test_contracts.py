@@ -43,16 +43,17 @@ FAULTS = {
     },
     "sharding": {
         "constrains_others": "test_constrains_only_the_tables_it_is_given",
-        "constrains_without_tables": "test_constrains_nothing_without_tables",
+        "constrains_without_tables": "test_does_nothing_without_tables",
         "changes_others": "test_rewrite_leaves_other_tables_alone",
         "drops_others": "test_rewrite_leaves_other_tables_alone",
         "changes_without_tables": "test_rewrite_without_tables_changes_nothing",
         "draws_weights": "test_every_rank_comes_to_the_same",
-        "draws_rows": "test_every_rank_comes_to_the_same",
-        "tiers_of_others": "test_tiers_are_of_the_tables_it_is_given",
-        "rows_in_two_tiers": "test_tiers_are_of_the_tables_it_is_given",
-        "rows_that_are_not_there": "test_tiers_are_of_the_tables_it_is_given",
-        "tiers_without_tables": "test_no_tables_have_no_tiers",
+        "draws_rows": "test_every_rank_makes_the_same_part",
+        "part_of_others": "test_says_nothing_of_other_tables",
+        "part_constrains_others": "test_constrains_only_the_tables_it_is_given",
+        "part_looks_up_others": "test_looks_up_only_the_tables_it_is_given",
+        "part_without_tables": "test_does_nothing_without_tables",
+        "part_that_stays": "test_its_part_travels",
         "two_sharders_for_one": "test_sharders_shard_modules",
     },
     "cache": {"constrains_others": "test_constrains_only_the_tables_it_is_given"},
@@ -80,7 +81,7 @@ from recd_plugins.errors import DataError
 from recd_plugins.interfaces import *
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.testing.contracts import *
-from recd_plugins.planning.tiers import CostOptions, TableDemand, plan_tiers
+from recd_plugins.interfaces import TablePart
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 
@@ -219,6 +220,30 @@ class NumbersReader(Reader):
             self.row = 0
 
 
+class Others:
+    tables = ["t_other"]
+
+
+class SplitPart(TablePart):
+    def __init__(self, fault, tables):
+        self.fault, self.tables = fault, tables
+        self.drawn = torch.rand(1).item() if fault == "draws_rows" else 0
+    def constraints(self, tables):
+        own = [table.name for table in tables if table.name in self.tables]
+        others = ["t_other"] if self.fault == "part_constrains_others" else []
+        return {name: ParameterConstraints() for name in own + others}
+    def figures(self, table):
+        own = table in self.tables or self.fault == "part_of_others"
+        return {"drawn": self.drawn} if own else {}
+    @classmethod
+    def kernels(cls, parts):
+        return Others() if parts[0].fault == "part_looks_up_others" else None
+    def __getstate__(self):
+        if self.fault == "part_that_stays":
+            raise TypeError("cannot pickle it")
+        return self.__dict__
+
+
 class Split(Sharding):
     """Split."""
     name = "test.split"
@@ -241,25 +266,11 @@ class Split(Sharding):
             if self.fault == "draws_weights" and any(each in name for each in names):
                 value.uniform_()
         return model
-    def tiers(self, tables, setting):
-        tables = list(tables)
-        if self.fault in ("tiers_without_tables", "tiers_of_others"):
-            tables = [self.OTHER] if not tables or self.fault == "tiers_of_others" else tables
-        if not tables:
+    def part(self, tables, setting):
+        if not tables and self.fault != "part_without_tables":
             return None
-        known = setting.data.access(tables, None)
-        demands = [TableDemand.from_access(known.covering(t.name, t.num_embeddings), 16)
-                   for t in tables]
-        plan = plan_tiers(demands, setting.cluster, "data_parallel", CostOptions())
-        first = plan.tables[0]
-        if self.fault == "draws_rows":
-            first.demand.rows[:] = torch.randperm(len(first.demand.rows)).numpy()
-        if self.fault == "rows_in_two_tiers":
-            first.demand.rows[0] = first.demand.rows[1]
-        if self.fault == "rows_that_are_not_there":
-            first.demand.rows[0] = first.demand.num_embeddings
-        return plan
-    def sharders(self, fused_params):
+        return SplitPart(self.fault, [table.name for table in tables])
+    def sharders(self, arguments):
         count = 2 if self.fault == "two_sharders_for_one" else 1
         return [EmbeddingCollectionSharder() for _ in range(count)]
 

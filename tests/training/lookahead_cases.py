@@ -28,19 +28,20 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugin_flexshard.runtime import (
+    RowTiers,
+    TieredEmbeddingCollection,
+    TieredEmbeddingCollectionSharder,
+)
+from recd_plugin_scars.runtime.kernel import cached_kernels
+from recd_plugin_scars.runtime.kernels import CachedKernels
+from recd_plugin_scars.runtime.mover import Pending, RowMover
+from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.data.model_input import ModelInput
-from recd_plugins.distributed.cached.kernel import cached_kernels
-from recd_plugins.distributed.cached.mover import Pending, RowMover
-from recd_plugins.distributed.cached.spec import TableCache
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
     fused_params,
-)
-from recd_plugins.distributed.tiered import (
-    RowTiers,
-    TieredEmbeddingCollection,
-    TieredEmbeddingCollectionSharder,
 )
 from recd_plugins.planning import tables_of
 from recd_plugins.registry.schema import TrainingSpec
@@ -229,8 +230,8 @@ def _shard(
     )
     params = fused_params(TRAINING)
     sharders: list[ModuleSharder[Any]] = [
-        ExactEmbeddingBagCollectionSharder(dict(params), caches=caches),
-        ExactEmbeddingCollectionSharder(dict(params), caches=caches),
+        ExactEmbeddingBagCollectionSharder(dict(params), kernels=[CachedKernels(caches)]),
+        ExactEmbeddingCollectionSharder(dict(params), kernels=[CachedKernels(caches)]),
         TieredEmbeddingCollectionSharder(dict(params)),
     ]
     plan = {}

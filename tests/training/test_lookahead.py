@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.training.lookahead_cases import Pipeline, Run, events, run
 
-from recd_plugins.distributed.cached.spec import TableCache
+from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.testing.gloo import run_on_ranks
 
 HOT = np.arange(8, dtype=np.int64)

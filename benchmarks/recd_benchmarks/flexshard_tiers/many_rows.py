@@ -12,8 +12,8 @@ import time
 
 import numpy as np
 
-from recd_plugins.planning.tiers import Strategy, TableDemand, plan_tiers
-from recd_plugins.planning.tiers.paper import CLUSTER, OPTIONS
+from recd_plugin_flexshard.planning import Strategy, TableDemand, plan_tiers
+from recd_plugin_flexshard.planning.paper import CLUSTER, OPTIONS
 
 # Each of another popularity, so that rows of all tables take turns in the order that is cut.
 EXPONENTS = (0.8, 1.0, 1.1, 1.2)

@@ -14,14 +14,14 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_benchmarks.flexshard_tiers.popularity import FEATURE, NUM_DENSE
 from recd_benchmarks.flexshard_tiers.trainers import CPU
-from recd_plugin_recd.pooling.reductions import MeanPooling
-from recd_plugins.data.model_input import Placement
-from recd_plugins.distributed.sharders import fused_params
-from recd_plugins.distributed.tiered import (
+from recd_plugin_flexshard.runtime import (
     RowTiers,
     TieredEmbeddingCollection,
     TieredEmbeddingCollectionSharder,
 )
+from recd_plugin_recd.pooling.reductions import MeanPooling
+from recd_plugins.data.model_input import Placement
+from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.registry.schema import ModelSpec, TrainingSpec
 from recd_plugins.training.dlrm import DLRM, table_name
 from recd_plugins.training.optimizer import build_optimizer

@@ -8,9 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recd_benchmarks.flexshard_tiers.popularity import FEATURE, Popularity, scaled
-from recd_plugins.access.counting import TableCounter
-from recd_plugins.distributed.tiered import RowTiers
-from recd_plugins.planning.tiers import (
+from recd_plugin_flexshard.planning import (
     Cluster,
     Strategy,
     TableDemand,
@@ -18,6 +16,8 @@ from recd_plugins.planning.tiers import (
     paper,
     plan_tiers,
 )
+from recd_plugin_flexshard.runtime import RowTiers
+from recd_plugins.access.counting import TableCounter
 
 #: Nodes, and ranks of each, that play the plans.
 NODES, RANKS_PER_NODE = 4, 2

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Literal
 
 from recd_benchmarks.frame import Detail, Figure
-from recd_plugins.planning.tiers import (
+from recd_plugin_flexshard.planning import (
     PAPER,
     Strategy,
     TierPlan,

@@ -11,13 +11,15 @@ from recd_benchmarks.flexshard_tiers.one_table_ranks import by_tier, mean_over_r
 from recd_benchmarks.flexshard_tiers.papercal import SIDES
 from recd_benchmarks.flexshard_tiers.trainers import CPU, RankTrainer, from_every_rank, timed_turns
 from recd_benchmarks.frame import keep_freed_memory
+from recd_plugin_flexshard.part import TieredPart
+from recd_plugin_flexshard.planning import TableTiers
+from recd_plugin_flexshard.report.tier_report import TierReport
 from recd_plugins.distributed.byte_counter import Traffic
 from recd_plugins.distributed.sharders import stock_sharders
-from recd_plugins.planning.tiers import TableTiers
 from recd_plugins.registry import Registry, load_registry
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import assemble
-from recd_plugins.training.tiers import report_tiers
+from recd_plugins.training.table_parts import sections_of
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,8 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:
         trainers[name] = RankTrainer(parts.dmp, parts.optimizer, batches)
         ids = sum(from_every_rank(trainers[name].num_ids)) / world_size
         tables = _tables(parts.registry)
-        tiers = report_tiers(parts, None)
+        tiers = sections_of(parts, None, []).get("tiers")
+        assert tiers is None or isinstance(tiers, TierReport)
         trained[name] = Trained(
             ids=ids,
             predicted=None if tiers is None else tiers.a2a_reduction[1],
@@ -93,5 +96,5 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:
 
 def _tables(registry: Registry) -> list[TableTiers]:
     """The tables that have tiers."""
-    assert registry.prepared is not None, "it was assembled"
-    return [table for plan in registry.prepared.tier_plans.values() for table in plan.tables]
+    parts = (part for part in registry.parts if isinstance(part, TieredPart))
+    return [table for part in parts for table in part.plan.tables]

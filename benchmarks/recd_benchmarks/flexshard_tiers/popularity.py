@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugin_flexshard.planning import TableDemand
 from recd_plugins.data.model_input import ModelInput
-from recd_plugins.planning.tiers import TableDemand
 
 FEATURE = "history"
 NUM_DENSE = 4

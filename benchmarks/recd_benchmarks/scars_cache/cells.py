@@ -18,8 +18,8 @@ from recd_benchmarks.scars_cache.criteo import (
 )
 from recd_benchmarks.scars_cache.model import Shape
 from recd_benchmarks.scars_cache.trainers import Job, Side, Trained, measure
+from recd_plugin_scars.planning import CachePlan, TableLoad, TableTraffic
 from recd_plugins.distributed.launch import Ranks
-from recd_plugins.planning.caching import CachePlan, TableLoad, TableTraffic
 from recd_plugins.registry.schema import TrainingSpec
 
 # Rates that do not amplify rounding: losses are compared.

@@ -16,9 +16,9 @@ from recd_benchmarks.scars_cache.criteo import draw
 from recd_benchmarks.scars_cache.memory_limit import MemoryLimit, memory_limit
 from recd_benchmarks.scars_cache.model import Shape
 from recd_benchmarks.scars_cache.trainers import Job, Trained
+from recd_plugin_scars.runtime.spec import MappedFile
 from recd_plugins.access.distributions import zipf
 from recd_plugins.access.profile import TableAccess
-from recd_plugins.distributed.cached.spec import MappedFile
 from recd_plugins.errors import RecdError
 from recd_plugins.registry.schema import TrainingSpec
 

@@ -24,8 +24,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from recd_plugin_scars.runtime.kernels import CachedKernels
+from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.data.model_input import ModelInput
-from recd_plugins.distributed.cached.spec import TableCache
 from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.registry.schema import TrainingSpec
 
@@ -211,7 +212,9 @@ def sharded_model(
     sharder: ModuleSharder[nn.Module]
     if caches or coalesced:
         sharder = ExactEmbeddingBagCollectionSharder(
-            params, caches=caches, coalesced=shape.tables if coalesced else ()
+            params,
+            kernels=[CachedKernels(caches or {})],
+            coalesced=shape.tables if coalesced else (),
         )
     else:
         sharder = EmbeddingBagCollectionSharder(params)

@@ -21,9 +21,9 @@ from recd_benchmarks.scars_cache.model import (
     host_model,
     sharded_model,
 )
+from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, TableCache
+from recd_plugin_scars.runtime.traffic import CacheTraffic, cache_traffic
 from recd_plugins.data.model_input import ModelInput
-from recd_plugins.distributed.cached.spec import CachePolicy, HostMemory, MappedFile, TableCache
-from recd_plugins.distributed.cached.traffic import CacheTraffic, cache_traffic
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.pipeline import build_train_pipeline

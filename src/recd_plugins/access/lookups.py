@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import FeatureLookups, Lookups, Rows, Table
+from recd_plugins.interfaces import FeatureLookups, Lookups, Rows, Table, TablePart
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from recd_plugins.data.preprocess import Preprocess
-    from recd_plugins.distributed.cached.spec import TableCache
-    from recd_plugins.planning.caching import CachedTable
     from recd_plugins.registry import Prepared, Registry
 
 
@@ -36,15 +34,9 @@ class RegistryLookups(Lookups):
         return self._prepared.tables
 
     @property
-    def caches(self) -> Mapping[str, TableCache]:
-        """See ``Lookups.caches``."""
-        return self._prepared.caches
-
-    @property
-    def cached_tables(self) -> Sequence[CachedTable]:
-        """See ``Lookups.cached_tables``."""
-        plans = self._prepared.cache_plans.values()
-        return [table for plan in plans for table in plan.tables.values()]
+    def parts(self) -> Sequence[TablePart]:
+        """See ``Lookups.parts``."""
+        return list(self._prepared.parts.values())
 
     def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
         """See ``Lookups.of``. Of a feature in layout ``list_dict`` each list is preprocessed once.

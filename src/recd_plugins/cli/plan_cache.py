@@ -158,13 +158,13 @@ def plan_cache(
         given: the options of ``CACHE_OPTIONS``, None where they are not given.
         json_path, plot_path, calibrate_path: what is written, if anything.
     """
-    from recd_plugins.planning.caching.report_plot import plot
-    from recd_plugins.planning.caching.report_text import render
-    from recd_plugins.planning.caching.study import CacheQuestion, study_caches
+    from recd_plugin_scars.planning.report_plot import plot
+    from recd_plugin_scars.planning.report_text import render
+    from recd_plugin_scars.planning.study import CacheQuestion, study_caches
 
     progress, console = Console(stderr=True), Console()
     if calibrate_path is not None:
-        from recd_plugins.planning.caching.calibrate import calibrate_cache
+        from recd_plugin_scars.planning.calibrate import calibrate_cache
 
         with progress.status("training a few steps, and moving rows, to see what they cost"):
             spec, found = calibrate_cache(registry, plugins_dir, spec, calibrate_path)

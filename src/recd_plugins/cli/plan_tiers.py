@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def plan_tiers(
     registry: Registry,
-    plugins_dir: Path | None,
+    _plugins_dir: Path | None,
     topology: str,
     spec: TopologySpec,
     *,
@@ -26,16 +26,16 @@ def plan_tiers(
     calibrate_path: Path | None,
 ) -> None:
     """Measure this machine where asked to, then plan, print and write."""
-    from recd_plugins.planning.tiers.report_plot import plot
-    from recd_plugins.planning.tiers.report_text import render
-    from recd_plugins.planning.tiers.tier_study import study_tiers
+    from recd_plugin_flexshard.planning.report_plot import plot
+    from recd_plugin_flexshard.planning.report_text import render
+    from recd_plugin_flexshard.planning.tier_study import study_tiers
 
     progress, console = Console(stderr=True), Console()
     if calibrate_path is not None:
-        from recd_plugins.planning.tiers.calibration_file import calibrate_tiers
+        from recd_plugin_flexshard.planning.calibration_file import calibrate_tiers
 
         with progress.status("measuring collectives, and memory of a few training steps"):
-            spec, calibration = calibrate_tiers(registry, plugins_dir, spec, calibrate_path)
+            spec, calibration = calibrate_tiers(registry, spec, calibrate_path)
         console.print(calibration.table())
     with progress.status("reading the data") as status:
         report = study_tiers(
@@ -43,7 +43,6 @@ def plan_tiers(
             topology,
             spec,
             what_if=what_if,
-            plugins_dir=plugins_dir,
             say=status.update,
         )
     console.print(render(report))

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
 
 from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0
 from recd_plugins.distributed.launch import torchrun_rank
@@ -131,7 +130,7 @@ def run(
     overrides = {name: value for name, value in options.items() if value is not None}
     if compare or several:
         overrides["checkpoint"] = {}
-    shown: list[Table | str]
+    shown: list[RenderableType]
     both: dict[str, Result] = {}
     with session(
         registry,
@@ -156,10 +155,8 @@ def run(
             report, shown = result.as_json(), [result_table(result)]
             results = {"": result}
         for name, result in results.items():
-            if result.tiers is not None:
-                shown += [result.tiers.table(name), result.tiers.retiering_text()]
-            if result.caches is not None:
-                shown.append(result.caches.table(name))
+            for section in result.sections.values():
+                shown += section.shown(name)
             if result.groups is not None:
                 shown.append(result.groups.table(name))
         waited = {

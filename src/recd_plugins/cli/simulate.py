@@ -21,9 +21,9 @@ from recd_plugins.cli.options import (
 from recd_plugins.files import write_json
 
 if TYPE_CHECKING:
+    from recd_plugin_flexshard.planning import TierPlan
+    from recd_plugin_flexshard.planning.simulate import Source
     from recd_plugins.planning.candidates import Candidate
-    from recd_plugins.planning.tiers import TierPlan
-    from recd_plugins.planning.tiers.simulate import Source
 
 
 @click.command()
@@ -70,10 +70,10 @@ def simulate(
     \b
     recd simulate registry.yaml --topology zionex-a100-40g --nodes 16
     """
+    from recd_plugin_flexshard.planning.simulate import simulate as play
+    from recd_plugin_flexshard.planning.simulate_report import SimulationReport, plot, render
+    from recd_plugin_flexshard.planning.tier_study import planned_tiers
     from recd_plugins import load_registry
-    from recd_plugins.planning.tiers.simulate import simulate as play
-    from recd_plugins.planning.tiers.simulate_report import SimulationReport, plot, render
-    from recd_plugins.planning.tiers.tier_study import planned_tiers
     from recd_plugins.training import upstream_noise
 
     if data and profile_path is not None:
@@ -86,9 +86,9 @@ def simulate(
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
     progress, console = Console(stderr=True), Console()
     with progress.status("planning tiers"):
-        planned = planned_tiers(loaded, spec, plugins_dir)
+        planned = planned_tiers(loaded, spec)
     entries = {}
-    for field, plan in planned.tier_plans.items():
+    for field, plan in planned.plans.items():
         source = _source(planned.candidate, plan, data, profile_path, seed)
         with _bar(f"playing {field}", spec.world_size) as advance:
             entries[field] = play(plan, source, steps, advance)
@@ -103,9 +103,9 @@ def simulate(
 def _source(
     candidate: Candidate, plan: TierPlan, data: bool, profile_path: Path | None, seed: int
 ) -> Source:
+    from recd_plugin_flexshard.planning import TableDemand
+    from recd_plugin_flexshard.planning.sources import DrawnBatches, RegistryBatches
     from recd_plugins.access import AccessProfile
-    from recd_plugins.planning.tiers import TableDemand
-    from recd_plugins.planning.tiers.sources import DrawnBatches, RegistryBatches
 
     if data:
         tables = {table.name: table for table in candidate.tables}

@@ -228,8 +228,8 @@ def _for_readers(registry: Registry) -> Registry:
         sharding=(),
         cache=(),
         ingestion=None,
-        # Wrappers ask for tables and caches.
-        prepared=replace(prepared, tier_plans={}) if prepared and registry.wrappers else None,
+        # Wrappers ask for tables and what is done to them.
+        prepared=prepared if registry.wrappers else None,
         batches_of=_for_readers(asked) if asked and registry.wrappers else None,
     )
 

@@ -23,6 +23,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.distributed.torchrec_internals import require_attributes
 
 Kind = Literal["all_to_all", "reduce_scatter", "all_gather", "all_reduce", "broadcast", "other"]
+#: A process group by its name, and one kind of its collectives.
+Channel = tuple[str, Kind]
 KINDS: tuple[Kind, ...] = (
     "all_to_all",
     "reduce_scatter",

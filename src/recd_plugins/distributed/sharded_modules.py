@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +28,6 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from recd_plugins.distributed.batch_form import BatchForm, refuse_inverse_indices
-from recd_plugins.distributed.cached.inject import cached_lookups
-from recd_plugins.distributed.cached.kernel import cached_kernels, kept_tables
-from recd_plugins.distributed.cached.spec import TableCache
-from recd_plugins.distributed.cached.state import follow_loading
 from recd_plugins.distributed.coalesced.bags import BagLayout, CoalescedBags
 from recd_plugins.distributed.coalesced.groups import check_coalesced, feature_groups
 from recd_plugins.distributed.coalesced.input_dist import (
@@ -40,6 +36,12 @@ from recd_plugins.distributed.coalesced.input_dist import (
     coalesce_sequences,
 )
 from recd_plugins.distributed.coalesced.sequences import CoalescedSequences
+from recd_plugins.distributed.lookup_kernels import (
+    LookupKernels,
+    follow_loading,
+    kept_tables,
+    lookups_with,
+)
 from recd_plugins.distributed.mean_pooling import (
     align_inverse_indices,
     divide_row_wise_tables_only,
@@ -99,13 +101,13 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         fused_params: dict[str, Any] | None = None,
         device: torch.device | None = None,
         *,
-        caches: Mapping[str, TableCache] | None = None,
+        kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
         **arguments: Any,
     ) -> None:
         refuse_weighted_mean(module)
         check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=True)
-        self._caches = dict(caches or {})  # before the base class creates the lookups
+        self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         super().__init__(
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
         )
@@ -114,7 +116,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
             require_attributes(self, "_lookups")
             use_portable_lookups(self._lookups)
-        follow_loading(self, cached_kernels(self))
+        follow_loading(self)
         configs = module.embedding_bag_configs()
         shardings = {c.name: table_name_to_parameter_sharding[c.name] for c in configs}
         self._groups = feature_groups(configs, coalesced)
@@ -133,8 +135,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self._form = BatchForm(arguments.get("module_fqn") or "an EmbeddingBagCollection")
 
     def _create_lookups(self) -> None:
-        """As the base class, with cached kernels for the tables that have a cache."""
-        with cached_lookups(self._caches):
+        """As the base class, with kernels of their own for the tables that have some."""
+        with lookups_with(self.lookup_kernels):
             super()._create_lookups()
 
     def reset_parameters(self) -> None:
@@ -251,12 +253,12 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         fused_params: dict[str, Any] | None = None,
         device: torch.device | None = None,
         *,
-        caches: Mapping[str, TableCache] | None = None,
+        kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
         **arguments: Any,
     ) -> None:
         check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=False)
-        self._caches = dict(caches or {})  # before the base class creates the lookups
+        self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         self._groups = feature_groups(module.embedding_configs(), coalesced)
         self._is_new = True
         super().__init__(
@@ -269,7 +271,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
             require_attributes(self, "_lookups")
             use_portable_lookups(self._lookups)
-        follow_loading(self, cached_kernels(self))
+        follow_loading(self)
         # Private, torchrec 1.6 to 1.9.
         require_attributes(self, "_need_indices", "_use_index_dedup")
         if self._groups is not None and self._use_index_dedup:
@@ -294,8 +296,8 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             super().reset_parameters()
 
     def _create_lookups(self) -> None:
-        """As the base class, with cached kernels for the tables that have a cache."""
-        with cached_lookups(self._caches):
+        """As the base class, with kernels of their own for the tables that have some."""
+        with lookups_with(self.lookup_kernels):
             super()._create_lookups()
 
     def create_context(self) -> ExactSequenceContext:

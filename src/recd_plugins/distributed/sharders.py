@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +21,18 @@ from torchrec.distributed.types import (
     ShardingEnv,
     ShardingType,
 )
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.distributed.cached.inject import check_caches, kernels_with_cache
-from recd_plugins.distributed.cached.planned import as_planned
-from recd_plugins.distributed.cached.spec import TableCache
 from recd_plugins.distributed.lent import Lent
+from recd_plugins.distributed.lookup_kernels import LookupKernels, check_kernels, offered_kernels
 from recd_plugins.distributed.other_sharders import other_sharders
 from recd_plugins.distributed.sharded_modules import (
     ExactShardedEmbeddingBagCollection,
     ExactShardedEmbeddingCollection,
 )
 from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import SharderArguments
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
@@ -55,14 +55,10 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
     Args:
         fused_params: FBGEMM's, as TorchRec takes them.
         qcomm_codecs_registry: TorchRec's.
-        caches: by table: those that have a fast and a slow tier, which the plan gives the kernel
-            ``fused_uvm_caching``, and perhaps another load factor. Names of other modules' tables
-            do no harm.
+        kernels: of tables that TorchRec's kernels are not to look up. Those of other modules'
+            tables do no harm.
         coalesced: tables whose ids are made unique before they are sent. Names of other modules'
             tables do no harm.
-
-    Attributes:
-        coalesced: those tables, for modules that are sharded from now on.
     """
 
     def __init__(
@@ -70,12 +66,12 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         fused_params: dict[str, Any] | None = None,
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         *,
-        caches: Mapping[str, TableCache] | None = None,
+        kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
-        self._caches = dict(caches or {})
-        self.coalesced = frozenset(coalesced)
+        self._kernels = tuple(kernels)
+        self._coalesced = frozenset(coalesced)
 
     def shard(
         self,
@@ -88,10 +84,10 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         """See TorchRec's ``ModuleSharder.shard``.
 
         Raises:
-            SetupError: a table has a kernel that cannot train, or a cache and no kernel for it.
+            SetupError: a table has a kernel that cannot train, or another one than is its own.
         """
         _check_plan(params, self.shardable_parameters(module))
-        check_caches(self._caches, params, device)
+        check_kernels(self._kernels, params, device)
         with _known_to_fbgemm(self.fused_params):
             return ExactShardedEmbeddingBagCollection(
                 module,
@@ -101,8 +97,8 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
                 device,
                 qcomm_codecs_registry=self.qcomm_codecs_registry,
                 module_fqn=module_fqn,
-                caches=as_planned(self._caches, params, module.embedding_bag_configs()),
-                coalesced=self.coalesced,
+                kernels=_as_planned(self._kernels, params, module.embedding_bag_configs()),
+                coalesced=self._coalesced,
             )
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
@@ -113,9 +109,9 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         return types
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """TorchRec's, and with caches the cached kernel on CPU too."""
-        kernels = super().compute_kernels(sharding_type, compute_device_type)
-        return kernels_with_cache(self._caches, sharding_type, kernels)
+        """TorchRec's, and those of ``kernels`` on CPU too."""
+        offered = super().compute_kernels(sharding_type, compute_device_type)
+        return offered_kernels(self._kernels, sharding_type, offered)
 
     @property
     def sharded_module_type(self) -> type[ExactShardedEmbeddingBagCollection]:
@@ -133,11 +129,8 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         fused_params: FBGEMM's, as TorchRec takes them.
         qcomm_codecs_registry: TorchRec's.
         use_index_dedup: TorchRec's own, on CUDA only.
-        caches: as ExactEmbeddingBagCollectionSharder has it.
+        kernels: as ExactEmbeddingBagCollectionSharder has it.
         coalesced: the same.
-
-    Attributes:
-        coalesced: those tables, for modules that are sharded from now on.
     """
 
     def __init__(
@@ -146,12 +139,12 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
         use_index_dedup: bool = False,
         *,
-        caches: Mapping[str, TableCache] | None = None,
+        kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
-        self._caches = dict(caches or {})
-        self.coalesced = frozenset(coalesced)
+        self._kernels = tuple(kernels)
+        self._coalesced = frozenset(coalesced)
 
     def shard(
         self,
@@ -164,10 +157,10 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         """See TorchRec's ``ModuleSharder.shard``.
 
         Raises:
-            SetupError: a table has a kernel that cannot train, or a cache and no kernel for it.
+            SetupError: a table has a kernel that cannot train, or another one than is its own.
         """
         _check_plan(params, self.shardable_parameters(module))
-        check_caches(self._caches, params, device)
+        check_kernels(self._kernels, params, device)
         with _known_to_fbgemm(self.fused_params):
             return self.sharded_module_type(
                 module,
@@ -178,14 +171,14 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
                 qcomm_codecs_registry=self.qcomm_codecs_registry,
                 use_index_dedup=self._use_index_dedup,
                 module_fqn=module_fqn,
-                caches=as_planned(self._caches, params, module.embedding_configs()),
-                coalesced=self.coalesced,
+                kernels=_as_planned(self._kernels, params, module.embedding_configs()),
+                coalesced=self._coalesced,
             )
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
-        """TorchRec's, and with caches the cached kernel on CPU too."""
-        kernels = super().compute_kernels(sharding_type, compute_device_type)
-        return kernels_with_cache(self._caches, sharding_type, kernels)
+        """TorchRec's, and those of ``kernels`` on CPU too."""
+        offered = super().compute_kernels(sharding_type, compute_device_type)
+        return offered_kernels(self._kernels, sharding_type, offered)
 
     @property
     def sharded_module_type(self) -> type[ExactShardedEmbeddingCollection]:
@@ -204,10 +197,10 @@ def build_sharders(
 
     The tables' optimizer runs inside the backward pass, as ``training:`` says, unless
     ``fused_params`` or the parameter of a table (``apply_optimizer_in_backward``) name another;
-    TorchRec lets the parameter's win. Call it after ``prepare``, which chooses the caches.
+    TorchRec lets the parameter's win. Call it after ``prepare``, which makes the table parts.
 
     Args:
-        registry: says the optimizer, the coalesced and the cached tables.
+        registry: says the optimizer, the coalesced tables, and those with kernels of their own.
         base: sharders of a trainer, as it would give them to DistributedModelParallel. Those of
             TorchRec for EmbeddingBagCollection and EmbeddingCollection lend their fused_params,
             qcomm_codecs_registry and use_index_dedup to the exact ones; others stay as they are.
@@ -227,14 +220,14 @@ def build_sharders(
     bags = ExactEmbeddingBagCollectionSharder(
         of_bags.over(of_training),
         of_bags.qcomm_codecs_registry,
-        caches=registry.caches,
+        kernels=registry.lookup_kernels,
         coalesced=registry.coalesced,
     )
     sequences = ExactEmbeddingCollectionSharder(
         dict(params),
         of_sequences.qcomm_codecs_registry,
         of_sequences.use_index_dedup,
-        caches=registry.caches,
+        kernels=registry.lookup_kernels,
         coalesced=registry.coalesced,
     )
     sharders: list[ModuleSharder[nn.Module]] = [
@@ -244,9 +237,8 @@ def build_sharders(
     ]
     made_by = {sharder.module_type: ("recd_plugins", sharder) for sharder in sharders}
     for entry in registry.sharding:
-        for sharder in entry.plugin.sharders(dict(params)):
-            if isinstance(sharder, ExactEmbeddingCollectionSharder):
-                sharder.coalesced = registry.coalesced
+        given = SharderArguments(dict(params), registry.lookup_kernels, registry.coalesced)
+        for sharder in entry.plugin.sharders(given):
             name, first = made_by.setdefault(sharder.module_type, (entry.plugin.name, sharder))
             where = f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name}"
             if first is sharder:
@@ -294,6 +286,14 @@ def _known_to_fbgemm(fused_params: Mapping[str, Any] | None) -> Iterator[None]:
             f"fused_params have {unknown[1]}, which FBGEMM's kernels do not take; see its "
             "SplitTableBatchedEmbeddingBagsCodegen for those that they do"
         ) from error
+
+
+def _as_planned(
+    kernels: Iterable[LookupKernels],
+    params: Mapping[str, ParameterSharding],
+    configs: Sequence[BaseEmbeddingConfig],
+) -> tuple[LookupKernels, ...]:
+    return tuple(each.as_planned(params, configs) for each in kernels)
 
 
 def _of_training(registry: Registry) -> dict[str, Any]:

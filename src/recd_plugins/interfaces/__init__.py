@@ -18,7 +18,14 @@ from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
 from recd_plugins.interfaces.preprocessing import Preprocessing
 from recd_plugins.interfaces.setting import Setting, TrainingData
-from recd_plugins.interfaces.sharding import Sharding, Table
+from recd_plugins.interfaces.sharding import SharderArguments, Sharding, Table
+from recd_plugins.interfaces.table_part import (
+    RowMemory,
+    Section,
+    StepShape,
+    TablePart,
+    TrainedRun,
+)
 
 __all__ = [
     "Cache",
@@ -36,12 +43,18 @@ __all__ = [
     "Pooling",
     "Preprocessing",
     "Reader",
+    "RowMemory",
     "Rows",
+    "Section",
     "SessionKeys",
     "Setting",
+    "SharderArguments",
     "Sharding",
     "Split",
+    "StepShape",
     "Table",
+    "TablePart",
     "TargetPooling",
+    "TrainedRun",
     "TrainingData",
 ]

@@ -13,16 +13,15 @@ if TYPE_CHECKING:
     import torch
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    from recd_plugins.distributed.cached.spec import TableCache
     from recd_plugins.interfaces.setting import Setting
-    from recd_plugins.planning.caching import CachePlan
+    from recd_plugins.interfaces.table_part import TablePart
 
 
 class Cache(Plugin, ABC):
     """Stores the tables that its registry entry names behind a cache.
 
-    One that overrides ``caches`` gets the cached kernels of this package; one that overrides
-    ``constraints`` has a kernel of TorchRec's.
+    One with kernels of its own overrides ``part``; one that overrides ``constraints`` has a kernel
+    of TorchRec's.
     """
 
     kind: ClassVar[str] = "cache"
@@ -35,27 +34,14 @@ class Cache(Plugin, ABC):
             SetupError: says what is missing and what to do.
         """
 
-    def caches(
+    def part(
         self,
         tables: Sequence[Table],  # noqa: ARG002
         setting: Setting,  # noqa: ARG002
-    ) -> Mapping[str, TableCache]:
-        """How each of ``tables`` is cached by this package's kernels, by its name.
+    ) -> TablePart | None:
+        """What it does to ``tables``: kernels, memory, and what a run shows; None: nothing.
 
-        The planner gives these tables the kernel ``fused_uvm_caching`` and their load factors. A
-        table that is left out keeps the kernels that it had. Every rank calls this by itself and
-        must come to the same.
-        """
-        return {}
-
-    def plan(
-        self,
-        tables: Sequence[Table],  # noqa: ARG002
-        setting: Setting,  # noqa: ARG002
-    ) -> CachePlan | None:
-        """What is expected of these caches: hits, and bytes of the slow tier; None if unknown.
-
-        ``recd run`` shows it next to what it counts, and TorchRec's planner reckons with it.
+        Every rank calls it by itself and must come to the same.
         """
         return None
 
@@ -65,6 +51,6 @@ class Cache(Plugin, ABC):
     ) -> Mapping[str, ParameterConstraints]:
         """Kernel and cache parameters by table name, of tables that have a kernel of TorchRec's.
 
-        Merged with the constraints of the sharding; called after ``caches``.
+        Merged with the constraints of the sharding and of parts.
         """
         return {}

@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from recd_plugins.distributed.cached.spec import TableCache
     from recd_plugins.interfaces.dataset import Rows
     from recd_plugins.interfaces.sharding import Table
-    from recd_plugins.planning.caching import CachedTable
+    from recd_plugins.interfaces.table_part import TablePart
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,17 +45,8 @@ class Lookups(ABC):
 
     @property
     @abstractmethod
-    def caches(self) -> Mapping[str, TableCache]:
-        """How tables are cached, by name; a table without a cache of this package has no entry.
-
-        Raises:
-            SetupError: no model was prepared yet.
-        """
-
-    @property
-    @abstractmethod
-    def cached_tables(self) -> Sequence[CachedTable]:
-        """What is expected of those caches that know it.
+    def parts(self) -> Sequence[TablePart]:
+        """What sharding and cache entries do to the tables.
 
         Raises:
             SetupError: no model was prepared yet.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from recd_plugins.access.profile import AccessProfile
     from recd_plugins.interfaces.sharding import Table
-    from recd_plugins.planning.collective_rates import CollectiveRates, TierMemory
+    from recd_plugins.planning.collective_rates import CollectiveRates
     from recd_plugins.planning.profile import DataProfile
-    from recd_plugins.planning.tiers.cluster import Cluster
 
 
 class TrainingData(ABC):
@@ -56,7 +57,7 @@ class Setting:
         device_type: of the tables: ``cpu`` or ``cuda``.
         rates: how fast collectives of these ranks are.
         data: what the model is trained on.
-        memory: what replicated rows take there, where it was measured.
+        sections: of the topology, which packages of plugins declare, by name.
         memory_bytes: of a rank, where tables are looked up; None where it is not known.
     """
 
@@ -67,17 +68,10 @@ class Setting:
     device_type: str
     rates: CollectiveRates
     data: TrainingData
-    memory: TierMemory | None = None
+    sections: Mapping[str, BaseModel] = field(default_factory=dict)
     memory_bytes: int | None = None
 
     @property
     def nodes(self) -> int:
         """Nodes."""
         return self.world_size // self.ranks_per_node
-
-    @property
-    def cluster(self) -> Cluster:
-        """The ranks, as the cost model of tiers takes them."""
-        from recd_plugins.planning.tiers.cluster import Cluster
-
-        return Cluster(self.nodes, self.ranks_per_node, self.batch_size, self.rates.collectives())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from recd_plugins.interfaces.plugin import Plugin
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
 
+    from recd_plugins.distributed.lookup_kernels import LookupKernels
     from recd_plugins.interfaces.setting import Setting
-    from recd_plugins.planning.tiers.plan import TierPlan
+    from recd_plugins.interfaces.table_part import TablePart
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,20 @@ class Table:
     num_embeddings: int
     embedding_dim: int
     pooled: bool
+
+
+class SharderArguments(NamedTuple):
+    """What a sharder of a plugin is made with, as the built-in ones are.
+
+    Attributes:
+        fused_params: FBGEMM's, of the registry or of the trainer.
+        kernels: of tables that TorchRec's kernels are not to look up.
+        coalesced: tables whose ids are made unique before they are sent.
+    """
+
+    fused_params: dict[str, Any]
+    kernels: tuple[LookupKernels, ...]
+    coalesced: frozenset[str]
 
 
 class Sharding(Plugin, ABC):
@@ -67,12 +82,16 @@ class Sharding(Plugin, ABC):
         """
         return model
 
-    def tiers(
+    def part(
         self,
         tables: Sequence[Table],  # noqa: ARG002
         setting: Setting,  # noqa: ARG002
-    ) -> TierPlan | None:
-        """Which rows of ``tables`` live where, of a plugin that has tiers of rows; else None."""
+    ) -> TablePart | None:
+        """What it does to ``tables`` beyond sharding them by TorchRec's types; None: nothing.
+
+        Called after ``rewrite``, and for a model that is never rewritten. Every rank calls it by
+        itself and must come to the same.
+        """
         return None
 
     def constraints(
@@ -84,7 +103,7 @@ class Sharding(Plugin, ABC):
 
     def sharders(
         self,
-        fused_params: dict[str, Any],  # noqa: ARG002
+        arguments: SharderArguments,  # noqa: ARG002
     ) -> Sequence[ModuleSharder[nn.Module]]:
         """Sharders for module types that ``rewrite`` put in; the built-in ones stay."""
         return ()

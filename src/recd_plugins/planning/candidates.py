@@ -27,7 +27,7 @@ from recd_plugins.training.prepare import build_model
 class Candidate:
     """A model that can be planned for any topology and batch size.
 
-    Where plugins have tiers of rows, they suit one topology and batch size: see ``with_plugins``.
+    Table parts suit one topology and batch size: see ``with_plugins``.
 
     Attributes:
         registry: prepared.
@@ -66,19 +66,15 @@ class Candidate:
         return planner.fits(self.model, self.sharders)
 
     def activation_bytes(self, compute: Compute, batch_size: int) -> int:
-        """What a forward pass of a rank keeps beside its lookups in sharded tables.
-
-        An id of a hot row is one embedding, one of a flex row two: where it is read, and here.
-        """
+        """What a forward pass of a rank keeps beside its lookups in sharded tables."""
         pooled = rows_pooled(self.tables, self.profile, compute, batch_size)
-        copied = sum(
-            4 * table.embedding_dim * (tiers.hot_share + 2 * tiers.flex_share) * ids
+        of_parts = sum(
+            part.activation_bytes(table, self.profile.ids(table, batch_size))
+            for part in self.registry.parts
             for table in self.tables
-            if (tiers := self.registry.tiers.get(table.name)) is not None
-            for ids in (self.profile.ids(table, batch_size),)
         )
         return round(
-            compute.rest_saved_bytes * batch_size + compute.pooling_saved_bytes * pooled + copied
+            compute.rest_saved_bytes * batch_size + compute.pooling_saved_bytes * pooled + of_parts
         )
 
     def _planner(
@@ -95,7 +91,7 @@ def with_plugins(
 ) -> Candidate:
     """What ``recd run`` trains.
 
-    Plugins that have tiers of rows choose them for ``topology`` and the registry's batch size.
+    Table parts are made for ``topology`` and the registry's batch size.
 
     Args:
         registry: not prepared.

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
-    from recd_plugins.planning.tiers.cluster import Collectives
     from recd_plugins.planning.topologies import TopologySpec
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -63,35 +62,3 @@ class CollectiveRates(BaseModel):
             ar_global=rate(2 * (ranks - 1) / ranks, 2 * (nodes - 1) / world),
             ar_cross=rate(0, 2 * (nodes - 1) / nodes or 1),
         )
-
-    def collectives(self) -> Collectives:
-        """The same as the cost model of tiers takes it."""
-        from recd_plugins.planning.tiers.cluster import Collective, Collectives
-
-        return Collectives(
-            **{
-                name: Collective(rate.bytes_per_second, rate.seconds)
-                for name, rate in self
-                if isinstance(rate, CollectiveRate)
-            }
-        )
-
-
-class TierMemory(BaseModel):
-    """The section ``tiers`` of a topology: what replicated rows take in memory, measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    memory_multiplier: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
-        description="M: bytes that a replicated row takes on a rank, over those of its weights."
-    )
-    saved_activations: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] = Field(
-        description="c: embeddings that a rank need not hold for an access of a replicated row."
-    )
-
-    def multiplier(self, world_size: int) -> float:
-        """M as the cost model takes it.
-
-        There a replicated row leaves its part of the row-wise table; here it stays in both.
-        """
-        return self.memory_multiplier + 1 / world_size

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.types import CacheParams, ShardingType
+from torchrec.distributed.types import ShardingType
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Cache, Table
+from recd_plugins.interfaces import Table
 from recd_plugins.planning.table_optimizers import TableOptimizer
 from recd_plugins.planning.tables import EmbeddingModule
 from recd_plugins.plugin_call import plugin_call
@@ -57,9 +58,9 @@ def table_constraints(
     ``ParameterConstraints.batch_sizes`` says, with the mean length of those rows as
     ``pooling_factors``: TorchRec's estimators reckon compute, communication, input dist and the
     storage of inputs and outputs from the two. (``pooling_factors`` alone would leave the
-    communication of pooled embeddings as it is.) Of a table with tiers of rows, only ids of cold
-    rows count. A coalesced table sends, looks up and returns as many rows of one id as a batch has
-    distinct ids, as those of its first feature.
+    communication of pooled embeddings as it is.) Of a table some of whose ids go elsewhere than to
+    its shards (``TablePart.sharded_share``), the others count. A coalesced table sends, looks up
+    and returns as many rows of one id as a batch has distinct ids, as those of its first feature.
 
     Args:
         registry: its sharding and cache entries constrain the tables that they name; its batch
@@ -87,8 +88,7 @@ def table_constraints(
         (
             f"{registry.path}:{entry.line} {entry.field}: ",
             entry.plugin.name,
-            _constraints(entry.plugin, claimed)
-            | (_of_caches(registry, entry, claimed) if entry in registry.cache else {}),
+            _constraints(registry, entry, claimed),
         )
         for entry, claimed in _claims(registry, tables)
     ]
@@ -113,13 +113,13 @@ def table_constraints(
         if table.name in replicated:
             # Data-parallel kernels are fed every row.
             features = [feature.plain() for feature in features]
-        cold_share = registry.tiers[table.name].cold_share if table.name in registry.tiers else 1.0
+        own_share = math.prod(part.sharded_share(table.name) for part in registry.parts)
         merged[table.name] = _with_batch_sizes(
             merged.get(table.name, _UNSET),
             table,
             registry.training.batch_size,
             features,
-            cold_share,
+            own_share,
             profile,
         )
     not_replicated = _not_replicated(replicated, tables, profile, device_type, registry.coalesced)
@@ -196,9 +196,15 @@ def _of_left(
     return constraints
 
 
-def _constraints(plugin: Any, tables: list[Table]) -> dict[str, ParameterConstraints]:
+def _constraints(
+    registry: Registry, entry: Entry[Any], tables: list[Table]
+) -> dict[str, ParameterConstraints]:
+    plugin = entry.plugin
+    part = None if registry.prepared is None else registry.prepared.parts.get(entry.field)
     with plugin_call(plugin, "constraints"):
         constraints = dict(plugin.constraints(tables))
+        if part is not None:
+            constraints |= part.constraints(tables)
     check_answers(
         plugin,
         "constraints",
@@ -208,36 +214,6 @@ def _constraints(plugin: Any, tables: list[Table]) -> dict[str, ParameterConstra
         expected="torchrec's ParameterConstraints",
     )
     return constraints
-
-
-def _of_caches(
-    registry: Registry, entry: Entry[Cache], tables: Sequence[Table]
-) -> dict[str, ParameterConstraints]:
-    """Of the tables that this package's kernels cache.
-
-    TorchRec groups tables with ``prefetch_pipeline`` by width and apart from all others, which is
-    what a cached kernel needs: one pool of equally wide slots.
-    """
-    plan = None if registry.prepared is None else registry.prepared.cache_plans.get(entry.field)
-    found = {}
-    for table in tables:
-        if (cache := registry.caches.get(table.name)) is not None:
-            known = plan is not None and table.name in plan.tables
-            found[table.name] = ParameterConstraints(
-                compute_kernels=[EmbeddingComputeKernel.FUSED_UVM_CACHING.value],
-                cache_params=CacheParams(
-                    load_factor=_between(cache.load_factor, table.num_embeddings),
-                    prefetch_pipeline=True,
-                    stats=plan.statistics(table.name) if plan and known else None,
-                ),
-            )
-    return found
-
-
-def _between(load_factor: float, num_embeddings: int) -> float:
-    """The load factor, as near to 0 or 1 as TorchRec's planner takes it: within part of a row."""
-    part = 0.25 / num_embeddings
-    return min(max(load_factor, part), 1 - part)
 
 
 def _kinds_of_its_own_accord(elementwise: bool, *, replicated: bool) -> list[str]:
@@ -285,7 +261,7 @@ def _with_batch_sizes(
     table: Table,
     batch_size: int,
     features: Sequence[FeatureProfile],
-    cold_share: float,
+    own_share: float,
     profile: DataProfile,
 ) -> ParameterConstraints:
     """With rows and lengths by feature, where no plugin has set them."""
@@ -298,7 +274,7 @@ def _with_batch_sizes(
         constraints = replace(constraints, batch_sizes=[max(1, round(each)) for each in rows])
     if constraints.pooling_factors == _UNSET.pooling_factors:
         lengths = [
-            cold_share * each / size
+            own_share * each / size
             for each, size in zip(ids, constraints.batch_sizes or (), strict=True)
         ]
         constraints = replace(constraints, pooling_factors=lengths)

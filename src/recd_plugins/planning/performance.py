@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.estimator import (
@@ -26,11 +26,7 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ShardingType
 
-from recd_plugins.distributed.cached.spec import HostMemory
-from recd_plugins.planning.stage_times import FILE
-
-if TYPE_CHECKING:
-    from recd_plugins.distributed.cached.spec import TableCache
+from recd_plugins.interfaces import TablePart
 
 # Milliseconds of a step for each sharding type of a module, however little it shards: a batch is
 # split once more, and four more collectives follow each other (lengths, ids, embeddings,
@@ -89,25 +85,20 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
     Args:
         topology: the ranks and their bandwidths.
         constraints: rows and ids of each table's features.
-        caches: of tables that this package's kernels cache, by name. What they miss is fetched from
-            host memory, or from files.
+        parts: of entries, which know where missing rows are fetched from.
     """
 
     def __init__(
         self,
         topology: Topology,
         constraints: dict[str, ParameterConstraints],
-        caches: Mapping[str, TableCache] | None = None,
+        parts: Sequence[TablePart] = (),
     ) -> None:
         on_cpu = topology.compute_device == "cpu"
         config = _OnCpu(topology) if on_cpu else _SplitByRows()
         super().__init__(topology=topology, constraints=constraints, config=config)
-        from_host = topology.ddr_mem_bw if on_cpu else topology.hbm_to_ddr_mem_bw
-        self._times_slower = {
-            name: 1000 * from_host / FILE
-            for name, cache in (caches or {}).items()
-            if not isinstance(cache.storage, HostMemory)
-        }
+        self._from_host = topology.ddr_mem_bw if on_cpu else topology.hbm_to_ddr_mem_bw
+        self._parts = parts
 
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: SharderDataMap
@@ -124,10 +115,17 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
         for option, all_shards in zip(sharding_options, shards, strict=True):
             times = {tuple(shard.size): shard.perf for shard in option.shards}
             for perf in times.values():
-                perf.prefetch_compute *= self._times_slower.get(option.name, 1.0)
+                perf.prefetch_compute *= self._times_slower(option.name)
             option.shards = all_shards
             for shard in all_shards:
                 shard.perf = times[tuple(shard.size)]
+
+    def _times_slower(self, table: str) -> float:
+        """Than from host memory, missing rows are fetched."""
+        for part in self._parts:
+            if (bandwidth := part.fetch_bandwidth(table)) is not None:
+                return 1000 * self._from_host / bandwidth
+        return 1.0
 
 
 class StepTime(NoopPerfModel):

@@ -31,13 +31,13 @@ from recd_plugins.planning.feasible import feasible
 from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.profile import DataProfile, measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, proposers
-from recd_plugins.planning.storage import Reservation, StorageEstimator, copies_bytes
+from recd_plugins.planning.storage import Reservation, StorageEstimator, memory_of_parts
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.tables import left_modules, tables_of
 from recd_plugins.planning.topologies import TopologySpec, this_machine
 
 if TYPE_CHECKING:
-    from recd_plugins.distributed.cached.spec import TableCache
+    from recd_plugins.interfaces import TablePart
     from recd_plugins.registry import Registry
     from recd_plugins.registry.schema import TrainingSpec
 
@@ -101,9 +101,7 @@ def build_planner(
 
     if model is not None:
         of_tables(model, registry.sharders())
-    return RegistryPlanner(
-        topology, registry.training, of_tables, activation_bytes, registry.caches
-    )
+    return RegistryPlanner(topology, registry.training, of_tables, activation_bytes, registry.parts)
 
 
 def machine_of(
@@ -176,13 +174,13 @@ class RegistryPlanner(ShardingPlanner):
         training: TrainingSpec,
         constraints: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], _Constraints],
         activation_bytes: int = 0,
-        caches: Mapping[str, TableCache] | None = None,
+        parts: Sequence[TablePart] = (),
     ) -> None:
         self._topology = topology
         self._training = training
         self._constraints_of = constraints
         self._activation_bytes = activation_bytes
-        self._caches = caches or {}
+        self._parts = parts
 
     def collective_plan(
         self,
@@ -237,7 +235,7 @@ class RegistryPlanner(ShardingPlanner):
         constraints = feasible(
             module, sharders, self._constraints_of(module, sharders), self._topology.compute_device
         )
-        enumerator = SortedEnumerator(self._topology, constraints, self._training, self._caches)
+        enumerator = SortedEnumerator(self._topology, constraints, self._training, self._parts)
         chosen: list[ShardingOption] = []
 
         def keep(options: list[ShardingOption]) -> list[ShardingOption]:
@@ -248,7 +246,7 @@ class RegistryPlanner(ShardingPlanner):
             topology=self._topology,
             batch_size=self._training.batch_size,
             enumerator=enumerator,
-            storage_reservation=Reservation(self._training, self._activation_bytes),
+            storage_reservation=Reservation(self._training, self._activation_bytes, self._parts),
             proposer=tried,
             performance_model=StepTime(self._topology),
             constraints=constraints,
@@ -259,7 +257,9 @@ class RegistryPlanner(ShardingPlanner):
         try:
             sharding = planner.plan(module, sharders)
         except PlannerError as error:
-            raise _explain(error, module, constraints, self._topology, self._training) from error
+            raise _explain(
+                error, module, constraints, self._topology, self._training, self._parts
+            ) from error
         except ValueError as error:  # of a table that cannot be split as it is to be
             raise SetupError(f"TorchRec's planner: {error}") from error
         return Planned(sharding, tuple(chosen), enumerator.static_storage(chosen))
@@ -277,22 +277,22 @@ class SortedEnumerator(EmbeddingEnumerator):
         topology: Topology,
         constraints: _Constraints,
         training: TrainingSpec,
-        caches: Mapping[str, TableCache] | None = None,
+        parts: Sequence[TablePart] = (),
     ) -> None:
         super().__init__(
             topology=topology,
             batch_size=training.batch_size,
             constraints=constraints,
             estimator=[
-                PerfEstimator(topology, constraints, caches),
-                StorageEstimator(topology, constraints, training, caches),
+                PerfEstimator(topology, constraints, parts),
+                StorageEstimator(topology, constraints, training, parts),
             ],
         )
         empty = {
             name: replace(table, batch_sizes=[0] * len(table.batch_sizes or ()))
             for name, table in constraints.items()
         }
-        self._without_batch = StorageEstimator(topology, empty, training, caches)
+        self._without_batch = StorageEstimator(topology, empty, training, parts)
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
@@ -340,6 +340,7 @@ def _explain(
     constraints: _Constraints,
     topology: Topology,
     training: TrainingSpec,
+    parts: Sequence[TablePart],
 ) -> SetupError:
     if error.error_type not in (
         PlannerErrorType.INSUFFICIENT_STORAGE,
@@ -355,11 +356,13 @@ def _explain(
     listed = ", ".join(
         f"{name} ({_bytes(size[name])}, {_describe(constraints[name])})" for name in largest
     )
-    copies = copies_bytes(module, topology.local_world_size, training)
-    of_copies = f" and copies of rows {_bytes(copies)} a rank" if copies else ""
+    beside = memory_of_parts(parts, topology.local_world_size, training.optimizer)
+    of_parts = "".join(
+        f" and {name} {_bytes(held)} a rank" for name, held in beside.items() if held
+    )
     return NoPlanError(
         f"no plan fits batches of {training.batch_size:,} rows: without them and optimizer state "
-        f"the tables take {_bytes(sum(size.values()))}{of_copies}, on {topology.world_size} ranks "
+        f"the tables take {_bytes(sum(size.values()))}{of_parts}, on {topology.world_size} ranks "
         f"with {_bytes(memory)} each; the largest: {listed}. Use more ranks, smaller batches or "
         "smaller tables, or let large tables be split: torchrec.row_wise"
     )

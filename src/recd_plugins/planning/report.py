@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,23 +12,27 @@ from numpy.typing import NDArray
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ShardingOption
 
-from recd_plugins.distributed.cached.spec import HostMemory
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.candidates import Candidate
 from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned
 from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.stage_times import StageCosts, predict
-from recd_plugins.planning.storage import RESERVED_SHARE, copies_bytes, dense_bytes, state_bytes
+from recd_plugins.planning.storage import (
+    RESERVED_SHARE,
+    dense_bytes,
+    memory_of_parts,
+    row_memory,
+    state_bytes,
+)
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.planning.work import Work, work_of_step
+from recd_plugins.planning.work import work_of_step
 from recd_plugins.training.stages import StageTimes
 
-#: What takes the memory of a rank.
+#: What takes the memory of a rank, beside what table parts name.
 COMPONENTS = (
     "embeddings",
     "optimizer",
-    "copies of rows",
     "inputs and outputs",
     "activations",
     "dense layers",
@@ -51,12 +55,11 @@ class TableReport:
         ranks: that hold a part of it.
         bytes_per_rank: of its largest part, with optimizer state, inputs and outputs.
         dedupe_factor: ids of its features over those that it is asked for.
-        hot_rows: rows with a copy on every rank.
-        flex_rows: rows with a copy in every node.
-        cold_share: of the ids that it is asked for, those of rows with no copy.
         cached_rows: that stay in fast memory; None of a table without a cache.
         vectors: embeddings that a rank gets from all in a step.
         uncoalesced_vectors: the same without coalescing; None of a table that is not coalesced.
+        figures: of its table parts.
+        words: of its table parts, a line each.
     """
 
     name: str
@@ -69,12 +72,17 @@ class TableReport:
     ranks: tuple[int, ...]
     bytes_per_rank: int
     dedupe_factor: float
-    hot_rows: int = 0
-    flex_rows: int = 0
-    cold_share: float = 1.0
     cached_rows: int | None = None
     vectors: float = 0.0
     uncoalesced_vectors: float | None = None
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values; those of parts stand between the others."""
+        shown = asdict(self)
+        del shown["words"]
+        return shown.pop("figures") | shown
 
 
 @dataclass(frozen=True)
@@ -99,6 +107,10 @@ class SideReport:
     host_memory: NDArray[np.int64]
     seconds: StageTimes
 
+    def held(self, component: str) -> NDArray[np.int64]:
+        """Bytes ``[world_size]`` of a component, which this side need not have."""
+        return self.memory.get(component, np.zeros_like(self.host_memory))
+
     @property
     def memory_by_rank(self) -> NDArray[np.int64]:
         """Bytes ``[world_size]`` of all components."""
@@ -115,7 +127,7 @@ class SideReport:
             "batch_size": self.batch_size,
             "largest_batch_size": self.largest_batch_size,
             "batch_step": self.batch_step,
-            "tables": [asdict(table) for table in self.tables],
+            "tables": [table.as_json() for table in self.tables],
             "memory_bytes": {
                 "max": int(total.max()),
                 "mean": float(total.mean()),
@@ -148,6 +160,11 @@ class PlanReport:
     plugins: SideReport
     plain: SideReport | None
     plain_problem: str = ""
+
+    @property
+    def components(self) -> tuple[str, ...]:
+        """What takes the memory of a rank."""
+        return tuple(self.plugins.memory)
 
     def changed(self) -> dict[tuple[str, str], list[str]]:
         """Tables whose sharding type the plugins changed, by the types before and after."""
@@ -232,8 +249,7 @@ def report_side(
         batch_size=batch_size,
         world_size=spec.world_size,
         local_world_size=spec.ranks_per_node,
-        tiers=candidate.registry.tiers,
-        cached=_cached_work(candidate),
+        parts=candidate.registry.parts,
     )
     return SideReport(
         batch_size,
@@ -257,7 +273,7 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Ta
         features = [candidate.profile.of(feature) for feature in table.features]
         all_ids = sum(feature.length for feature in features) * batch_size
         ids = candidate.profile.ids(table, batch_size)
-        tiers = candidate.registry.tiers.get(table.name)
+        parts = candidate.registry.parts
         found.append(
             TableReport(
                 table.name,
@@ -270,26 +286,13 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Ta
                 tuple(sorted(per_rank)),
                 max(per_rank.values()),
                 all_ids / ids if ids else 1.0,
-                *((tiers.hot, tiers.flex, tiers.cold_share) if tiers else (0, 0, 1.0)),
                 _cached_rows(option),
                 *_vectors(candidate.profile, table, batch_size),
+                {name: value for part in parts for name, value in part.figures(table.name).items()},
+                tuple(line for part in parts for line in part.words(table.name)),
             )
         )
     return tuple(found)
-
-
-def _cached_work(candidate: Candidate) -> dict[str, Work]:
-    """What the slow tiers move on all ranks, as far as it is planned."""
-    prepared = candidate.registry.prepared
-    plans = {} if prepared is None else prepared.cache_plans
-    return {
-        name: Work(bytes_from_host=table.traffic.bytes)
-        if isinstance(cache.storage, HostMemory)
-        else Work(bytes_from_file=table.traffic.bytes)
-        for plan in plans.values()
-        for name, table in plan.tables.items()
-        if (cache := candidate.registry.caches.get(name)) is not None
-    }
 
 
 def _vectors(profile: DataProfile, table: Table, batch_size: int) -> tuple[float, float | None]:
@@ -315,20 +318,27 @@ def _memory(
 ) -> dict[str, NDArray[np.int64]]:
     training = candidate.registry.training
     on_gpu = spec.device == "cuda"
-    parts = {name: np.zeros(spec.world_size, np.int64) for name in COMPONENTS}
+    beside = memory_of_parts(candidate.registry.parts, spec.ranks_per_node, training.optimizer)
+    tables = ("embeddings", "optimizer")
+    names = (*tables, *beside, *(name for name in COMPONENTS if name not in tables))
+    parts = {name: np.zeros(spec.world_size, np.int64) for name in names}
     for option in planned.options:
         for shard, static in zip(option.shards, planned.static[option.name], strict=True):
             held = static.hbm if on_gpu else static.ddr
             whole = shard.storage.hbm if on_gpu else shard.storage.ddr
-            # A cache of a table in host memory or in a file has the state of its rows in it.
-            state = state_bytes(option, shard.size[0], training)
-            cache = candidate.registry.caches.get(option.name)
-            in_file = cache is not None and not isinstance(cache.storage, HostMemory)
-            state = 0 if in_file or (on_gpu and "uvm" in option.compute_kernel) else state
+            known = row_memory(
+                candidate.registry.parts, option, shard, training.optimizer, spec.device
+            )
+            if known is not None:
+                state = known.optimizer
+            else:
+                on_host = on_gpu and "uvm" in option.compute_kernel
+                state = 0 if on_host else state_bytes(option, shard.size[0], training)
             parts["embeddings"][shard.rank] += held - state
             parts["optimizer"][shard.rank] += state
             parts["inputs and outputs"][shard.rank] += whole - held
-    parts["copies of rows"] += copies_bytes(candidate.model, spec.ranks_per_node, training)
+    for name, held in beside.items():
+        parts[name] += held
     parts["activations"] += activation_bytes
     parts["dense layers"] += dense_bytes(candidate.model, candidate.sharders, training)
     parts["reserve"] += round(RESERVED_SHARE * spec.memory_bytes)

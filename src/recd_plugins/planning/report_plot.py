@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recd_plugins.files import write_figure
-from recd_plugins.planning.report import COMPONENTS, PlanReport
+from recd_plugins.planning.report import PlanReport
 from recd_plugins.training.stages import STAGES
 
 
@@ -26,11 +26,11 @@ def plot(report: PlanReport, path: Path) -> None:
         sides["plain"] = report.plain
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     memory, time = figure.subplots(1, 2)
-    for axes, parts in ((memory, COMPONENTS), (time, STAGES)):
+    for axes, parts in ((memory, report.components), (time, STAGES)):
         base = dict.fromkeys(sides, 0.0)
         for part in parts:
             heights = [
-                side.memory[part][int(side.memory_by_rank.argmax())] / 2**30
+                side.held(part)[int(side.memory_by_rank.argmax())] / 2**30
                 if axes is memory
                 else getattr(side.seconds, part) * 1e3
                 for side in sides.values()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import cycle
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -11,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from recd_plugins.planning.report import COMPONENTS, PlanReport, SideReport, TableReport
+from recd_plugins.planning.report import PlanReport, SideReport, TableReport
 from recd_plugins.planning.topologies import TopologySpec
 
 # Tables up to this many have a line each; more are put together where they are alike.
@@ -21,7 +22,8 @@ _BARS = 16
 _BAR_WIDTH = 50
 # Tables that coalescing makes worse are named up to this many.
 _WORST = 3
-_MARKS = dict(zip(COMPONENTS, "█▓▞▒▚░·", strict=True))
+# One each of what takes memory; of more they come again.
+_MARKS = "█▓▞▒▚░·"
 
 
 def render(report: PlanReport) -> RenderableType:
@@ -110,14 +112,9 @@ def _shards(side: SideReport) -> Table:
 
 
 def _sharding(table: TableReport) -> str:
-    """TorchRec's name, rows that have copies besides, and whether ids are coalesced."""
-    copies = [
-        f"{rows:,} {tier}"
-        for rows, tier in ((table.hot_rows, "hot"), (table.flex_rows, "flex"))
-        if rows
-    ]
+    """TorchRec's name, what table parts say, and whether ids are coalesced."""
     coalesced = ["coalesced"] if table.uncoalesced_vectors is not None else []
-    return "\n".join([table.sharding_type, *copies, *coalesced])
+    return "\n".join([table.sharding_type, *table.words, *coalesced])
 
 
 def _coalesced(side: SideReport) -> list[Text]:
@@ -162,11 +159,12 @@ def _memory(report: PlanReport) -> Table:
         table.add_column(f"{name}: max", justify="right")
         table.add_column("mean", justify="right")
     fullest = {name: int(side.memory_by_rank.argmax()) for name, side in sides}
-    for component in COMPONENTS:
+    for component in report.components:
         cells = [
             size(value)
             for name, side in sides
-            for value in (side.memory[component][fullest[name]], side.memory[component].mean())
+            for held in (side.held(component),)
+            for value in (held[fullest[name]], held.mean())
         ]
         table.add_row(component, *cells)
     totals = [side.memory_by_rank for _, side in sides]
@@ -184,15 +182,16 @@ def _memory(report: PlanReport) -> Table:
 
 def _bars(side: SideReport, capacity: int) -> Text:
     """Memory of each rank, to the width of what there is."""
-    parts = np.stack([side.memory[component] for component in COMPONENTS])
+    parts = np.stack(list(side.memory.values()))
+    marks = dict(zip(side.memory, cycle(_MARKS), strict=False))
     edges = np.rint(np.cumsum(parts, axis=0) / capacity * _BAR_WIDTH).astype(int)
     lines = []
     for rank in range(parts.shape[1]):
         widths = np.diff(edges[:, rank], prepend=0)
-        bar = "".join(mark * width for mark, width in zip(_MARKS.values(), widths, strict=True))
+        bar = "".join(mark * width for mark, width in zip(marks.values(), widths, strict=True))
         total = size(parts[:, rank].sum())
         lines.append(f"rank {rank:>2} |{bar:<{_BAR_WIDTH}}| {total}")
-    legend = "  ".join(f"{mark} {component}" for component, mark in _MARKS.items())
+    legend = "  ".join(f"{mark} {component}" for component, mark in marks.items())
     return Text("\n".join([*lines, f"        {legend}"]))
 
 

@@ -84,7 +84,7 @@ def setting_of(
         optimizer=registry.training.optimizer,
         device_type=spec.device,
         rates=spec.collective_rates,
-        memory=spec.tiers,
+        sections=spec.sections,
         memory_bytes=spec.memory_bytes,
         data=data or RegistryData(registry),
     )

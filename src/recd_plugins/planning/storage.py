@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
@@ -11,6 +12,7 @@ from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstima
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
+    Shard,
     SharderDataMap,
     ShardingOption,
     Storage,
@@ -18,20 +20,11 @@ from torchrec.distributed.planner.types import (
 )
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
-from recd_plugins.distributed.cached.spec import HostMemory
-from recd_plugins.distributed.tiered import TieredEmbeddingCollection
+from recd_plugins.interfaces import RowMemory, TablePart
 from recd_plugins.registry.schema import TrainingSpec
-
-if TYPE_CHECKING:
-    from recd_plugins.distributed.cached.spec import TableCache
 
 #: Left to the allocator and the interpreter; and to activations where nobody counted them.
 RESERVED_SHARE = 0.15
-
-_CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-# Bytes of a cached table beside rows and their state: where each row is, and what each slot holds
-# and when it was used last.
-_ROW_MAP, _SLOT = 4, 16
 
 
 def dense_bytes(
@@ -69,31 +62,38 @@ def state_bytes(option: ShardingOption, rows: int, training: TrainingSpec) -> in
     return state
 
 
-def copies_bytes(module: nn.Module, ranks_per_node: int, training: TrainingSpec) -> int:
-    """What a rank holds of copies of rows (tiers): with optimizer state, and their gradients.
+def memory_of_parts(
+    parts: Iterable[TablePart], ranks_per_node: int, optimizer: str
+) -> dict[str, int]:
+    """What a rank holds beside tables and layers, by what it is."""
+    found = Counter[str]()
+    for part in parts:
+        found.update(part.memory_of_rank(ranks_per_node, optimizer))
+    return dict(found)
 
-    Gradients are of all copies, and there while a backward pass runs.
-    """
-    return sum(
-        child.overlay_bytes(ranks_per_node, training.optimizer)
-        + 4 * child.embedding_dim() * (child.num_hot + -(-child.num_flex // ranks_per_node))
-        for child in module.modules()
-        if isinstance(child, TieredEmbeddingCollection)
-    )
+
+def row_memory(
+    parts: Iterable[TablePart],
+    option: ShardingOption,
+    shard: Shard,
+    optimizer: str,
+    device_type: str,
+) -> RowMemory | None:
+    """What the part of a table says of its rows; None where they are as in TorchRec's kernels."""
+    said = (part.row_memory(option, shard, optimizer, device_type) for part in parts)
+    return next((memory for memory in said if memory is not None), None)
 
 
 class StorageEstimator(EmbeddingStorageEstimator):
     """TorchRec's estimate, and ``state_bytes``, of which it knows nothing where a sharder decides.
 
-    A table that this package's kernels cache takes its fast tier where it is looked up, and all of
-    its rows in host memory, or none of that where they are in a file: the pages of a file that are
-    in memory leave it when others need it.
+    The rows of a table whose part knows what they take are taken from it.
 
     Args:
         topology: the ranks.
         constraints: by table.
         training: says the optimizer of the tables.
-        caches: of those tables, by name.
+        parts: of entries.
     """
 
     def __init__(
@@ -101,30 +101,31 @@ class StorageEstimator(EmbeddingStorageEstimator):
         topology: Topology,
         constraints: dict[str, ParameterConstraints],
         training: TrainingSpec,
-        caches: Mapping[str, TableCache] | None = None,
+        parts: Sequence[TablePart] = (),
     ) -> None:
         super().__init__(topology=topology, constraints=constraints)
         self._training = training
-        self._caches = caches or {}
-        self._on_gpu = topology.compute_device != "cpu"
+        self._parts = parts
+        self._device_type = topology.compute_device
 
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: SharderDataMap
     ) -> None:
         """See TorchRec's ``ShardEstimator.estimate``."""
-        cached = [
-            option
+        known = [
+            (option, option.compute_kernel)
             for option in sharding_options
-            if option.compute_kernel == _CACHING and option.name in self._caches
+            if self._row_memory(option, option.shards[0]) is not None
         ]
-        for option in cached:
+        for option, _ in known:
             option.compute_kernel = EmbeddingComputeKernel.FUSED.value
         super().estimate(sharding_options, sharder_data_map)
-        for option in cached:
-            option.compute_kernel = _CACHING
-            self._put_fast_tier(option)
+        for option, kernel in known:
+            option.compute_kernel = kernel
+            self._put_rows(option)
+        done = {id(option) for option, _ in known}
         for option in sharding_options:
-            if option.compute_kernel == _CACHING and option.name in self._caches:
+            if id(option) in done:
                 continue
             on_gpu = self._on_gpu and "uvm" not in option.compute_kernel
             for shard in option.shards:
@@ -132,51 +133,46 @@ class StorageEstimator(EmbeddingStorageEstimator):
                 assert shard.storage is not None, "just estimated"
                 shard.storage += Storage(hbm=state, ddr=0) if on_gpu else Storage(hbm=0, ddr=state)
 
-    def _put_fast_tier(self, option: ShardingOption) -> None:
-        """Replace the rows of an uncached table by what a cached one holds."""
-        in_file = not isinstance(self._caches[option.name].storage, HostMemory)
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device_type != "cpu"
+
+    def _row_memory(self, option: ShardingOption, shard: Shard) -> RowMemory | None:
+        return row_memory(self._parts, option, shard, self._training.optimizer, self._device_type)
+
+    def _put_rows(self, option: ShardingOption) -> None:
+        """Replace what the rows of a table take in TorchRec's kernels by what its part says."""
         for shard in option.shards:
+            rows = self._row_memory(option, shard)
             assert shard.storage is not None, "just estimated"
-            rows, dim = shard.size
-            all_rows = rows * dim * option.tensor.element_size()
-            state = state_bytes(option, rows, self._training)
-            fast = fast_tier_bytes(option, rows, dim, self._training)
-            slow = 0 if in_file else all_rows + state
+            assert rows is not None, "its part knows all shards or none"
+            fewer = rows.there - math.prod(shard.size) * option.tensor.element_size()
             shard.storage += (
-                Storage(hbm=fast - all_rows, ddr=slow)
+                Storage(hbm=fewer, ddr=rows.on_host)
                 if self._on_gpu
-                else Storage(hbm=0, ddr=fast - all_rows + slow)
+                else Storage(hbm=0, ddr=fewer + rows.on_host)
             )
 
 
-def fast_tier_bytes(option: ShardingOption, rows: int, dim: int, training: TrainingSpec) -> int:
-    """Of a shard of ``rows`` rows: cached ones, those of the batches in flight, and the row map.
-
-    Two batches are in flight: the one that is computed, and the next, whose rows are fetched.
-    """
-    load_factor = option.cache_load_factor or 0.0
-    slots = round(load_factor * rows)
-    stats = None if option.cache_params is None else option.cache_params.stats
-    if stats is not None:
-        cold = stats.expected_lookups * stats.expected_miss_rate(load_factor)
-        share = rows / option.tensor.shape[0]
-        slots = min(rows, slots + round(2 * cold * share))
-    row = dim * option.tensor.element_size() + state_bytes(option, 1, training)
-    return slots * (row + _SLOT) + rows * _ROW_MAP
-
-
 class Reservation(FixedPercentageStorageReservation):
-    """``RESERVED_SHARE`` of each rank's memory, and what layers and copies of rows take.
+    """``RESERVED_SHARE`` of each rank's memory, and what layers and parts of tables take.
 
     TorchRec's reserves memory of GPUs only.
 
     Args:
         training: says the optimizer of the dense layers.
         activation_bytes: what a rank keeps of a forward pass beside its lookups.
+        parts: of entries.
     """
 
-    def __init__(self, training: TrainingSpec, activation_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        training: TrainingSpec,
+        activation_bytes: int = 0,
+        parts: Sequence[TablePart] = (),
+    ) -> None:
         super().__init__(RESERVED_SHARE)
+        self._parts = parts
         self._training = training
         self._activation_bytes = activation_bytes
 
@@ -192,7 +188,7 @@ class Reservation(FixedPercentageStorageReservation):
         reserved = super().reserve(topology, batch_size, module, sharders, constraints)
         taken = (
             dense_bytes(module, sharders, self._training)
-            + copies_bytes(module, topology.local_world_size, self._training)
+            + sum(self._beside_tables(topology.local_world_size).values())
             + self._activation_bytes
         )
         for device in reserved.devices:
@@ -201,3 +197,6 @@ class Reservation(FixedPercentageStorageReservation):
             else:
                 device.storage.hbm -= taken
         return reserved
+
+    def _beside_tables(self, ranks_per_node: int) -> dict[str, int]:
+        return memory_of_parts(self._parts, ranks_per_node, self._training.optimizer)

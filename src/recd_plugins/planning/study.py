@@ -49,7 +49,7 @@ class Study:
 
         @cache
         def plugins(rows: int) -> Candidate:
-            # Tiers of rows are chosen for a batch size.
+            # Table parts are made for a batch size.
             changed = registry.with_training({"batch_size": rows})
             return at_start if rows == start else with_plugins(changed, self.spec, data)
 

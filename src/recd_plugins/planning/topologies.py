@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictInt,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.planner.types import (
     BasicCommsBandwidths,
@@ -19,8 +28,8 @@ from torchrec.distributed.planner.types import (
 )
 
 from recd_plugins.errors import RecdError, RegistryError
-from recd_plugins.planning.caching.rates import CacheRates
-from recd_plugins.planning.collective_rates import CollectiveRates, TierMemory
+from recd_plugins.manager import PluginManager
+from recd_plugins.planning.collective_rates import CollectiveRates
 from recd_plugins.planning.stage_times import StageCosts
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import did_you_mean, schema_problems
@@ -75,12 +84,6 @@ class TopologySpec(BaseModel):
     collectives: CollectiveRates | None = Field(
         default=None, description="What collectives reach; else what the bandwidths allow."
     )
-    tiers: TierMemory | None = Field(
-        default=None, description="What replicated rows take, as recd plan --tiers measured it."
-    )
-    cache: CacheRates | None = Field(
-        default=None, description="What fetched rows cost, as recd plan --cache measured it."
-    )
 
     @model_validator(mode="after")
     def _gpu_has_memory(self) -> Self:
@@ -110,9 +113,14 @@ class TopologySpec(BaseModel):
         return self.collectives or CollectiveRates.of_topology(self)
 
     @property
-    def cache_rates(self) -> CacheRates:
-        """Those of the section ``cache``, or what the bandwidths allow."""
-        return self.cache or CacheRates.of_topology(self)
+    def sections(self) -> dict[str, BaseModel]:
+        """What packages of plugins know of these machines, by the name of the section."""
+        names = type(self).model_fields.keys() - TopologySpec.model_fields.keys()
+        return {name: found for name in names if (found := getattr(self, name)) is not None}
+
+    def with_section(self, name: str, section: BaseModel) -> TopologySpec:
+        """The same with what a package of plugins has measured."""
+        return _model().model_validate({**dict(self), name: section})
 
     def to_torchrec(self) -> Topology:
         """What TorchRec's planner takes; its bandwidths are bytes a millisecond."""
@@ -237,13 +245,23 @@ def read_topology(path: Path) -> TopologySpec:
     Raises:
         RegistryError: what is wrong with it, with lines.
     """
-    document = read_yaml(path)
+    document, model = read_yaml(path), _model()
     try:
-        return TopologySpec.model_validate(document.data)
+        return model.model_validate(document.data)
     except ValidationError as error:
-        raise RegistryError(
-            schema_problems(document, (), TopologySpec, "key of a topology", error)
-        ) from error
+        problems = schema_problems(document, (), model, "key of a topology", error)
+        raise RegistryError(problems) from error
+
+
+def _model() -> type[TopologySpec]:
+    """The schema of a topology file, with the sections of the installed plugins."""
+    return _with_fields(tuple(PluginManager().register_topology_sections().items()))
+
+
+@cache
+def _with_fields(sections: tuple[tuple[str, type[BaseModel]], ...]) -> type[TopologySpec]:
+    fields: Any = {name: (cls | None, None) for name, cls in sections}
+    return create_model("TopologySpec", __base__=TopologySpec, **fields)
 
 
 def _path_of(name: str) -> Path:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torchrec.distributed.types import (
@@ -15,21 +16,20 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
-from recd_plugins.interfaces import Table
+from recd_plugins.interfaces import StepShape, Table, TablePart
 from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.profile import DataProfile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from recd_plugins.planning.tiers import TableTiers
-
-_SCALAR = 4  # bytes of a float32
-_ID = 8  # bytes of an id
-_LENGTH = 4  # bytes of a length
-# Collectives of one kind of sharding of one module, in a step: lengths, ids, outputs, gradients.
-_COLLECTIVES = 4
-_EVERY_RANK = slice(None)
+SCALAR_BYTES = 4  # of a float32
+ID_BYTES = 8
+LENGTH_BYTES = 4
+#: Collectives of one kind of sharding of one module, in a step: lengths, ids, outputs, gradients.
+COLLECTIVES = 4
+#: Ranks of work that all do.
+EVERY_RANK = slice(None)
 # Rows are split over the ranks of one node.
 _WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
 
@@ -90,8 +90,7 @@ def work_of_step(
     batch_size: int,
     world_size: int,
     local_world_size: int | None = None,
-    tiers: Mapping[str, TableTiers] | None = None,
-    cached: Mapping[str, Work] | None = None,
+    parts: Sequence[TablePart] = (),
 ) -> list[Work]:
     """The work of each rank.
 
@@ -103,10 +102,9 @@ def work_of_step(
         batch_size: rows of a rank.
         world_size: ranks.
         local_world_size: ranks of a node; all of them without it.
-        tiers: of rows, by table name (``Registry.tiers``).
-        cached: what the slow tier of each cached table moves on all ranks together, by its name.
+        parts: of entries, which know what they do beside sharded lookups.
     """
-    cluster = _Cluster(batch_size, world_size, local_world_size or world_size)
+    step = StepShape(batch_size, world_size, local_world_size or world_size, profile)
     by_name = {table.name: table for table in tables}
     totals = {field.name: np.zeros(world_size) for field in fields(Work)}
 
@@ -115,26 +113,22 @@ def work_of_step(
             if (value := getattr(work, name)) and name != "steps":
                 total[ranks] += value
 
-    add(_EVERY_RANK, _dense_work(tables, profile, compute, cluster))
+    add(EVERY_RANK, _dense_work(tables, compute, step))
     for module in plan.plan.values():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
         kinds = set()
         for name, sharding in module.items():
             kinds.add(sharding.sharding_type)
-            found = None if tiers is None else tiers.get(name)
-            cold_share = 1.0 if found is None else found.cold_share
-            for ranks, work in _table_work(by_name[name], sharding, profile, cluster, cold_share):
+            own_share = math.prod(part.sharded_share(name) for part in parts)
+            for ranks, work in _table_work(by_name[name], sharding, step, own_share):
                 add(ranks, work)
-            if cached is not None and name in cached:
-                for owner, share_of_rows, columns in _shards(by_name[name], sharding):
-                    share = share_of_rows * columns / by_name[name].embedding_dim
-                    add(slice(owner, owner + 1), cached[name] * share)
-            if found is not None:
-                add(_EVERY_RANK, _copies_work(by_name[name], found, profile, cluster))
-        if tiers is not None and any(name in tiers and tiers[name].flex for name in module):
-            add(_EVERY_RANK, Work(collectives=_COLLECTIVES))
+            for part in parts:
+                for ranks, work in part.work(by_name[name], sharding, step):
+                    add(ranks, work)
+        for part in parts:
+            add(EVERY_RANK, Work(collectives=part.collectives(module)))
         kinds.discard(ShardingType.DATA_PARALLEL.value)
-        add(_EVERY_RANK, Work(collectives=_COLLECTIVES * len(kinds)))
+        add(EVERY_RANK, Work(collectives=COLLECTIVES * len(kinds)))
     return [
         Work(**{name: float(total[rank]) for name, total in totals.items()} | {"steps": 1.0})
         for rank in range(world_size)
@@ -158,11 +152,11 @@ def bytes_of_tables(
         batch_size: rows of a rank.
         world_size: ranks.
     """
-    cluster = _Cluster(batch_size, world_size, world_size)
+    step = StepShape(batch_size, world_size, world_size, profile)
     return {
         table.name: sum(
             (work.bytes_in_node + work.bytes_across_nodes) * len(range(world_size)[ranks])
-            for ranks, work in _table_work(table, shardings[table.name], profile, cluster)
+            for ranks, work in _table_work(table, shardings[table.name], step)
         )
         for table in tables
     }
@@ -180,17 +174,9 @@ def rows_pooled(
     return batch_size * share
 
 
-class _Cluster(NamedTuple):
-    batch_size: int
-    world_size: int
-    local_world_size: int
-
-
-def _dense_work(
-    tables: Sequence[Table], profile: DataProfile, compute: Compute, cluster: _Cluster
-) -> Work:
+def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> Work:
     """What every rank does apart from its tables."""
-    batch_size, world_size = cluster.batch_size, cluster.world_size
+    batch_size, world_size, _, profile = step
     pooled_rows = rows_pooled(tables, profile, compute, batch_size)
     expanded = sum(
         (batch_size + profile.of(feature).rows(batch_size)) * table.embedding_dim
@@ -212,7 +198,7 @@ def _dense_work(
         # Duplicates are made again from what is stored once, forward and backward.
         element_bytes=compute.rest.element_bytes * batch_size
         + compute.pooling.element_bytes * pooled_rows
-        + 2 * _SCALAR * expanded,
+        + 2 * SCALAR_BYTES * expanded,
         ids_read=batch_size
         * sum(profile.of(feature).length for table in tables for feature in table.features),
     )
@@ -221,35 +207,34 @@ def _dense_work(
 def _table_work(
     table: Table,
     sharding: ParameterSharding,
-    profile: DataProfile,
-    cluster: _Cluster,
-    cold_share: float = 1.0,
+    step: StepShape,
+    own_share: float = 1.0,
 ) -> Iterator[tuple[slice, Work]]:
     """What a table adds to the work of ranks: as owner of a shard, and as sender of ids."""
-    batch_size, world_size, local = cluster
+    batch_size, world_size, local, profile = step
     rows = profile.rows(table, batch_size)
-    ids = cold_share * profile.ids(table, batch_size)
+    ids = own_share * profile.ids(table, batch_size)
     variable = table.name in profile.distinct or any(
         profile.of(f).deduplicated for f in table.features
     )
     if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
-        num_bytes = table.num_embeddings * table.embedding_dim * _SCALAR
+        num_bytes = table.num_embeddings * table.embedding_dim * SCALAR_BYTES
         yield (
-            _EVERY_RANK,
+            EVERY_RANK,
             Work(
                 ids_looked_up=ids,
-                bytes_looked_up=ids * table.embedding_dim * _SCALAR,
+                bytes_looked_up=ids * table.embedding_dim * SCALAR_BYTES,
                 bytes_reduced=2 * (world_size - 1) / world_size * num_bytes,
             ),
         )
         return
     within_node = table.pooled and sharding.sharding_type in _WITHIN_NODE
-    for owner, share_of_rows, columns in _shards(table, sharding):
+    for owner, share_of_rows, columns in shards_of(table, sharding):
         # A rank sends its ids to the owner, which sends an embedding to each rank for each of its
         # rows or, of a sequence, of its ids; the gradients of these come back.
         sent = ids * share_of_rows
-        vectors = (rows if table.pooled else sent) * columns * _SCALAR
-        inputs = sent * _ID + rows * _LENGTH
+        vectors = (rows if table.pooled else sent) * columns * SCALAR_BYTES
+        inputs = sent * ID_BYTES + rows * LENGTH_BYTES
         # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
         across = inputs + (vectors / local if within_node else vectors)
         in_node = inputs + vectors
@@ -263,7 +248,7 @@ def _table_work(
             slice(owner, owner + 1),
             Work(
                 ids_looked_up=world_size * sent,
-                bytes_looked_up=world_size * sent * columns * _SCALAR,
+                bytes_looked_up=world_size * sent * columns * SCALAR_BYTES,
                 rows_looked_up=world_size * rows if table.pooled and variable else 0.0,
                 # The sums for other nodes are reduced in the node first, and gathered after.
                 bytes_in_node=(local - 1) * vectors * (2 * nodes - 1 if within_node else 1),
@@ -272,27 +257,7 @@ def _table_work(
         )
 
 
-def _copies_work(table: Table, tiers: TableTiers, profile: DataProfile, cluster: _Cluster) -> Work:
-    """What hot and flex rows add to the work of every rank (FlexShard, table 2).
-
-    Ids of hot rows are looked up where they are. Those of flex rows are dealt evenly to the ranks
-    of the node, so a rank looks up as many as it sends. Gradients of the copies are reduced, of hot
-    rows over all ranks, of flex rows over those that hold the same ones.
-    """
-    batch_size, world_size, local = cluster
-    nodes, width = world_size // local, table.embedding_dim * _SCALAR
-    ids = profile.ids(table, batch_size)
-    hot, flex = ids * tiers.hot_share, ids * tiers.flex_share
-    return Work(
-        ids_looked_up=hot + flex,
-        bytes_looked_up=(hot + flex) * width,
-        bytes_in_node=(local - 1) / local * flex * (_ID + 2 * width),
-        bytes_reduced=2 * (world_size - 1) / world_size * tiers.hot * width
-        + 2 * (nodes - 1) / nodes * tiers.flex / local * width,
-    )
-
-
-def _shards(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, float, int]]:
+def shards_of(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, float, int]]:
     """The shards of a table: their rank, their share of its rows, their columns."""
     assert isinstance(sharding.sharding_spec, EnumerableShardingSpec), "sharded tables have one"
     for shard in sharding.sharding_spec.shards:

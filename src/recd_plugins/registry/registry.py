@@ -22,6 +22,7 @@ from recd_plugins.interfaces import (
     Split,
     Table,
 )
+from recd_plugins.interfaces.table_part import by_class
 from recd_plugins.registry.entries import Entry, at_entry, claim
 from recd_plugins.registry.resolve import two_readers
 from recd_plugins.registry.schema import ModelSpec, RegistrySpec, TrainingSpec
@@ -36,12 +37,10 @@ if TYPE_CHECKING:
 
     from recd_plugins.data.loader import DataLoader
     from recd_plugins.data.model_input import Placement
-    from recd_plugins.distributed.cached.spec import TableCache
-    from recd_plugins.interfaces import Setting
-    from recd_plugins.planning.caching import CachePlan
+    from recd_plugins.distributed.lookup_kernels import LookupKernels
+    from recd_plugins.interfaces import Setting, TablePart
     from recd_plugins.planning.planner import RegistryPlanner
     from recd_plugins.planning.profile import DataProfile
-    from recd_plugins.planning.tiers.plan import TableTiers, TierPlan
     from recd_plugins.training.pipeline import CheckedTrainPipeline
 
 
@@ -52,25 +51,16 @@ class Prepared:
     Attributes:
         placement: which features the model looks up how.
         num_embeddings: rows of the table of each feature.
-        tier_plans: of sharding entries whose plugins have tiers of rows, by ``Entry.field``.
-        caches: of tables that the kernels of this package cache, by table name.
-        cache_plans: what is expected of them, by ``Entry.field`` of the cache entries.
+        parts: what sharding and cache entries do to the tables, by ``Entry.field``.
         tables: of the model, before sharding plugins replaced any.
         coalesced: names of those whose ids are made unique before they are sent.
     """
 
     placement: Placement
     num_embeddings: Mapping[str, int]
-    tier_plans: Mapping[str, TierPlan] = field(default_factory=dict)
-    caches: Mapping[str, TableCache] = field(default_factory=dict)
-    cache_plans: Mapping[str, CachePlan] = field(default_factory=dict)
+    parts: Mapping[str, TablePart] = field(default_factory=dict)
     tables: tuple[Table, ...] = ()
     coalesced: frozenset[str] = frozenset()
-
-    @property
-    def tiers(self) -> dict[str, TableTiers]:
-        """The tiers of each table that has some, by its name."""
-        return {table.name: table for plan in self.tier_plans.values() for table in plan.tables}
 
 
 @dataclass
@@ -109,14 +99,15 @@ class Registry:
         return self.spec.model
 
     @property
-    def tiers(self) -> dict[str, TableTiers]:
-        """The tiers of the tables of the model that ``prepare`` saw last, by table name."""
-        return self.prepared.tiers if self.prepared else {}
+    def parts(self) -> tuple[TablePart, ...]:
+        """What entries do to the tables of the model that ``prepare`` saw last."""
+        return tuple(self.prepared.parts.values()) if self.prepared else ()
 
     @property
-    def caches(self) -> Mapping[str, TableCache]:
-        """The caches of the tables of the model that ``prepare`` saw last, by table name."""
-        return self.prepared.caches if self.prepared else {}
+    def lookup_kernels(self) -> tuple[LookupKernels, ...]:
+        """Those of the tables of that model that TorchRec's kernels are not to look up."""
+        kernels = (cls.kernels(parts) for cls, parts in by_class(self.parts).items())
+        return tuple(each for each in kernels if each is not None)
 
     @property
     def tables(self) -> tuple[Table, ...]:

@@ -14,7 +14,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed import stock_sharders
-from recd_plugins.distributed.cached.kernel import kept_tables
+from recd_plugins.distributed.lookup_kernels import kept_tables
 from recd_plugins.interfaces import Setting, Table
 from recd_plugins.planning import rows_by_feature, tables_of
 from recd_plugins.planning.setting import setting_of
@@ -23,7 +23,7 @@ from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.placement import plan_placement
 from recd_plugins.training.prepare import build_model, put_poolings
-from recd_plugins.training.prepare_caches import prepare_caches
+from recd_plugins.training.prepare_parts import prepare_parts
 from recd_plugins.training.weights import copy_weights
 
 Side = Literal["plugins", "baseline"]
@@ -132,11 +132,11 @@ def without_plugins(registry: Registry, model: torch.nn.Module) -> Registry:
 
 
 def _batches_of(registry: Registry, model: torch.nn.Module, device: torch.device) -> Registry:
-    """What wrappers of the dataset ask: the registry with the caches that its plugins choose."""
+    """What wrappers of the dataset ask: the registry with the parts of its tables."""
     tables = tables_of(model)
     placement = plan_placement(registry, registry.dataset.schema())
     prepared = Prepared(placement, rows_by_feature(tables), tables=tuple(tables))
     registry = replace(registry, prepared=prepared)
-    caches, plans = prepare_caches(registry, tables, setting_of(registry, device=device), ())
-    registry.prepared = replace(prepared, caches=caches, cache_plans=plans)
+    parts = prepare_parts(registry, tables, setting_of(registry, device=device))
+    registry.prepared = replace(prepared, parts=parts)
     return registry

@@ -12,7 +12,7 @@ import torch
 
 from recd_plugins.clock import clock_of
 from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
-from recd_plugins.distributed.byte_counter import CollectiveBytes, Kind, lookup_ids
+from recd_plugins.distributed.byte_counter import Channel, CollectiveBytes, lookup_ids
 
 # Batches that TrainPipelineSparseDist distributes before it trains on them.
 _READ_AHEAD = 2
@@ -26,12 +26,12 @@ class Counted:
 
     Attributes:
         sent: bytes by kind of collective.
-        sent_by_tier: bytes of those collectives that belong to a tier, by tier.
+        sent_by_channel: bytes of those collectives that have a name, by name.
         ids: that entered its lookups.
     """
 
     sent: dict[str, float]
-    sent_by_tier: dict[str, float]
+    sent_by_channel: dict[str, float]
     ids: float
 
 
@@ -43,8 +43,7 @@ class Meter:
     Args:
         model: sharded.
         device: of this rank.
-        tiers: tier by name of its process group and kind of its collectives, where the model has
-            tiers.
+        channels: names of collectives that are counted apart.
         stalls: of the batches that the steps take.
     """
 
@@ -54,11 +53,11 @@ class Meter:
         self,
         model: torch.nn.Module,
         device: torch.device,
-        tiers: Mapping[tuple[str, Kind], str] | None = None,
+        channels: Mapping[Channel, str] | None = None,
         stalls: StallMeter | None = None,
     ) -> None:
         self._model = model
-        self._tiers = tiers or {}
+        self._channels = channels or {}
         self._clock = clock_of(device)
         self._step = 0
         self._bytes = CollectiveBytes()
@@ -111,12 +110,14 @@ class Meter:
         """
         if self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
             return None
-        by_tier = Counter[str]()
+        by_channel = Counter[str]()
         for traffic, num_bytes in self._bytes.sent.items():
-            if (tier := self._tiers.get((traffic.group, traffic.kind))) is not None:
-                by_tier[tier] += num_bytes
+            if (name := self._channels.get((traffic.group, traffic.kind))) is not None:
+                by_channel[name] += num_bytes
         return Counted(
-            self._mean(self._bytes.by_kind()), self._mean(by_tier), self._ids / self.COUNTED_STEPS
+            self._mean(self._bytes.by_kind()),
+            self._mean(by_channel),
+            self._ids / self.COUNTED_STEPS,
         )
 
     def _mean(self, totals: Mapping[str, int]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from torchrec.distributed.train_pipeline.pipeline_context import PrefetchTrainPi
 from torchrec.distributed.train_pipeline.runtime_forwards import PrefetchPipelinedForward
 
 from recd_plugins.distributed import check_every_parameter_is_trained, check_sharded_as_wholes
-from recd_plugins.distributed.cached.state import looks_ahead
+from recd_plugins.distributed.lookup_kernels import prefetches
 from recd_plugins.distributed.table_report import outermost_sharded
 from recd_plugins.errors import RecdError
 
@@ -180,6 +180,6 @@ def build_train_pipeline(
     """
     check_sharded_as_wholes(dmp)
     check_every_parameter_is_trained(dmp, optimizer)
-    if looks_ahead(dmp):
+    if prefetches(dmp):
         return LookaheadTrainPipeline(dmp, optimizer, device)
     return CheckedTrainPipeline(dmp, optimizer, device, execute_all_batches=True)

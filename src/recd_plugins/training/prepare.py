@@ -29,7 +29,7 @@ from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import did_you_mean, shortened
 from recd_plugins.training.dlrm import DLRM, table_name
 from recd_plugins.training.placement import placement_of, plan_placement
-from recd_plugins.training.prepare_caches import prepare_caches
+from recd_plugins.training.prepare_parts import prepare_parts
 from recd_plugins.training.sequence_pooling import SequencePooling
 
 if TYPE_CHECKING:
@@ -118,23 +118,16 @@ def prepare_model(
         coalesced=coalesced,
     )
     setting = setting or setting_of(registry)
-    tier_plans = {}
     for entry in registry.sharding:
         claimed = [table for table in tables if claims.get(table.name) is entry]
         model = _rewritten(registry, model, entry, claimed, setting)
-        with plugin_call(entry.plugin, "tiers"), at_entry(registry.path, entry):
-            plan = entry.plugin.tiers(claimed, setting)
-        if plan is not None:
-            tier_plans[entry.field] = plan
-    caches, cache_plans = prepare_caches(registry, tables, setting, set(tier_plans))
+    parts = prepare_parts(registry, tables, setting)
     put_poolings(registry, model)
     guard(model)
     registry.prepared = Prepared(
         placement_of(model, plugins),
         num_embeddings,
-        tier_plans,
-        caches,
-        cache_plans,
+        parts,
         tuple(tables),
         coalesced,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,16 +17,14 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins import activity
 from recd_plugins.data.stalls import StallMeter
-from recd_plugins.distributed.cached.kernel import close_cached_tables
+from recd_plugins.distributed.lookup_kernels import close_kernels
 from recd_plugins.distributed.table_report import describe_tables
 from recd_plugins.errors import RecdError
-from recd_plugins.interfaces import Split
+from recd_plugins.interfaces import Section, Split
 from recd_plugins.registry import Registry, TrainingSpec, load_registry
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.breakdown import StepMemory, StepProfile
-from recd_plugins.training.cache_report import CacheReport, merged
-from recd_plugins.training.caches import counted_by_step, report_caches
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.device import device_of_rank
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
@@ -40,8 +38,7 @@ from recd_plugins.training.quality import Predictions, Quality
 from recd_plugins.training.source import Source
 from recd_plugins.training.stages import StageTimes
 from recd_plugins.training.stall_report import StallReport
-from recd_plugins.training.tier_report import TierReport
-from recd_plugins.training.tiers import report_tiers, tiers_of_collectives
+from recd_plugins.training.table_parts import channels_of, observed_by, sections_of
 
 T = TypeVar("T")
 
@@ -94,8 +91,7 @@ class Result:
             for a run too short to tell.
         step_memory: bytes of a step above those at its start, of the rank that needs most; likewise
             None.
-        tiers: traffic of tiers of rows, where the model has some.
-        caches: traffic of cached tables, where the model has some.
+        sections: what table parts report, by name.
         groups: batches by the groups that a wrapper of the dataset sorts rows into, if any.
         stalls: what the timed steps waited for data; None for a run too short to tell.
         ingestion: figures of the ingestion by rank, of the training split; None without one.
@@ -111,22 +107,18 @@ class Result:
     test: Quality | None
     stages: StageTimes | None = None
     step_memory: StepMemory | None = None
-    tiers: TierReport | None = None
-    caches: CacheReport | None = None
+    sections: Mapping[str, Section] = field(default_factory=dict)
     groups: GroupReport | None = None
     stalls: StallReport | None = None
     ingestion: list[Mapping[str, float]] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values."""
-        reports = {
-            "tiers": self.tiers,
-            "caches": self.caches,
-            "groups": self.groups,
-            "stalls": self.stalls,
-        }
+        """JSON values; each section under its name."""
+        reports = {**self.sections, "groups": self.groups, "stalls": self.stalls}
         shown = {name: report and report.as_json() for name, report in reports.items()}
-        return {**asdict(self), **shown}
+        values = asdict(replace(self, sections={}))
+        del values["sections"]
+        return {**values, **shown}
 
 
 def train(rank: int, world_size: int, job: Job) -> Result:
@@ -180,7 +172,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     source = Source(loader, progress, training.epochs, training.steps)
     stalls = StallMeter(device)
     batches = stalls.metered(source)
-    meter = Meter(dmp, device, tiers_of_collectives(dmp), stalls)
+    meter = Meter(dmp, device, channels_of(registry.parts, dmp.module), stalls)
     profile = StepProfile(device, warmup=0)
     first = progress.step + 1 + Meter.COUNTED_STEPS
     profiled = range(first, first + PROFILED_STEPS if job.breakdown else first)
@@ -212,12 +204,13 @@ def train(rank: int, world_size: int, job: Job) -> Result:
                 _save(checkpoints, finite, dmp, optimizer, progress.with_losses(losses))
                 saved_step = progress.step
     peak = peak_bytes(device)
-    moved = counted_by_step(dmp, progress.step - first_step)  # evaluation counts, too
+    # Before evaluation, which counts too.
+    observed = observed_by(registry.parts, dmp.module, progress.step - first_step)
     losses += finite.losses(pending, len(losses))
     if checkpoints is not None and progress.step > saved_step:
         _save(checkpoints, finite, dmp, optimizer, progress.with_losses(losses))
 
-    ranks = _from_every_rank((meter.per_step(), peak, moved, source.groups, meter.stalls()))
+    ranks = _from_every_rank((meter.per_step(), peak, observed, source.groups, meter.stalls()))
     counts = [count for count, *_ in ranks if count is not None]
     profiles = _from_every_rank((profile.stages(), profile.memory())) if profile.complete else []
     seconds = meter.step_seconds()
@@ -235,10 +228,11 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         step_memory=max(
             (memory for _, memory in profiles), key=lambda memory: memory.peak, default=None
         ),
-        tiers=report_tiers(
-            parts, sum_by_kind([count.sent_by_tier for count in counts]) if counts else None
+        sections=sections_of(
+            parts,
+            sum_by_kind([count.sent_by_channel for count in counts]) if counts else None,
+            [observed for _, _, observed, *_ in ranks],
         ),
-        caches=report_caches(parts, merged([moved for _, _, moved, *_ in ranks])),
         groups=GroupReport.of([groups for *_, groups, _ in ranks], registry.expected_groups()),
         stalls=StallReport.of(
             [waited for *_, waited in ranks],
@@ -248,7 +242,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         ),
         ingestion=None if registry.ingestion is None else _from_every_rank(dict(loader.report())),
     )
-    close_cached_tables(dmp)
+    close_kernels(dmp)
     return result
 
 

@@ -5,53 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.access.profile import AccessProfile, TableAccess
-from recd_plugins.interfaces import Setting, Sharding, Table, TrainingData
-from recd_plugins.planning.profile import DataProfile
+from recd_plugins.interfaces import Setting, SharderArguments, Sharding, Table
 from recd_plugins.planning.topologies import this_machine
-from recd_plugins.testing.contracts.plugin import PluginContract
+from recd_plugins.testing.contracts.skewed_data import SkewedData
+from recd_plugins.testing.contracts.table_part import TablePartContract
 
 
-class SkewedData(TrainingData):
-    """Data that reads an eighth of the rows of each table much more often than the others."""
-
-    def profile(self) -> DataProfile:
-        """Of features with one id a row."""
-        return DataProfile({})
-
-    def access(
-        self,
-        tables: Sequence[Table],
-        rows: int | None,  # noqa: ARG002
-        *,
-        deduplicated: bool = True,  # noqa: ARG002
-    ) -> AccessProfile:
-        """Counts of a thousand rows of data."""
-        return AccessProfile({table.name: self._access(table) for table in tables}, "a test")
-
-    def _access(self, table: Table) -> TableAccess:
-        ids = np.arange(table.num_embeddings)
-        accesses = np.where(ids < table.num_embeddings // 8, 400.0, 1.0)
-        return TableAccess.from_counts(
-            table.name,
-            table.features,
-            table.num_embeddings,
-            samples=1000,
-            rows=ids,
-            accesses=accesses,
-        )
-
-
-class ShardingContract(PluginContract):
+class ShardingContract(TablePartContract):
     """Tests of a sharding plugin: override the fixture ``plugin``."""
 
     @pytest.fixture
@@ -112,16 +79,6 @@ class ShardingContract(PluginContract):
             )
         return model
 
-    def test_constrains_only_the_tables_it_is_given(
-        self, plugin: Sharding, tables: Sequence[Table]
-    ) -> None:
-        constraints = plugin.constraints(tables[:-1])
-        assert set(constraints) <= {table.name for table in tables[:-1]}
-        assert all(isinstance(value, ParameterConstraints) for value in constraints.values())
-
-    def test_constrains_nothing_without_tables(self, plugin: Sharding) -> None:
-        assert dict(plugin.constraints([])) == {}
-
     def test_rewrite_leaves_other_tables_alone(
         self, plugin: Sharding, model: nn.Module, tables: Sequence[Table], setting: Setting
     ) -> None:
@@ -146,30 +103,13 @@ class ShardingContract(PluginContract):
         ranks = []
         for rank in (copy(plugin), copy(plugin)):  # made anew from its options, as on each rank
             weights = _weights(rank.rewrite(deepcopy(model), tables[:-1], setting))
-            plan = rank.tiers(tables[:-1], setting)
-            rows = plan and [(t.name, [*t.hot_rows], [*t.flex_rows]) for t in plan.tables]
-            ranks.append((weights, rows, dict(rank.constraints(tables[:-1]))))
+            ranks.append((weights, dict(rank.constraints(tables[:-1]))))
         (first, *others), (second, *other_others) = ranks
         _assert_equal(first, second)
         assert others == other_others
 
-    def test_tiers_are_of_the_tables_it_is_given(
-        self, plugin: Sharding, tables: Sequence[Table], setting: Setting
-    ) -> None:
-        plan = plugin.tiers(tables[:-1], setting)
-        if plan is not None:
-            assert {table.name for table in plan.tables} <= {table.name for table in tables[:-1]}
-            sizes = {table.name: table.num_embeddings for table in tables}
-            for t in plan.tables:
-                rows = np.concatenate([t.hot_rows, t.flex_rows])
-                assert len(rows) == len(np.unique(rows)), f"{t.name}: a row is in two tiers"
-                assert np.isin(rows, np.arange(sizes[t.name])).all(), f"{t.name} has no such row"
-
-    def test_no_tables_have_no_tiers(self, plugin: Sharding, setting: Setting) -> None:
-        assert plugin.tiers([], setting) is None
-
     def test_sharders_shard_modules(self, plugin: Sharding) -> None:
-        sharders = plugin.sharders({})
+        sharders = plugin.sharders(SharderArguments({}, (), frozenset()))
         assert all(isinstance(sharder, ModuleSharder) for sharder in sharders)
         types = [sharder.module_type for sharder in sharders]
         assert len(types) == len(set(types)), "two sharders for one type of module"

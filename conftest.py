@@ -1,0 +1,159 @@
+"""Tests see the plugins of this repository and no others that happen to be installed."""
+
+import gc
+import os
+from collections.abc import Generator, Iterator
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import is_hypothesis_test, settings
+
+os.environ["RECD_NO_THIRD_PARTY"] = "1"
+# No test is timed: a kernel is compiled first, or another process has the cores.
+# Examples that failed are kept in .hypothesis, and are tried first in the next run.
+settings.register_profile("untimed", deadline=None, print_blob=True)
+settings.register_profile("nightly", settings.get_profile("untimed"))
+settings.load_profile("untimed")
+#: What a night draws for one example of a day.
+_NIGHTLY = 20
+
+#: Left out by ``make test-fast``: runs from start to end, and every cell of a matrix. What they put
+#: together has tests of its own, which stay.
+_SLOW = (
+    # Runs of the command, of examples, pages and benchmarks; kills and what goes on after them.
+    "benchmarks/*",
+    "cli/test_plan_*",
+    "cli/test_run*",
+    "data/storage/test_loader_from_s3.py",
+    "data/storage/test_training_from_s3.py",
+    "recd_plugin_scars/tests/runtime/test_mapped_file.py",
+    "docs/test_dataset_wrapper_page.py",
+    "docs/test_flexshard_page.py",
+    "docs/test_hot_batches_section.py",
+    "docs/test_how_to_pages.py",
+    "docs/test_program_pages.py",
+    "docs/test_scars_page.py",
+    "docs/test_trainer_page.py",
+    "examples/*",
+    "planning/test_stage_times.py",
+    "planning/test_work.py",
+    "plugins/*/test_*run.py",
+    "plugins/*/tests/test_*run.py",
+    "recd_plugin_flexshard/tests/test_checkpoints.py",
+    "plugins/recd/cluster/test_restart.py",
+    "plugins/recd/models/test_training.py",
+    "test_third_party_plugin.py",
+    "recd_plugin_scars/tests/report/test_cached_run.py",
+    "training/test_checkpoint.py",
+    "training/test_dcn_run.py",
+    "recd_plugin_flexshard/tests/report/test_tiers.py",
+    # Matrices of plans, optimizers and numbers of ranks.
+    "distributed/*/test_parity.py",
+    "recd_plugin_scars/tests/runtime/test_coalesced.py",
+    "recd_plugin_scars/tests/runtime/test_matrix.py",
+    "recd_plugin_scars/tests/runtime/test_state.py",
+    "distributed/test_parity.py",
+    "distributed/test_pooling_parity.py",
+    "distributed/test_portable_kernels.py",
+    "distributed/test_torchrec_oracle.py",
+    "recd_plugin_flexshard/tests/runtime/test_checkpoints.py",
+    "recd_plugin_flexshard/tests/runtime/test_parity.py",
+    "recd_plugin_flexshard/tests/runtime/test_retier.py",
+    "recd_plugin_flexshard/tests/planning/test_simulate.py",
+    "recd_plugin_flexshard/tests/planning/test_traffic.py",
+    "plugins/dlrm/criteo/test_contract.py",
+    "plugins/recd/preprocessing/test_exactness.py",
+    "training/test_lookahead.py",
+    # Ray starts dozens of processes.
+    "plugins/dsi/test_local_ray.py",
+    "plugins/dsi/test_ray_ingestion.py",
+)
+#: One after the other, and first: they count or kill readers of Ray on the whole machine.
+_RAY = ("plugins/dsi/*", "examples/test_ray_readers.py")
+
+# Processes of ranks, of readers and of programs are forked from a server that has imported all that
+# any of them needs, once.
+forkserver.set_forkserver_preload(["tests.fork_imports"])
+forkserver.set_forkserver_preload = lambda modules_names: None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests of a file share what it makes, and those on Ray the machine: one worker has them."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFileAndRay(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "ray" if any(map(Path(file).match, _RAY)) else file
+
+    return ByFileAndRay(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    files = {item.path for item in items}
+    on_ray = {file for file in files if any(map(file.match, _RAY))}
+    slow = {file for file in files if any(map(file.match, _SLOW))}
+    for item in items:
+        if item.path in slow:
+            item.add_marker(pytest.mark.slow)
+    # What takes longest first, so that no worker has it left when the others are done.
+    items.sort(key=lambda item: (item.path not in on_ray, item.path not in slow))
+    if settings.get_current_profile_name() == "nightly":
+        tests = {getattr(item, "function", None) for item in items}
+        for test in filter(is_hypothesis_test, tests):
+            _draw_more(test)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """pytest-xdist sends UTF-8 alone, and names of files that are none are printed in tests."""
+    return _sendable((yield))
+
+
+def _sendable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_sendable(key): _sendable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_sendable, value))
+    return value
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests, and what they import, stay: no collection of garbage looks at them again.
+    gc.collect()
+    gc.freeze()
+
+
+def _draw_more(test: Any) -> None:
+    """More examples in a property test, and others each time, whatever its settings say."""
+    # Where hypothesis keeps what @settings said; there is no other way to it.
+    of_test = getattr(test, "_hypothesis_internal_use_settings", None) or settings()
+    test._hypothesis_internal_use_settings = settings(
+        of_test, max_examples=of_test.max_examples * _NIGHTLY, derandomize=False
+    )
+
+
+@pytest.fixture
+def movielens() -> Path:
+    """MovieLens-100K, which nobody may pass on: at RECD_MOVIELENS, or where its README puts it."""
+    example = Path(__file__).parent / "examples" / "movielens" / "data" / "ml-100k.inter"
+    path = Path(os.environ.get("RECD_MOVIELENS", example))
+    if not path.is_file():
+        pytest.skip(f"{path} is missing; examples/movielens/README.md says how to get it")
+    return path.resolve()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _what_is_noted_is_not_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Counts of rows go into a cache, here and in processes that tests start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        # Here, not in the first test that needs it: before Python 3.13 the server looks for what it
+        # is to import from the folder that it is started in, and finding nothing says nothing.
+        forkserver.ensure_running()
+        yield

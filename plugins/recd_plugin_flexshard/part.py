@@ -1,0 +1,145 @@
+"""What tiers of rows do to their tables, from plan to report (FlexShard, arXiv 2301.02959)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from recd_plugin_flexshard.planning import TierPlan
+from recd_plugins.interfaces import Section, StepShape, Table, TablePart, TrainedRun
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ParameterSharding
+
+    from recd_plugins.distributed.byte_counter import Channel, Kind
+    from recd_plugins.planning.work import Work
+
+_COLLECTIVES: dict[str, Kind] = {
+    "cold": "all_to_all",
+    "hot": "all_reduce",
+    "flex": "all_to_all",
+    "flex_gradients": "all_reduce",
+}
+
+
+class TieredPart(TablePart):
+    """Copies of often read rows, laid over row-wise tables.
+
+    Args:
+        plan: which rows of which table.
+    """
+
+    def __init__(self, plan: TierPlan) -> None:
+        self.plan = plan
+        self._tables = {table.name: table for table in plan.tables}
+
+    def needs_stock_kernels(self) -> Mapping[str, str]:
+        """All tables: copies are written through to their table when state is saved."""
+        why = (
+            "has tiers of its rows, whose cold tier cannot be cached: leave one of them out; "
+            "torchrec.row_wise shards it alike without tiers"
+        )
+        return dict.fromkeys(self._tables, why)
+
+    def sharded_share(self, table: str) -> float:
+        """The share of cold rows."""
+        tiers = self._tables.get(table)
+        return 1.0 if tiers is None else tiers.cold_share
+
+    def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:
+        """Copies with optimizer state, and their gradients."""
+        from recd_plugin_flexshard.runtime.collection import overlay_bytes
+
+        hot, flex = Counter[int](), Counter[int]()
+        for table in self.plan.tables:
+            hot[table.demand.embedding_dim] += table.hot
+            flex[table.demand.embedding_dim] += table.flex
+        copies = sum(
+            overlay_bytes(hot[dim], flex[dim], dim, ranks_per_node, optimizer)
+            + 4 * dim * (hot[dim] + -(-flex[dim] // ranks_per_node))
+            for dim in hot
+        )
+        return {"copies of rows": copies}
+
+    def activation_bytes(self, table: Table, ids: float) -> float:
+        """One embedding for an id of a hot row, two of a flex row: where it is read, and here."""
+        tiers = self._tables.get(table.name)
+        if tiers is None:
+            return 0.0
+        return 4 * table.embedding_dim * (tiers.hot_share + 2 * tiers.flex_share) * ids
+
+    def work(
+        self,
+        table: Table,
+        sharding: ParameterSharding,  # noqa: ARG002
+        step: StepShape,
+    ) -> Iterable[tuple[slice, Work]]:
+        """What hot and flex rows add to the work of every rank (FlexShard, table 2).
+
+        Ids of hot rows are looked up where they are. Those of flex rows are dealt evenly to the
+        ranks of the node, so a rank looks up as many as it sends. Gradients of the copies are
+        reduced, of hot rows over all ranks, of flex rows over those that hold the same ones.
+        """
+        from recd_plugins.planning.work import EVERY_RANK, ID_BYTES, SCALAR_BYTES, Work
+
+        tiers = self._tables.get(table.name)
+        if tiers is None:
+            return
+        batch_size, world_size, local, profile = step
+        nodes, width = world_size // local, table.embedding_dim * SCALAR_BYTES
+        ids = profile.ids(table, batch_size)
+        hot, flex = ids * tiers.hot_share, ids * tiers.flex_share
+        yield (
+            EVERY_RANK,
+            Work(
+                ids_looked_up=hot + flex,
+                bytes_looked_up=(hot + flex) * width,
+                bytes_in_node=(local - 1) / local * flex * (ID_BYTES + 2 * width),
+                bytes_reduced=2 * (world_size - 1) / world_size * tiers.hot * width
+                + 2 * (nodes - 1) / nodes * tiers.flex / local * width,
+            ),
+        )
+
+    def collectives(self, tables: Collection[str]) -> int:
+        """Those of the flex rows, where a table has some."""
+        from recd_plugins.planning.work import COLLECTIVES
+
+        return COLLECTIVES * any(t.flex for name, t in self._tables.items() if name in tables)
+
+    def figures(self, table: str) -> Mapping[str, Any]:
+        """Rows with a copy on every rank, rows with one in every node, and the others' share."""
+        tiers = self._tables.get(table)
+        if tiers is None:
+            return {}
+        return {
+            "hot_rows": tiers.hot,
+            "flex_rows": tiers.flex,
+            "cold_share": tiers.cold_share,
+        }
+
+    def words(self, table: str) -> Sequence[str]:
+        """Rows that have copies besides."""
+        tiers = self._tables.get(table)
+        if tiers is None:
+            return ()
+        copies = ((tiers.hot, "hot"), (tiers.flex, "flex"))
+        return [f"{rows:,} {tier}" for rows, tier in copies if rows]
+
+    def channels(self, model: nn.Module) -> Mapping[Channel, str]:
+        """The tiers' collectives."""
+        from recd_plugin_flexshard.report.tiered_run import tiered_modules
+
+        return {
+            (group, _COLLECTIVES[tier]): tier
+            for module in tiered_modules(model).values()
+            for group, tier in module.groups.names.items()
+        }
+
+    @classmethod
+    def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
+        """What the tiers sent, next to what their plans predict for these ranks."""
+        from recd_plugin_flexshard.report.tiered_run import report_tiers
+
+        return [report_tiers([part.plan for part in parts], run)]

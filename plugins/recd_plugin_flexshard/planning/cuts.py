@@ -1,0 +1,187 @@
+"""Where the tiers of FlexShard end (arXiv 2301.02959, section 4): prefixes of all tables' rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from recd_plugin_flexshard.planning.cluster import Cluster, CollectiveSeconds
+from recd_plugin_flexshard.planning.costs import CostOptions, Load, RowCosts, row_wise
+from recd_plugin_flexshard.planning.ranking import Prefix, Ranking
+from recd_plugins.errors import SetupError
+
+# Of a sum over all rows, relative.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Rows up to ``hot`` are data-parallel, from there to ``flex`` in the flex tier, then cold."""
+
+    hot: Prefix
+    flex: Prefix
+
+
+@dataclass(frozen=True)
+class CutModel:
+    """What all cuts of the rows of ``ranking`` cost, and which of them memory allows.
+
+    Per row costs are proportional to the row's elements, so that rows of all tables are compared by
+    how often they are sent, whatever their dimension.
+    """
+
+    ranking: Ranking
+    cluster: Cluster
+    options: CostOptions
+
+    @cached_property
+    def costs(self) -> RowCosts:
+        return RowCosts.of(self.cluster, self.options)
+
+    @cached_property
+    def budget(self) -> float:
+        """Bytes that a rank may use."""
+        if self.options.memory_bytes is not None:
+            return self.options.memory_bytes
+        return self.options.memory_ratio * self.plain_memory
+
+    @cached_property
+    def plain_memory(self) -> float:
+        """Bytes of a rank with all rows row-wise, neither deduplicated nor coalesced."""
+        lookups = self.ranking.plain_lookups
+        plain = Load(self.ranking.everything.scalars, 1, lookups, lookups)
+        cost = row_wise(plain, self.cluster, self.options.uncoalesced)
+        return cost.static_memory + cost.dynamic_memory
+
+    @cached_property
+    def _row_wise_memory(self) -> float:
+        everything = self.ranking.everything
+        load = Load(everything.scalars, 1, self.ranking.lookups, everything.sent)
+        cost = row_wise(load, self.cluster, self.options)
+        return cost.static_memory + cost.dynamic_memory
+
+    def memory(self, cuts: Cuts) -> float:
+        """Bytes of a rank: rows of all tiers, and activations."""
+        costs, hot = self.costs, cuts.hot
+        return (
+            self._row_wise_memory
+            + (costs.hot_static - costs.row_wise_static) * hot.scalars
+            - costs.saved * hot.sent
+            + (costs.flex_static - costs.row_wise_static) * (cuts.flex.scalars - hot.scalars)
+        )
+
+    def fits(self, hot: Prefix, flex: Prefix | None = None) -> bool:
+        """Whether memory allows these cuts; the rounding of sums apart."""
+        return self.memory(Cuts(hot, flex or hot)) <= self.budget * (1 + _ROUNDING)
+
+    def seconds(self, cuts: Cuts) -> CollectiveSeconds:
+        """What the collectives take (FlexShard, table 6)."""
+        collectives, options = self.cluster.collectives, self.options
+        hot, flex, everything = cuts.hot, cuts.flex, self.ranking.everything
+        wire, scalar = 2 * options.wire_bytes, options.bytes_per_scalar
+        shard = (flex.scalars - hot.scalars) / self.cluster.ranks_per_node
+        return CollectiveSeconds(
+            a2a_global=collectives.a2a_global.seconds_for(wire * _sent(flex, everything)),
+            a2a_intra=collectives.a2a_intra.seconds_for(wire * _sent(hot, flex)),
+            ar_global=collectives.ar_global.seconds_for(scalar * hot.scalars),
+            ar_cross=collectives.ar_cross.seconds_for(scalar * shard),
+        )
+
+    @property
+    def plain_seconds(self) -> CollectiveSeconds:
+        """The same with all rows row-wise, neither deduplicated nor coalesced."""
+        num_bytes = 2 * self.options.wire_bytes * self.ranking.plain_lookups
+        a2a = self.cluster.collectives.a2a_global.seconds_for(num_bytes)
+        return CollectiveSeconds(a2a, 0.0, 0.0, 0.0)
+
+    def a2a_reduction(self, cuts: Cuts) -> float:
+        """The share of plain row-wise sharding's bytes that the global all-to-all does not send."""
+        plain = self.ranking.plain_lookups
+        saved = plain - _sent(cuts.flex, self.ranking.everything)
+        return saved / plain if saved > _ROUNDING * plain else 0.0
+
+    @cached_property
+    def hot_that_fit(self) -> tuple[Prefix, Prefix]:
+        """The fewest and the most data-parallel rows that memory allows beside row-wise ones.
+
+        Raises ``SetupError`` where it allows none.
+        """
+        least = self.ranking.above(self.costs.mem_dp_rw)
+        if not self.fits(least):
+            needed = self.memory(Cuts(least, least))
+            coalesced = "plan without coalescing, " if self.options.coalesce else ""
+            raise SetupError(
+                f"the tables take at least {needed:,.0f} bytes of each rank, with "
+                f"{least.num_rows:,} rows on all ranks, but {self.budget:,.0f} bytes are allowed; "
+                f"plain row-wise sharding takes {self.plain_memory:,.0f}. Allow more memory, "
+                f"{coalesced}use more ranks or a smaller batch"
+            )
+        return self._fitting(least, self.fits)
+
+    @cached_property
+    def hot_beside_flex(self) -> tuple[Prefix, Prefix] | None:
+        """The same with all other rows in the flex tier; None where memory allows none."""
+        least = self.ranking.above(self.costs.mem_dp_flex)
+
+        def fits(hot: Prefix) -> bool:
+            return self.fits(hot, self.ranking.everything)
+
+        return self._fitting(least, fits) if fits(least) else None
+
+    def _fitting(self, least: Prefix, fits: Callable[[Prefix], bool]) -> tuple[Prefix, Prefix]:
+        """The shortest and the longest prefix that fits, ``least`` taking the least memory."""
+        most = self.ranking.longest(fits, beyond=least)
+        if fits(self.ranking.nothing):
+            return self.ranking.nothing, most
+        too_few = self.ranking.longest(
+            lambda prefix: prefix.num_rows < least.num_rows and not fits(prefix)
+        )
+        return self.ranking.first(too_few.num_rows + 1), most
+
+    def most_flex(self, hot: Prefix, last: Prefix) -> Cuts:
+        """``hot`` and all the flex rows that memory allows, up to ``last``."""
+
+        def allowed(flex: Prefix) -> bool:
+            return flex.num_rows <= last.num_rows and self.fits(hot, flex)
+
+        return Cuts(hot, self.ranking.longest(allowed, beyond=hot))
+
+    def two_tier(self) -> Cuts:
+        """Data-parallel and row-wise rows: the least time that memory allows.
+
+        With the defaults that is FlexShard's memory-neutral plan: the most K rows with
+        ``K (M - a) <= c B cum_p(K)``.
+        """
+        hot = clip(self.ranking.above(self.costs.comm_dp_rw), self.hot_that_fit)
+        return Cuts(hot, hot)
+
+    def three_tier(self) -> Cuts:
+        """FlexShard's plan: rows that pay in memory data-parallel, then flex ones, then row-wise.
+
+        Of flex rows there are as many as memory allows, ``[c B cum_p(K) - K (M - a)] / (M/W - a)``
+        in the memory-neutral plan, but none that take more time than they save. Raises
+        ``SetupError`` on one node.
+        """
+        if self.cluster.nodes == 1:
+            raise SetupError(
+                "three_tier keeps a flex row on one rank of each node, and the cluster has one "
+                "node, where that is row-wise sharding; take two_tier or joint"
+            )
+        by_stop = {"dp_flex": self.costs.mem_dp_flex, "dp_rw": self.costs.mem_dp_rw}
+        hot = clip(self.ranking.above(by_stop[self.options.stop]), self.hot_that_fit)
+        return self.most_flex(hot, self.ranking.above(self.costs.comm_flex_rw))
+
+
+def clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:
+    """``prefix``, or the nearest of those ``within``."""
+    shortest, longest = within
+    if prefix.num_rows < shortest.num_rows:
+        return shortest
+    return prefix if prefix.num_rows < longest.num_rows else longest
+
+
+def _sent(start: Prefix, stop: Prefix) -> float:
+    """Elements that are sent for the rows from ``start`` to ``stop``; what rounding leaves is 0."""
+    sent = stop.sent - start.sent
+    return sent if sent > _ROUNDING * stop.sent else 0.0

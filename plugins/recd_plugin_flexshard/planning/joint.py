@@ -1,0 +1,81 @@
+"""The best tiers under any budget: two cuts, found exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+
+from recd_plugin_flexshard.planning.cuts import CutModel, Cuts, clip
+from recd_plugin_flexshard.planning.ranking import Prefix
+
+# Cuts of whole rows are not quite where those of fractions of rows are: so many are tried on
+# either side.
+_TRIED = 12
+
+
+def joint(model: CutModel) -> Cuts:
+    """The cuts that take the least time, or send the fewest bytes, within the budget.
+
+    Tiers are intervals in how often a row is sent: where two rows are in tiers of unlike costs of
+    an access, it is best that the one that is sent more is in the one that costs less. So two cuts
+    are enough, and where tables have one dimension no other assignment of rows is better. Where
+    they have several, one may be, by less than a row. Of equals the cuts that take less memory.
+    """
+    overlap = 1 - model.options.exposed
+    return min(
+        _candidates(model),
+        key=lambda cuts: (model.seconds(cuts).exposed(overlap), model.memory(cuts)),
+    )
+
+
+def _candidates(model: CutModel) -> Iterator[Cuts]:
+    """The best cuts for each choice of tiers: with latencies, fewer tiers can be better."""
+    fewest, most = model.hot_that_fit
+    for hot in (model.two_tier().hot, fewest, most):
+        yield Cuts(hot, hot)
+    if model.cluster.nodes == 1:
+        return
+    last = model.ranking.above(model.costs.comm_flex_rw)
+    yield model.most_flex(fewest, last)
+    best = _best_hot(model, last)
+    first = max(fewest.num_rows, best.num_rows - _TRIED)
+    for num_rows in range(first, min(most.num_rows, best.num_rows + _TRIED) + 1):
+        yield model.most_flex(model.ranking.first(num_rows), last)
+    if model.hot_beside_flex is not None:
+        costs, everything = model.costs, model.ranking.everything
+        saving = (costs.ar_global - costs.ar_cross) / costs.a2a_intra
+        for sent in (saving, inf):
+            hot = clip(model.ranking.above(sent), model.hot_beside_flex)
+            yield Cuts(hot, everything)
+
+
+def _best_hot(model: CutModel, last: Prefix) -> Prefix:
+    """The data-parallel rows that are best with all flex rows that memory allows, up to ``last``.
+
+    What they save is concave in their number: each further row saves less, and takes more of the
+    memory, whose worth is what the flex row saves that it has room for. So bisection finds the end.
+    """
+    costs, ranking = model.costs, model.ranking
+    fewest, most = model.hot_that_fit
+
+    def pays(hot: Prefix) -> bool:
+        if hot.num_rows <= fewest.num_rows or hot.num_rows > most.num_rows:
+            return hot.num_rows <= fewest.num_rows
+        sent = ranking.last_key(hot)
+        if hot.num_rows > last.num_rows:
+            return sent * costs.a2a_global >= costs.ar_global
+        flex = model.most_flex(hot, last).flex
+        seconds = costs.ar_cross - costs.ar_global + sent * costs.a2a_intra
+        memory = costs.flex_static - costs.hot_static + sent * costs.saved
+        return seconds + memory * _worth_of_a_byte(model, flex, last) >= 0
+
+    return ranking.longest(pays)
+
+
+def _worth_of_a_byte(model: CutModel, flex: Prefix, last: Prefix) -> float:
+    """Seconds that more memory saves, a byte of it with room for flex rows after ``flex``."""
+    if flex.num_rows >= last.num_rows:
+        return 0.0
+    costs = model.costs
+    saved = (costs.a2a_global - costs.a2a_intra) * model.ranking.next_key(flex) - costs.ar_cross
+    return saved / (costs.flex_static - costs.row_wise_static)

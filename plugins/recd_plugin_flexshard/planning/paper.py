@@ -1,0 +1,190 @@
+"""What FlexShard's paper says (arXiv 2301.02959, tables 5 and 6), and distributions that fit it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_plugin_flexshard.planning.cluster import PAPER_FLAT, Cluster
+from recd_plugin_flexshard.planning.costs import CostOptions, RowCosts
+from recd_plugin_flexshard.planning.demand import TableDemand
+
+#: 4 nodes of 8 A100, 4096 samples a rank.
+CLUSTER = Cluster(nodes=4, ranks_per_node=8, batch_size=4096, collectives=PAPER_FLAT)
+#: M = 6 and c = 1, float32. Flex rows are taken as memory allows.
+OPTIONS = CostOptions(minimise="bytes")
+EMBEDDING_DIM = 256
+
+
+@dataclass(frozen=True)
+class PaperModel:
+    """One of the paper's models: ``num_embeddings`` rows in a table, and its plans.
+
+    ``two_tier_rows``, ``hot_rows`` and ``flex_rows`` are the data-parallel rows of the two-tier
+    plan and the data-parallel and flex ones of the three-tier plan, ``..._covered`` their shares of
+    accesses (table 5); ``..._reduction`` the measured shares of the all-to-all saved, and
+    ``..._seconds`` the sum of the measured collectives (table 6).
+    """
+
+    name: str
+    num_embeddings: int
+    two_tier_rows: int
+    two_tier_covered: float
+    hot_rows: int
+    hot_covered: float
+    flex_rows: int
+    flex_covered: float
+    two_tier_reduction: float
+    three_tier_reduction: float
+    two_tier_seconds: float
+    three_tier_seconds: float
+    #: z and q of the Zipf-Mandelbrot distribution ``(k + q) ** -z`` that fits ``two_tier_covered``
+    #: and ``hot_covered``.
+    zipf_mandelbrot: tuple[float, float]
+
+    @property
+    def length(self) -> float:
+        """L: accesses of a sample, with which the two-tier plan takes no extra memory.
+
+        The paper has 1000 (RM-1, RM-2) and 500 as the longest lists, and no mean.
+        """
+        accesses = RowCosts.of(CLUSTER, OPTIONS).mem_dp_rw * self.two_tier_rows
+        return accesses / CLUSTER.batch_size / self.two_tier_covered
+
+    def fitted(self, dedupe_factor: float = 1.0) -> TableDemand:
+        """The table with accesses that have the three coverages of table 5.
+
+        Between the rows that it names they follow power laws, which meet; where the data-parallel
+        rows of the three-tier plan end, a row takes as much memory as in the flex tier.
+        """
+        knots = [self.hot_rows, self.two_tier_rows, self.hot_rows + self.flex_rows]
+        covered = [self.hot_covered, self.two_tier_covered, self.hot_covered + self.flex_covered]
+        known = RowCosts.of(CLUSTER, OPTIONS).mem_dp_flex / CLUSTER.batch_size
+        laws = _power_laws(
+            [*knots, self.num_embeddings], np.diff([0.0, *covered, 1.0]) * self.length, known
+        )
+        edges = _edges(self.num_embeddings, knots)
+        return self._demand(edges, np.diff(_accesses(laws, edges)), dedupe_factor)
+
+    def fitted_zipf_mandelbrot(self) -> TableDemand:
+        """The table with accesses of ``zipf_mandelbrot``, at most 1 of a row by a sample."""
+        z, q = self.zipf_mandelbrot
+        edges = _edges(self.num_embeddings)
+        rows = np.diff(edges)
+        weights = np.diff((edges + 0.5 + q) ** (1 - z)) / (1 - z) / rows
+
+        def missing(exponent: float) -> float:
+            return self.length - float(rows @ np.minimum(1.0, np.exp(exponent) * weights))
+
+        accesses = rows * np.minimum(1.0, np.exp(_root(missing, -50.0, 50.0)) * weights)
+        return self._demand(edges, accesses)
+
+    def _demand(
+        self, edges: NDArray[np.int64], accesses: NDArray[np.float64], dedupe_factor: float = 1.0
+    ) -> TableDemand:
+        """Rows in bins between ``edges``, with the ``accesses`` of each by a sample."""
+        rows = np.diff(edges)
+        return TableDemand(
+            self.name,
+            self.num_embeddings,
+            EMBEDDING_DIM,
+            np.minimum.accumulate(accesses / rows),  # Rounding apart, they never increase.
+            repeats=rows,
+            dedupe_factor=dedupe_factor,
+        )
+
+
+def _edges(num_rows: int, among: Sequence[int] = ()) -> NDArray[np.int64]:
+    """Of bins: of one row each at first, then wider and wider by the same ratio."""
+    wide = np.geomspace(2000, num_rows, int(np.log(num_rows / 2000) / np.log(1.002)))
+    return np.unique(np.concatenate([np.arange(2000), np.rint(wide), among])).astype(np.int64)
+
+
+class PowerLaw(NamedTuple):
+    """Row ``x`` from ``start`` on is accessed ``first * (x / start) ** -exponent`` times."""
+
+    start: float
+    first: float
+    exponent: float
+
+    def accesses(self, stops: NDArray[np.float64]) -> NDArray[np.float64]:
+        """To all rows before each of ``stops``."""
+        power = 1 - self.exponent
+        return self.first * self.start / power * ((stops / self.start) ** power - 1)
+
+    def at(self, row: float) -> float:
+        return self.first * (row / self.start) ** -self.exponent
+
+
+def _power_laws(
+    stops: Sequence[int], accesses: NDArray[np.float64], first: float
+) -> list[PowerLaw]:
+    """Laws that end at ``stops`` with so many ``accesses`` each; the first one at ``first``.
+
+    Before the first law rows are accessed once by each sample, the most that it allows.
+    """
+
+    def head(exponent: float) -> PowerLaw:
+        return PowerLaw(stops[0] * first ** (1 / exponent), 1.0, exponent)
+
+    def head_lacks(exponent: float) -> float:
+        law = head(exponent)
+        return float(accesses[0] - law.start - law.accesses(np.array(stops[:1]))[0])
+
+    laws = [head(_root(head_lacks, 0.01, 5.0))]
+    for start, stop, wanted in zip(stops, stops[1:], accesses[1:], strict=False):
+        from_here = partial(PowerLaw, float(start), laws[-1].at(start))
+        surplus = partial(_surplus, from_here, np.array([float(stop)]), wanted)
+        laws.append(from_here(_root(surplus, 0.01, 50.0)))
+    return laws
+
+
+def _surplus(
+    law: Callable[[float], PowerLaw], stop: NDArray[np.float64], wanted: float, exponent: float
+) -> float:
+    return float(law(exponent).accesses(stop)[0]) - wanted
+
+
+def _accesses(laws: Sequence[PowerLaw], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Of a sample, to the first ``rows`` rows."""
+    total = np.minimum(rows, laws[0].start)
+    stops = [law.start for law in laws[1:]] + [np.inf]
+    for law, stop in zip(laws, stops, strict=True):
+        total += law.accesses(np.clip(rows, law.start, min(stop, float(rows[-1]))))
+    return total
+
+
+def _root(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where ``function``, which falls from above 0 to below, is 0."""
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) > 0 else (low, middle)
+    return (low + high) / 2
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        PaperModel(
+            *("RM-1", 30_000_000, 346_144, 0.525, 100_064, 0.368, 1_184_544, 0.306),
+            *(0.537, 0.694, 0.152, 0.146, (1.081, 10239.0)),
+        ),
+        PaperModel(
+            *("RM-2", 30_000_000, 507_072, 0.770, 128_736, 0.639, 2_397_216, 0.217),
+            *(0.770, 0.856, 0.086, 0.100, (1.208, 3001.0)),
+        ),
+        PaperModel(
+            *("RM-3", 10_000_000, 115_296, 0.349, 36_704, 0.227, 318_560, 0.259),
+            *(0.333, 0.473, 0.105, 0.105, (0.908, 3905.0)),
+        ),
+        PaperModel(
+            *("RM-4", 10_000_000, 184_864, 0.570, 55_040, 0.390, 592_992, 0.360),
+            *(0.574, 0.748, 0.077, 0.075, (1.170, 10373.0)),
+        ),
+    )
+}

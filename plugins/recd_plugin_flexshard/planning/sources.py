@@ -1,0 +1,177 @@
+"""Batches to play through a plan: drawn by how often rows are accessed, or those of a registry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from recd_plugin_flexshard.planning.costs import rows_sent
+from recd_plugin_flexshard.planning.demand import TableDemand
+from recd_plugin_flexshard.planning.plan import TierPlan
+from recd_plugin_flexshard.planning.routes import TableRoute
+from recd_plugin_flexshard.planning.simulate import Lookups
+from recd_plugins.errors import DataError, SetupError
+
+if TYPE_CHECKING:
+    from recd_plugins.data.row_pipeline import RowPipeline
+    from recd_plugins.interfaces import Rows, Table
+    from recd_plugins.registry import Registry
+
+
+class DrawnBatches:
+    """Each row is accessed a Poisson number of times, whose mean is its demand's of a batch.
+
+    So all rows of one place together are, too, and it is these sums that are drawn: no ids are
+    made. Deduplicated lists are drawn as so many fewer. Of a coalesced plan a batch has a row or
+    not, and the rows of one place that it has are drawn from the binomial distribution with their
+    mean and variance.
+
+    Args:
+        plan: its batch size is drawn by, and what its tables were planned for.
+        seed: the same draws for the same seed, step and rank.
+        demands: on the tables of the plan, in its order, where these are accessed otherwise than
+            planned for.
+        name: where ``demands`` come from.
+    """
+
+    def __init__(
+        self,
+        plan: TierPlan,
+        seed: int = 0,
+        demands: Sequence[TableDemand] | None = None,
+        name: str = "the accesses that were planned for",
+    ) -> None:
+        self.name = f"drawn from {name}, seed {seed}"
+        self._batch_size = plan.cluster.batch_size
+        self._seed = seed
+        self._demands = demands or [table.demand for table in plan.tables]
+        self._rates: list[NDArray[np.float64]] | None = None
+        self._present: list[tuple[NDArray[np.int64], NDArray[np.float64]]] = []
+
+    def read(
+        self, routes: list[TableRoute], rank: int, steps: int
+    ) -> Iterator[tuple[Lookups, Lookups]]:
+        """See ``simulate.Source``."""
+        if self._rates is None:
+            self._rates = [
+                route.rates(demand) for route, demand in zip(routes, self._demands, strict=True)
+            ]
+            if routes[0].coalesced:
+                self._present = [
+                    _binomial(route, demand, self._batch_size)
+                    for route, demand in zip(routes, self._demands, strict=True)
+                ]
+        size = self._batch_size
+        unique = [size / demand.dedupe_factor for demand in self._demands]
+        for step in range(steps):
+            random = np.random.default_rng([self._seed, step, rank])
+            mine = self._drawn(random, unique)
+            if self._present:
+                mine = Lookups(
+                    [random.binomial(n, p) for n, p in self._present],
+                    sum(demand.features for demand in self._demands),
+                    ids=[int(counts.sum()) for counts in mine.counts],
+                )
+            yield mine, self._drawn(random, [size] * len(unique))
+
+    def _drawn(self, random: np.random.Generator, rows: Sequence[float]) -> Lookups:
+        """``rows``: lists of a feature of each table."""
+        assert self._rates is not None, "read sets it"
+        features = [demand.features for demand in self._demands]
+        return Lookups(
+            [random.poisson(rates * n) for rates, n in zip(self._rates, rows, strict=True)],
+            sum(round(n * f) for n, f in zip(rows, features, strict=True)),
+        )
+
+
+def _binomial(
+    route: TableRoute, demand: TableDemand, batch_size: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Trials and their probability, by place: of their sum the mean is that of the rows that a
+    batch has, and the variance nearly."""
+
+    def present(accesses: NDArray[np.float64]) -> NDArray[np.float64]:
+        return rows_sent(accesses, batch_size, demand.dedupe_factor, coalesce=True)
+
+    mean, squares = (
+        route.rates(demand, of) for of in (present, lambda accesses: present(accesses) ** 2)
+    )
+    trials = np.ceil(np.divide(mean**2, squares, out=np.zeros_like(mean), where=squares > 0))
+    p = np.divide(mean, trials, out=np.zeros_like(mean), where=trials > 0)
+    return trials.astype(np.int64), np.clip(p, 0.0, 1.0)
+
+
+class RegistryBatches:
+    """The first batches of the training split as the registry's converter gives them.
+
+    Each rank reads its own share, as it would in training. The plain ones beside them are of the
+    same rows, with all lists as they are.
+
+    Args:
+        registry: prepared for a model that looks up ``tables`` in an EmbeddingCollection.
+        tables: of the plan, in its order.
+
+    Raises:
+        SetupError: a table is not looked up as sequences.
+    """
+
+    def __init__(self, registry: Registry, tables: list[Table]) -> None:
+        from recd_plugins.data.plain import PlainConverter
+        from recd_plugins.data.row_pipeline import RowPipeline
+
+        self.name = f"batches of {registry.path}"
+        self._registry = registry
+        self._tables = tables
+        pooled = [table.name for table in tables if table.pooled]
+        if pooled:
+            raise SetupError(f"tables {', '.join(pooled)} are looked up in bags, not as sequences")
+        plain = replace(
+            registry, converter=PlainConverter(PlainConverter.Options()), converter_fitted=False
+        )
+        self._pipeline, self._plain = RowPipeline(registry), RowPipeline(plain)
+
+    def read(
+        self, routes: list[TableRoute], rank: int, steps: int
+    ) -> Iterator[tuple[Lookups, Lookups]]:
+        """See ``simulate.Source``."""
+        _, world_size = routes[0].shape
+        reader = self._registry.dataset.reader(
+            rank=rank,
+            world_size=world_size,
+            batch_size=self._registry.training.batch_size,
+            split="train",
+        )
+        if len(reader) < steps:
+            raise DataError(
+                f"{self._registry.path}: on {world_size:,} ranks the training split has "
+                f"{len(reader)} batches of {self._registry.training.batch_size} rows for each, and "
+                f"{steps} steps are asked for; play fewer steps or smaller batches"
+            )
+        for rows in islice(self._pipeline.reading(reader), steps):
+            yield (
+                self._lookups(self._pipeline, routes, rows, routes[0].coalesced),
+                self._lookups(self._plain, routes, rows, False),
+            )
+
+    def _lookups(
+        self, pipeline: RowPipeline, routes: list[TableRoute], rows: Rows, coalesced: bool
+    ) -> Lookups:
+        kjt = next(iter(pipeline.read([rows]))).sequence_features
+        assert kjt is not None, "the model looks the tables up as sequences"
+        values = {name: jagged.values().numpy() for name, jagged in kjt.to_dict().items()}
+        ids = [np.concatenate([values[name] for name in table.features]) for table in self._tables]
+        num_features = sum(len(table.features) for table in self._tables)
+        return Lookups(
+            [
+                route.counts(np.unique(of_table) if coalesced else of_table)
+                for route, of_table in zip(routes, ids, strict=True)
+            ],
+            num_features if coalesced else kjt.stride() * num_features,
+            kjt.lengths().element_size(),
+            [len(of_table) for of_table in ids] if coalesced else None,
+        )

@@ -1,0 +1,183 @@
+"""Flex rows: ids go to the rank of the node that holds the row, embeddings come back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.profiler import record_function
+from torchrec.distributed.types import Awaitable
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugin_flexshard.runtime.overlay import LOOKUP_REGION, Overlay
+from recd_plugin_flexshard.runtime.split import Split
+
+
+@dataclass
+class FlexSizes:
+    """How many flex ids of each feature the ranks of a node send each other.
+
+    Attributes:
+        sent: by this rank to each of them, ``[ranks_per_node][F]``.
+        received: by this rank from each of them, ``[ranks_per_node][F]``.
+    """
+
+    sent: list[list[int]]
+    received: list[list[int]]
+
+
+class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
+    """Sends the sizes; what it waits for sends the ids.
+
+    Args:
+        split: of the batch.
+        group: the ranks of the node.
+
+    Attributes:
+        sizes: there after ``wait``.
+    """
+
+    def __init__(self, split: Split, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.sizes: FlexSizes | None = None
+        self._split = split
+        self._group = group
+        # One row is what this rank sends, the other what it gets: they go to the host together.
+        self._both = torch.stack([split.flex_sizes, split.flex_sizes])
+        self._work = _start(self._both[1], split.flex_sizes, group)
+
+    def _wait_impl(self) -> Awaitable[KeyedJaggedTensor]:
+        self._work.wait()
+        sent, received = self._both.tolist()
+        self.sizes = FlexSizes(sent, received)
+        return _FlexIdsAwaitable(self._split.flex, self.sizes, self._group)
+
+
+class _FlexIdsAwaitable(Awaitable[KeyedJaggedTensor]):
+    """Gives one key with the positions that the ranks of the node want, rank by rank."""
+
+    def __init__(self, ids: Tensor, sizes: FlexSizes, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        sent, received = _totals(sizes.sent), _totals(sizes.received)
+        self._ids = ids
+        self._received = ids.new_empty(sum(received))
+        self._work = _start(self._received, ids, group, received, sent)
+
+    def _wait_impl(self) -> KeyedJaggedTensor:
+        self._work.wait()
+        num_ids = len(self._received)
+        return KeyedJaggedTensor(
+            keys=["flex"],
+            values=self._received,
+            lengths=torch.tensor([num_ids], device=self._received.device),
+            length_per_key=[num_ids],
+        )
+
+
+class FlexLookup:
+    """Embeddings of flex ids: looked up at their owners, and on their way back.
+
+    Args:
+        overlay: this rank's part of the node's flex rows.
+        positions: that the ranks of the node want of it, rank by rank.
+        sizes: how many those are, and how many this rank wants.
+        group: the ranks of the node.
+    """
+
+    def __init__(
+        self, overlay: Overlay, positions: Tensor, sizes: FlexSizes, group: dist.ProcessGroup
+    ) -> None:
+        self._exchange = _Exchange(group, _totals(sizes.received), _totals(sizes.sent))
+        self._token: Tensor = _TierSend.apply(  # type: ignore[no-untyped-call]
+            overlay.anchor(), overlay, positions, self._exchange
+        )
+
+    def wait(self) -> Tensor:
+        """Embeddings of the ids that this rank wants, ``[num_flex, embedding_dim]``."""
+        output: Tensor = _TierReceive.apply(  # type: ignore[no-untyped-call]
+            self._token, self._exchange
+        )
+        return output
+
+
+class _Exchange:
+    """Rows that go from their owners to those who want them, and gradients that go back."""
+
+    def __init__(
+        self, group: dist.ProcessGroup, held: Sequence[int], wanted: Sequence[int]
+    ) -> None:
+        self._group, self._held, self._wanted = group, list(held), list(wanted)
+        self._under_way: tuple[Tensor, Tensor, dist.Work] | None = None
+
+    def start(self, rows: Tensor, *, back: bool = False) -> None:
+        send, receive = (self._wanted, self._held) if back else (self._held, self._wanted)
+        rows = rows.contiguous()
+        output = rows.new_empty(sum(receive), rows.shape[1])
+        self._under_way = (rows, output, _start(output, rows, self._group, receive, send))
+
+    def finish(self) -> Tensor:
+        assert self._under_way is not None
+        _, output, work = self._under_way
+        self._under_way = None
+        work.wait()
+        return output
+
+
+class _TierSend(torch.autograd.Function):
+    """Starts the exchange of the embeddings; backward, has the gradients and trains."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, overlay: Overlay, positions: Tensor, exchange: _Exchange
+    ) -> Tensor:
+        ctx.overlay, ctx.rows, ctx.exchange = overlay, overlay.rows, exchange
+        ctx.save_for_backward(positions)
+        with record_function(LOOKUP_REGION):
+            rows = overlay.weights.index_select(0, positions)
+        exchange.start(rows)
+        return anchor.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[None, None, None, None]:
+        ctx.overlay.train(ctx.rows, *ctx.saved_tensors, ctx.exchange.finish())
+        return None, None, None, None
+
+
+class _TierReceive(torch.autograd.Function):
+    """Waits for the embeddings; backward, starts the exchange of their gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, exchange: _Exchange) -> Tensor:
+        ctx.exchange = exchange
+        ctx.save_for_backward(token)
+        return exchange.finish()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients: Tensor) -> tuple[Tensor, None]:
+        ctx.exchange.start(gradients, back=True)
+        (token,) = ctx.saved_tensors
+        return torch.zeros_like(token), None
+
+
+def _totals(sizes: list[list[int]]) -> list[int]:
+    return [sum(of_features) for of_features in sizes]
+
+
+def _start(
+    output: Tensor,
+    input: Tensor,
+    group: dist.ProcessGroup,
+    output_splits: list[int] | None = None,
+    input_splits: list[int] | None = None,
+) -> dist.Work:
+    work: dist.Work = dist.all_to_all_single(
+        output, input, output_splits, input_splits, group=group, async_op=True
+    )
+    return work

@@ -1,0 +1,163 @@
+"""Copies of chosen rows, and how they learn: as the fused kernel of their table does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Variable
+from torch.autograd.function import once_differentiable
+from torch.autograd.profiler import record_function
+from torchrec.distributed import comm_ops
+
+from recd_plugin_flexshard.runtime.update_rule import UpdateRule
+from recd_plugins.errors import ExactnessError
+
+# In a profile: the learning of copies is part of the lookup, as that of a fused kernel is.
+LOOKUP_REGION = "[lookup]_[tiers]"
+
+
+class Overlay:
+    """Copies of rows of several tables in one matrix, trained inside the backward pass.
+
+    A position is a row of the matrix. The positions of a table follow each other, table by table.
+    It is no parameter: no optimizer sees it, and the tables' state dict has its rows.
+
+    Args:
+        rows: which row of the table each of its positions holds, by table, int64.
+        embedding_dim: width of the rows.
+        rules: by table, how its rows are updated.
+        group: ranks that hold the same rows and sum their gradients.
+        device: of the copies.
+
+    Attributes:
+        weights: ``[num_rows, embedding_dim]`` float32; zeros until they are set.
+        state: sums of row-wise Adagrad, ``[num_rows]`` float32; None with SGD.
+        rows: as given; another mapping when the rows have moved.
+        num_updates: backward passes that trained the rows.
+    """
+
+    def __init__(
+        self,
+        rows: Mapping[str, Tensor],
+        embedding_dim: int,
+        rules: Mapping[str, UpdateRule],
+        group: dist.ProcessGroup,
+        device: torch.device,
+    ) -> None:
+        num_rows = sum(map(len, rows.values()))
+        self.weights = torch.zeros(num_rows, embedding_dim, device=device)
+        has_state = any(rules[table].has_state for table in rows)
+        self.state = torch.zeros(num_rows, device=device) if has_state else None
+        self.num_updates = 0
+        self._rules = rules
+        self._group = group
+        self.hold(rows)
+
+    def hold(self, rows: Mapping[str, Tensor]) -> None:
+        """Say which rows the positions stand for from now on; they are as many as before."""
+        self.rows: Mapping[str, Tensor] = rows
+        # Tables of one kernel are updated together.
+        self._updates: list[tuple[UpdateRule, slice]] = []
+        for rule, tables in groupby(self.positions.items(), key=lambda item: self._rules[item[0]]):
+            slices = [positions for _, positions in tables]
+            self._updates.append((rule, slice(slices[0].start, slices[-1].stop)))
+
+    @property
+    def positions(self) -> dict[str, slice]:
+        """The positions of each table."""
+        slices, start = {}, 0
+        for table, rows in self.rows.items():
+            slices[table] = slice(start, start + len(rows))
+            start += len(rows)
+        return slices
+
+    def look_up(self, positions: Tensor) -> Tensor:
+        """Embeddings ``[n, embedding_dim]`` of ``positions``; the backward pass trains them.
+
+        It does so without positions, too, as other ranks have some.
+        """
+        output: Tensor = _TierLookup.apply(  # type: ignore[no-untyped-call]
+            self.anchor(), self, positions
+        )
+        return output
+
+    def anchor(self) -> Tensor:
+        """A scalar that needs a gradient: without an input that does, there is no backward pass.
+
+        On the device of the copies. Autograd runs what is on another one in another thread, which
+        would leave the order of collectives to chance.
+        """
+        return torch.zeros((), device=self.weights.device, requires_grad=True)
+
+    def train(self, rows: Mapping[str, Tensor], positions: Tensor, gradients: Tensor) -> None:
+        """Update the rows at the end of the backward pass that is running, on all ranks.
+
+        Starts to sum over the ranks at once.
+
+        Args:
+            rows: those of the overlay at the time of the forward pass.
+            positions: ``[n]``, repeated ones too.
+            gradients: ``[n, embedding_dim]``, of the losses of the ranks, not of their mean.
+
+        Raises:
+            ExactnessError: rows have moved since the forward pass.
+        """
+        if rows is not self.rows:
+            raise ExactnessError(
+                "rows moved between the tiers after a batch was looked up and before its backward "
+                "pass, which would train other rows: leave retier_every away under a pipeline that "
+                "looks the next batch up before the backward pass of this one"
+            )
+        with record_function(LOOKUP_REGION):
+            total = _sum_by_position(gradients, positions, len(self.weights))
+        work = None
+        if self._group.size() > 1 and len(total):
+            work = dist.all_reduce(total, group=self._group, async_op=True)
+        divisor = dist.get_world_size() if comm_ops.get_gradient_division() else 1
+
+        def finish() -> None:
+            if work is not None:
+                work.wait()
+            with record_function(LOOKUP_REGION):
+                self._update(total.div_(divisor) if divisor > 1 else total)
+
+        # torch has no public way to run something when a backward pass is over; DDP does it so.
+        engine: Any = Variable._execution_engine
+        engine.queue_callback(finish)
+
+    @torch.no_grad()
+    def _update(self, gradient: Tensor) -> None:
+        for rule, positions in self._updates:
+            state = None if self.state is None else self.state[positions]
+            rule.update(self.weights[positions], state, gradient[positions])
+        self.num_updates += 1
+
+
+class _TierLookup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, _: Tensor, overlay: Overlay, positions: Tensor) -> Tensor:
+        ctx.overlay, ctx.rows = overlay, overlay.rows
+        ctx.save_for_backward(positions)
+        with record_function(LOOKUP_REGION):
+            return overlay.weights.index_select(0, positions)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None]:
+        ctx.overlay.train(ctx.rows, *ctx.saved_tensors, gradients)
+        return None, None, None
+
+
+def _sum_by_position(gradients: Tensor, positions: Tensor, num_rows: int) -> Tensor:
+    if gradients.is_cuda:
+        # Sorts the positions: sums are the same every time, and the most read row is no bottleneck.
+        total: Tensor = torch.ops.aten.embedding_dense_backward(
+            gradients, positions, num_rows, -1, False
+        )
+        return total
+    return gradients.new_zeros(num_rows, gradients.shape[1]).index_add_(0, positions, gradients)

@@ -1,0 +1,125 @@
+"""Tiers that follow the data: rows are chosen anew from the accesses of the last steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from recd_plugin_flexshard.runtime.recent_accesses import Chosen, RecentAccesses, choose_rows
+from recd_plugin_flexshard.runtime.split import Split, TierIndex
+from recd_plugin_flexshard.runtime.tiers import RowTiers
+from recd_plugins.access.counts import add_counts
+
+_logger = logging.getLogger(__name__)
+_TIERS = ("cold", "hot", "flex")
+
+
+@dataclass(frozen=True)
+class RetierReport:
+    """What a new choice of rows changed, in all tables of a collection.
+
+    Attributes:
+        step: training batches that were distributed before.
+        moved: rows by the tiers that they moved from and to, ``("cold", "hot")`` and so on; only
+            changes that happened.
+        a2a_share_before: share of the last steps' accesses, of all ranks, that were of cold rows
+            and took the all-to-all over all ranks.
+        a2a_share_after: what the share would have been with the new tiers.
+    """
+
+    step: int
+    moved: Mapping[tuple[str, str], int]
+    a2a_share_before: float
+    a2a_share_after: float
+
+    def __str__(self) -> str:
+        moves = ", ".join(f"{count} {old} to {new}" for (old, new), count in self.moved.items())
+        return (
+            f"tiers chosen anew after step {self.step}: {moves or 'no row moves'}; accesses by the "
+            f"global all-to-all {self.a2a_share_before:.1%} to {self.a2a_share_after:.1%}"
+        )
+
+
+class Retiering:
+    """Counts accesses while training, and chooses rows anew after every ``every`` batches.
+
+    Sizes of the tiers, over all tables together, stay: the most read rows become hot, the next
+    ones flex. A table may gain rows that another one loses.
+
+    Args:
+        every: batches that are distributed in training mode.
+
+    Attributes:
+        reports: one for each choice.
+    """
+
+    def __init__(self, every: int) -> None:
+        # No tier's group, whose traffic is that of steps.
+        world = dist.group.WORLD
+        assert world is not None
+        self.reports: list[RetierReport] = []
+        self._every = every
+        self._group = world
+        self._steps = 0
+        self._recent = RecentAccesses()
+
+    def next_index(self, index: TierIndex) -> TierIndex:
+        """What to divide the next training batch by: ``index``, or another when it is time.
+
+        A collective call then, after the same number of batches on all ranks.
+        """
+        if not self._steps or self._steps % self._every:
+            return index
+        old = index.chosen_keys()
+        chosen = choose_rows(self._recent.take(), *old, index.device, self._group)
+        moved = _moves(old, (chosen.hot, chosen.flex))
+        self._report(moved, chosen)
+        return replace(index, tiers=_tiers(index, chosen)) if moved else index
+
+    def count(self, split: Split) -> None:
+        """Count the accesses of a training batch."""
+        self._steps += 1
+        self._recent.add(split.index.keys(split.ids, split.ids_per_feature))
+
+    def _report(self, moved: Mapping[tuple[str, str], int], chosen: Chosen) -> None:
+        accesses = max(chosen.accesses, 1.0)
+        before, after = chosen.covered_before / accesses, chosen.covered_after / accesses
+        self.reports.append(RetierReport(self._steps, moved, 1 - before, 1 - after))
+        if self._group.rank() == 0:
+            _logger.info("%s", self.reports[-1])
+
+
+def _tiers(index: TierIndex, chosen: Chosen) -> dict[str, RowTiers]:
+    hot, flex = (_rows_by_table(keys, index.first_keys) for keys in (chosen.hot, chosen.flex))
+    return {table: RowTiers(hot[number], flex[number]) for number, table in enumerate(index.tiers)}
+
+
+def _rows_by_table(
+    keys: NDArray[np.int64], first_keys: NDArray[np.int64]
+) -> list[NDArray[np.int64]]:
+    """In the order of the keys."""
+    tables = np.searchsorted(first_keys, keys, side="right") - 1
+    return [keys[tables == number] - first for number, first in enumerate(first_keys.tolist())]
+
+
+def _moves(
+    old: tuple[NDArray[np.int64], NDArray[np.int64]],
+    new: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> dict[tuple[str, str], int]:
+    """How many keys changed their tier, by the tiers before and after."""
+    # A key's number in base 3: the tier after, the tier before.
+    chosen = [*old, *new]
+    digits = [np.full(len(keys), digit) for keys, digit in zip(chosen, (1, 2, 3, 6), strict=True)]
+    _, numbers = add_counts(chosen, digits)
+    counts = np.bincount(numbers.astype(np.int64), minlength=9)
+    return {
+        (old_tier, new_tier): int(count)
+        for (new_tier, old_tier), count in zip(product(_TIERS, _TIERS), counts, strict=True)
+        if count and old_tier != new_tier
+    }

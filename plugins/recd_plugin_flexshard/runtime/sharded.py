@@ -1,0 +1,279 @@
+"""An EmbeddingCollection whose often read rows have copies, sharded."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchrec.distributed.embedding import EmbeddingCollectionContext
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, KJTList
+from torchrec.distributed.types import (
+    Awaitable,
+    LazyAwaitable,
+    ParameterSharding,
+    ShardingEnv,
+    ShardingEnv2D,
+    ShardingType,
+)
+from torchrec.optim.keyed import CombinedOptimizer
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
+
+from recd_plugin_flexshard.runtime.collection import TieredEmbeddingCollection
+from recd_plugin_flexshard.runtime.flex import FlexLookup, FlexSizesAwaitable
+from recd_plugin_flexshard.runtime.groups import TierGroups, tier_groups
+from recd_plugin_flexshard.runtime.merge import TieredAwaitable
+from recd_plugin_flexshard.runtime.overlay import Overlay
+from recd_plugin_flexshard.runtime.retier import Retiering, RetierReport
+from recd_plugin_flexshard.runtime.split import Split, TierIndex
+from recd_plugin_flexshard.runtime.state import CopiedRows, FoldingOptimizer
+from recd_plugin_flexshard.runtime.tracking import flex_lookup, hot_lookup
+from recd_plugin_flexshard.runtime.update_rule import update_rules
+from recd_plugins.distributed.batch_form import refuse_inverse_indices
+from recd_plugins.distributed.sharded_modules import (
+    ExactSequenceContext,
+    ExactShardedEmbeddingCollection,
+)
+from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.errors import ExactnessError, SetupError
+
+
+@dataclass
+class TieredContext(ExactSequenceContext):
+    """Also where the ids of the batch went."""
+
+    split: Split | None = None
+    flex: FlexSizesAwaitable | None = None
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keep the memory until ``stream`` is done with it."""
+        super().record_stream(stream)
+        if self.split is not None:
+            self.split.record_stream(stream)
+
+
+class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
+    """The tables, sharded as planned, are the cold tier; two overlays hold the copies.
+
+    FlexShard (arXiv 2301.02959): hot rows on every rank, flex rows in every node. A step is that of
+    the tables without tiers: the copies learn in the backward pass, by the update rule and with the
+    learning rate of the tables' kernels.
+
+    Attributes:
+        groups: of the tiers' collectives.
+        index: where the chosen rows are, for the next batch that is distributed.
+        hot: copies of the hot rows of all tables.
+        flex: copies of this rank's part of the flex rows.
+    """
+
+    def __init__(
+        self,
+        module: TieredEmbeddingCollection,
+        table_name_to_parameter_sharding: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        fused_params: dict[str, Any] | None = None,
+        device: torch.device | None = None,
+        **arguments: Any,
+    ) -> None:
+        _check_plan(module, table_name_to_parameter_sharding)
+        self._has_tiers = False  # while the base class loads the tables
+        groups = tier_groups()
+        super().__init__(
+            module,
+            table_name_to_parameter_sharding,
+            _with_group(env, groups),
+            fused_params,
+            device,
+            **arguments,
+        )
+        # Private, torchrec 1.6 to 1.9.
+        require_attributes(
+            self,
+            "_use_index_dedup",
+            "_lookups",
+            "_need_indices",
+            "_optim",
+            "_model_parallel_name_to_sharded_tensor",
+        )
+        if self._use_index_dedup:
+            raise ExactnessError(
+                "use_index_dedup and tiers in one EmbeddingCollection: leave one of them away"
+            )
+        self.groups: TierGroups = groups
+        rules = update_rules(self._lookups)
+        where = device or torch.device("cpu")
+        node = groups.flex
+        self.index = TierIndex(
+            module.embedding_configs(), module.tiers, node.size(), groups.cold.size(), where
+        )
+        dim = module.embedding_dim()
+        self.hot = Overlay(self.index.hot_rows(), dim, rules, groups.hot, where)
+        self.flex = Overlay(
+            self.index.flex_rows(node.rank()), dim, rules, groups.flex_gradients, where
+        )
+        self._has_tiers = self.index.num_hot + self.index.num_flex > 0
+        self._retiering: Retiering | None = None
+        if self._has_tiers and module.retier_every is not None:
+            self._retiering = Retiering(module.retier_every)
+        if self._has_tiers:
+            self._copies = CopiedRows(
+                self._model_parallel_name_to_sharded_tensor,
+                self._optim,
+                self.hot,
+                self.flex,
+                self.index,
+                groups,
+            )
+        self._register_folding()
+        self.refresh()
+
+    def create_context(self) -> TieredContext:
+        """One for each batch."""
+        return TieredContext()
+
+    def distribute(
+        self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """As the base class; ids that have copies stay on the rank, or in the node.
+
+        Raises:
+            ExactnessError: the input is deduplicated as a VBE KeyedJaggedTensor.
+        """
+        if not self._has_tiers:
+            return super().distribute(ctx, features)
+        assert isinstance(ctx, TieredContext)
+        features = maybe_td_to_kjt(features)
+        refuse_inverse_indices(features)
+        with torch.no_grad():
+            retiering = self._retiering if self.training else None
+            if retiering is not None:
+                self.index = retiering.next_index(self.index)
+            ctx.split = self.index.split(features)
+            if retiering is not None:
+                retiering.count(ctx.split)
+            awaitable = super().distribute(ctx, ctx.split.cold)
+            assert isinstance(awaitable, KJTListSplitsAwaitable)
+            if self.index.num_flex:
+                ctx.flex = FlexSizesAwaitable(ctx.split, self.groups.flex)
+                awaitable.awaitables.append(ctx.flex)
+                awaitable._sharding_types.append("flex")
+        return awaitable
+
+    def look_up(
+        self, ctx: EmbeddingCollectionContext, input: KJTList
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """As the base class."""
+        if not self._has_tiers:
+            return super().look_up(ctx, input)
+        assert isinstance(ctx, TieredContext)
+        assert ctx.split is not None
+        self._copies.hold(ctx.split.index)
+        parts = list(input)
+        wanted = parts.pop() if ctx.flex is not None else None
+        cold = super().look_up(ctx, KJTList(parts))
+        flex = hot = None
+        if wanted is not None:
+            assert ctx.flex is not None
+            sizes = ctx.flex.sizes
+            assert sizes is not None
+            flex = FlexLookup(self.flex, wanted.values(), sizes, self.groups.flex)
+            if self.post_lookup_tracker_fn is not None:
+                features = ctx.split.index.features
+                lookup = flex_lookup(features, wanted.values(), sizes, self.flex)
+                self.post_lookup_tracker_fn(*lookup, self, None)
+        if self.index.num_hot:
+            hot = self.hot.look_up(ctx.split.hot)
+            if self.post_lookup_tracker_fn is not None:
+                self.post_lookup_tracker_fn(*hot_lookup(ctx.split, self.hot), self, None)
+        return TieredAwaitable(ctx.split, cold, hot, flex, self._need_indices)
+
+    def output_dist(
+        self, ctx: EmbeddingCollectionContext, output: list[Tensor]
+    ) -> LazyAwaitable[dict[str, JaggedTensor]]:
+        """Not without ``compute_and_output_dist``, which looks all tiers up."""
+        if not self._has_tiers:
+            return super().output_dist(ctx, output)
+        raise ExactnessError(
+            "output_dist of a tiered EmbeddingCollection alone would leave the tiers out: "
+            "call compute_and_output_dist"
+        )
+
+    def reset_parameters(self) -> None:
+        """Initialize the tables, and the copies from them."""
+        super().reset_parameters()
+        if self._has_tiers:
+            self.refresh()
+
+    @property
+    def fused_optimizer(self) -> CombinedOptimizer:
+        """Of the tables, in the form of tables without tiers; all ranks use its state together."""
+        return self._folding_optimizer
+
+    @property
+    def retier_reports(self) -> list[RetierReport]:
+        """One for each time that rows were chosen anew, the last one at the end."""
+        return [] if self._retiering is None else self._retiering.reports
+
+    def fold(self) -> None:
+        """Write what the copies have learned into the tables: all ranks together."""
+        if self._has_tiers:
+            self._copies.fold()
+
+    def refresh(self) -> None:
+        """Set the copies from the tables: all ranks together."""
+        if self._has_tiers:
+            self._copies.refresh()
+
+    def _lend(self) -> None:
+        if self._has_tiers:
+            self._copies.lend()
+
+    def _register_folding(self) -> None:
+        """State dicts are those of tables without tiers, from the first one on."""
+        self._folding_optimizer = FoldingOptimizer(self._optim, self.fold, self.refresh)
+        self.register_state_dict_pre_hook(lambda module, *_: module._lend())
+        # What a state dict lacks, the optimizer's state, is to be that of the copies.
+        self._register_load_state_dict_pre_hook(lambda module, *_: module.fold(), with_module=True)
+        self.register_load_state_dict_post_hook(lambda module, _: module.refresh())
+
+
+def _with_group(env: ShardingEnv, groups: TierGroups) -> ShardingEnv:
+    if isinstance(env, ShardingEnv2D) or env.world_size != groups.cold.size():
+        raise SetupError(
+            f"tiers over {env.world_size} of {groups.cold.size()} ranks: shard a tiered "
+            "EmbeddingCollection over all ranks of the default process group"
+        )
+    if getattr(env, "output_dtensor", False):
+        raise SetupError(
+            "tiers are for tables that are ShardedTensors in a state dict: shard without DTensors"
+        )
+    env = copy.copy(env)
+    env.process_group = groups.cold
+    return env
+
+
+def _check_plan(module: TieredEmbeddingCollection, plan: dict[str, ParameterSharding]) -> None:
+    looked_up: dict[str, str] = {}
+    for config in module.embedding_configs():
+        for feature in config.feature_names:
+            first = looked_up.setdefault(feature, config.name)
+            if first != config.name and {first, config.name} & module.tiers.keys():
+                raise SetupError(
+                    f"feature {feature} looks up tables {first} and {config.name}, one of which "
+                    "has tiers: put them into an EmbeddingCollection each"
+                )
+    for table in module.tiers:
+        sharding = plan[table]
+        if (sharding.sharding_type, sharding.compute_kernel) != (
+            ShardingType.ROW_WISE.value,
+            EmbeddingComputeKernel.FUSED.value,
+        ):
+            raise SetupError(
+                f"table {table} has tiers and is planned as {sharding.sharding_type} with the "
+                f"kernel {sharding.compute_kernel}: plan it as row_wise, fused "
+                "(ParameterConstraints(sharding_types=['row_wise'], compute_kernels=['fused']))"
+            )

@@ -1,0 +1,259 @@
+"""FlexShard's cuts: the reference cases, several tables, budgets, and what cannot be kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from recd_plugin_flexshard.planning import (
+    PAPER_FLAT,
+    Cluster,
+    CostOptions,
+    TableDemand,
+    four_points,
+    pareto_curve,
+    plan_tiers,
+    two_tier_curve,
+)
+from recd_plugin_flexshard.planning.costs import Load, data_parallel, flex, row_wise
+from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS, OPTIONS
+from recd_plugins.errors import SetupError
+
+TIME = CostOptions()
+
+
+def capped_zipf(num_rows: int, exponent: float, length: float) -> TableDemand:
+    """``p_i = min(1, C i^-z)``, of ``length`` in sum."""
+    weights = np.arange(1, num_rows + 1.0) ** -exponent
+    low, high = 0.0, length
+    for _ in range(100):
+        middle = (low + high) / 2
+        enough = np.minimum(1, middle * weights).sum() >= length
+        low, high = (low, middle) if enough else (middle, high)
+    return TableDemand("t", num_rows, 256, np.minimum(1, high * weights))
+
+
+FLAT = capped_zipf(10**6, 0.8, 50)
+STEEP = capped_zipf(10**6, 1.2, 5)
+
+
+@pytest.mark.parametrize(
+    ("demand", "expected"),
+    [
+        (FLAT, [(2122, 0.24999), (13279, 0.38702), (341275, 0.79505), (10**6, 1.0)]),
+        (STEEP, [(220, 0.73771), (2979, 0.86844), (6532, 0.89625), (10**6, 1.0)]),
+    ],
+)
+def test_the_four_points(demand, expected):
+    points = four_points([demand], CLUSTER, TIME)
+    assert list(points) == [
+        "least_memory",
+        "memory_neutral",
+        "least_communication",
+        "data_parallel",
+    ]
+    for plan, (rows, covered) in zip(points.values(), expected, strict=True):
+        (table,) = plan.tables
+        assert table.hot == pytest.approx(rows, abs=1)
+        assert table.hot_share == pytest.approx(covered, abs=1e-4)
+        assert plan.a2a_reduction == pytest.approx(covered, abs=1e-4)
+    memory = [plan.memory_bytes for plan in points.values()]
+    assert memory == sorted(memory)
+    assert memory[1] == pytest.approx(points["memory_neutral"].row_wise_memory_bytes, rel=1e-4)
+    assert memory[1] <= points["memory_neutral"].row_wise_memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("demand", "stop", "minimise", "hot", "flex", "covered"),
+    [
+        (FLAT, "dp_rw", "bytes", 2122, 53610, 0.53531),
+        (FLAT, "dp_rw", "time", 2122, 53610, 0.53531),
+        (FLAT, "dp_flex", "bytes", 2491, 53417, 0.53569),
+        (STEEP, "dp_rw", "bytes", 220, 19193, 0.92826),
+        (STEEP, "dp_rw", "time", 220, 3502, 0.87678),
+        (STEEP, "dp_flex", "bytes", 245, 19180, 0.92828),
+    ],
+)
+def test_three_tiers(demand, stop, minimise, hot, flex, covered):
+    options = CostOptions(stop=stop, minimise=minimise)
+    plan = plan_tiers([demand], CLUSTER, "three_tier", options)
+    (table,) = plan.tables
+    # The communication stop of the reference has 4.95e-5 for 4.917e-5, which is 20 rows.
+    assert table.hot == pytest.approx(hot, abs=1)
+    assert table.flex == pytest.approx(flex, abs=1)
+    assert 1 - table.cold_share == pytest.approx(covered, abs=1e-4)
+    assert plan.memory_bytes <= plan.row_wise_memory_bytes
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_table_5_takes_as_much_memory_as_row_wise_sharding(name):
+    model = MODELS[name]
+    hot, warm = (
+        strategy(Load(rows, 256, 0.0, 0.0), CLUSTER, OPTIONS).static_memory
+        - row_wise(Load(rows, 256, 0.0, 0.0), CLUSTER, OPTIONS).static_memory
+        for strategy, rows in ((data_parallel, model.hot_rows), (flex, model.flex_rows))
+    )
+    covered = 4096 * model.length * model.hot_covered
+    activations = Load(0.0, 256, covered, covered)
+    saved = (
+        row_wise(activations, CLUSTER, OPTIONS).dynamic_memory
+        - data_parallel(activations, CLUSTER, OPTIONS).dynamic_memory
+    )
+    assert hot + warm == pytest.approx(saved, rel=0.01 if name == "RM-2" else 0.0025)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_fitted_tables_have_the_rows_and_coverages_of_table_5(name):
+    model = MODELS[name]
+    demand = model.fitted()
+    assert demand.length == pytest.approx(model.length, rel=1e-9)
+    (two,) = plan_tiers([demand], CLUSTER, "two_tier", OPTIONS).tables
+    assert (two.hot, two.hot_share) == pytest.approx(
+        (model.two_tier_rows, model.two_tier_covered), abs=2
+    )
+    (three,) = plan_tiers([demand], CLUSTER, "three_tier", OPTIONS).tables
+    assert three.hot == model.hot_rows
+    assert three.hot_share == pytest.approx(model.hot_covered, abs=1e-6)
+    assert three.flex == pytest.approx(model.flex_rows, rel=0.012 if name == "RM-2" else 0.0025)
+    assert three.flex_share == pytest.approx(model.flex_covered, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "hot", "flex", "covered"),
+    [
+        ("RM-1", 960.8, 95.3e3, 1.189e6, 0.681),
+        ("RM-2", 959.6, 87.0e3, 2.53e6, 0.886),
+        ("RM-3", 481.4, 36.6e3, 318e3, 0.487),
+        ("RM-4", 472.6, 56.0e3, 592e3, 0.735),
+    ],
+)
+def test_zipf_mandelbrot_fits(name, length, hot, flex, covered):
+    demand = MODELS[name].fitted_zipf_mandelbrot()
+    (table,) = plan_tiers([demand], CLUSTER, "three_tier", OPTIONS).tables
+    assert demand.length == pytest.approx(length, abs=0.1)
+    assert table.hot == pytest.approx(hot, rel=1e-3)
+    assert table.flex == pytest.approx(flex, rel=2e-3)
+    assert 1 - table.cold_share == pytest.approx(covered, abs=1e-3)
+
+
+def test_tables_are_cut_as_their_merged_rows_would_be():
+    rng = np.random.default_rng(0)
+    tables, merged = [], []
+    for index, factor in enumerate((1.0, 2.0, 1.0)):
+        p = np.sort(rng.random(1000 + index) ** 6)[::-1].copy()
+        tables.append(TableDemand(f"t{index}", len(p), 16, p, dedupe_factor=factor))
+        merged += [(row / factor, index) for row in p]
+    merged.sort(key=lambda each: (-each[0], each[1]))
+    cluster = Cluster(2, 4, 300, PAPER_FLAT)
+    for plan in two_tier_curve(tables, cluster, TIME, [0, 1, 17, 500, 3003]):
+        rows = sum(table.hot for table in plan.tables)
+        expected = [sum(index == of for _, of in merged[:rows]) for index in range(3)]
+        assert [table.hot for table in plan.tables] == expected
+        # Memory by the strategy table: multiplier 6, one activation of two saved.
+        sent = 300 * sum(p for p, _ in merged)
+        hot = 300 * sum(p for p, _ in merged[:rows])
+        static = 6 * rows + (len(merged) - rows) / 8
+        assert plan.memory_bytes == pytest.approx((static + 2 * sent - hot) * 16 * 4)
+
+
+def test_rows_of_wide_tables_weigh_more_memory_but_pay_from_the_same_accesses_on():
+    narrow, wide = replace(FLAT, embedding_dim=8), replace(FLAT, embedding_dim=128)
+    plan = plan_tiers([narrow, wide], CLUSTER, "three_tier", OPTIONS)
+    for tier in ("hot", "flex"):
+        rows = [getattr(table, tier) for table in plan.tables]
+        assert rows[0] > 0
+        assert abs(rows[0] - rows[1]) <= 1
+    assert plan.memory_bytes <= plan.row_wise_memory_bytes
+    assert plan.memory_bytes + 136 * 4 * 6 > plan.row_wise_memory_bytes
+
+
+def test_bins_and_tails_are_cut_in_rows():
+    one_by_one = TableDemand("t", 100, 8, np.array([0.9] * 10 + [0.2] * 30 + [0.01] * 60))
+    binned = TableDemand(
+        "t", 100, 8, np.array([0.9, 0.2]), repeats=np.array([10, 30]), tail_rows=60,
+        tail_probability=0.01,
+    )  # fmt: skip
+    cluster = Cluster(2, 2, 64, PAPER_FLAT)
+    for strategy in ("two_tier", "three_tier", "joint"):
+        for ratio in (0.9, 1.0, 1.3, 3.0):
+            options = CostOptions(memory_ratio=ratio, minimise="bytes")
+            plans = [plan_tiers([t], cluster, strategy, options) for t in (one_by_one, binned)]
+            first, second = ((p.tables[0].hot, p.tables[0].flex, p.a2a_reduction) for p in plans)
+            assert first == pytest.approx(second)
+    (neutral,) = two_tier_curve([binned], cluster, TIME, [23])
+    assert (neutral.tables[0].hot, neutral.tables[0].hot_sent) == (23, 64 * (9 + 13 * 0.2))
+
+
+def test_more_memory_never_sends_more():
+    ratios = [0.95, 1.0, 1.5, 3.0, 10.0, 100.0]
+    for strategy in ("two_tier", "three_tier", "joint"):
+        plans = pareto_curve([FLAT], CLUSTER, strategy, OPTIONS, ratios)
+        left = [1 - plan.a2a_reduction for plan in plans]
+        assert left == sorted(left, reverse=True)
+        assert left[-1] < 1e-9
+        for plan, ratio in zip(plans, ratios, strict=True):
+            assert plan.memory_bytes <= ratio * plan.row_wise_memory_bytes * (1 + 1e-9)
+        in_bytes = replace(OPTIONS, memory_bytes=1.5 * plans[0].row_wise_memory_bytes)
+        same = plan_tiers([FLAT], CLUSTER, strategy, in_bytes)
+        assert same.a2a_reduction == plans[2].a2a_reduction
+
+
+def test_a_budget_below_row_wise_sharding_is_kept_with_data_parallel_rows():
+    (least, _, _, _) = four_points([FLAT], CLUSTER, TIME).values()
+    plain = least.row_wise_memory_bytes
+    for strategy in ("two_tier", "three_tier", "joint"):
+        exact = CostOptions(memory_bytes=least.memory_bytes)
+        plan = plan_tiers([FLAT], CLUSTER, strategy, exact)
+        assert plan.memory_bytes == pytest.approx(least.memory_bytes)
+        too_little = CostOptions(memory_bytes=least.memory_bytes * 0.999)
+        with pytest.raises(SetupError) as error:
+            plan_tiers([FLAT], CLUSTER, strategy, too_little)
+        for figure in (least.memory_bytes, too_little.memory_bytes, plain):
+            assert f"{figure:,.0f}" in str(error.value)
+
+
+def test_what_cannot_be_planned():
+    alone = replace(CLUSTER, nodes=1)
+    with pytest.raises(SetupError, match="two_tier or joint"):
+        plan_tiers([FLAT], alone, "three_tier", TIME)
+    with pytest.raises(SetupError, match="no table"):
+        plan_tiers([], CLUSTER, "joint", TIME)
+    with pytest.raises(SetupError, match="joint, not 'best'"):
+        plan_tiers([FLAT], CLUSTER, "best", TIME)  # type: ignore[arg-type]
+
+
+def test_the_two_ends_take_what_they_take():
+    plain = plan_tiers([FLAT], CLUSTER, "row_wise")
+    assert (plain.a2a_reduction, plain.tables[0].cold) == (0.0, 10**6)
+    assert plain.memory_bytes == pytest.approx(plain.row_wise_memory_bytes)
+    assert plain.seconds.exposed() == pytest.approx(plain.row_wise_seconds.exposed())
+    data_parallel = plan_tiers([FLAT], CLUSTER, "data_parallel")
+    assert (data_parallel.a2a_reduction, data_parallel.tables[0].cold) == (1.0, 0)
+    assert data_parallel.memory_bytes > 10 * plain.memory_bytes
+    deduplicated = plan_tiers([replace(FLAT, dedupe_factor=4.0)], CLUSTER, "row_wise")
+    assert deduplicated.a2a_reduction == pytest.approx(0.75)
+    assert deduplicated.row_wise_memory_bytes == plain.row_wise_memory_bytes
+
+
+def test_a_table_that_is_never_accessed_stays_cold():
+    idle = TableDemand("idle", 100, 8, np.zeros(0), tail_rows=100)
+    for strategy in ("two_tier", "three_tier", "joint"):
+        plan = plan_tiers([idle], CLUSTER, strategy, CostOptions(memory_ratio=100.0))
+        assert (plan.tables[0].cold, plan.tables[0].cold_share) == (100, 1.0)
+        assert plan.a2a_reduction == 0.0
+
+
+def test_millions_of_rows_of_four_tables():
+    tables = []
+    for index, exponent in enumerate((0.8, 1.0, 1.1, 1.2)):
+        p = np.arange(1, 10**6 + 1.0) ** -exponent
+        tables.append(TableDemand(f"t{index}", 10**6, 128, np.minimum(1, p * 250 / p.sum())))
+    plan = plan_tiers(tables, CLUSTER, "joint", OPTIONS)
+    assert plan.memory_bytes == pytest.approx(plan.row_wise_memory_bytes, rel=1e-6)
+    ends = [
+        table.demand.probabilities[table.hot + table.flex] for table in plan.tables if table.cold
+    ]
+    assert len(ends) == 3
+    assert max(ends) / min(ends) < 1.001

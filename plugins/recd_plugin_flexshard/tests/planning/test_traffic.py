@@ -1,0 +1,147 @@
+"""What a plan sends by tier."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recd_plugin_flexshard.planning import (
+    TIERS,
+    Cluster,
+    CostOptions,
+    TableDemand,
+    TableTiers,
+    plan_tiers,
+    traffic,
+)
+from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS, OPTIONS
+from recd_plugin_flexshard.tests.planning import traffic_cases as cases
+from recd_plugins.planning.candidates import with_plugins
+from recd_plugins.planning.topologies import load_topology
+from recd_plugins.registry import load_registry
+from recd_plugins.testing.gloo import run_on_ranks
+
+# Sent 10 times by a batch of 10 samples: 8 + 8 + 2 * 4 * .5 + 5 * .1 in all.
+DEMAND = TableDemand(
+    "t", 11, 4, np.array([0.8, 0.8, 0.5, 0.5, 0.5, 0.5, 0.1, 0.1, 0.1, 0.1, 0.1]), features=2
+)
+
+
+def three_tiers(cluster: Cluster, options: CostOptions = OPTIONS):
+    plan = plan_tiers([DEMAND], cluster, "row_wise", options)
+    table = TableTiers(DEMAND, 2, 4, 0.0, 0.0, hot_sent=16.0, flex_sent=20.0, cold_sent=5.0)
+    return replace(plan, tables=(table,))
+
+
+def test_bytes_by_tier():
+    sent = traffic(three_tiers(Cluster(2, 2, 10)))
+    assert list(sent) == list(TIERS)
+    # 3 of 4 ranks are others; ids of 8 bytes; to each of them lengths of 4, 2 lists of 10 samples,
+    # and 3 sizes.
+    assert sent["cold"].integer_bytes == 3 / 4 * 5 * 8 + 3 * (2 * 10 * 4 + 3 * 8)
+    assert sent["cold"].float_bytes == 3 / 4 * 5 * 4 * 4 * 2
+    assert sent["hot"].float_bytes == 2 * 3 / 4 * 2 * 4 * 4
+    # A size for each feature.
+    assert sent["flex"].integer_bytes == 1 / 2 * 20 * 8 + 2 * 8
+    assert sent["flex"].float_bytes == 1 / 2 * 20 * 4 * 4 * 2
+    assert sent["flex_gradients"].float_bytes == 2 * 1 / 2 * (4 / 2) * 4 * 4
+    assert sent["hot"].integer_bytes == sent["flex_gradients"].integer_bytes == 0
+    assert {tier: (each.collective, each.group) for tier, each in sent.items()} == {
+        "cold": ("all_to_all", "global"),
+        "hot": ("all_reduce", "global"),
+        "flex": ("all_to_all", "node"),
+        "flex_gradients": ("all_reduce", "cross"),
+    }
+    assert sent["cold"].bytes == sent["cold"].integer_bytes + sent["cold"].float_bytes
+
+
+def test_wires_of_half_the_bytes_carry_embeddings_alone():
+    full = traffic(three_tiers(Cluster(2, 2, 10)))
+    half = traffic(three_tiers(Cluster(2, 2, 10), replace(OPTIONS, wire_bytes=2)))
+    for tier in ("cold", "flex"):
+        assert half[tier].float_bytes == full[tier].float_bytes / 2
+        assert half[tier].integer_bytes == full[tier].integer_bytes
+    assert half["hot"] == full["hot"]
+
+
+def test_without_flex_rows_a_node_exchanges_no_sizes():
+    plan = three_tiers(Cluster(2, 2, 10))
+    (table,) = plan.tables
+    without = replace(plan, tables=(replace(table, flex=0, flex_sent=0.0),))
+    assert traffic(without)["flex"].bytes == 0
+
+
+def test_one_rank_sends_nothing():
+    sent = traffic(three_tiers(Cluster(1, 1, 10)))
+    assert [each.bytes for each in sent.values()] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+def test_a_plan_sends_what_its_reduction_says(factor):
+    model = MODELS["RM-2"]
+    plan = plan_tiers([model.fitted(factor)], CLUSTER, "three_tier", OPTIONS)
+    plain = traffic(plan_tiers([model.fitted()], CLUSTER, "row_wise", OPTIONS))
+    sent = traffic(plan)
+    left = sent["cold"].float_bytes / plain["cold"].float_bytes
+    assert 1 - left == pytest.approx(plan.a2a_reduction)
+    assert sent["cold"].seconds == plan.seconds.a2a_global
+    assert sent["flex_gradients"].seconds == plan.seconds.ar_cross
+    looked_up = sum(
+        getattr(table, f"{tier}_sent") for table in plan.tables for tier in ("hot", "flex", "cold")
+    )
+    assert looked_up == pytest.approx(4096 * model.length / factor)
+
+
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: {folder}/table
+    sparse: [item_0, "seq_0_*"]
+    generate: {{rows: 2048, row_group_rows: 256}}
+converter: {{use: {converter}}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 9000}}}}
+pooling:
+  - {{use: recd.mean, features: ["seq_*"]}}
+sharding:
+  - use: flexshard.three_tier
+    tables: ["t_seq_*"]
+    options: {{plan_for: {{topology: zionex-a100-40g, nodes: 2, batch_size: 128}}}}
+model: {{embedding_dim: 4, num_embeddings: 9000, bottom_mlp: [4], top_mlp: [4]}}
+training: {{batch_size: 64, ranks: 4, ranks_per_node: 2, device: cpu}}
+"""
+
+
+@pytest.mark.parametrize("converter", ["recd.kjt", "recd.ikjt"])
+def test_ranks_send_what_is_predicted(tmp_path: Path, converter: str) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text(REGISTRY.format(folder=tmp_path, converter=converter), encoding="utf-8")
+    registry = load_registry(path)
+    registry.dataset.prepare()
+    spec = load_topology("machine", nodes=2, ranks_per_node=2, device="cpu")
+    prepared = with_plugins(registry, spec).registry.prepared
+    assert prepared is not None
+    (part,) = prepared.parts.values()
+    plan = part.plan
+    seen = run_on_ranks(cases.all_batches, 4, path, local_world_size=2)
+    sent: Counter[tuple[str, str]] = sum((rank.sent for rank in seen), Counter())
+    steps = sum(rank.steps for rank in seen)
+    assert steps == 2048 / 64
+    # As many ids travel one way as embeddings the other; lengths go to 3 ranks, as sizes do.
+    ids = sent["cold", "floats"] // (2 * 4 * 4)
+    lengths = 3 * sum(rank.lists for rank in seen)
+    assert sent["cold", "integers"] == 8 * ids + 4 * lengths + 8 * 3 * 3 * steps
+    ids = sent["flex", "floats"] // (2 * 4 * 4)
+    assert sent["flex", "integers"] == 8 * ids + 8 * 3 * steps
+    for tier, predicted in traffic(plan).items():
+        for payload, num_bytes in (
+            ("integers", predicted.integer_bytes),
+            ("floats", predicted.float_bytes),
+        ):
+            assert sent[tier, payload] / steps == pytest.approx(num_bytes, rel=0.02)

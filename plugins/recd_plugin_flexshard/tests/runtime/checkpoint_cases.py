@@ -1,0 +1,201 @@
+"""Training that stops, moves by a checkpoint, and goes on; what one rank sees of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from recd_plugin_flexshard.runtime import RowTiers
+from recd_plugin_flexshard.tests.runtime.state_model import (
+    TIERS,
+    Job,
+    Model,
+    Optimizer,
+    build_collection,
+    largest_difference,
+    make_batch,
+    training_spec,
+)
+from recd_plugins.training.weights import copy_weights
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Continued:
+    """How far a training that went on differs from one that never stopped; and what it loaded."""
+
+    loss: float
+    everything: float
+    loaded: float
+
+
+@dataclass(frozen=True)
+class Plain:
+    """An uninterrupted training without tiers: losses, and its state half way and at last."""
+
+    losses: list[Tensor]
+    half_way: dict[str, Tensor]
+    last: dict[str, Tensor]
+
+
+def train_and_save(
+    rank: int,
+    world_size: int,
+    optimizer: Optimizer,
+    tiers: Mapping[str, RowTiers] | None,
+    folder: Path,
+    pipelined: bool = False,
+) -> None:
+    assert world_size == dist.get_world_size()
+    if rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    job = Job(optimizer, tiers)
+    job.train(range(STEPS), pipelined=pipelined)
+    job.save(folder, STEPS)
+
+
+def train_plainly(rank: int, world_size: int, optimizer: Optimizer) -> Plain:
+    job = Job(optimizer, None)
+    losses = job.train(range(STEPS))
+    half_way = job.everything()
+    losses += job.train(range(STEPS, 2 * STEPS))
+    return Plain(_of_all_ranks(losses), half_way, job.everything())
+
+
+def load_and_go_on(
+    rank: int,
+    world_size: int,
+    optimizer: Optimizer,
+    tiers: Mapping[str, RowTiers] | None,
+    folder: Path,
+    plain: Plain,
+) -> Continued:
+    job = Job(optimizer, tiers)
+    job.train(range(40, 42))  # what a checkpoint finds is to make no difference
+    assert job.load(folder) == STEPS
+    loaded = largest_difference(job.everything(), plain.half_way)
+    losses = _of_all_ranks(job.train(range(STEPS, 2 * STEPS), pipelined=True))
+    want = plain.losses[STEPS:]
+    return Continued(
+        loss=max(float((a - b).abs()) for a, b in zip(losses, want, strict=True)),
+        everything=largest_difference(job.everything(), plain.last),
+        loaded=loaded,
+    )
+
+
+def _of_all_ranks(losses: list[Tensor]) -> list[Tensor]:
+    """The loss of the global batch, in each step."""
+    stacked = torch.stack(losses).double()
+    dist.all_reduce(stacked)
+    return list((stacked / dist.get_world_size()).unbind())
+
+
+def names_and_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """What a checkpoint says that it has."""
+    entries = FileSystemReader(folder).read_metadata().state_dict_metadata
+    return {
+        name: tuple(entry.size)
+        for name, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def go_on_unsharded(folder: Path, plain: Plain) -> tuple[float, float]:
+    """In one process, with SGD of torch: differences of weights as loaded, and in the end."""
+    model = Model(build_collection({"a": 40, "b": 23, "c": 9}))
+    state = {"model": model.state_dict()}
+    load(state, checkpoint_id=folder, no_dist=True)
+    model.load_state_dict(state["model"])
+    loaded = _difference(model, plain.half_way)
+    rate = training_spec("sgd").learning_rate
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+    for step in range(STEPS, 2 * STEPS):
+        optimizer.zero_grad()
+        model(make_batch(0, 1, step))[0].backward()
+        optimizer.step()
+    return loaded, _difference(model, plain.last)
+
+
+def _difference(model: Model, want: Mapping[str, Tensor]) -> float:
+    return max(
+        float((value - want[f"model/{name}"]).abs().max())
+        for name, value in model.state_dict().items()
+    )
+
+
+def stop_in_between(
+    rank: int, world_size: int, optimizer: Optimizer, pipelined: bool
+) -> dict[str, float]:
+    """Differences that reading, and loading back, the state of a training makes to it."""
+    undisturbed, read, loaded = (Job(optimizer, TIERS) for _ in range(3))
+    want = undisturbed.train(range(2 * STEPS), pipelined=pipelined)
+    losses: dict[str, list[Tensor]] = {"read": [], "loaded": []}
+    for step in range(2 * STEPS):
+        losses["read"] += read.train(range(step, step + 1), pipelined=pipelined)
+        read.everything()
+        losses["loaded"] += loaded.train(range(step, step + 1), pipelined=pipelined)
+        state = {"model": loaded.dmp.state_dict(), "optimizer": loaded.optimizer.state_dict()}
+        if step % 2:
+            loaded.optimizer.load_state_dict(state["optimizer"])
+        loaded.dmp.load_state_dict(state["model"])
+    last = undisturbed.everything()
+    return {
+        "loss, read": max(map(_distance, losses["read"], want)),
+        "loss, loaded": max(map(_distance, losses["loaded"], want)),
+        "state, read": largest_difference(read.everything(), last),
+        "state, loaded": largest_difference(loaded.everything(), last),
+    }
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float((one - other).abs())
+
+
+def load_parts(rank: int, world_size: int, optimizer: Optimizer) -> list[str]:
+    """Load weights alone, or state alone, in both orders; what differs from a plain job's."""
+    wrong = []
+    for order in (["weights"], ["state"], ["weights", "state"], ["state", "weights"]):
+        results = []
+        for tiers in (TIERS, None):
+            source, target = Job(optimizer, tiers), Job(optimizer, tiers)
+            source.train(range(2))
+            target.train(range(5, 8))
+            for part in order:
+                if part == "weights":
+                    target.dmp.load_state_dict(source.dmp.state_dict())
+                else:
+                    target.optimizer.load_state_dict(source.optimizer.state_dict())
+            target.train(range(2, 4))
+            results.append(target.everything())
+        if largest_difference(*results) > 1e-6:
+            wrong.append(" then ".join(order))
+    return wrong
+
+
+def copy_into_state_dict(rank: int, world_size: int) -> float:
+    """Weights that are written into a state dict in place, and loaded, are what is trained on."""
+    job, plain = Job("sgd", TIERS), Job("sgd", None)
+    weights = {name: torch.full(value.size(), 0.25) for name, value in job.dmp.state_dict().items()}
+    for each in (job, plain):
+        each.train(range(2))
+        state = each.dmp.state_dict()
+        copy_weights(state, weights)
+        each.dmp.load_state_dict(state)
+    assert abs(float(job.evaluate(5) - plain.evaluate(5))) < 1e-6
+    for each in (job, plain):
+        each.train(range(2))
+    return largest_difference(job.everything(), plain.everything())
+
+
+def load_into_larger_tables(rank: int, world_size: int, folder: Path) -> None:
+    Job("sgd", TIERS, rows={"a": 40, "b": 29, "c": 9}).load(folder)

@@ -1,0 +1,145 @@
+"""Checkpoints of tiered tables are those of the tables: both ways, on any ranks and nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from recd_plugin_flexshard.runtime import RowTiers
+from recd_plugin_flexshard.tests.runtime.checkpoint_cases import (
+    STEPS,
+    Plain,
+    copy_into_state_dict,
+    go_on_unsharded,
+    load_and_go_on,
+    load_into_larger_tables,
+    load_parts,
+    names_and_sizes,
+    stop_in_between,
+    train_and_save,
+    train_plainly,
+)
+from recd_plugin_flexshard.tests.runtime.state_model import TIERS, Optimizer
+from recd_plugins.errors import RecdError
+from recd_plugins.testing.gloo import run_on_ranks
+
+T = TypeVar("T")
+TOLERANCE = 1e-6
+OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "rowwise_adagrad")
+OTHER_TIERS = {"a": RowTiers(flex=[30, 31, 0]), "b": RowTiers(hot=range(23))}
+# Nodes and ranks of a node.
+Layout = tuple[int, int]
+# Who saves with tiers and where, and who goes on.
+TO_STOCK: list[tuple[Layout, Layout]] = [((2, 1), (1, 4)), ((2, 2), (1, 2)), ((1, 2), (1, 1))]
+FROM_STOCK: list[tuple[Layout, Layout]] = [((2, 1), (2, 2)), ((2, 2), (1, 2)), ((1, 2), (2, 1))]
+
+
+@pytest.fixture(scope="module", params=OPTIMIZERS)
+def optimizer(request: pytest.FixtureRequest) -> Optimizer:
+    chosen: Optimizer = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def plain(optimizer: Optimizer) -> Plain:
+    return run_on_ranks(train_plainly, 2, optimizer)[0]
+
+
+@pytest.fixture(scope="module")
+def saved(
+    optimizer: Optimizer, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Layout, bool], Path]:
+    """Where a training saved its state half way, with tiers or without."""
+    folders: dict[tuple[Layout, bool], Path] = {}
+
+    def save(layout: Layout, tiered: bool) -> Path:
+        if (layout, tiered) not in folders:
+            folders[layout, tiered] = folder = tmp_path_factory.mktemp("saved")
+            tiers = TIERS if tiered else None
+            _run(layout, train_and_save, optimizer, tiers, folder, tiered)
+        return folders[layout, tiered]
+
+    return save
+
+
+def _run(layout: Layout, function: Callable[..., T], *args: object) -> list[T]:
+    nodes, ranks = layout
+    return run_on_ranks(function, nodes * ranks, *args, local_world_size=ranks)
+
+
+@pytest.mark.parametrize(("one", "other"), TO_STOCK, ids=str)
+def test_a_stock_job_goes_on(
+    saved: Callable[[Layout, bool], Path],
+    optimizer: Optimizer,
+    plain: Plain,
+    one: Layout,
+    other: Layout,
+) -> None:
+    for found in _run(other, load_and_go_on, optimizer, None, saved(one, True), plain):
+        assert found.loaded <= TOLERANCE
+        assert found.loss <= TOLERANCE
+        assert found.everything <= TOLERANCE
+
+
+@pytest.mark.parametrize("tiered", [False, True], ids=["from stock", "from other tiers"])
+@pytest.mark.parametrize(("one", "other"), FROM_STOCK, ids=str)
+def test_tiers_go_on(
+    saved: Callable[[Layout, bool], Path],
+    optimizer: Optimizer,
+    plain: Plain,
+    one: Layout,
+    other: Layout,
+    tiered: bool,
+) -> None:
+    tiers = OTHER_TIERS if tiered else TIERS
+    for found in _run(other, load_and_go_on, optimizer, tiers, saved(one, tiered), plain):
+        assert found.loaded <= TOLERANCE
+        assert found.loss <= TOLERANCE
+        assert found.everything <= TOLERANCE
+
+
+def test_names_and_sizes_are_those_of_a_stock_checkpoint(
+    saved: Callable[[Layout, bool], Path],
+) -> None:
+    name = f"step-{STEPS:09d}"
+    tiered, stock = (
+        names_and_sizes(saved((2, 1), with_tiers) / name) for with_tiers in (True, False)
+    )
+    assert tiered == stock
+    assert tiered["model.sequences.embeddings.a.weight"] == (40, 4)
+
+
+def test_an_unsharded_model_goes_on(
+    saved: Callable[[Layout, bool], Path], optimizer: Optimizer, plain: Plain
+) -> None:
+    loaded, last = go_on_unsharded(saved((2, 2), True) / f"step-{STEPS:09d}", plain)
+    assert loaded <= TOLERANCE
+    if optimizer == "sgd":
+        assert last <= TOLERANCE
+
+
+@pytest.mark.parametrize("pipelined", [False, True], ids=["plain", "pipelined"])
+@pytest.mark.parametrize("layout", [(2, 1), (2, 2)], ids=str)
+def test_saving_and_loading_do_not_disturb(
+    optimizer: Optimizer, layout: Layout, pipelined: bool
+) -> None:
+    for differences in _run(layout, stop_in_between, optimizer, pipelined):
+        assert set(differences.values()) == {0.0}, differences
+
+
+def test_parts_of_a_state_are_loaded_alone(optimizer: Optimizer) -> None:
+    assert _run((2, 1), load_parts, optimizer) == [[], []]
+
+
+def test_weights_written_into_a_state_dict(tmp_path: Path) -> None:
+    assert max(_run((2, 1), copy_into_state_dict)) <= TOLERANCE
+
+
+def test_a_table_of_another_size(saved: Callable[[Layout, bool], Path]) -> None:
+    with pytest.raises(
+        RecdError, match=r"cannot be loaded .*\[23, 4\].*\[29, 4\].*embeddings\.b\."
+    ):
+        _run((2, 1), load_into_larger_tables, saved((2, 1), True))

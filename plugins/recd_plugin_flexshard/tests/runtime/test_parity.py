@@ -1,0 +1,124 @@
+"""Training with tiers is training without: loss, outputs and weights agree after six steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from tests.distributed.parity_cases import Optimizer
+
+from recd_plugin_flexshard.tests.runtime.tier_cases import Case, Difference, Fault, run_cases
+from recd_plugin_flexshard.tests.runtime.tier_model import (
+    FEATURES,
+    NUM_STEPS,
+    TIERS,
+    Form,
+    Tiers,
+    model_input,
+)
+from recd_plugins.distributed.launch import CUDA_BACKEND, launch
+from recd_plugins.testing.gloo import run_on_ranks
+
+TOLERANCE = 1e-6
+# Ranks, and ranks of a node.
+CLUSTERS = {"2x1": (2, 1), "1x2": (2, 2), "2x2": (4, 2), "4x2": (8, 2)}
+TWO_AND_THREE: tuple[Tiers, ...] = ("two", "three")
+ODD: tuple[Tiers, ...] = ("flex", "all", "few", "empty")
+OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "rowwise_adagrad")
+FORMS: tuple[Form, ...] = ("kjt", "ikjt")
+MATRIX = [
+    Case(tiers, optimizer, pipelined, form)
+    for tiers, optimizer, pipelined, form in product(
+        TWO_AND_THREE, OPTIMIZERS, (False, True), FORMS
+    )
+]
+ODD_TIERS = [
+    Case(tiers, "rowwise_adagrad", pipelined, "ikjt")
+    for tiers, pipelined in product(ODD, (False, True))
+]
+UNTIERED = [
+    Case("three", "sgd", True, "kjt", untiered=sharding)
+    for sharding in ("table_wise", "column_wise", "data_parallel")
+]
+# All tables, or those with tiers.
+COALESCED = [
+    replace(case, coalesced=tuple(FEATURES) if case.pipelined else ("t0", "t1", "t2"))
+    for case in (*MATRIX, *ODD_TIERS)
+    if case.tiers in ("three", "all", "empty") and case.optimizer == "rowwise_adagrad"
+]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_parity(cluster: str) -> None:
+    _check(MATRIX, cluster)
+
+
+@pytest.mark.parametrize("cluster", ["2x1", "2x2"])
+def test_parity_of_odd_tiers(cluster: str) -> None:
+    _check(ODD_TIERS, cluster)
+
+
+@pytest.mark.parametrize("cluster", ["1x2", "2x2"])
+def test_parity_beside_tables_without_tiers(cluster: str) -> None:
+    _check(UNTIERED, cluster)
+
+
+@pytest.mark.parametrize("cluster", ["2x1", "2x2"])
+def test_parity_of_coalesced_tables(cluster: str) -> None:
+    _check(COALESCED, cluster)
+
+
+@pytest.mark.parametrize("fault", ["sum", "hot", "flex"])
+def test_a_wrong_gradient_is_caught(fault: Fault) -> None:
+    case = Case("three", "sgd", False, "kjt", fault=fault)
+    for (difference,) in run_on_ranks(run_cases, 2, [case], local_world_size=1):
+        assert difference.weight > 1e-4
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_parity_on_gpus() -> None:
+    """One rank a GPU; with two or more, as nodes of one rank and as one node."""
+    cases = [replace(case, device_type="cuda") for case in MATRIX]
+    num_ranks = min(2, torch.cuda.device_count())
+    for ranks_per_node in range(1, num_ranks + 1):
+        by_rank = launch(
+            run_cases, num_ranks, cases, backend=CUDA_BACKEND, local_world_size=ranks_per_node
+        )
+        for differences in by_rank:
+            for case, difference in zip(cases, differences, strict=True):
+                _assert_equal(difference, case, tolerance=1e-5)
+
+
+def test_the_batches_have_what_can_go_wrong() -> None:
+    def tiers_of(rank: int, step: int) -> set[str]:
+        features = model_input(rank, step, "kjt").sequence_features
+        assert features is not None
+        rows = TIERS["three"]["t0"]
+        return {
+            "hot" if id in rows.hot else "flex" if id in rows.flex else "cold"
+            for id in features["a"].values().tolist()
+        }
+
+    assert tiers_of(0, 1) == set()
+    assert tiers_of(0, 2) == {"cold"}
+    assert tiers_of(0, 3) == {"hot", "flex"}
+    assert set().union(*(tiers_of(1, step) for step in range(NUM_STEPS))) == {"hot", "flex", "cold"}
+
+
+def _check(cases: list[Case], cluster: str) -> None:
+    world_size, local_world_size = CLUSTERS[cluster]
+    by_rank = run_on_ranks(run_cases, world_size, cases, local_world_size=local_world_size)
+    for differences in by_rank:
+        for case, difference in zip(cases, differences, strict=True):
+            _assert_equal(difference, case)
+
+
+def _assert_equal(difference: Difference, case: Case, tolerance: float = TOLERANCE) -> None:
+    assert difference.loss <= tolerance, case
+    assert difference.output <= tolerance, case
+    assert difference.weight <= tolerance, case
+    # Every table and layer learns, or equal weights would say nothing.
+    assert difference.moved > 20 * tolerance, case
+    assert difference.num_pipelined == (difference.num_modules if case.pipelined else 0), case

@@ -1,0 +1,137 @@
+"""Every id of a batch goes to one tier, and comes back to its place."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugin_flexshard.runtime import RowTiers
+from recd_plugin_flexshard.runtime.split import TierIndex
+
+FEATURES = {"t": ["a", "b"], "u": ["c"], "v": ["d"]}
+ROWS = {"t": 13, "u": 6, "v": 8}
+CPU = torch.device("cpu")
+
+
+@st.composite
+def row_tiers(draw: st.DrawFn, num_rows: int) -> RowTiers:
+    rows = draw(st.permutations(range(num_rows)))
+    hot = draw(st.integers(0, num_rows))
+    return RowTiers(rows[:hot], rows[hot : draw(st.integers(hot, num_rows))])
+
+
+def ids_of(num_rows: int) -> st.SearchStrategy[int]:
+    """Some of them are not in the table."""
+    return st.one_of(st.integers(0, num_rows - 1), st.integers(-9, num_rows + 9))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    data=st.data(),
+    ranks_per_node=st.integers(1, 4),
+    num_nodes=st.integers(1, 2),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    stride=st.integers(1, 3),
+)
+def test_split(
+    data: st.DataObject, ranks_per_node: int, num_nodes: int, dtype: torch.dtype, stride: int
+) -> None:
+    num_ranks = ranks_per_node * num_nodes
+    tables = data.draw(st.sets(st.sampled_from(sorted(ROWS)), min_size=1))
+    tiers = {name: data.draw(row_tiers(ROWS[name])) for name in ROWS if name in tables}
+    configs = [
+        EmbeddingConfig(
+            name=name, embedding_dim=4, num_embeddings=rows, feature_names=FEATURES[name]
+        )
+        for name, rows in ROWS.items()
+    ]
+    index = TierIndex(configs, tiers, ranks_per_node, num_ranks, CPU)
+    table_of = {name: table for table, names in FEATURES.items() for name in names}
+    # In any order, and with a feature of another module.
+    keys = data.draw(st.permutations([*table_of, "other"]))
+    lists = {
+        key: [
+            data.draw(st.lists(ids_of(ROWS.get(table_of.get(key, ""), 1)), max_size=9))
+            for _ in range(stride)
+        ]
+        for key in keys
+    }
+    split = index.split(
+        KeyedJaggedTensor(
+            keys=keys,
+            values=torch.tensor([id for key in keys for row in lists[key] for id in row]).to(dtype),
+            lengths=torch.tensor([len(row) for key in keys for row in lists[key]]),
+        )
+    )
+
+    def read(feature: str, id: int) -> tuple[str, int]:
+        return table_of[feature], _row_read(id, ROWS[table_of[feature]], num_ranks, dtype)
+
+    # What each tier has to look up is, merged, the (table, row) of each id.
+    flex_rows = [_pairs(index.flex_rows(rank)) for rank in range(ranks_per_node)]
+    hot_rows = _pairs(index.hot_rows())
+    merged: list[tuple[str, int]] = []
+    chosen = {(table, int(row)) for table, rows in tiers.items() for row in (*rows.hot, *rows.flex)}
+    for feature in index.features:
+        cold = split.cold[feature]
+        pairs = [read(feature, id) for id in cold.values().tolist()]
+        assert not chosen.intersection(pairs)
+        merged += pairs
+        assert cold.lengths().tolist() == [
+            sum(read(feature, id) not in chosen for id in row) for row in lists[feature]
+        ]
+    merged += [hot_rows[position] for position in split.hot.tolist()]
+    positions = split.flex.tolist()
+    for rows, sizes in zip(flex_rows, split.flex_sizes.tolist(), strict=True):
+        for feature, size in zip(index.features, sizes, strict=True):
+            taken, positions = positions[:size], positions[size:]
+            merged += [rows[position] for position in taken]
+            assert {rows[position][0] for position in taken} <= {table_of[feature]}
+    assert not positions
+    expected = [
+        read(feature, id) for feature in index.features for row in lists[feature] for id in row
+    ]
+    source = torch.cat([split.cold_source, split.hot_source, split.flex_source]).tolist()
+    assert sorted(source) == list(range(len(expected)))
+    assert [expected[place] for place in source] == merged
+    for feature in table_of.keys() - set(index.features):
+        assert split.cold[feature].values().tolist() == [id for row in lists[feature] for id in row]
+    assert set(split.cold.keys()) == table_of.keys()
+
+
+def test_flex_rows_are_dealt_out_in_turns() -> None:
+    configs = [
+        EmbeddingConfig(name=name, embedding_dim=4, num_embeddings=9, feature_names=[name])
+        for name in ("t", "u")
+    ]
+    tiers = {"t": RowTiers([], [5, 1, 7]), "u": RowTiers([], [8, 0])}
+    index = TierIndex(configs, tiers, 2, 4, CPU)
+    assert _pairs(index.flex_rows(0)) == [("t", 5), ("t", 7), ("u", 0)]
+    assert _pairs(index.flex_rows(1)) == [("t", 1), ("u", 8)]
+
+
+def _row_read(id: int, num_rows: int, num_ranks: int, dtype: torch.dtype) -> int:
+    """What a row-wise table reads: an id out of its shard is the first row there, if it has one."""
+    block = -(-num_rows // num_ranks)
+    bucketized = torch.ops.fbgemm.block_bucketize_sparse_features(
+        torch.tensor([1], dtype=dtype),
+        torch.tensor([id], dtype=dtype),
+        bucketize_pos=False,
+        sequence=True,
+        block_sizes=torch.tensor([block], dtype=dtype),
+        my_size=num_ranks,
+        weights=None,
+    )
+    rank, row = bucketized[0].tolist().index(1), int(bucketized[1])
+    first = rank * block
+    if first >= num_rows or row == -1:
+        return -1
+    return first + row if 0 <= row < min(block, num_rows - first) else first
+
+
+def _pairs(rows: dict[str, torch.Tensor]) -> list[tuple[str, int]]:
+    """Table and row of each position."""
+    return [(table, row) for table, each in rows.items() for row in each.tolist()]

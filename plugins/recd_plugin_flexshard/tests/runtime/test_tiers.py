@@ -1,0 +1,99 @@
+"""Which rows are in which tier, and what the unsharded collection knows of it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugin_flexshard.runtime import RowTiers, TieredEmbeddingCollection
+from recd_plugins.errors import SetupError
+
+
+def collection() -> EmbeddingCollection:
+    return EmbeddingCollection(
+        tables=[
+            EmbeddingConfig(name=name, embedding_dim=4, num_embeddings=9, feature_names=[name])
+            for name in ("t", "u")
+        ],
+        need_indices=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("hot", "flex", "message"),
+    [
+        ([3, 1, 3], [], "row 3 is in the tiers twice"),
+        ([3], [1, 3], "row 3 is in the tiers twice"),
+        ([], [2, -1], "row -1 of a tier is negative"),
+    ],
+)
+def test_rows_that_are_no_tiers(hot: list[int], flex: list[int], message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        RowTiers(hot, flex)
+
+
+def test_tiers_are_a_copy_that_stays() -> None:
+    rows = torch.tensor([4, 2]).numpy()
+    tiers = RowTiers(rows)
+    rows[0] = 0
+    assert tiers.hot.tolist() == [4, 2]
+    with pytest.raises(ValueError, match="read-only"):
+        tiers.hot[0] = 1
+
+
+def test_it_is_the_collection_it_replaces() -> None:
+    plain = collection()
+    tiered = TieredEmbeddingCollection(plain, {"u": RowTiers([1]), "t": RowTiers([8], [2, 3])})
+    assert tiered.state_dict().keys() == plain.state_dict().keys()
+    for name, parameter in tiered.named_parameters():
+        assert parameter is plain.get_parameter(name)
+    features = KeyedJaggedTensor(["t", "u"], torch.tensor([8, 1, 2]), lengths=torch.tensor([2, 1]))
+    for name, expected in plain(features).items():
+        output = tiered(features)[name]
+        assert torch.equal(output.values(), expected.values())
+        assert torch.equal(output.weights(), expected.weights())
+    assert list(tiered.tiers) == ["t", "u"]
+    assert (tiered.num_hot, tiered.num_flex) == (2, 2)
+
+
+def test_overlay_bytes() -> None:
+    tiered = TieredEmbeddingCollection(
+        collection(), {"t": RowTiers([8], [2, 3]), "u": RowTiers([1], [5])}
+    )
+    # Two hot rows, and two of three flex rows; all five are known, and found by a key and a place.
+    assert tiered.overlay_bytes(2, "sgd") == 4 * (4 * 4 + 8) + 5 * 24
+    assert tiered.overlay_bytes(2, "rowwise_adagrad") == 4 * (5 * 4 + 8) + 5 * 24
+    assert tiered.overlay_bytes(1, "sgd") == 5 * (4 * 4 + 8) + 5 * 24
+
+
+@pytest.mark.parametrize("travel", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_it_travels(travel: Callable[[TieredEmbeddingCollection], Any]) -> None:
+    tiered = TieredEmbeddingCollection(collection(), {"t": RowTiers([8, 0], [3])}, retier_every=7)
+    arrived = travel(tiered)
+    assert type(arrived) is TieredEmbeddingCollection
+    assert arrived.tiers["t"].hot.tolist() == [8, 0]
+    assert arrived.tiers["t"].flex.tolist() == [3]
+    assert arrived.retier_every == 7
+    for name, weights in tiered.state_dict().items():
+        assert torch.equal(arrived.state_dict()[name], weights)
+
+
+def test_it_is_on_the_device_of_the_collection() -> None:
+    configs = collection().embedding_configs()
+    meta = EmbeddingCollection(tables=configs, device=torch.device("meta"))
+    tiered = TieredEmbeddingCollection(meta, {})
+    assert tiered.device == torch.device("meta")
+    assert all(parameter.is_meta for parameter in tiered.parameters())
+
+
+def test_no_step_is_no_period() -> None:
+    with pytest.raises(SetupError, match="retier_every is 0"):
+        TieredEmbeddingCollection(collection(), {}, retier_every=0)

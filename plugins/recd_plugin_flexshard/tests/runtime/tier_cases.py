@@ -1,0 +1,219 @@
+"""One parity case on one rank: train with tiers, and plain on the global batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from tests.distributed.parity_cases import CPU, Optimizer, _fault, _whole
+from tests.distributed.parity_model import ReferenceOptimizer
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    ParameterShardingGenerator,
+    column_wise,
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.types import ShardedModule, ShardingEnv, ShardingPlan
+from torchrec.optim.keyed import CombinedOptimizer
+
+from recd_plugin_flexshard.runtime import (
+    ShardedTieredEmbeddingCollection,
+    TieredEmbeddingCollectionSharder,
+)
+from recd_plugin_flexshard.tests.runtime.tier_model import (
+    FEATURES,
+    NUM_STEPS,
+    TIERS,
+    Form,
+    TierModel,
+    Tiers,
+    model_input,
+)
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.distributed.guards import check_every_parameter_is_trained
+from recd_plugins.distributed.sharders import fused_params
+from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.weights import copy_weights
+
+# Gradients of all tiers are summed over ranks and not averaged, or those of one tier are those of
+# this rank alone.
+Fault = Literal["sum", "hot", "flex"]
+LEARNING_RATE = {"sgd": 0.5, "rowwise_adagrad": 0.05}
+# Of the size of the sums, so that both count in the first steps.
+EPS = 1e-3
+
+
+@dataclass(frozen=True)
+class Case:
+    tiers: Tiers
+    optimizer: Optimizer
+    pipelined: bool
+    form: Form
+    # Of the tables without tiers.
+    untiered: str = "row_wise"
+    fault: Fault | None = None
+    device_type: Literal["cpu", "cuda"] = "cpu"
+    # Tables whose ids are made unique before they are sent.
+    coalesced: tuple[str, ...] = ()
+
+    def device(self, rank: int) -> torch.device:
+        return CPU if self.device_type == "cpu" else torch.device("cuda", rank)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest absolute differences of one rank from the reference, and what makes them count."""
+
+    loss: float
+    output: float
+    weight: float
+    moved: float
+    num_modules: int
+    num_pipelined: int
+
+
+def run_cases(rank: int, world_size: int, cases: list[Case]) -> list[Difference]:
+    """Several in one launch, which takes longer than a case."""
+    return [_run(rank, world_size, case) for case in cases]
+
+
+def _run(rank: int, world_size: int, case: Case) -> Difference:
+    initial = TierModel(None).state_dict()
+    dmp, optimizer = shard(case, world_size, initial)
+    if case.fault in ("hot", "flex"):
+        _leave_alone(dmp, case.fault)
+    with _fault(case.fault == "sum"):
+        outputs, num_pipelined = _train(dmp, optimizer, case, rank)
+    in_columns = tuple(table for table in FEATURES if _sharding(case, table) == "column_wise")
+    reference = _train_reference(case.optimizer, in_columns, world_size)
+    weights = {name: _whole(tensor).cpu() for name, tensor in dmp.state_dict().items()}
+    assert weights.keys() == initial.keys()
+    expected = [of_ranks[rank] for of_ranks in reference.outputs]
+    pairs = list(zip(outputs, expected, strict=True))
+    trained = reference.weights
+    return Difference(
+        loss=max(abs(float(got[0].cpu() - want[0])) for got, want in pairs),
+        output=max(float((got[1].cpu() - want[1]).abs().max()) for got, want in pairs),
+        weight=max(float((weights[name] - trained[name]).abs().max()) for name in weights),
+        moved=min(float((trained[name] - initial[name]).abs().max()) for name in weights),
+        num_modules=sum(isinstance(module, ShardedModule) for module in dmp.modules()),
+        num_pipelined=num_pipelined,
+    )
+
+
+def shard(
+    case: Case, world_size: int, weights: dict[str, Tensor]
+) -> tuple[DistributedModelParallel, CombinedOptimizer]:
+    training = TrainingSpec(
+        optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
+    )
+    sharder = TieredEmbeddingCollectionSharder(fused_params(training), coalesced=case.coalesced)
+    model = TierModel(TIERS[case.tiers])
+    plan = construct_module_sharding_plan(
+        model.sequences,
+        {table: _generator(case, table, world_size) for table in FEATURES},
+        sharder,
+        local_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+        world_size=world_size,
+        device_type=case.device_type,
+    )
+    dmp = DistributedModelParallel(
+        module=model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=case.device(dist.get_rank()),
+        plan=ShardingPlan({"sequences": plan}),
+        sharders=[sharder],
+    )
+    copy_weights(dmp.state_dict(), weights)
+    optimizer = build_optimizer(dmp, training)
+    check_every_parameter_is_trained(dmp, optimizer)
+    return dmp, optimizer
+
+
+def _leave_alone(dmp: DistributedModelParallel, tier: Literal["hot", "flex"]) -> None:
+    (module,) = (m for m in dmp.modules() if isinstance(m, ShardedTieredEmbeddingCollection))
+    overlay = module.hot if tier == "hot" else module.flex
+    assert module.groups.flex.size() == 1
+    overlay._group = module.groups.flex
+
+
+def _generator(case: Case, table: str, world_size: int) -> ParameterShardingGenerator:
+    sharding = "row_wise" if table in TIERS[case.tiers] else case.untiered
+    if sharding == "row_wise":
+        return row_wise(compute_kernel="fused")
+    if sharding == "table_wise":
+        return table_wise(rank=world_size - 1, compute_kernel="fused")
+    if sharding == "column_wise":
+        return column_wise(ranks=[0, world_size - 1], compute_kernel="fused")
+    return data_parallel()
+
+
+def _train(
+    dmp: DistributedModelParallel, optimizer: CombinedOptimizer, case: Case, rank: int
+) -> tuple[list[tuple[Tensor, Tensor]], int]:
+    device = case.device(rank)
+    batches = [model_input(rank, step, case.form) for step in range(NUM_STEPS)]
+    if case.pipelined:
+        pipeline = TrainPipelineSparseDist(dmp, optimizer, device, execute_all_batches=True)
+        iterator: Iterator[ModelInput] = iter(batches)
+        outputs = [pipeline.progress(iterator) for _ in batches]
+        return outputs, len(pipeline._pipelined_modules)
+    outputs = []
+    for batch in batches:
+        optimizer.zero_grad()
+        loss, output = dmp(batch.to(device))
+        loss.backward()
+        optimizer.step()
+        outputs.append(output)
+    return outputs, 0
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Training without tiers and without sharding.
+
+    Attributes:
+        outputs: by step, by rank: loss and output.
+        weights: after the last step.
+    """
+
+    outputs: list[list[tuple[Tensor, Tensor]]]
+    weights: dict[str, Tensor]
+
+
+@cache
+def _train_reference(
+    optimizer_name: Optimizer, in_columns: tuple[str, ...], world_size: int
+) -> Reference:
+    """The same for many cases, of which it would take a large share of the time."""
+    model = TierModel(None)
+    optimizer = ReferenceOptimizer(
+        model,
+        set(FEATURES),
+        optimizer_name,
+        LEARNING_RATE[optimizer_name],
+        EPS,
+        dict.fromkeys(in_columns, 2),
+    )
+    outputs = []
+    for step in range(NUM_STEPS):
+        results = [model(model_input(each, step, "kjt")) for each in range(world_size)]
+        torch.stack([loss for loss, _ in results]).mean().backward()
+        optimizer.step()
+        outputs.append([output for _, output in results])
+    return Reference(outputs, model.state_dict())
+
+
+def _sharding(case: Case, table: str) -> str:
+    return "row_wise" if table in TIERS[case.tiers] else case.untiered

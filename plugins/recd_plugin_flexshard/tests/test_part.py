@@ -1,0 +1,49 @@
+"""What tiers of rows say of a step is what their plan predicts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.planning.test_work import NOTHING, plan
+
+from recd_plugin_flexshard.part import TieredPart
+from recd_plugin_flexshard.planning import (
+    Cluster,
+    Collective,
+    Collectives,
+    CostOptions,
+    TableDemand,
+    plan_tiers,
+    traffic,
+)
+from recd_plugin_flexshard.planning.traffic import cold_size_bytes, flex_size_bytes
+from recd_plugins.interfaces import Table
+from recd_plugins.planning.profile import DataProfile, FeatureProfile
+from recd_plugins.planning.work import work_of_step
+
+
+def test_tiers_send_what_their_plan_predicts() -> None:
+    """4 ranks as 2 nodes: the same bytes as ``tiers.traffic``, apart from sizes told before."""
+    weights = 1 / np.arange(1.0, 101)
+    demand = TableDemand("t", 100, 8, 3 * weights / weights.sum(), features=1)
+    slow, fast = Collective(1e9), Collective(1e12)
+    cluster = Cluster(2, 2, 10, Collectives(slow, fast, fast, fast))
+    plan_of_tiers = plan_tiers(
+        [demand], cluster, "three_tier", CostOptions(memory_multiplier=1.5, memory_ratio=1.0)
+    )
+    (tiers,) = plan_of_tiers.tables
+    assert min(tiers.hot, tiers.flex, tiers.cold) > 0
+    row_wise = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
+    sent = traffic(plan_of_tiers)
+    known = DataProfile({"f": FeatureProfile(3.0)})
+    ranks = work_of_step(
+        [Table("t", ("f",), 100, 8, False)], row_wise, known, NOTHING,
+        batch_size=10, world_size=4, local_world_size=2, parts=[TieredPart(plan_of_tiers)],
+    )  # fmt: skip
+    for work in ranks:
+        assert work.ids_looked_up == pytest.approx(30)  # as without tiers
+        assert work.bytes_reduced == pytest.approx(sent["hot"].bytes + sent["flex_gradients"].bytes)
+        exchanged = work.bytes_in_node + work.bytes_across_nodes
+        sizes = cold_size_bytes(plan_of_tiers) + flex_size_bytes(plan_of_tiers)
+        assert exchanged == pytest.approx(sent["cold"].bytes + sent["flex"].bytes - sizes)
+        assert work.collectives == 8

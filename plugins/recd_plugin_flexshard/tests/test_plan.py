@@ -1,0 +1,289 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from recd_plugin_flexshard.budget import read_budget
+from recd_plugin_flexshard.joint import Joint
+from recd_plugin_flexshard.part import TieredPart
+from recd_plugin_flexshard.planning import TableDemand, TierPlan
+from recd_plugin_flexshard.planning.sections import TierMemory, cluster_of
+from recd_plugin_flexshard.three_tier import ThreeTier
+from recd_plugin_flexshard.two_tier import TwoTier
+from recd_plugins.access.distributions import zipf
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.errors import DataError, SetupError
+from recd_plugins.interfaces import Setting, Sharding, Table, TrainingData
+from recd_plugins.planning.profile import DataProfile, FeatureProfile
+from recd_plugins.planning.topologies import load_topology
+
+TABLES = [Table("t_a", ("a",), 200_000, 16, False), Table("t_b", ("b", "c"), 100_000, 16, False)]
+
+
+class Zipf(TrainingData):
+    """Sequences of 50 ids by Zipf's law."""
+
+    def __init__(self) -> None:
+        self.asked: list[int | None] = []
+        self.deduplicated: list[bool] = []
+
+    def profile(self) -> DataProfile:
+        repeated = 0.75 * 4096 / 4095  # a dedupe factor of 4 in a batch of 4096
+        features = {name: FeatureProfile(50.0, True, *[repeated] * 3) for name in ("a", "b")}
+        return DataProfile({**features, "c": FeatureProfile(50.0)})
+
+    def access(self, tables: Any, rows: int | None, *, deduplicated: bool = True) -> AccessProfile:
+        self.asked.append(rows)
+        self.deduplicated.append(deduplicated)
+        return profile_of(tables)
+
+
+def profile_of(tables: Any) -> AccessProfile:
+    return AccessProfile(
+        {
+            table.name: zipf(
+                table.name, table.num_embeddings, exponent=1.1, length=50.0 * len(table.features)
+            )
+            for table in tables
+        },
+        "Zipf's law",
+    )
+
+
+@pytest.fixture
+def setting() -> Setting:
+    """4 nodes of 8 ranks, as the paper has them."""
+    topology = load_topology("zionex-a100-40g", nodes=4, ranks_per_node=8)
+    return Setting(
+        world_size=32,
+        ranks_per_node=8,
+        batch_size=4096,
+        optimizer="sgd",
+        device_type="cuda",
+        rates=topology.collective_rates,
+        data=Zipf(),
+    )
+
+
+def make(plugin: type[Sharding], **options: Any) -> Sharding:
+    return plugin(plugin.Options.model_validate(options))
+
+
+def planned(plugin: type[Sharding], setting: Setting, **options: Any) -> TierPlan:
+    part = make(plugin, **options).part(TABLES, setting)
+    assert isinstance(part, TieredPart)
+    return part.plan
+
+
+def hot_and_flex(plan: TierPlan) -> tuple[int, int]:
+    return sum(table.hot for table in plan.tables), sum(table.flex for table in plan.tables)
+
+
+def test_each_plugin_has_its_tiers(setting: Setting) -> None:
+    two, three = planned(TwoTier, setting), planned(ThreeTier, setting)
+    assert hot_and_flex(two)[0] > 0
+    assert hot_and_flex(two)[1] == 0
+    assert min(hot_and_flex(three)) > 0
+    for plan in (two, three):
+        assert plan.memory_bytes <= plan.row_wise_memory_bytes * (1 + 1e-9)
+        assert plan.cluster == cluster_of(setting)
+    least = planned(Joint, setting, minimise="bytes")
+    assert least.a2a_reduction >= max(two.a2a_reduction, three.a2a_reduction)
+
+
+@pytest.mark.parametrize("plugin", [ThreeTier, Joint])
+def test_links_as_fast_between_nodes_as_inside_them_get_flex_rows_for_bytes_only(
+    setting: Setting, plugin: type[Sharding]
+) -> None:
+    a2a = setting.rates.a2a_global
+    even = replace(setting, rates=setting.rates.model_copy(update={"a2a_intra": a2a}))
+    assert hot_and_flex(planned(plugin, even))[1] == 0
+    assert hot_and_flex(planned(plugin, even, minimise="bytes"))[1] > 0
+
+
+def test_the_data_is_counted_once_for_a_setting(setting: Setting) -> None:
+    assert isinstance(setting.data, Zipf)
+    plugin = make(TwoTier, profile_rows=1000)
+    first = plugin.part(TABLES, setting).plan
+    assert plugin.part(TABLES, setting).plan is first
+    assert setting.data.asked == [1000]
+    assert plugin.part(TABLES, replace(setting, batch_size=1024)).plan is not first
+
+
+def test_more_memory_has_more_copies(setting: Setting) -> None:
+    rows = [
+        hot_and_flex(planned(Joint, setting, budget=budget, minimise="bytes", dedupe="none"))
+        for budget in ("0.9x", "memory_neutral", "1.2x")
+    ]
+    assert rows == sorted(rows, key=sum)
+    assert len(set(rows)) == 3
+    needed = planned(TwoTier, setting).row_wise_memory_bytes
+    in_bytes = planned(TwoTier, setting, budget=int(needed))
+    assert hot_and_flex(in_bytes) == hot_and_flex(planned(TwoTier, setting))
+
+
+@pytest.mark.parametrize(
+    ("budget", "read"),
+    [
+        ("memory_neutral", {"memory_ratio": 1.0}),
+        ("1.5x", {"memory_ratio": 1.5}),
+        ("2 GiB", {"memory_bytes": 2 * 2**30}),
+        ("300mb", {"memory_bytes": 300e6}),
+        (4096, {"memory_bytes": 4096}),
+    ],
+)
+def test_budgets(budget: str | int, read: dict[str, float]) -> None:
+    assert read_budget(budget) == read
+
+
+NO_BUDGETS = [
+    "", "x", "0x", "-1x", "1,5x", "neutral", "2 bananas", "inf", 0, -1, 1.5, True, None, [1]
+]  # fmt: skip
+NO_FACTORS = ["all", 0.5, -1, None, ["a"], {"a": 0.5}, {"a": "much"}]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "advice"),
+    [
+        *(("budget", value, "is no budget; write memory_neutral") for value in NO_BUDGETS),
+        *(("dedupe", value, "write data, none, one number from 1") for value in NO_FACTORS),
+    ],
+)
+def test_a_wrong_value_is_one_problem(option: str, value: object, advice: str) -> None:
+    with pytest.raises(ValidationError, match=advice) as raised:
+        make(TwoTier, **{option: value})
+    assert raised.value.error_count() == 1
+
+
+def test_a_budget_that_cannot_be_kept(setting: Setting) -> None:
+    with pytest.raises(SetupError, match=r"budget 0.01x cannot be kept: .*Allow more memory"):
+        planned(TwoTier, setting, budget="0.01x")
+
+
+def test_dedupe_factors(setting: Setting) -> None:
+    def factors(**options: Any) -> list[float]:
+        return [table.demand.dedupe_factor for table in planned(Joint, setting, **options).tables]
+
+    # Of t_b one of two features is deduplicated, 4 times.
+    assert factors() == pytest.approx([4, 2 / (1 / 4 + 1)])
+    assert factors(dedupe="none") == [1, 1]
+    assert factors(dedupe=3) == [3, 3]
+    assert factors(dedupe={"a": 2, "b": 1, "c": 1}) == [2, 1]
+    with pytest.raises(DataError, match="no number for feature b, c; give each one"):
+        factors(dedupe={"a": 2})
+    with pytest.raises(DataError, match=r"a number for aa, .* did you mean a\?$"):
+        factors(dedupe={"a": 2, "b": 1, "c": 1, "aa": 3})
+
+
+def test_m_and_c_come_from_options_then_from_the_topology(setting: Setting) -> None:
+    memory = TierMemory(memory_multiplier=2.0, saved_activations=0.5)
+    measured = replace(setting, sections={"tiers": memory})
+    for known, options, expected in (
+        (setting, {}, (6.0, 1.0)),
+        (measured, {}, (2.0 + 1 / 32, 0.5)),
+        (measured, {"memory_multiplier": 4, "saved_activations": 0}, (4.0, 0.0)),
+    ):
+        costs = planned(TwoTier, known, **options).options
+        assert (costs.memory_multiplier, costs.saved_activations) == expected
+
+
+def test_a_plan_for_another_cluster(setting: Setting) -> None:
+    here = replace(setting, world_size=4, ranks_per_node=2, batch_size=64)
+    other = {
+        "topology": "zionex-a100-40g", "nodes": 4, "ranks_per_node": 8, "batch_size": 4096
+    }  # fmt: skip
+    moved = planned(ThreeTier, here, plan_for=other)
+    own = planned(ThreeTier, here)
+    assert moved.cluster == cluster_of(here)
+    assert hot_and_flex(moved) != hot_and_flex(own)
+    assert hot_and_flex(planned(ThreeTier, setting, dedupe=2)) == hot_and_flex(
+        planned(ThreeTier, here, plan_for=other, dedupe=2)
+    )
+    with pytest.raises(SetupError, match="plan_for is one node"):
+        planned(ThreeTier, here, plan_for={**other, "nodes": 1})
+    for topology, problem in (("nowhere", "no topology is named nowhere"), ("no.yaml", "no.yaml")):
+        with pytest.raises(SetupError, match=f"^the option plan_for: {problem}"):
+            planned(ThreeTier, here, plan_for={"topology": topology})
+
+
+def test_a_flex_tier_needs_nodes(setting: Setting) -> None:
+    one = replace(setting, world_size=8)
+    with pytest.raises(SetupError, match=r"use flexshard\.two_tier, or flexshard\.joint"):
+        planned(ThreeTier, one)
+    assert hot_and_flex(planned(Joint, one, minimise="bytes"))[1] == 0
+
+
+def test_pooled_tables_are_refused(setting: Setting) -> None:
+    with pytest.raises(SetupError, match=r"t_p is looked up in bags.*name p in a pooling: entry"):
+        make(TwoTier).part([*TABLES, Table("t_p", ("p",), 10, 16, True)], setting)
+
+
+def test_profiles_from_files(setting: Setting, tmp_path: Path) -> None:
+    path = tmp_path / "profile.parquet"
+    with pytest.raises(DataError, match=r"profile\.parquet: no such file; make it"):
+        planned(TwoTier, setting, profile=path)
+    path.write_text("nothing of use")
+    with pytest.raises(DataError, match=r"profile\.parquet: no Parquet file"):
+        planned(TwoTier, setting, profile=path)
+    path.unlink()
+    profile_of(TABLES).save(path)
+    found, counted = planned(TwoTier, setting, profile=path), planned(TwoTier, setting)
+    for a, b, table in zip(found.tables, counted.tables, TABLES, strict=True):
+        np.testing.assert_array_equal(a.hot_rows, b.hot_rows)
+        assert a.demand.features == b.demand.features == len(table.features)
+    profile_of(TABLES[:1]).save(path)
+    with pytest.raises(DataError, match="does not cover table t_b"):
+        planned(TwoTier, setting, profile=path)
+    profile_of([TABLES[0], replace(TABLES[1], num_embeddings=77)]).save(path)
+    with pytest.raises(DataError, match=r"77 rows, and the model's has 100,000"):
+        planned(TwoTier, setting, profile=path)
+
+
+def test_counts_of_unique_rows_carry_their_dedupe_factor(setting: Setting, tmp_path: Path) -> None:
+    path = tmp_path / "profile.parquet"
+    tables = dict(profile_of(TABLES).tables)
+    tables["t_a"] = tables["t_a"].of_unique_rows(4096, 2.5 * tables["t_a"].total)
+    AccessProfile(tables, "x").save(path)
+
+    def demand(plan: TierPlan) -> TableDemand:
+        return plan.tables[0].demand
+
+    plan = planned(Joint, setting, profile=path)
+    assert demand(plan).dedupe_factor == pytest.approx(2.5)
+    assert demand(plan).length == pytest.approx(125)
+    # t_b counts all rows, so its factor is still that of the data.
+    assert plan.tables[1].demand.dedupe_factor == pytest.approx(2 / (1 / 4 + 1))
+    # Of another batch size it changes as the data's, 4 in 4096 and 1 in 1, does.
+    one_row = planned(Joint, replace(setting, batch_size=1), profile=path, budget="9x")
+    assert demand(one_row).dedupe_factor == 1
+    more = planned(Joint, replace(setting, batch_size=2**20), profile=path)
+    assert 2.5 < demand(more).dedupe_factor < 2.51
+    for dedupe in ("none", 3, {"a": 2, "b": 1, "c": 1}):
+        with pytest.raises(DataError, match=r"profile again with --all-rows"):
+            planned(Joint, setting, profile=path, dedupe=dedupe)
+
+
+def test_counts_of_unique_rows_are_for_a_converter_that_deduplicates(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = profile_of(TABLES[:1]).tables["t_a"]
+    counted = table.of_unique_rows(4096, 2 * table.total)
+    AccessProfile({"t_a": counted}, "x").save(tmp_path / "p")
+    plain = setting.data.profile().plain()
+    monkeypatch.setattr(setting.data, "profile", lambda: plain)
+    with pytest.raises(DataError, match=r"converter deduplicates none of a: profile again"):
+        make(Joint, profile=tmp_path / "p").part(TABLES[:1], setting)
+
+
+@pytest.mark.parametrize(("dedupe", "deduplicated"), [("data", True), ("none", False), (3, False)])
+def test_all_rows_are_counted_where_the_factor_is_given(
+    setting: Setting, dedupe: Any, deduplicated: bool
+) -> None:
+    assert isinstance(setting.data, Zipf)
+    planned(Joint, setting, dedupe=dedupe)
+    assert setting.data.deduplicated == [deduplicated]

@@ -1,0 +1,144 @@
+"""What caches do to their tables, from plan to report (SCARS)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from recd_plugin_scars.planning import CachePlan
+from recd_plugin_scars.runtime.spec import HostMemory, TableCache
+from recd_plugins.interfaces import RowMemory, Section, StepShape, Table, TablePart, TrainedRun
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption
+    from torchrec.distributed.types import ParameterSharding
+
+    from recd_plugin_scars.runtime.kernels import CachedKernels
+    from recd_plugins.planning.work import Work
+
+_KERNEL = "fused_uvm_caching"
+# Bytes of a cached table beside rows and their state: where each row is, and what each slot holds
+# and when it was used last.
+_ROW_MAP, _SLOT = 4, 16
+
+
+class CachePart(TablePart):
+    """A fast tier in front of tables, in kernels of this package.
+
+    Args:
+        caches: by table.
+        plan: what is expected of them, where it is known. ``recd run`` shows it next to what it
+            counts, and TorchRec's planner gets it as ``CacheStatistics``.
+    """
+
+    def __init__(self, caches: Mapping[str, TableCache], plan: CachePlan | None = None) -> None:
+        self.caches = caches
+        self.expected = {} if plan is None else plan.tables
+        self._plan = plan
+
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        """The cached kernel and the planned load factors.
+
+        TorchRec groups tables with ``prefetch_pipeline`` by width and apart from all others, which
+        is what a cached kernel needs: one pool of equally wide slots.
+        """
+        from torchrec.distributed.planner.types import ParameterConstraints
+        from torchrec.distributed.types import CacheParams
+
+        return {
+            table.name: ParameterConstraints(
+                compute_kernels=[_KERNEL],
+                cache_params=CacheParams(
+                    load_factor=_between(self.caches[table.name].load_factor, table),
+                    prefetch_pipeline=True,
+                    stats=None if self._plan is None else self._plan.statistics(table.name),
+                ),
+            )
+            for table in tables
+            if table.name in self.caches
+        }
+
+    @classmethod
+    def kernels(cls, parts: Sequence[Self]) -> CachedKernels:
+        """Cached kernels of all tables."""
+        from recd_plugin_scars.runtime.kernels import CachedKernels
+
+        return CachedKernels(all_caches(parts))
+
+    def row_memory(
+        self, option: ShardingOption, shard: Shard, optimizer: str, device_type: str
+    ) -> RowMemory | None:
+        """The fast tier where rows are looked up, and all rows in host memory.
+
+        Rows in a file take no memory: the pages of a file that are in memory leave it when others
+        need it. Cached rows, those of the batches in flight, and the row map are the fast tier. Two
+        batches are in flight: the one that is computed, and the next, whose rows are fetched.
+        """
+        if option.compute_kernel != _KERNEL or option.name not in self.caches:
+            return None
+        rows, dim = shard.size
+        state = 4 * (optimizer == "rowwise_adagrad")
+        row = dim * option.tensor.element_size() + state
+        load_factor = option.cache_load_factor or 0.0
+        slots = round(load_factor * rows)
+        stats = None if option.cache_params is None else option.cache_params.stats
+        if stats is not None:
+            cold = stats.expected_lookups * stats.expected_miss_rate(load_factor)
+            slots = min(rows, slots + round(2 * cold * (rows / option.tensor.shape[0])))
+        fast = slots * (row + _SLOT) + rows * _ROW_MAP
+        if not isinstance(self.caches[option.name].storage, HostMemory):
+            return RowMemory(fast, 0, 0)
+        if device_type == "cpu":
+            return RowMemory(fast, rows * row, rows * state)
+        return RowMemory(fast, rows * row, 0)
+
+    def fetch_bandwidth(self, table: str) -> float | None:
+        """That of files, for tables in some."""
+        from recd_plugins.planning.stage_times import FILE
+
+        cache = self.caches.get(table)
+        return None if cache is None or isinstance(cache.storage, HostMemory) else FILE
+
+    def work(
+        self,
+        table: Table,
+        sharding: ParameterSharding,
+        step: StepShape,  # noqa: ARG002
+    ) -> Iterable[tuple[slice, Work]]:
+        """What the slow tier moves, of each shard on its rank."""
+        from recd_plugins.planning.work import Work, shards_of
+
+        if table.name not in self.caches or table.name not in self.expected:
+            return
+        num_bytes = self.expected[table.name].traffic.bytes
+        in_memory = isinstance(self.caches[table.name].storage, HostMemory)
+        moved = Work(bytes_from_host=num_bytes) if in_memory else Work(bytes_from_file=num_bytes)
+        for owner, share_of_rows, columns in shards_of(table, sharding):
+            yield slice(owner, owner + 1), moved * (share_of_rows * columns / table.embedding_dim)
+
+    @classmethod
+    def observe(cls, parts: Sequence[Self], model: nn.Module, steps: int) -> Any:  # noqa: ARG003
+        """What each cached table moved on this rank."""
+        from recd_plugin_scars.report.cached_run import counted_by_step
+
+        return counted_by_step(model, steps)
+
+    @classmethod
+    def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
+        """What cached tables moved, next to what was predicted."""
+        from recd_plugin_scars.report.cached_run import report_caches
+
+        expected = {name: table for part in parts for name, table in part.expected.items()}
+        return [report_caches(all_caches(parts), expected, run)]
+
+
+def all_caches(parts: Iterable[CachePart]) -> dict[str, TableCache]:
+    """The caches of all parts, by table."""
+    return {name: cache for part in parts for name, cache in part.caches.items()}
+
+
+def _between(load_factor: float, table: Table) -> float:
+    """The load factor, as near to 0 or 1 as TorchRec's planner takes it: within part of a row."""
+    part = 0.25 / table.num_embeddings
+    return min(max(load_factor, part), 1 - part)

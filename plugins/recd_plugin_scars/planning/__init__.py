@@ -1,0 +1,30 @@
+"""How much of each table to cache, and what is then moved (SCARS).
+
+NumPy alone: neither torch nor TorchRec is imported, but in ``statistics``, which TorchRec's planner
+asks.
+
+- ``load``: what lookups read. ``cost``: rows that a batch reads.
+- ``traffic``: what is moved for them. ``plan``: sizes of caches, and their traffic.
+- ``joint``, ``solve``: rows of several tables in one fast tier, and the batch size beside them.
+"""
+
+from recd_plugin_scars.planning.cost import BatchRows, expected_unique, row_bytes
+from recd_plugin_scars.planning.joint import Memory, Optimum, RowOrder, StepCosts
+from recd_plugin_scars.planning.load import TableLoad
+from recd_plugin_scars.planning.plan import CachedTable, CachePlan
+from recd_plugin_scars.planning.traffic import TableTraffic, traffic
+
+__all__ = [
+    "BatchRows",
+    "CachePlan",
+    "CachedTable",
+    "Memory",
+    "Optimum",
+    "RowOrder",
+    "StepCosts",
+    "TableLoad",
+    "TableTraffic",
+    "expected_unique",
+    "row_bytes",
+    "traffic",
+]

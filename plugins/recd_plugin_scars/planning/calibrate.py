@@ -1,0 +1,169 @@
+"""Measures what a step, a sample and a fetched byte cost on this machine.
+
+Steps of the registry's own model, no table cached and no wrapper around the dataset, are timed at
+several batch sizes, of which a line is fitted: what it has at no samples is tau. Rows are moved
+between a slow tier in host memory and the device, some at a time, and the slope over their bytes is
+what a byte costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from recd_plugin_scars.planning.rates import SECTION, CacheRates
+from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugin_scars.runtime.slow_tier import open_slow_tier
+from recd_plugin_scars.runtime.spec import HostMemory
+from recd_plugins.distributed.launch import backend_for, launch
+from recd_plugins.planning.calibration_file import calibration_job, write_topology
+from recd_plugins.planning.fitting import fit_costs
+from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.planning.turns import steps_in_turns
+from recd_plugins.registry import Registry, load_registry
+from recd_plugins.training import upstream_noise
+from recd_plugins.training.assembly import assemble
+from recd_plugins.training.device import device_of_rank
+from recd_plugins.training.trainer import Job
+
+# Of the registry's batch size.
+_PARTS = (8, 4, 2, 1)
+_ROUNDS, _LEAD, _MEASURED = 3, 2, 3
+# Rows that are moved at once, of a tier that no cache of a processor holds.
+_MOVED = (1 << 10, 1 << 12, 1 << 14)
+_TIER_BYTES, _MOVES = 1 << 27, 8
+# Below this a time is lost in the noise.
+_LEAST_SECONDS = 1e-5
+
+
+@dataclass(frozen=True)
+class CacheCalibration:
+    """What was measured.
+
+    Attributes:
+        rates: fitted.
+        steps: seconds of a step by rows of a rank.
+        moves: seconds in which rows of so many bytes were fetched and written back.
+    """
+
+    rates: CacheRates
+    steps: dict[int, float]
+    moves: dict[int, float]
+
+    def text(self) -> str:
+        """In words."""
+        rates = self.rates
+        return (
+            f"measured: {rates.step_seconds * 1e3:.3g} ms an iteration, "
+            f"{rates.sample_seconds * 1e6:.3g} us a sample, and "
+            f"{rates.byte_seconds * 1e9:.3g} s a GB of rows fetched and written back"
+        )
+
+
+def calibrate_cache(
+    registry: Registry, plugins_dir: Path | None, spec: TopologySpec, path: Path
+) -> tuple[TopologySpec, CacheCalibration]:
+    """Train on as many ranks as ``spec`` has, move rows, and write ``spec`` to ``path`` with it.
+
+    Raises:
+        RecdError: there is such a file already, or training does not go.
+    """
+    registry, job = calibration_job(registry, plugins_dir, spec, path)
+    assert registry.model is not None, "its tables are planned for"
+    dim = registry.model.embedding_dim
+    batch_size = registry.training.batch_size
+    sizes = sorted({max(1, batch_size // part) for part in _PARTS})
+    measured = launch(
+        _measure, spec.ranks_per_node, job, sizes, dim, backend=backend_for(spec.device)
+    )
+    found = fit(
+        {size: max(steps[size] for steps, _ in measured) for size in sizes},
+        {size: max(moves[size] for _, moves in measured) for size in measured[0][1]},
+    )
+    spec = spec.with_section(SECTION, found.rates)
+    write_topology(path, spec, f"Measured by recd plan {registry.path} --cache --calibrate {path}.")
+    return spec, found
+
+
+def fit(steps: dict[int, float], moves: dict[int, float]) -> CacheCalibration:
+    """Lines through both; what moving rows costs however few they are is part of an iteration."""
+    step, sample = _line(steps)
+    _, byte = _line(moves)
+    rates = CacheRates(sample_seconds=sample, step_seconds=step, byte_seconds=byte)
+    return CacheCalibration(rates, steps, moves)
+
+
+def _line(seconds: dict[int, float]) -> tuple[float, float]:
+    """Its height at 0, and its slope; neither is negative."""
+    work = np.array([[1.0, size] for size in seconds])
+    height, slope = fit_costs(work, np.array(list(seconds.values())), least=_LEAST_SECONDS)
+    return float(height), float(slope)
+
+
+def _measure(
+    rank: int, world_size: int, job: Job, sizes: Sequence[int], dim: int
+) -> tuple[dict[int, float], dict[int, float]]:
+    upstream_noise.silence()
+    device = device_of_rank(job.device)
+    return _steps(rank, world_size, job, sizes, device), _moves(dim, device)
+
+
+def _steps(
+    rank: int, world_size: int, job: Job, sizes: Sequence[int], device: torch.device
+) -> dict[int, float]:
+    """Median seconds of a step by batch size."""
+    registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
+    registry = registry.with_training({**job.overrides, "batch_size": max(sizes)})
+    registry = replace(registry, cache=(), wrappers=())
+    parts = assemble(registry, "plugins", device)
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    for size, step in steps_in_turns(
+        parts, rank, world_size, device, sizes, rounds=_ROUNDS, lead=_LEAD, measured=_MEASURED
+    ):
+        start = _now(device)
+        step()
+        seconds[size].append(_now(device) - start)
+    return {size: median(each) for size, each in seconds.items()}
+
+
+def _moves(dim: int, device: torch.device) -> dict[int, float]:
+    """Median seconds in which rows are fetched to the device and written back, by their bytes."""
+    on_device = device.type != "cpu"
+    tier = open_slow_tier(
+        HostMemory(),
+        name="calibration",
+        num_rows=_TIER_BYTES // (4 * dim),
+        dim=dim,
+        with_state=False,
+        pin=on_device,
+    )
+    mover = RowMover(tier, pin=on_device)
+    generator = torch.Generator().manual_seed(0)
+    found = {}
+    for num_rows in _MOVED:
+        seconds = []
+        for _ in range(_MOVES):
+            rows = torch.randperm(len(tier.weights), generator=generator)[:num_rows]
+            start = _now(device)
+            weights = mover.read(rows).wait()[0].to(device)
+            back, _ = mover.buffers(num_rows)
+            back.copy_(weights)
+            mover.write(rows, back, None)
+            mover.drain()
+            seconds.append(_now(device) - start)
+        found[num_rows * dim * 4] = median(seconds)
+    mover.close()
+    tier.close()
+    return found
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter()

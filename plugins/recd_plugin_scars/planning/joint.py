@@ -1,0 +1,179 @@
+"""Rows of several tables in one fast tier, and how large the batch beside them is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from recd_plugin_scars.planning.load import TableLoad
+from recd_plugin_scars.planning.solve import least
+from recd_plugins.errors import SetupError
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a step costs, in any unit, as rank-seconds.
+
+    The paper's own: 1 a sample, and 1 for each scalar that is fetched.
+
+    Attributes:
+        sample: for a sample, whatever its rows.
+        step: tau: for an iteration, however small.
+        byte: for a byte of a row that is fetched and written back.
+    """
+
+    sample: float = 1.0
+    step: float = 0.0
+    byte: float = 1.0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What cached rows and the batch share.
+
+    Attributes:
+        total: M.
+        sample: a, of one sample, in the same unit.
+        least_batch: samples that there has to be room for.
+        largest_batch: samples that are never exceeded, however much room there is.
+    """
+
+    total: float
+    sample: float
+    least_batch: float = 1.0
+    largest_batch: float = np.inf
+
+    def batch_size(self, cached: float) -> float:
+        """b = (M - |C| d) / a, beside cached rows of so many bytes."""
+        return min(self.largest_batch, (self.total - cached) / self.sample)
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best place in a ``RowOrder``: rows of all tables that are cached.
+
+    ``batch_size`` and ``cost``, of a sample, are those of that place.
+    """
+
+    place: int
+    batch_size: float
+    cost: float
+
+
+class RowOrder:
+    """The rows of some tables, those first that are worth most for their bytes.
+
+    A cached row saves as many bytes a step as it is large, times u, the probability that a batch
+    reads it: so u is what a byte for it is worth, whatever the width. As ``u = 1 - exp(-b * rate)``
+    with ``rate = -l * log(1 - P)``, the order is the same for all batch sizes. A place in it is a
+    number of rows, taken from the first on.
+
+    Args:
+        loads: of the tables.
+        row_bytes: of a row of each, with what the fast tier holds besides.
+
+    Attributes:
+        num_rows: of all tables.
+    """
+
+    def __init__(self, loads: Sequence[TableLoad], row_bytes: Sequence[float]) -> None:
+        segments = [load.segments for load in loads]
+        with np.errstate(divide="ignore"):
+            rates = [
+                -load.lookups * np.log1p(-each.probabilities)
+                for load, each in zip(loads, segments, strict=True)
+            ]
+        tables = [np.full(len(rate), index) for index, rate in enumerate(rates)]
+        all_rates = np.concatenate(rates)
+        order = np.argsort(-all_rates, kind="stable")
+        self._rates = all_rates[order]
+        self._tables = np.concatenate(tables)[order]
+        self._row_bytes = np.asarray(row_bytes, dtype=np.float64)[self._tables]
+        num_rows = np.concatenate([each.num_rows for each in segments])[order]
+        self._bytes = num_rows * self._row_bytes
+        self._ends = np.concatenate([[0], np.cumsum(num_rows)])
+        self._byte_ends = np.concatenate([[0.0], np.cumsum(self._bytes)])
+        self._num_tables = len(loads)
+        self.num_rows = int(self._ends[-1])
+
+    def rows(self, place: int) -> list[int]:
+        """How many rows of each table are before ``place``."""
+        segment, part = self._at(place)
+        counts = np.bincount(
+            self._tables[:segment],
+            weights=np.diff(self._ends[: segment + 1]),
+            minlength=self._num_tables,
+        ).astype(np.int64)
+        if part:
+            counts[self._tables[segment]] += part
+        return [int(count) for count in counts]
+
+    def bytes(self, place: int) -> float:
+        """Of all rows before ``place``."""
+        segment, part = self._at(place)
+        return float(self._byte_ends[segment]) + (part * self._row_bytes[segment] if part else 0.0)
+
+    def fitting(self, num_bytes: float) -> int:
+        """The last place before which the rows take no more than ``num_bytes``."""
+        segment = int(np.searchsorted(self._byte_ends, num_bytes, "right")) - 1
+        if segment == len(self._bytes):
+            return self.num_rows
+        part = (num_bytes - self._byte_ends[segment]) // self._row_bytes[segment]
+        return int(self._ends[segment]) + int(part)
+
+    def useful(self, samples: float) -> int:
+        """The place after the last row that so many samples are expected to read more than once.
+
+        A row has to be fetched and written back once, cached or not.
+        """
+        return int(self._ends[np.searchsorted(-self._rates, -1 / samples, "left")])
+
+    def fetched_bytes(self, place: int, batch_size: float) -> float:
+        """Of distinct rows of a batch that are not before ``place``: sum of d * u."""
+        segment, part = self._at(place)
+        seen = -np.expm1(-batch_size * self._rates[segment:])
+        fetched = float(seen @ self._bytes[segment:])
+        return fetched - part * float(seen[0] * self._row_bytes[segment]) if part else fetched
+
+    def cost(self, place: int, memory: Memory, costs: StepCosts) -> float:
+        """Of a sample, with the rows before ``place`` cached and the batch that fits beside them.
+
+        ``f = sample + (tau + byte * sum of d * u) / b`` (SCARS, section II, with the fixed cost of
+        an iteration, without which caching more would win wherever a sample takes much memory).
+        """
+        return costs.sample + self._of_step(place, memory, costs)
+
+    def _of_step(self, place: int, memory: Memory, costs: StepCosts) -> float:
+        batch_size = memory.batch_size(self.bytes(place))
+        fetched = self.fetched_bytes(place, batch_size)
+        return (costs.step + costs.byte * fetched) / batch_size
+
+    def best(self, memory: Memory, costs: StepCosts, last: int | None = None) -> Optimum:
+        """The place of the least cost; of equal ones the first.
+
+        Args:
+            memory: for rows and batch.
+            costs: of a step.
+            last: the place that is not passed; the end without it.
+
+        Raises:
+            SetupError: the least batch has no room, with no row cached.
+        """
+        room = memory.total - memory.sample * memory.least_batch
+        if room < 0:
+            raise SetupError(
+                f"{memory.total:,.0f} bytes have no room for a batch of {memory.least_batch:,.0f} "
+                f"samples of {memory.sample:,.0f} bytes, not even without cached rows; give more "
+                "memory, or lower what a sample takes"
+            )
+        most = min(self.fitting(room), self.num_rows if last is None else last)
+        # Without what all samples cost, which would round small differences away.
+        place = least(lambda place: self._of_step(place, memory, costs), most)
+        return Optimum(place, memory.batch_size(self.bytes(place)), self.cost(place, memory, costs))
+
+    def _at(self, place: int) -> tuple[int, int]:
+        """The segment of ``place``, and how many of its rows are before it."""
+        segment = int(np.searchsorted(self._ends, place, "right")) - 1
+        return segment, place - int(self._ends[segment])

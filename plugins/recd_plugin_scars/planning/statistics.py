@@ -1,0 +1,47 @@
+"""What TorchRec's planner asks of a cached table's data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torchrec.distributed.types import CacheStatistics
+
+from recd_plugin_scars.planning.cost import BatchRows
+from recd_plugin_scars.planning.load import TableLoad
+
+
+class AccessStatistics(CacheStatistics):
+    """``CacheStatistics`` of a static cache of the most read rows.
+
+    Args:
+        load: of the table.
+        batch_size: samples of a step of all ranks.
+    """
+
+    def __init__(self, load: TableLoad, batch_size: int) -> None:
+        self._rows = BatchRows(load, batch_size)
+
+    @property
+    def expected_lookups(self) -> float:
+        """Distinct rows of the batch of all ranks."""
+        return self._rows.unique
+
+    def expected_miss_rate(self, clf: float) -> float:
+        """Of distinct rows, with a cache of the share ``clf`` of the table; 1 to 0, falling."""
+        if not 0 < clf < 1:
+            return float(clf <= 0)
+        rows = self._rows
+        return rows.cold(round(clf * rows.load.num_embeddings)) / rows.unique
+
+    @property
+    def cacheability(self) -> float:
+        """The area below the curve of miss rates: 0 is easily cached, 1 hardly."""
+        rows = self._rows
+        ends = rows.load.segments.ends
+        # Within a segment the rate falls evenly.
+        return float(np.trapezoid(rows.left / rows.unique, ends / ends[-1]))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AccessStatistics:
+        """Itself, as it never changes: TorchRec's planner copies its options for each proposal."""
+        return self

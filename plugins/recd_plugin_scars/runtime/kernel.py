@@ -1,0 +1,352 @@
+"""Embedding kernels whose hot rows are in a fast tier and whose others are in a slow one."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
+from torch import Tensor, nn
+from torchrec.distributed.batched_embedding_kernel import (
+    BaseBatchedEmbedding,
+    BaseBatchedEmbeddingBag,
+    BatchedFusedEmbedding,
+    BatchedFusedEmbeddingBag,
+)
+from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
+from torchrec.distributed.types import ShardingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugin_scars.runtime.fast_tier import FastTier
+from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugin_scars.runtime.row_cache import CachedBatch, RowCache
+from recd_plugin_scars.runtime.shards import (
+    describe,
+    first_values,
+    open_tier,
+    shards_of,
+    with_parameters_on_host,
+)
+from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugin_scars.runtime.state import FlushingOptimizer
+from recd_plugin_scars.runtime.tables import TablesInSlowTier, fbgemm_arguments
+from recd_plugin_scars.runtime.traffic import CacheTraffic
+from recd_plugins.distributed.lookup_kernels import RowKernel, row_kernels
+from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
+from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.errors import ExactnessError
+
+# Private, torchrec 1.6 to 1.9: what a kernel knows of its tables.
+_OF_KERNEL = ("_config", "_feature_table_map", "_local_cols", "_local_rows", "_pg")
+
+
+class _FastBags(PortableEmbeddingBag):
+    """The uncached kernel with pooling, over the fast tier: it looks slots up."""
+
+    def __init__(self, kernel: Any, *base: Any) -> None:
+        BaseBatchedEmbeddingBag.__init__(self, *base)
+        self._emb_module = kernel
+
+    def forward(
+        self,
+        features: KeyedJaggedTensor,
+        vbe_output: Tensor | None = None,
+        vbe_output_offsets: Tensor | None = None,
+    ) -> Tensor:
+        """As the uncached kernel of the device."""
+        forward = super().forward if features.device().type == "cpu" else self._stock_forward
+        return forward(features, vbe_output, vbe_output_offsets)
+
+    _stock_forward = BatchedFusedEmbeddingBag.forward
+
+
+class _FastRows(PortableEmbedding):
+    """The same without pooling."""
+
+    def __init__(self, kernel: Any, *base: Any) -> None:
+        BaseBatchedEmbedding.__init__(self, *base)
+        self._emb_module = kernel
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """As the uncached kernel of the device."""
+        forward = super().forward if features.device().type == "cpu" else self._stock_forward
+        return forward(features)
+
+    _stock_forward = BatchedFusedEmbedding.forward
+
+
+class _Cached(RowKernel):
+    """What both cached kernels have: their tiers, and the batches on their way."""
+
+    # Of TorchRec's base classes.
+    _config: GroupedEmbeddingConfig
+    _pg: Any
+    _local_rows: list[int]
+    _local_cols: list[int]
+    _feature_table_map: list[int]
+
+    _is_closed = False
+
+    def _open_tiers(
+        self, device: torch.device | None, caches: Mapping[str, TableCache], pooling_mode: Any
+    ) -> None:
+        device = device or torch.device("cpu")
+        config = self._config
+        pin = device.type == "cuda"
+        self._slow = open_tier(config, caches, self._pg, pin=pin)
+        self._mover = RowMover(self._slow, pin=pin)
+        self._emb_module = TablesInSlowTier(
+            config,
+            list(zip(self._local_rows, self._local_cols, strict=True)),
+            self._feature_table_map,
+            pooling_mode,
+            self._slow,
+            self._prefetch_ids
+            if any(caches[table.name].lookahead for table in config.embedding_tables)
+            else None,
+        )
+        self._fast = FastTier(self._emb_module, fbgemm_arguments(config), device)
+        self._rows = RowCache(shards_of(config, caches), self._fast, self._mover)
+        self._checks_bounds = (self._emb_module.that_checks_bounds(device),)
+        self._prefetched: deque[tuple[Tensor, int, list[int], CachedBatch]] = deque()
+        self._optim = FlushingOptimizer(
+            flush=self.flush,
+            load=self.load,
+            config=config,
+            emb_module=self._emb_module,
+            pg=self._pg,
+        )
+        self.init_parameters()
+
+    def init_parameters(self) -> None:
+        """Values of a new table, as the base class has them; those that were kept stay."""
+        if not self._slow.is_kept:
+            self._slow.fill(first_values(self._config))
+
+    def prefetch(
+        self, features: KeyedJaggedTensor, forward_stream: torch.cuda.Stream | None = None
+    ) -> None:
+        """Start to read the rows of a batch that a later ``forward`` looks up.
+
+        Batches are prefetched in the order in which they are looked up; others that were not
+        prefetched may come between. TorchRec's lookups call ``emb_module.prefetch`` instead. The
+        thread that trains prefetches: not another one while a backward pass runs.
+
+        Args:
+            features: what ``forward`` gets, with the same memory.
+            forward_stream: of ``forward``, on CUDA.
+        """
+        self._prefetch_ids(features.values(), features.length_per_key(), forward_stream)
+
+    def flush(self) -> None:
+        """Write every changed row of the fast tier to the slow tier, which may be written then.
+
+        The rows stay; they are read again before a batch uses them.
+        """
+        self._rows.flush()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the slow tier has the rows of an earlier run."""
+        return self._slow.is_kept
+
+    def purge(self) -> None:
+        """As ``flush``: TorchRec calls it before it loads a state dict, which may lack a table."""
+        self._rows.flush()
+
+    def load(self) -> None:
+        """The slow tier was written after ``flush``: read what the fast tier holds of it again."""
+        self._rows.load()
+
+    def close(self) -> None:
+        """Write every changed row back and give the slow tier up, after all training and saving.
+
+        Files that are kept are whole then; others go. Calling it again does nothing.
+
+        Raises:
+            RecdError: rows could not be written, and kept files are not whole.
+        """
+        if not self._is_closed:
+            self._is_closed = True
+            self.flush()
+            self._mover.close()
+            self._slow.close()
+
+    def traffic(self) -> Iterator[tuple[str, CacheTraffic]]:
+        """Name and counts of each table's shard."""
+        for table, traffic in zip(self._config.embedding_tables, self._rows.traffic, strict=True):
+            yield table.name, traffic
+
+    def reset_traffic(self) -> None:
+        """Start the counts again at 0."""
+        self._rows.traffic[:] = [CacheTraffic() for _ in self._rows.traffic]
+
+    def _look_up(
+        self, features: KeyedJaggedTensor, looked_up: Callable[[KeyedJaggedTensor], Tensor]
+    ) -> Tensor:
+        batch = self._take_prefetched(features) or self._admit(
+            features.values(), features.length_per_key()
+        )
+        self._rows.land(batch)
+        self._fast.follow_optimizer()
+        self._fast.wait()
+        try:
+            output = looked_up(_with_values(features, batch.slot_of_id))
+        except BaseException:
+            self._rows.release(batch, changed=False)
+            raise
+        self._fast.record()
+        node = self._fast.take_node()
+        if node is None:
+            self._rows.release(batch, changed=False)
+        else:
+            self._release_after(node, batch)
+        return output
+
+    def _release_after(self, node: Any, batch: CachedBatch) -> None:
+        """Release a batch when its backward pass is through, or its graph is gone."""
+        rows, fast = self._rows, self._fast
+
+        def prepare(*_: Any) -> None:
+            if batch.is_released:
+                raise ExactnessError(
+                    "a second backward pass through a lookup of cached tables "
+                    f"({describe(self._config)}), whose rows the first one gave back: do it in "
+                    "one, or give these tables no cache"
+                )
+            rows.land(batch)  # the slow tier may have been written since the forward pass
+
+        def release(*_: Any) -> None:
+            fast.record()
+            rows.release(batch, changed=True)
+
+        node.register_prehook(prepare)
+        node.register_hook(release)
+        # The node holds the hook, and the hook is held by nobody else.
+        weakref.finalize(release, rows.abandon, batch).atexit = False
+
+    def _prefetch_ids(
+        self, ids: Tensor, ids_per_feature: list[int], forward_stream: torch.cuda.Stream | None
+    ) -> None:
+        batch = self._admit(ids, ids_per_feature)
+        if forward_stream is not None:
+            batch.slot_of_id.record_stream(forward_stream)
+        # The check of bounds may have changed them; holding them keeps their memory from others.
+        self._prefetched.append((ids, ids._version, ids_per_feature, batch))
+
+    def _take_prefetched(self, features: KeyedJaggedTensor) -> CachedBatch | None:
+        """The batch of features that are the same memory, unchanged, as prefetched ones."""
+        values = features.values()
+        for place, (ids, version, ids_per_feature, batch) in enumerate(self._prefetched):
+            if ids.data_ptr() == values.data_ptr() and len(ids) == len(values):
+                for _ in range(place):  # those are looked up no more: a step failed
+                    *_, dropped = self._prefetched.popleft()
+                    self._rows.release(dropped, changed=False)
+                del self._prefetched[0]
+                if version == values._version and ids_per_feature == features.length_per_key():
+                    return batch
+                self._rows.release(batch, changed=False)
+                return None
+        return None
+
+    def _admit(self, ids: Tensor, ids_per_feature: list[int]) -> CachedBatch:
+        """Check ids as FBGEMM does, with a bag a feature, and get their rows."""
+        bounds = torch.tensor([0, *ids_per_feature]).cumsum(0).to(ids.device)
+        ids, _, _, _ = self._checks_bounds[0].prepare_inputs(
+            ids.to(self._emb_module.embedding_table_index_type), bounds
+        )
+        return self._rows.admit(ids, ids_per_feature, self._feature_table_map)
+
+
+class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
+    """A fused kernel with pooling, of equally wide tables, most of whose rows are elsewhere.
+
+    Parameters and optimizer state have names and shapes of the base class and are the slow tier's
+    memory: ``flush`` before they are read, ``load`` after they were written. Values and gradients
+    are those of the uncached kernel.
+
+    Args:
+        config: of the kernel's tables.
+        pg: of the module.
+        device: of the fast tier.
+        sharding_type: of the tables.
+        caches: of all the tables, and perhaps of others.
+
+    Raises:
+        SetupError: the tables cannot be cached together or as they are; names them.
+    """
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: Any,
+        device: torch.device | None,
+        sharding_type: ShardingType | None,
+        *,
+        caches: Mapping[str, TableCache],
+    ) -> None:
+        # Not the fused base's, which allocates the tables on the device.
+        config = with_parameters_on_host(config)
+        BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
+        require_attributes(self, "_pooling", *_OF_KERNEL)
+        self._open_tiers(device, caches, self._pooling)
+        fast = _FastBags(self._fast.kernel, config, pg, device, sharding_type)
+        self._fast_kernel = (fast,)  # not a submodule: its parameters are not the model's
+
+    def forward(
+        self,
+        features: KeyedJaggedTensor,
+        vbe_output: Tensor | None = None,
+        vbe_output_offsets: Tensor | None = None,
+    ) -> Tensor:
+        """As the base class."""
+        return self._look_up(
+            features, lambda slots: self._fast_kernel[0](slots, vbe_output, vbe_output_offsets)
+        )
+
+
+class CachedEmbedding(_Cached, BatchedFusedEmbedding):
+    """The same without pooling."""
+
+    def __init__(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: Any,
+        device: torch.device | None,
+        *,
+        caches: Mapping[str, TableCache],
+    ) -> None:
+        config = with_parameters_on_host(config)
+        BaseBatchedEmbedding.__init__(self, config, pg, device)
+        require_attributes(self, *_OF_KERNEL)
+        self._open_tiers(device, caches, PoolingMode.NONE)
+        self._fast_kernel = (_FastRows(self._fast.kernel, config, pg, device),)
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """As the base class."""
+        return self._look_up(features, self._fast_kernel[0])
+
+
+def cached_kernels(module: nn.Module) -> Iterator[CachedEmbeddingBag | CachedEmbedding]:
+    """The cached kernels of this rank, in a sharded module or in a model with sharded modules."""
+    for kernel in row_kernels(module):
+        if isinstance(kernel, CachedEmbeddingBag | CachedEmbedding):
+            yield kernel
+
+
+def _with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
+    """The same bags of other ids."""
+    variable = features.variable_stride_per_key()
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=values,
+        weights=features.weights_or_none(),
+        lengths=features.lengths_or_none(),
+        offsets=features.offsets_or_none(),
+        stride=None if variable else features.stride(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
+        length_per_key=features.length_per_key(),
+    )

@@ -1,0 +1,60 @@
+"""The cached kernels of tables, as sharders take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel, GroupedEmbeddingConfig
+from torchrec.distributed.types import ParameterSharding, ShardingType
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+
+from recd_plugin_scars.runtime.kernel import CachedEmbedding, CachedEmbeddingBag
+from recd_plugin_scars.runtime.planned import as_planned
+from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugins.distributed.lookup_kernels import LookupKernels
+
+
+class CachedKernels(LookupKernels):
+    """Kernels with a fast and a slow tier, for tables planned with ``fused_uvm_caching``.
+
+    Args:
+        caches: by table.
+    """
+
+    compute_kernel = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+
+    def __init__(self, caches: Mapping[str, TableCache]) -> None:
+        self._caches = dict(caches)
+
+    @property
+    def tables(self) -> Mapping[str, TableCache]:
+        """The caches by table."""
+        return self._caches
+
+    def bags(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: Any,
+        device: torch.device | None,
+        sharding_type: ShardingType | None,
+    ) -> CachedEmbeddingBag:
+        """See ``LookupKernels.bags``."""
+        return CachedEmbeddingBag(config, pg, device, sharding_type, caches=self._caches)
+
+    def sequences(
+        self, config: GroupedEmbeddingConfig, pg: Any, device: torch.device | None
+    ) -> CachedEmbedding:
+        """See ``LookupKernels.sequences``."""
+        return CachedEmbedding(config, pg, device, caches=self._caches)
+
+    def as_planned(
+        self, params: Mapping[str, ParameterSharding], configs: Iterable[BaseEmbeddingConfig]
+    ) -> CachedKernels:
+        """With the load factors of the plan."""
+        return CachedKernels(as_planned(self._caches, params, configs))
+
+    def prefetches(self, table: str) -> bool:
+        """Whether its cache looks ahead."""
+        return self._caches[table].lookahead

@@ -1,0 +1,295 @@
+"""Rows on their way through the fast tier: admitted, read, used, kept or written back."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recd_plugin_scars.runtime.fast_tier import FastTier
+from recd_plugin_scars.runtime.mover import Pending, RowMover
+from recd_plugin_scars.runtime.policies import Lists, make_policy
+from recd_plugin_scars.runtime.slots import Admitted, SlotPool
+from recd_plugin_scars.runtime.spec import CachePolicy
+from recd_plugin_scars.runtime.traffic import CacheTraffic
+from recd_plugins.errors import DataError, SetupError
+
+# Rows that are flushed or loaded at a time.
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class CachedShard:
+    """This rank's part of a table.
+
+    Args:
+        name: of the table.
+        num_rows: of this part.
+        policy: of its cache.
+        capacity: how many of its rows stay in the fast tier.
+        hot_rows: of this part, which are there from the start, most read first.
+    """
+
+    name: str
+    num_rows: int
+    policy: CachePolicy
+    capacity: int
+    hot_rows: NDArray[np.int64]
+
+
+class CachedBatch:
+    """A batch whose rows have slots, until it is released.
+
+    Attributes:
+        number: batches are admitted in its order.
+        slot_of_id: int64 ``[num_ids]``, on the device of the ids.
+    """
+
+    def __init__(self, number: int, admitted: Admitted, slot_of_id: Tensor) -> None:
+        self.number = number
+        self.slot_of_id = slot_of_id
+        self.admitted = admitted
+        self.is_released = False
+
+
+class RowCache:
+    """The rows of a kernel's tables between their slow and their fast tier.
+
+    A batch is admitted, landed, used by a forward and a backward pass, and released. Several may be
+    on their way; their rows are pinned meanwhile. Any thread may call, but none may admit while
+    another one is in the middle of a forward or backward pass, whose memory may move then.
+
+    Args:
+        shards: of the tables, in the order of the slow tier's rows.
+        fast: to be filled.
+        mover: of the slow tier.
+    """
+
+    def __init__(self, shards: Sequence[CachedShard], fast: FastTier, mover: RowMover) -> None:
+        self._shards, self._fast, self._mover = shards, fast, mover
+        first_rows = np.cumsum([0, *(shard.num_rows for shard in shards)])
+        hot = [shard.hot_rows + first for shard, first in zip(shards, first_rows, strict=False)]
+        self._pool = SlotPool(
+            [shard.num_rows for shard in shards],
+            np.concatenate(hot),
+            sum(shard.capacity for shard in shards),
+        )
+        ends = np.cumsum([0, *map(len, hot)])
+        lists = Lists(self._pool)
+        self._policies = [
+            make_policy(shard.policy, lists, table, shard.capacity, (ends[table], ends[table + 1]))
+            for table, shard in enumerate(shards)
+        ]
+        self.traffic = [CacheTraffic() for _ in shards]
+        self._row_bytes = fast.weights[0].nbytes
+        self._state_bytes = 0 if fast.state is None else fast.state[0].nbytes
+        self._is_stale = len(ends) > 0
+        self._num_batches = 0
+        self._waiting: deque[tuple[CachedBatch, Pending]] = deque()
+        self._abandoned: deque[CachedBatch] = deque()
+        self._lock = threading.RLock()
+        fast.resize(self._pool.num_slots)
+
+    def admit(
+        self, ids: Tensor, ids_per_feature: Sequence[int], tables: Sequence[int]
+    ) -> CachedBatch:
+        """Give the rows of a batch slots, and start to read those that are not there.
+
+        Args:
+            ids: of all features, feature by feature.
+            ids_per_feature: how many of them each has.
+            tables: of each feature, ascending.
+
+        Raises:
+            DataError: an id is no row of its table; nothing was admitted.
+            SetupError: the fast tier cannot grow; nothing was admitted.
+        """
+        counts = torch.tensor(ids_per_feature).to(ids.device)
+        table_of_id = (
+            torch.tensor(tables).to(ids.device).repeat_interleave(counts, output_size=len(ids))
+        )
+        self._check(ids, table_of_id)
+        with self._lock:
+            self._release_abandoned()
+            self._load()
+            if ids.device.type == "cpu":
+                admitted = self._pool.admit(_split(ids.numpy(), ids_per_feature), tables)
+                slot_of_id = torch.from_numpy(admitted.slot_of_id)
+            else:
+                admitted, slot_of_id = self._admit_from_device(ids, table_of_id)
+            if self._pool.num_slots > self._fast.num_slots:
+                try:
+                    self._fast.resize(self._pool.num_slots)
+                except SetupError:
+                    self._pool.withdraw(admitted)
+                    raise
+            rows = self._pool.row_of_slot[admitted.missing]
+            self._num_batches += 1
+            batch = CachedBatch(self._num_batches, admitted, slot_of_id)
+            if len(rows):
+                self._waiting.append((batch, self._mover.read(torch.from_numpy(rows))))
+            self._count_batch(admitted, ids_per_feature, tables)
+            return batch
+
+    def land(self, batch: CachedBatch) -> None:
+        """Put the rows of a batch, and of those admitted before it, into their slots."""
+        with self._lock:
+            self._load()
+            self._land(batch.number)
+
+    def release(self, batch: CachedBatch, *, changed: bool) -> None:
+        """A batch is done: rows that do not stay leave, written back if they changed.
+
+        Args:
+            batch: landed; nothing happens where it was released before.
+            changed: its backward pass updated the rows.
+        """
+        with self._lock:
+            if batch.is_released:
+                return
+            batch.is_released = True
+            self._land(batch.number)
+            used = batch.admitted
+            unpinned, bounds = self._pool.unpin(used, changed=changed)
+            dirty = self._pool.dirty
+            leaving = [
+                policy.release(
+                    used.slots[used.bounds[table] : used.bounds[table + 1]],
+                    unpinned[bounds[table] : bounds[table + 1]],
+                )
+                for table, policy in enumerate(self._policies)
+            ]
+            changes = [slots[dirty[slots]] for slots in leaving]
+            for traffic, slots in zip(self.traffic, changes, strict=True):
+                traffic.weight_bytes_written += len(slots) * self._row_bytes
+                traffic.state_bytes_written += len(slots) * self._state_bytes
+            self._write_back(np.concatenate(changes))
+            leaves = np.concatenate(leaving)
+            self._pool.release(leaves)
+
+    def abandon(self, batch: CachedBatch) -> None:
+        """The graph of a batch is gone; what collects garbage may call, at any time."""
+        self._abandoned.append(batch)
+
+    def flush(self) -> None:
+        """Write all changed rows to the slow tier, and return when they are there.
+
+        Whoever asked for them may write to the slow tier then: rows that have not changed in
+        between are read again before they are used.
+        """
+        with self._lock:
+            self._release_abandoned()
+            self._land(self._num_batches)
+            for slots in _chunks(np.flatnonzero(self._pool.dirty)):
+                self._write_back(slots)
+                self._pool.dirty[slots] = False
+                num_rows = self._pool.num_rows_of_tables(slots)
+                for traffic, count in zip(self.traffic, num_rows, strict=True):
+                    traffic.bytes_flushed += count * (self._row_bytes + self._state_bytes)
+            self._mover.drain()
+            self._is_stale = True
+
+    def load(self) -> None:
+        """The slow tier was written after ``flush``: read what the fast tier holds of it again."""
+        with self._lock:
+            self._land(self._num_batches)  # what was read before is not read again later
+            self._is_stale = True
+            self._load()
+
+    def _load(self) -> None:
+        if not self._is_stale:
+            return
+        self._is_stale = False
+        held = (self._pool.row_of_slot >= 0) & ~self._pool.dirty
+        for slots in _chunks(np.flatnonzero(held)):
+            rows = self._pool.row_of_slot[slots]
+            weights, state = self._mover.read(torch.from_numpy(rows)).wait()
+            self._fast.write(self._on_device(slots), weights, state)
+            num_rows = self._pool.num_rows_of_tables(slots)
+            for traffic, count in zip(self.traffic, num_rows, strict=True):
+                traffic.bytes_loaded += count * (self._row_bytes + self._state_bytes)
+
+    def _land(self, number: int) -> None:
+        """Have the rows of the batches up to one; it may miss none because others read them."""
+        while self._waiting and self._waiting[0][0].number <= number:
+            first, pending = self._waiting.popleft()
+            weights, state = pending.wait()
+            self._fast.write(self._on_device(first.admitted.missing), weights, state)
+
+    def _release_abandoned(self) -> None:
+        while self._abandoned:
+            self.release(self._abandoned.popleft(), changed=False)
+
+    def _check(self, ids: Tensor, table_of_id: Tensor) -> None:
+        """FBGEMM's check lets -1 pass, and with BoundsCheckMode.NONE everything."""
+        num_rows = torch.from_numpy(np.diff(self._pool.first_rows)).to(ids.device)
+        outside = (ids < 0) | (ids >= num_rows.index_select(0, table_of_id))
+        if outside.any():
+            shard = self._shards[int(table_of_id[outside][0])]
+            raise DataError(
+                f"table {shard.name}: id {int(ids[outside][0])} was looked up, and its shard here "
+                f"has rows 0 to {shard.num_rows - 1}"
+            )
+
+    def _admit_from_device(self, ids: Tensor, table_of_id: Tensor) -> tuple[Admitted, Tensor]:
+        """Distinct rows are found on the device; their slots on the CPU."""
+        first_rows = torch.from_numpy(self._pool.first_rows).to(ids.device)
+        rows, inverse = torch.unique(
+            ids + first_rows.index_select(0, table_of_id), return_inverse=True
+        )
+        on_cpu = rows.cpu().numpy()
+        ends = np.searchsorted(on_cpu, self._pool.first_rows)
+        rows_per_table = np.diff(ends)
+        on_cpu = on_cpu - np.repeat(self._pool.first_rows[:-1], rows_per_table)
+        admitted = self._pool.admit(
+            _split(on_cpu, rows_per_table.tolist()), range(len(self._shards))
+        )
+        slots = torch.from_numpy(admitted.slot_of_id).to(ids.device)
+        return admitted, slots.index_select(0, inverse)
+
+    def _write_back(self, slots: NDArray[np.integer]) -> None:
+        """Start to write rows to the slow tier; their slots may be used at once."""
+        if not len(slots):
+            return
+        rows = self._pool.row_of_slot[slots]
+        weights, state = self._fast.read(self._on_device(slots))
+        ready = None
+        if weights.is_cuda:
+            buffer, state_buffer = self._mover.buffers(len(rows))
+            weights = buffer.copy_(weights, non_blocking=True)
+            if state is not None and state_buffer is not None:
+                state = state_buffer.copy_(state, non_blocking=True)
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record(torch.cuda.current_stream(self._fast.weights.device))
+        self._mover.write(torch.from_numpy(rows), weights, state, ready=ready)
+
+    def _count_batch(
+        self, admitted: Admitted, ids_per_feature: Sequence[int], tables: Sequence[int]
+    ) -> None:
+        for num_ids, table in zip(ids_per_feature, tables, strict=True):
+            self.traffic[table].lookups += num_ids
+        unique, missing = np.diff(admitted.bounds), np.diff(admitted.missing_bounds)
+        for table, traffic in enumerate(self.traffic):
+            traffic.batches += 1
+            traffic.unique_rows += int(unique[table])
+            traffic.misses += int(missing[table])
+            traffic.hits += int(unique[table] - missing[table])
+            traffic.weight_bytes_read += int(missing[table]) * self._row_bytes
+            traffic.state_bytes_read += int(missing[table]) * self._state_bytes
+
+    def _on_device(self, slots: NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(slots).to(self._fast.weights.device, torch.int64)
+
+
+def _split(ids: NDArray[np.integer], lengths: Sequence[int]) -> list[NDArray[np.integer]]:
+    return np.split(ids, np.cumsum(lengths)[:-1]) if lengths else []
+
+
+def _chunks(slots: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    return [slots[first : first + _CHUNK] for first in range(0, len(slots), _CHUNK)]

@@ -1,0 +1,299 @@
+"""TorchRec's planner and tables that are cached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.proposers import EmbeddingOffloadScaleupProposer
+from torchrec.distributed.planner.types import ParameterConstraints, ShardingOption
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from recd_plugin_scars.part import CachePart
+from recd_plugin_scars.planning import CachePlan, TableLoad
+from recd_plugin_scars.runtime.planned import as_planned
+from recd_plugin_scars.runtime.spec import HostMemory, MappedFile, TableCache
+from recd_plugin_torchrec.column_wise import ColumnWise
+from recd_plugin_torchrec.row_wise import RowWise
+from recd_plugins.access.profile import TableAccess
+from recd_plugins.data.plain import PlainConverter
+from recd_plugins.interfaces import Cache
+from recd_plugins.planning import build_planner, table_constraints, tables_of
+from recd_plugins.planning.planner import SortedEnumerator
+from recd_plugins.planning.profile import DataProfile
+from recd_plugins.planning.storage import RESERVED_SHARE, Reservation
+from recd_plugins.planning.topologies import load_topology, this_machine
+from recd_plugins.registry import Entry, Prepared, Registry
+from recd_plugins.registry.schema import RegistrySpec
+
+BATCH_SIZE, ROWS, DIM = 512, 10_000, 16
+STATE = 4  # bytes of row-wise Adagrad's, a row
+
+
+class Caches(Cache):
+    """Caches that a test made."""
+
+    name = "test.caches"
+
+    def check(self, device: torch.device) -> None:
+        """Runs everywhere."""
+
+
+def model(*names: str) -> nn.Module:
+    """Bags of one feature each, without memory."""
+    return nn.ModuleDict(
+        {
+            "bags": EmbeddingBagCollection(
+                device=torch.device("meta"),
+                tables=[
+                    EmbeddingBagConfig(
+                        name=name,
+                        embedding_dim=DIM,
+                        num_embeddings=ROWS,
+                        feature_names=[f"f_{name}"],
+                    )
+                    for name in names
+                ],
+            )
+        }
+    )
+
+
+def load(name: str, exponent: float) -> TableLoad:
+    """A table whose row of rank r is read r^-exponent times as often as the first."""
+    reads = np.arange(1, ROWS + 1, dtype=np.float64) ** -exponent
+    access = TableAccess.from_counts(
+        name,
+        (f"f_{name}",),
+        ROWS,
+        samples=1,
+        rows=np.arange(ROWS),
+        accesses=reads / reads.sum(),
+    )
+    return TableLoad(access, DIM)
+
+
+def registry(
+    exponents: Mapping[str, float],
+    share: float,
+    *,
+    storage: HostMemory | MappedFile | None = None,
+    sharding: Any = None,
+) -> Registry:
+    """Whose tables ``exponents`` are cached, prepared."""
+    spec = RegistrySpec.model_validate(
+        {
+            "version": 1,
+            "dataset": {"use": "none"},
+            "converter": {"use": "none"},
+            "training": {"batch_size": BATCH_SIZE, "optimizer": "rowwise_adagrad"},
+        }
+    )
+    loads = {name: load(name, exponent) for name, exponent in exponents.items()}
+    plan = CachePlan.of(
+        loads,
+        {name: round(share * ROWS) for name in loads},
+        batch_size=BATCH_SIZE,
+        optimizer="rowwise_adagrad",
+    )
+    caches = {
+        name: TableCache("static", share, np.arange(ROWS), storage or HostMemory())
+        for name in exponents
+    }
+    nothing: Any = None
+    entry = Entry[Cache](Caches(Caches.Options()), tuple(exponents), "cache[0]", 10)
+    return Registry(
+        path=Path("registry.yaml"),
+        spec=spec,
+        dataset=nothing,
+        converter=PlainConverter(PlainConverter.Options()),
+        converter_fitted=True,
+        preprocessing=(),
+        pooling=(),
+        sharding=() if sharding is None else (Entry(sharding, ("*",), "sharding[0]", 9),),
+        cache=(entry,),
+        prepared=Prepared(nothing, {}, {"cache[0]": CachePart(caches, plan)}),
+    )
+
+
+def part_of(reg: Registry) -> CachePart:
+    (part,) = reg.parts
+    assert isinstance(part, CachePart)
+    return part
+
+
+def topology(device: str, ranks: int = 2) -> Topology:
+    if device == "cpu":
+        return this_machine(ranks).to_torchrec()
+    return load_topology("zionex-a100-40g", nodes=1, ranks_per_node=ranks).to_torchrec()
+
+
+def constraints(reg: Registry, module: nn.Module, device: str) -> dict[str, ParameterConstraints]:
+    return table_constraints(reg, tables_of(module), profile=DataProfile({}), device_type=device)
+
+
+def options(reg: Registry, module: nn.Module, device: str) -> dict[tuple[str, str], ShardingOption]:
+    """By table and sharding type."""
+    where = topology(device)
+    enumerator = SortedEnumerator(where, constraints(reg, module, device), reg.training, reg.parts)
+    found = enumerator.enumerate(module, reg.sharders())
+    return {
+        (option.name, option.sharding_type): option
+        for option in found
+        if (option.name in part_of(reg).caches) == (option.compute_kernel == "fused_uvm_caching")
+    }
+
+
+def static_bytes(reg: Registry, module: nn.Module, device: str, kind: str) -> list[Any]:
+    """Storage of the shards of table a without inputs and outputs."""
+    where = topology(device)
+    enumerator = SortedEnumerator(where, constraints(reg, module, device), reg.training, reg.parts)
+    found = enumerator.enumerate(module, reg.sharders())
+    chosen = [o for o in found if (o.name, o.sharding_type) == ("a", kind)]
+    return enumerator.static_storage(chosen)["a"]
+
+
+def fast_bytes(reg: Registry, rows: int, dim: int, share: float) -> int:
+    """Of a shard: cached rows, cold rows of two batches, and the row map."""
+    assert reg.prepared is not None
+    statistics = part_of(reg)._plan.statistics("a")
+    cold = statistics.expected_lookups * statistics.expected_miss_rate(share) * rows / ROWS
+    slots = min(rows, round(share * rows) + round(2 * cold))
+    return slots * (4 * dim + STATE + 16) + 4 * rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "dim"),
+    [("table_wise", ROWS, DIM), ("row_wise", ROWS // 2, DIM), ("column_wise", ROWS, DIM // 2)],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("in_file", [False, True])
+def test_memory_is_that_of_the_tiers(
+    kind: str, rows: int, dim: int, device: str, in_file: bool
+) -> None:
+    sharding = {
+        "table_wise": None,
+        "row_wise": RowWise(RowWise.Options()),
+        "column_wise": ColumnWise(ColumnWise.Options(shards=2)),
+    }[kind]
+    storage = MappedFile(Path("slow")) if in_file else HostMemory()
+    reg = registry({"a": 1.1}, 0.05, storage=storage, sharding=sharding)
+    fast = fast_bytes(reg, rows, dim, 0.05)
+    slow = 0 if in_file else rows * (4 * dim + STATE)
+    for shard in static_bytes(reg, model("a"), device, kind):
+        found = (shard.hbm, shard.ddr)
+        assert found == ((fast, slow) if device == "cuda" else (0, fast + slow))
+
+
+def test_a_table_in_a_file_may_be_larger_than_memory() -> None:
+    module = model("a")
+    where = this_machine(1)
+    for part, storage, fits in (
+        (0.5, MappedFile(Path("slow")), True),
+        (0.5, HostMemory(), False),
+        (1.5, HostMemory(), True),
+    ):
+        reg = registry({"a": 1.1}, 0.05, storage=storage)
+        memory = int(part * ROWS * (4 * DIM + STATE) / (1 - RESERVED_SHARE))
+        there = where.model_copy(update={"ddr_bytes": memory}).to_torchrec()
+        planner = build_planner(reg, there, profile=DataProfile({}))
+        assert planner.fits(module, reg.sharders()) == fits, (part, storage)
+
+
+def test_other_tables_keep_their_kernels() -> None:
+    reg = registry({"a": 1.1}, 0.05)
+    found = constraints(reg, model("a", "b"), "cpu")
+    assert found["a"].compute_kernels == ["fused_uvm_caching"]
+    assert found["b"].compute_kernels is None
+    assert found["b"].cache_params is None
+    planned = build_planner(reg, topology("cpu"), profile=DataProfile({})).plan(
+        model("a", "b"), reg.sharders()
+    )
+    kernels = {
+        name: sharding.compute_kernel for name, sharding in cast(Any, planned.plan["bags"]).items()
+    }
+    assert kernels == {"a": "fused_uvm_caching", "b": "fused"}
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_nothing_and_everything_can_be_cached(share: float) -> None:
+    """TorchRec's planner takes load factors strictly between 0 and 1."""
+    reg, module = registry({"a": 1.1}, share), model("a")
+    plan = build_planner(reg, topology("cpu"), profile=DataProfile({})).plan(module, reg.sharders())
+    params = cast(Any, plan.plan["bags"])
+    assert 0 < params["a"].cache_params.load_factor < 1
+    configs = cast(Any, module)["bags"].embedding_bag_configs()
+    assert (
+        as_planned(part_of(reg).caches, params, configs)["a"].num_cached_rows(ROWS) == share * ROWS
+    )
+
+
+def test_misses_take_time_by_where_they_come_from() -> None:
+    module = model("a")
+    for device in ("cpu", "cuda"):
+        where = topology(device)
+        rate = where.ddr_mem_bw if device == "cpu" else where.hbm_to_ddr_mem_bw
+        times = []
+        for share, storage in (
+            (0.05, HostMemory()),
+            (0.5, HostMemory()),
+            (0.05, MappedFile(Path("slow"))),
+        ):
+            reg = registry({"a": 1.1}, share, storage=storage)
+            assert reg.prepared is not None
+            statistics = part_of(reg)._plan.statistics("a")
+            cold = statistics.expected_lookups * statistics.expected_miss_rate(share)
+            slower = 1.0 if isinstance(storage, HostMemory) else rate * 1000 / 2**30
+            perf = options(reg, module, device)["a", "table_wise"].shards[0].perf
+            assert perf is not None
+            assert perf.prefetch_compute == pytest.approx(cold * DIM * 4 / rate * slower)
+            times.append(perf.total)
+        large, small, file = times[1], times[0], times[2]
+        assert large < small < file
+
+
+def scaled(budget: int) -> dict[str, float]:
+    """Load factors that TorchRec's proposer finds for three tables, from 1 % of each."""
+    reg, module = registry({"a": 1.4, "b": 1.1, "c": 0.6}, 0.01), model("a", "b", "c")
+    spec = load_topology("zionex-a100-40g", nodes=1, ranks_per_node=1)
+    where = spec.model_copy(update={"hbm_bytes": budget}).to_torchrec()
+    found = constraints(reg, module, "cuda")
+    found = {name: replace(each, sharding_types=["table_wise"]) for name, each in found.items()}
+    planner = EmbeddingShardingPlanner(
+        topology=where,
+        batch_size=BATCH_SIZE,
+        enumerator=SortedEnumerator(where, found, reg.training, reg.parts),
+        storage_reservation=Reservation(reg.training),
+        proposer=EmbeddingOffloadScaleupProposer(),
+        constraints=found,
+        debug=False,
+    )
+    plan = cast(Any, planner.plan(module, reg.sharders()).plan["bags"])
+    configs = cast(Any, module)["bags"].embedding_bag_configs()
+    kept = {name: c for name, c in plan.items() if c.compute_kernel == "fused_uvm_caching"}
+    caches = as_planned(part_of(reg).caches, kept, configs)
+    return {name: caches[name].load_factor if name in kept else 1.0 for name in plan}
+
+
+def test_torchrec_sizes_caches_by_our_statistics() -> None:
+    """Load factors grow with the memory, and first those of tables that miss most.
+
+    TorchRec deals memory in proportion to expected lookups times cacheability, which is low for a
+    table that a small cache serves well.
+    """
+    table = ROWS * 4 * DIM
+    found = [scaled(int((0.6 + extra) * table / (1 - RESERVED_SHARE))) for extra in (0, 1, 2, 6)]
+    for less, more in pairwise(found):
+        assert all(less[name] < more[name] or more[name] == 1 for name in "abc")
+    for each in found:
+        assert 0.01 <= each["a"] <= each["b"] <= each["c"]
+    assert found[1]["a"] < found[1]["b"] < found[1]["c"]

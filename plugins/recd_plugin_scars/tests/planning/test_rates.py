@@ -1,0 +1,40 @@
+"""What steps and fetched bytes cost: fitted, assumed, and for several ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from recd_plugin_scars.planning.calibrate import fit
+from recd_plugin_scars.planning.rates import CacheRates, rates_of
+from recd_plugins.planning.topologies import load_topology
+
+
+def test_lines_are_fitted() -> None:
+    found = fit(
+        {rows: 4e-3 + 2e-5 * rows for rows in (64, 128, 256, 512)},
+        {moved: 1e-4 + 3e-9 * moved for moved in (2**17, 2**19, 2**21)},
+    )
+    assert found.rates.step_seconds == pytest.approx(4e-3)
+    assert found.rates.sample_seconds == pytest.approx(2e-5)
+    assert found.rates.byte_seconds == pytest.approx(3e-9)
+    assert "4 ms an iteration, 20 us a sample, and 3 s a GB" in found.text()
+
+
+def test_nothing_measured_is_negative() -> None:
+    found = fit({64: 3e-3, 128: 2e-3}, {1000: 1e-3, 2000: 1e-3}).rates
+    assert found.step_seconds > 0
+    assert found.sample_seconds == 0
+    assert found.byte_seconds >= 0
+
+
+def test_assumed_rates_are_bounds_of_the_link_between_the_tiers() -> None:
+    spec = load_topology("dgx-a100-80g")
+    assert spec.hbm_to_ddr_bandwidth is not None
+    assert rates_of(spec).byte_seconds == 2 / spec.hbm_to_ddr_bandwidth
+    measured = CacheRates(sample_seconds=1e-6, step_seconds=1e-3, byte_seconds=1e-9)
+    assert rates_of(spec.with_section("cache", measured)) == measured
+
+
+def test_an_iteration_takes_the_time_of_all_ranks() -> None:
+    costs = CacheRates(sample_seconds=1e-6, step_seconds=1e-3, byte_seconds=1e-9).costs(8)
+    assert (costs.sample, costs.step, costs.byte) == (1e-6, 8e-3, 1e-9)

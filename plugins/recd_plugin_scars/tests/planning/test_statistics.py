@@ -1,0 +1,44 @@
+"""What TorchRec's planner is told."""
+
+from __future__ import annotations
+
+import copy
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from torchrec.distributed.types import CacheStatistics
+
+from recd_plugin_scars.planning import BatchRows, CachePlan, TableLoad
+from recd_plugin_scars.planning.statistics import AccessStatistics
+from recd_plugins.access.distributions import from_weights, zipf
+
+
+def test_miss_rates_fall_from_all_to_none() -> None:
+    load = TableLoad(zipf("t", 1000, 2.0, 1.0), 16)
+    statistics = AccessStatistics(load, 128)
+    assert isinstance(statistics, CacheStatistics)
+    assert statistics.expected_lookups == BatchRows(load, 128).unique
+    rates = [statistics.expected_miss_rate(clf) for clf in np.linspace(0, 1, 101)]
+    assert (rates[0], rates[-1]) == (1.0, 0.0)
+    assert all(later < earlier for earlier, later in pairwise(rates))
+    expected = BatchRows(load, 128).cold(250) / BatchRows(load, 128).unique
+    assert statistics.expected_miss_rate(0.25) == pytest.approx(expected)
+    assert statistics.cacheability == pytest.approx(float(np.trapezoid(rates, dx=0.01)), abs=2e-3)
+
+
+def test_cacheability_of_the_two_extremes() -> None:
+    even = AccessStatistics(TableLoad(from_weights("t", np.ones(400), 1.0), 4), 64)
+    assert even.cacheability == pytest.approx(0.5)
+    one = AccessStatistics(
+        TableLoad(from_weights("t", np.array([1.0]), 1.0, num_embeddings=1000), 4), 64
+    )
+    assert one.cacheability == pytest.approx(0.0005)
+
+
+def test_copies_are_the_same_object() -> None:
+    load = TableLoad(zipf("t", 100, 1.0, 1.0), 16)
+    plan = CachePlan.of({"t": load}, {"t": 10}, batch_size=32, optimizer="sgd")
+    statistics = plan.statistics("t")
+    assert copy.deepcopy(statistics) is statistics
+    assert statistics.expected_lookups == plan.tables["t"].traffic.unique_rows

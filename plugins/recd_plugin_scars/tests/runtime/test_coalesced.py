@@ -1,0 +1,43 @@
+"""Coalesced tables with a cache train as plain ones without either."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from recd_plugin_scars.tests.runtime.matrix_cases import FORMS, SHARDINGS, Case, Training, run_cases
+from recd_plugins.testing.gloo import run_on_ranks
+
+TOLERANCE = 1e-6
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_parity(sharding: str) -> None:
+    cases = [
+        Case(Training(sharding, form, "rowwise_adagrad"), "some", lookahead, turn, coalesced=True)
+        for turn, form in enumerate(FORMS)
+        for lookahead in (False, True)
+    ]
+    for differences in run_on_ranks(run_cases, 2, cases):
+        for case, difference in zip(cases, differences, strict=True):
+            assert difference.output <= TOLERANCE, case
+            assert difference.in_flight <= TOLERANCE, case
+            assert difference.end <= TOLERANCE, case
+            assert difference.moved > 1e-3, case
+            assert difference.written_by_evaluation == 0, case
+
+
+def test_the_slow_tier_moves_the_same_rows_for_fewer_lookups() -> None:
+    # With nothing kept, which row leaves first does not matter.
+    plain = Case(Training("row_wise", "plain", "sgd"), "none", lookahead=False, turn=0)
+    cases = [plain, replace(plain, coalesced=True)]
+    fewer = 0
+    for before, after in run_on_ranks(run_cases, 2, cases):
+        for table, traffic in before.traffic.items():
+            coalesced = after.traffic[table]
+            assert coalesced.unique_rows == traffic.unique_rows
+            assert coalesced.bytes_read == traffic.bytes_read
+            assert coalesced.bytes_written == traffic.bytes_written
+            fewer += traffic.lookups - coalesced.lookups
+    assert fewer > 0

@@ -1,0 +1,370 @@
+"""Cached kernels against the uncached ones: outputs, weights and optimizer state, bit for bit."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from torchrec.modules.embedding_configs import PoolingType
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
+from recd_plugin_scars.tests.runtime.kernels import (
+    DIM,
+    Kernel,
+    assert_equal,
+    batch_of,
+    config_of,
+    learn,
+    pair,
+    state_of,
+)
+from recd_plugins.errors import DataError, ExactnessError, SetupError
+
+POLICIES: list[CachePolicy] = ["static", "lru", "lfu"]
+ROWS = 7
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_rank() -> Iterator[None]:
+    """The kernels' optimizer asks for its process group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def cache_of(policy: CachePolicy, cached: int, rows: int = ROWS) -> TableCache:
+    return TableCache(policy, cached / rows, np.arange(rows)[::-1].copy())
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    policies=st.lists(st.sampled_from(POLICIES), min_size=1, max_size=3),
+    cached=st.integers(0, ROWS),
+    pooling=st.sampled_from([PoolingType.SUM, PoolingType.MEAN, PoolingType.NONE]),
+    optimizer=st.sampled_from([EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD]),
+    shared=st.booleans(),
+    form=st.sampled_from(["plain", "weighted", "variable"]),
+    dtype=st.sampled_from([torch.int64, torch.int32]),
+    orders=st.lists(st.sampled_from(["train", "prefetch", "evaluate", "drop"]), max_size=12),
+    seed=st.integers(0, 2**16),
+)
+def test_any_order_of_training_prefetching_and_evaluating(
+    policies: list[CachePolicy],
+    cached: int,
+    pooling: PoolingType,
+    optimizer: EmbOptimType,
+    shared: bool,
+    form: str,
+    dtype: torch.dtype,
+    orders: list[str],
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    config = config_of(
+        [ROWS] * len(policies),
+        pooling,
+        features={0: ["f0", "g"]} if shared else None,
+        optimizer=optimizer,
+    )
+    plain, kernel = pair(
+        config, {f"t{index}": cache_of(policy, cached) for index, policy in enumerate(policies)}
+    )
+    prefetched: list[KeyedJaggedTensor] = []
+
+    def look_up(features: KeyedJaggedTensor) -> tuple[Tensor, Tensor]:
+        outputs = plain(features), kernel(features)
+        assert_equal([outputs[0]], [outputs[1]])
+        return outputs
+
+    def train(features: KeyedJaggedTensor) -> None:
+        for output in look_up(features):
+            learn(output)
+
+    for order in ["train", *orders]:
+        features = _batch(config.feature_names(), pooling, form, dtype, generator)
+        if order == "prefetch":
+            kernel.prefetch(features)
+            prefetched.append(features)
+        elif order == "train":
+            if prefetched:
+                train(prefetched.pop(0))
+            else:
+                train(features)
+        elif order == "evaluate":
+            with torch.no_grad():
+                look_up(features)
+        else:
+            look_up(features)
+    for features in prefetched:
+        train(features)
+    assert_equal(state_of(plain), state_of(kernel))
+
+
+def _batch(
+    keys: list[str],
+    pooling: PoolingType,
+    form: str,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> KeyedJaggedTensor:
+    """Some features have no id, and with a variable batch no row from some ranks."""
+    strides = torch.full((len(keys), 1), 3)
+    if form == "variable" and pooling != PoolingType.NONE:
+        strides = torch.randint(0, 4, (len(keys), 2), generator=generator)
+    lengths = torch.randint(0, 4, (int(strides.sum()),), generator=generator)
+    num_ids = int(lengths.sum())
+    weighted = form == "weighted" and pooling == PoolingType.SUM
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=torch.randint(0, ROWS, (num_ids,), generator=generator).to(dtype),
+        lengths=lengths,
+        weights=torch.rand(num_ids, generator=generator) if weighted else None,
+        stride_per_key_per_rank=strides.tolist() if strides.shape[1] > 1 else None,
+    )
+
+
+def one_table(
+    policy: CachePolicy = "static", cached: int = 2, rows: int = ROWS, **params: Any
+) -> tuple[Any, Kernel]:
+    return pair(config_of([rows], **params), {"t0": cache_of(policy, cached, rows)})
+
+
+def test_two_batches_in_flight_update_one_row() -> None:
+    plain, kernel = one_table()
+    first, second = batch_of([[0, 1], [6]]), batch_of([[1, 6], [1]])
+    for module in (plain, kernel):
+        outputs = [module(first), module(second)]
+        for seed, output in enumerate(reversed(outputs)):
+            learn(output, seed)
+    assert_equal(state_of(plain), state_of(kernel))
+
+
+def test_gradients_of_weights_of_ids() -> None:
+    plain, kernel = one_table()
+    gradients = []
+    for module in (plain, kernel):
+        weights = torch.tensor([0.5, 2.0, 3.0], requires_grad=True)
+        features = KeyedJaggedTensor(
+            keys=["f0"],
+            values=torch.tensor([1, 1, 5]),
+            lengths=torch.tensor([2, 1]),
+            weights=weights,
+        )
+        learn(module(features))
+        assert weights.grad is not None
+        gradients.append(weights.grad)
+    assert torch.equal(*gradients)
+    assert_equal(state_of(plain), state_of(kernel))
+
+
+def test_the_fast_tier_grows_while_a_graph_holds_it() -> None:
+    rows = 5000
+    plain, kernel = one_table(cached=0, rows=rows)
+    small, large = batch_of([[3], [4]]), batch_of([list(range(rows)), [4]])
+    for module in (plain, kernel):
+        outputs = [module(small), module(large)]
+        for output in outputs:
+            learn(output)
+    assert_equal(state_of(plain), state_of(kernel))
+
+
+def test_the_learning_rate_and_eps_are_read_live() -> None:
+    plain, kernel = one_table(optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+    features = batch_of([[0, 1], [6]])
+    for module in (plain, kernel):
+        learn(module(features))
+        module.fused_optimizer.param_groups[0]["lr"] = 0.125
+        module.fused_optimizer.step()
+        module.fused_optimizer.update_hyper_parameters({"eps": 0.75})
+        learn(module(features))
+    assert_equal(state_of(plain), state_of(kernel))
+
+
+def test_a_graph_that_is_dropped_gives_its_rows_back() -> None:
+    _, kernel = one_table(cached=0)
+    kernel(batch_of([[0, 1], [6]]))
+    gc.collect()
+    kernel.flush()
+    assert not kernel._rows._pool.pins.any()
+    assert (kernel._rows._pool.row_of_slot == -1).all()
+
+
+def test_a_lookup_that_fails_gives_its_rows_back() -> None:
+    _, kernel = one_table(cached=0)
+
+    def fail(_features: KeyedJaggedTensor) -> Tensor:
+        raise RuntimeError("no kernel")
+
+    with pytest.raises(RuntimeError, match="no kernel"):
+        kernel._look_up(batch_of([[0, 1], [6]]), fail)
+    assert not kernel._rows._pool.pins.any()
+
+
+def test_a_second_backward_pass_is_refused() -> None:
+    _, kernel = one_table()
+    output = kernel(batch_of([[0, 1], [6]]))
+    output.sum().backward(retain_graph=True)
+    with pytest.raises(ExactnessError, match=r"second backward pass.*t0"):
+        output.sum().backward()
+
+
+def test_ids_outside_the_table_are_what_they_are_for_an_uncached_one() -> None:
+    plain, kernel = one_table()
+    for bad in (ROWS, 2**40):
+        assert torch.equal(plain(batch_of([[bad, 1], [2]])), kernel(batch_of([[bad, 1], [2]])))
+    messages = []
+    for module in one_table(bounds_check_mode=BoundsCheckMode.FATAL):
+        with pytest.raises(RuntimeError) as error:
+            module(batch_of([[ROWS, 1], [2]]))
+        messages.append(str(error.value).splitlines()[0])
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("bad", [-1, -2, ROWS])
+def test_ids_that_the_check_of_bounds_lets_pass_are_refused(bad: int) -> None:
+    mode = BoundsCheckMode.WARNING if bad == -1 else BoundsCheckMode.NONE
+    config = config_of([ROWS, ROWS], bounds_check_mode=mode)
+    plain, kernel = pair(config, {f"t{table}": cache_of("lru", 1) for table in range(2)})
+    good = batch_of([[0, 1], [6]], [[3], [2]])
+    with pytest.raises(DataError, match=f"table t1: id {bad} .* rows 0 to 6"):
+        kernel(batch_of([[5, 1], [4]], [[3], [bad]]))
+    # Nothing of it was admitted.
+    for module in (plain, kernel):
+        learn(module(good))
+    assert_equal(state_of(plain), state_of(kernel))
+
+
+def test_a_prefetched_batch_that_changes_is_looked_up_as_it_is() -> None:
+    plain, kernel = one_table()
+    features = batch_of([[0, 1], [6]])
+    kernel.prefetch(features)
+    features.values()[0] = 3
+    assert torch.equal(plain(features), kernel(features))
+    kernel.flush()
+    assert not kernel._rows._pool.pins.any()
+
+
+def test_loaded_weights_are_looked_up() -> None:
+    plain, kernel = one_table(cached=ROWS)
+    features = batch_of([[0, 1], [6]])
+    learn(kernel(features))
+    kernel.prefetch(features)
+    kernel.flush()
+    for module in (plain, kernel):
+        module.split_embedding_weights()[0].copy_(torch.arange(ROWS * DIM).view(ROWS, DIM))
+    kernel.load()
+    assert torch.equal(plain(features), kernel(features))
+
+
+def test_loaded_weights_are_looked_up_by_batches_that_were_prefetched_before() -> None:
+    plain, kernel = one_table(cached=0)
+    features = batch_of([[0, 1], [6]])
+    kernel.prefetch(features)
+    kernel._mover.drain()
+    for module in (plain, kernel):
+        module.split_embedding_weights()[0].copy_(torch.arange(ROWS * DIM).view(ROWS, DIM))
+    kernel.load()
+    assert torch.equal(plain(features), kernel(features))
+
+
+def test_weights_that_are_written_in_place_are_those_that_a_backward_pass_updates() -> None:
+    _, kernel = one_table(cached=ROWS)
+    output = kernel(batch_of([[0], [6]]))
+    kernel.flush()
+    kernel.split_embedding_weights()[0].fill_(3)
+    output.sum().backward()
+    weights, *_ = state_of(kernel)
+    assert (weights[[0, 6]] == 2.5).all()  # 3 - learning rate x gradient
+    assert (weights[1:6] == 3).all()
+
+
+@pytest.mark.parametrize("memory", ["weights", "momentum1"])
+def test_a_batch_for_which_there_is_no_memory_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, memory: str
+) -> None:
+    plain, kernel = one_table(cached=0, rows=5000, optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+    small, large = batch_of([[3], [4]]), batch_of([list(range(5000)), [4]])
+    longer = kernel._fast._longer
+
+    def fail(name: str, size: int) -> Tensor:
+        if name == memory:
+            raise torch.OutOfMemoryError("no memory")
+        return longer(name, size)
+
+    for module in (plain, kernel):
+        learn(module(small))
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel._fast, "_longer", fail)
+        for _ in range(2):
+            with pytest.raises(SetupError, match="lower load_factor or the batch size"):
+                kernel(large)
+    for features in (large, small):
+        for module in (plain, kernel):
+            learn(module(features))
+    assert_equal(state_of(plain), state_of(kernel))
+
+
+def test_two_lookups_of_one_step_and_lookups_that_are_computed_again() -> None:
+    for reentrant in (True, False):
+        plain, kernel = one_table(optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD)
+        batches = [batch_of([[0, 1], [6]]), batch_of([[1, 6], [1]])]
+        for module in (plain, kernel):
+            factor = torch.ones(1, requires_grad=True)
+            outputs = [
+                checkpoint(lambda x, m=module, b=batch: m(b) * x, factor, use_reentrant=reentrant)
+                for batch in batches
+            ]
+            torch.cat(outputs).square().sum().backward()
+        del outputs
+        gc.collect()
+        assert_equal(state_of(plain), state_of(kernel))
+        kernel.flush()
+        assert not kernel._rows._pool.pins.any()
+
+
+@pytest.mark.parametrize("optimizer", ["EXACT_SGD", "EXACT_ROWWISE_ADAGRAD"])
+def test_bytes_are_counted_as_rows_move(optimizer: str) -> None:
+    state = 4 if optimizer == "EXACT_ROWWISE_ADAGRAD" else 0
+    _, kernel = one_table(cached=2, optimizer=EmbOptimType[optimizer])
+    features = batch_of([[0, 1, 1], [6]])  # 5 and 6 are hot
+    learn(kernel(features))
+    [(name, traffic)] = kernel.traffic()
+    assert (name, traffic.batches, traffic.lookups) == ("t0", 1, 4)
+    assert (traffic.unique_rows, traffic.hits, traffic.misses) == (3, 1, 2)
+    assert traffic.bytes_read == traffic.bytes_written == 2 * (4 * DIM + state)
+    assert (traffic.state_bytes_read, traffic.state_bytes_written) == (2 * state, 2 * state)
+    assert traffic.bytes_loaded == 2 * (4 * DIM + state)
+    assert traffic.bytes_flushed == 0
+    kernel.flush()
+    assert traffic.bytes_flushed == 4 * DIM + state
+    kernel.reset_traffic()
+    with torch.no_grad():
+        kernel(features)
+    [(_, traffic)] = kernel.traffic()
+    assert (traffic.bytes_read, traffic.bytes_written) == (2 * (4 * DIM + state), 0)
+
+
+def test_a_hot_batch_leaves_the_slow_tier_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, kernel = one_table(cached=2)
+    learn(kernel(batch_of([[5], [6]])))
+
+    def fail(*_: Any, **__: Any) -> Tensor:
+        raise AssertionError("a hot batch moved rows")
+
+    monkeypatch.setattr(kernel._mover, "read", fail)
+    monkeypatch.setattr(kernel._mover, "write", fail)
+    learn(kernel(batch_of([[5, 6], [6]])))
+    with pytest.raises(AssertionError, match="moved rows"):
+        kernel(batch_of([[4], [6]]))

@@ -1,0 +1,421 @@
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recd_plugin_scars.runtime.mapped_file import FileTier
+from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugins.errors import DataError, RecdError, SetupError
+
+NUM_ROWS, DIM = 50, 6
+
+
+def open_tier(
+    folder, *, keep=False, name="t", num_rows=NUM_ROWS, dim=DIM, with_state=True, shards=()
+):
+    return FileTier(
+        folder,
+        keep=keep,
+        name=name,
+        num_rows=num_rows,
+        dim=dim,
+        with_state=with_state,
+        shards=shards,
+    )
+
+
+def random_rows(tier):
+    """Fill a tier through its mover's ways; gives what it holds."""
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.rand(NUM_ROWS, DIM, generator=generator)
+    state = torch.rand(NUM_ROWS, generator=generator)
+    tier.write(torch.arange(NUM_ROWS), weights, state)
+    return weights, state
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder): path.read_bytes() if path.is_file() else None
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """The folder of a table that was kept, and what it holds."""
+    tier = open_tier(tmp_path, keep=True)
+    rows = random_rows(tier)
+    tier.close()
+    return tmp_path, rows
+
+
+def run(program, *arguments, **options):
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        **options,
+    )
+
+
+def finish(program, *arguments):
+    process = run(program, *arguments)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out
+
+
+# Scratch files
+
+
+def test_scratch_files_go_with_close_and_leave_no_folder(tmp_path):
+    tier = open_tier(tmp_path / "new" / "tiers")
+    weights, _ = random_rows(tier)
+    mapped = tier.weights
+    assert len(list((tmp_path / "new" / "tiers").glob("*/*"))) == 3
+    tier.close()
+    tier.close()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "new"]
+    # Who still has the tensor may read it.
+    assert torch.equal(mapped, weights)
+
+
+def test_scratch_files_go_with_the_tier(tmp_path):
+    tier = open_tier(tmp_path)
+    tier.cycle = tier
+    del tier
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_that_nobody_uses_is_no_obstacle_to_the_next(tmp_path):
+    gc.disable()
+    try:
+        tier = open_tier(tmp_path)
+        tier.cycle = tier
+        del tier
+        open_tier(tmp_path).close()
+    finally:
+        gc.enable()
+
+
+PROGRAM = """
+import os, sys, torch
+from pathlib import Path
+from recd_plugin_scars.runtime.mapped_file import FileTier
+from recd_plugin_scars.runtime.mover import RowMover
+
+folder, keep = Path(sys.argv[1]), bool(int(sys.argv[2]))
+tier = FileTier(folder, keep=keep, name="t", num_rows=50, dim=6, with_state=True)
+mover = RowMover(tier)
+"""
+
+
+def test_scratch_files_go_when_the_interpreter_ends(tmp_path):
+    out = finish(
+        PROGRAM
+        + """
+mover.write(torch.arange(50), torch.ones(50, 6), torch.ones(50))
+if os.fork() == 0:
+    sys.exit()  # A forked process removes nothing.
+os.wait()
+print(len(list(folder.glob("*/*"))))
+""",
+        tmp_path,
+        0,
+    )
+    assert out == "3\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tiers_of_other_names_share_a_folder(tmp_path):
+    names = ["t", "t/0", "..", "x" * 300, "x" * 299 + "y"]
+    tiers = [open_tier(tmp_path, name=name) for name in names]
+    for value, tier in enumerate(tiers):
+        tier.weights.fill_(value)
+    assert [tier.weights[0, 0].item() for tier in tiers] == list(range(len(names)))
+    for tier in tiers:
+        tier.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_its_own_files_are_removed(tmp_path):
+    tier = open_tier(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (folder / "notes").write_text("mine")
+    tier.close()
+    assert [path.name for path in folder.iterdir()] == ["notes"]
+
+
+# Folders in use
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_folder_in_use_is_refused(tmp_path, keep):
+    tier = open_tier(tmp_path, keep=keep)
+    before = contents(tmp_path)
+    for other in (False, True):
+        with pytest.raises(SetupError, match=rf"t\.tier: is in use .*process {os.getpid()} "):
+            open_tier(tmp_path, keep=other)
+    assert contents(tmp_path) == before
+    tier.close()
+
+
+def test_a_folder_in_use_by_another_process_is_refused(tmp_path):
+    process = run(PROGRAM + "print('open', flush=True); sys.stdin.read()", tmp_path, 0, stdin=-1)
+    assert process.stdout.readline() == "open\n"
+    with pytest.raises(SetupError, match=rf"is in use .*process {process.pid} "):
+        open_tier(tmp_path)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+    open_tier(tmp_path).close()
+
+
+# Kept files
+
+
+def test_a_kept_table_goes_on_in_a_later_run(kept):
+    folder, (weights, state) = kept
+    tier = open_tier(folder, keep=True)
+    assert tier.is_kept
+    assert torch.equal(tier.weights, weights)
+    assert torch.equal(tier.state, state)
+    tier.write(torch.tensor([3]), torch.full((1, DIM), 9.0), torch.tensor([9.0]))
+    tier.close()
+    again = open_tier(folder, keep=True)
+    assert again.weights[2:5, 0].tolist() == [weights[2, 0], 9, weights[4, 0]]
+    again.close()
+
+
+def change_manifest(folder, **values):
+    (manifest,) = folder.glob("*/manifest.json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **values}))
+
+
+def truncate(folder):
+    os.truncate(next(folder.glob("*/weights")), 4 * NUM_ROWS * DIM - 1)
+
+
+FAULTS: dict[str, Any] = {
+    "missing file": (
+        lambda folder: next(folder.glob("*/state")).unlink(),
+        {},
+        r"t\.tier/state: is missing; a file of 200 bytes",
+    ),
+    "truncated file": (truncate, {}, r"weights: has 1,199 bytes and should have 1,200"),
+    "other rows": (None, {"num_rows": 51}, "num_rows is 50 in the table .* 51 in this run"),
+    "other dim": (None, {"dim": 8}, "dim is 6 in the table .* 8 in this run"),
+    "other tables": (None, {"shards": ["u"]}, r"shards is \[\] in the table .* \['u'\] in this"),
+    "other optimizer": (None, {"with_state": False}, "optimizer_state is True .* False in this"),
+    "other dtype": (
+        lambda folder: change_manifest(folder, dtype="float16"),
+        {},
+        "dtype is 'float16' .* 'float32' in this",
+    ),
+    "other format": (lambda folder: change_manifest(folder, format=2), {}, "format is 2 .* be 1"),
+    "no manifest": (
+        lambda folder: next(folder.glob("*/manifest.json")).unlink(),
+        {},
+        "weights is there without manifest.json",
+    ),
+    "broken manifest": (
+        lambda folder: next(folder.glob("*/manifest.json")).write_text("{"),
+        {},
+        "manifest.json: is not the manifest of a table",
+    ),
+    "manifest of nothing": (
+        lambda folder: next(folder.glob("*/manifest.json")).write_text('{"format": 1}'),
+        {},
+        "manifest.json: is not the manifest of a table .*keep",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_kept_table_that_is_another_is_refused_and_left_as_it_is(kept, fault):
+    folder, _ = kept
+    spoil, arguments, message = FAULTS[fault]
+    if spoil:
+        spoil(folder)
+    before = contents(folder)
+    with pytest.raises(DataError, match=message) as caught:
+        open_tier(folder, keep=True, **arguments)
+    assert "remove the folder" in str(caught.value)
+    assert contents(folder) == before
+
+
+def test_a_run_that_keeps_nothing_does_not_touch_what_was_kept(kept):
+    folder, _ = kept
+    before = contents(folder)
+    with pytest.raises(SetupError, match="holds a table that an earlier run kept: set keep"):
+        open_tier(folder)
+    assert contents(folder) == before
+
+
+def test_a_kept_table_whose_run_was_not_closed_is_refused(tmp_path):
+    finish(PROGRAM + "mover.close()", tmp_path, 1)
+    before = contents(tmp_path)
+    with pytest.raises(DataError, match=r"status is 'in use' .* ended without closing"):
+        open_tier(tmp_path, keep=True)
+    with pytest.raises(SetupError, match="kept"):
+        open_tier(tmp_path)
+    assert contents(tmp_path) == before
+
+
+# Kills
+
+WRITING = (
+    PROGRAM
+    + """
+import torch.distributed.checkpoint as dcp
+value = 1.0
+def write():
+    mover.write(torch.arange(50), torch.full((50, 6), value), torch.full((50,), value))
+write()
+mover.drain()
+dcp.save({"weights": tier.weights, "state": tier.state}, checkpoint_id=sys.argv[3], no_dist=True)
+if sys.argv[4] == "between":
+    mover.read(torch.arange(50)).wait()
+    print("ready", flush=True)
+    sys.stdin.read()
+while True:
+    value += 1
+    write()
+    if value == 50:
+        print("ready", flush=True)
+    if value % 50 == 0:
+        mover.drain()
+"""
+)
+
+
+@pytest.mark.parametrize("when", ["between", "writing"])
+def test_a_killed_run_leaves_its_checkpoint_whole_and_the_next_run_starts(tmp_path, when):
+    import torch.distributed.checkpoint as dcp
+
+    process = run(WRITING, tmp_path / "tiers", 0, tmp_path / "saved", when, stdin=-1)
+    assert process.stdout.readline() == "ready\n", process.stderr.read()
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=120)
+    assert len(list((tmp_path / "tiers").glob("*/*"))) == 3
+
+    tier = open_tier(tmp_path / "tiers")
+    assert not tier.is_kept
+    assert tier.weights.count_nonzero() == 0
+    dcp.load(
+        {"weights": tier.weights, "state": tier.state},
+        checkpoint_id=tmp_path / "saved",
+        no_dist=True,
+    )
+    weights, state = RowMover(tier).read(torch.arange(NUM_ROWS)).wait()
+    assert torch.equal(weights, torch.ones(NUM_ROWS, DIM))
+    assert state is not None
+    assert torch.equal(state, torch.ones(NUM_ROWS))
+    tier.close()
+
+
+# Disks that refuse
+
+LIMITED = """
+import json, resource, sys, torch
+from pathlib import Path
+from recd_plugin_scars.runtime.mapped_file import FileTier
+from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugins.errors import RecdError
+
+def limit(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+folder = Path(sys.argv[1])
+def make():
+    return FileTier(folder, keep=False, name="t", num_rows=50, dim=1024, with_state=True)
+"""
+
+
+def test_files_that_may_not_be_so_large_are_not_made(tmp_path):
+    (tmp_path / "other").write_text("mine")
+    out = finish(
+        LIMITED
+        + """
+limit(100_000)
+try:
+    make()
+except RecdError as error:
+    print(type(error).__name__, error)
+""",
+        tmp_path,
+    )
+    assert out.startswith(f"SetupError {tmp_path / 't.tier'}: no room for 50 rows (File too large)")
+    assert "205,000 bytes are needed" in out
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_write_that_the_disk_refuses_is_told_by_the_next_call(tmp_path):
+    out = finish(
+        LIMITED
+        + """
+mover = RowMover(make())
+limit(40 * 4096 + 7)
+mover.write(torch.tensor([4, 40, 5, 49]), torch.ones(4, 1024), torch.ones(4))
+for call in (mover.drain, lambda: mover.read(torch.tensor([1])), mover.close):
+    try:
+        call()
+        print("no error")
+    except RecdError as error:
+        print(error)
+limit(resource.RLIM_INFINITY)
+""",
+        tmp_path,
+    )
+    message = (
+        f"{tmp_path / 't.tier' / 'weights'}: row 40 (of 4 rows from 4 to 49) could not be written "
+        "(7 of 4096 bytes)"
+    )
+    assert out.splitlines() == [message, message, "no error"]
+
+
+def test_a_full_disk_is_told_with_the_bytes_that_are_missing(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        (disk / "other").write_text("mine")
+        tier = open_tier(disk, name="small")
+        with pytest.raises(
+            SetupError,
+            match=r"2,800,000 bytes are needed, 1,0\d\d,\d{3} are free; 1,7\d\d,\d{3} .*missing",
+        ):
+            open_tier(disk, num_rows=100_000)
+        assert sorted(path.name for path in disk.iterdir()) == ["other", "small.tier"]
+        tier.close()
+    finally:
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_file_cut_while_it_is_in_use_is_told(tmp_path):
+    tier = open_tier(tmp_path)
+    mover = RowMover(tier)
+    truncate(tmp_path)
+    with pytest.raises(RecdError, match=r"weights: row 49 .* could not be read \(23 of 24 bytes\)"):
+        mover.read(torch.tensor([49, 3])).wait()
+    tier.close()
+
+
+@pytest.mark.parametrize("place", ["a file", "below a file"])
+def test_a_folder_that_cannot_be_is_refused(tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    folder = tmp_path / "file"
+    with pytest.raises(SetupError, match="cannot hold a table"):
+        open_tier(folder if place == "a file" else folder / "below")
+    assert contents(tmp_path) == {Path("file"): b"mine"}

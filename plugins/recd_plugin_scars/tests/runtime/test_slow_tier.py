@@ -1,0 +1,172 @@
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from recd_plugin_scars.runtime import slow_tier
+from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugin_scars.runtime.slow_tier import open_slow_tier
+from recd_plugin_scars.runtime.spec import HostMemory, MappedFile
+from recd_plugins.errors import SetupError
+
+NUM_ROWS, DIM = 37, 3
+
+
+def open_tier(storage, *, num_rows=NUM_ROWS, dim=DIM, with_state=True, pin=False):
+    return open_slow_tier(
+        storage, name="t", num_rows=num_rows, dim=dim, with_state=with_state, pin=pin
+    )
+
+
+@pytest.fixture(params=["memory", "file"])
+def storage(request, tmp_path):
+    return HostMemory() if request.param == "memory" else MappedFile(tmp_path)
+
+
+# What is done, which rows, and a seed for what is written.
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["read", "write", "read all", "write all"]),
+        st.lists(st.integers(0, NUM_ROWS - 1), unique=True),
+        st.integers(0, 1000),
+    ),
+    max_size=20,
+)
+
+
+@pytest.mark.parametrize("with_state", [True, False])
+@pytest.mark.parametrize("kind", ["memory", "file"])
+@settings(max_examples=30, deadline=None)
+@given(steps=STEPS)
+def test_any_order_of_reads_and_writes_gives_what_a_tensor_gives(
+    tmp_path_factory, kind, with_state, steps
+):
+    storage = HostMemory() if kind == "memory" else MappedFile(tmp_path_factory.mktemp("tiers"))
+    tier = open_tier(storage, with_state=with_state)
+    mover = RowMover(tier)
+    plain = torch.zeros(NUM_ROWS, DIM + 1)
+    reads = []
+    for what, chosen, seed in steps:
+        rows = torch.arange(NUM_ROWS) if what.endswith("all") else torch.tensor(chosen).long()
+        if what.startswith("read"):
+            reads.append((mover.read(rows), plain[rows]))
+        else:
+            generator = torch.Generator().manual_seed(seed)
+            new = torch.rand(len(rows), DIM + 1, generator=generator)
+            plain[rows] = new
+            state = new[:, DIM].clone() if with_state else None
+            mover.write(rows, new[:, :DIM].contiguous(), state)
+    for pending, expected in reads:
+        weights, state = pending.wait()
+        assert torch.equal(weights, expected[:, :DIM])
+        assert (state is not None) == with_state
+        assert state is None or torch.equal(state, expected[:, DIM])
+    mover.drain()
+    assert torch.equal(tier.weights, plain[:, :DIM])
+    assert tier.state is None or torch.equal(tier.state, plain[:, DIM])
+    mover.close()
+    tier.close()
+
+
+def test_rows_are_read_as_often_as_they_are_asked_for(storage):
+    tier = open_tier(storage)
+    tier.weights.copy_(torch.rand(NUM_ROWS, DIM))
+    rows = torch.tensor([5, 6, 6, 36, 0, 5])
+    weights, state = torch.empty(6, DIM), torch.empty(6)
+    tier.read(rows, weights, state)
+    assert torch.equal(weights, tier.weights[rows])
+    tier.close()
+
+
+def test_what_is_written_to_the_tensors_is_read(storage):
+    tier = open_tier(storage)
+    tier.weights[4] = 2.5
+    tier.state[4] = 7
+    weights, state = torch.empty(1, DIM), torch.empty(1)
+    tier.read(torch.tensor([4]), weights, state)
+    assert (weights.tolist(), state.tolist()) == ([[2.5] * DIM], [7])
+    tier.close()
+
+
+def test_values_given_some_rows_at_a_time_are_those_given_at_once(storage, monkeypatch):
+    monkeypatch.setattr(slow_tier, "FILL_BYTES", 4 * DIM * 5)
+    tier = open_tier(storage)
+    lengths = []
+
+    def initialise(rows):
+        lengths.append(len(rows))
+        rows.uniform_(-1, 1)
+
+    torch.manual_seed(3)
+    tier.fill(initialise)
+    torch.manual_seed(3)
+    assert torch.equal(tier.weights, torch.empty(NUM_ROWS, DIM).uniform_(-1, 1))
+    assert lengths == [5] * 7 + [2]
+    tier.close()
+
+
+def test_new_tables_are_zero_and_no_earlier_run_s(storage):
+    tier = open_tier(storage)
+    assert not tier.is_kept
+    assert tier.weights.count_nonzero() == tier.state.count_nonzero() == 0
+    assert tier.weights.is_contiguous()
+    tier.close()
+
+
+def test_a_rank_without_rows_has_an_empty_table(storage):
+    tier = open_tier(storage, num_rows=0)
+    mover = RowMover(tier)
+    weights, state = mover.read(torch.empty(0, dtype=torch.int64)).wait()
+    assert (weights.shape, state.shape, tier.weights.shape) == ((0, DIM), (0,), (0, DIM))
+    mover.close()
+    tier.close()
+
+
+@pytest.mark.parametrize("row", [-1, NUM_ROWS])
+def test_no_row_beyond_the_table_is_moved(storage, row):
+    tier = open_tier(storage)
+    rows, weights, state = torch.tensor([row]), torch.ones(1, DIM), torch.ones(1)
+    for move in (tier.read, tier.write):
+        with pytest.raises(Exception, match=r"range|bounds|has 37 rows"):
+            move(rows, weights, state)
+    assert tier.weights.count_nonzero() == 0
+    tier.close()
+
+
+def test_a_table_larger_than_memory_says_what_it_needs():
+    with pytest.raises(
+        SetupError, match=r"t: 1,000,000,000,000,000 rows .* 68,000,000,000,000,000"
+    ):
+        open_tier(HostMemory(), num_rows=10**15, dim=16)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_memory_and_buffers_are_pinned_for_a_cuda_device():
+    tier = open_tier(HostMemory(), pin=True)
+    mover = RowMover(tier, pin=True)
+    rows = torch.arange(4)
+    weights, state = mover.buffers(4)
+    assert tier.weights.is_pinned()
+    assert weights.is_pinned()
+    assert state.is_pinned()
+    device = torch.arange(4.0 * DIM, device="cuda").view(4, DIM)
+    weights.copy_(device, non_blocking=True)
+    state.zero_()
+    copied = torch.cuda.Event()
+    copied.record()
+    mover.write(rows, weights, state, ready=copied)
+    read, _ = mover.read(rows).wait()
+    assert read.is_pinned()
+    assert torch.equal(read.cuda(), device)
+    mover.close()
+
+
+def test_a_file_is_mapped_from_where_it_lies(tmp_path: Path):
+    tier = open_tier(MappedFile(tmp_path))
+    tier.weights.fill_(1.5)
+    (file,) = tmp_path.glob("*/weights")
+    assert file.stat().st_size == 4 * NUM_ROWS * DIM
+    assert file.read_bytes()[:4] == torch.tensor([1.5]).numpy().tobytes()
+    tier.close()

@@ -1,0 +1,220 @@
+"""``scars.cache``: what its options come to, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from pydantic import ValidationError
+
+from recd_plugin_scars.cache import ScarsCache
+from recd_plugin_scars.part import CachePart
+from recd_plugin_scars.planning import CachePlan
+from recd_plugin_scars.runtime.spec import HostMemory, MappedFile, TableCache
+from recd_plugin_scars.tests.cache_cases import write_registry
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.cli import main
+from recd_plugins.errors import DataError, SetupError
+from recd_plugins.interfaces import Setting, Table
+from recd_plugins.planning.topologies import this_machine
+from recd_plugins.testing.contracts import CacheContract
+from recd_plugins.testing.contracts.skewed_data import SkewedData
+
+TABLES = (
+    Table("t_user", ("user",), 1000, 16, pooled=True),
+    Table("t_history", ("history",), 500, 8, pooled=False),
+)
+
+
+def plugin(**options: Any) -> ScarsCache:
+    return ScarsCache(ScarsCache.Options.model_validate(options))
+
+
+@pytest.fixture
+def setting() -> Setting:
+    """Two ranks with a GiB each, whose data reads an eighth of the rows much more often."""
+    topology = this_machine(2)
+    return Setting(
+        world_size=2,
+        ranks_per_node=2,
+        batch_size=64,
+        optimizer="rowwise_adagrad",
+        device_type="cpu",
+        rates=topology.collective_rates,
+        data=SkewedData(),
+        memory_bytes=2**30,
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"rows": 100}, {"share": 0.5}, {"bytes": "10KB"}, {}, {"policy": "lru", "rows": 0}],
+)
+class TestContract(CacheContract):
+    @pytest.fixture
+    def plugin(self, options: dict[str, Any]) -> ScarsCache:
+        return plugin(**options)
+
+
+def part(setting: Setting, tables: Sequence[Table] = TABLES, **options: Any) -> CachePart:
+    made = plugin(**options).part(tables, setting)
+    assert made is not None
+    return made
+
+
+def caches_of(setting: Setting, *tables: Any, **options: Any) -> Mapping[str, TableCache]:
+    return part(setting, *tables, **options).caches
+
+
+def planned(setting: Setting, *tables: Any, **options: Any) -> CachePlan:
+    plan = part(setting, *tables, **options)._plan
+    assert plan is not None
+    return plan
+
+
+def cached(setting: Setting, tables: Sequence[Table] = TABLES, **options: Any) -> dict[str, int]:
+    caches = caches_of(setting, tables, **options)
+    return {t.name: caches[t.name].num_cached_rows(t.num_embeddings) for t in tables}
+
+
+def test_rows_and_share(setting: Setting) -> None:
+    assert cached(setting, rows=100) == {"t_user": 100, "t_history": 100}
+    assert cached(setting, share=0.1) == {"t_user": 100, "t_history": 50}
+
+
+def test_bytes_go_to_what_is_read_most(setting: Setting) -> None:
+    rows = cached(setting, bytes="9000B")
+    width = {"t_user": 4 * 16 + 4, "t_history": 4 * 8 + 4}  # with state
+    taken = sum(count * width[name] for name, count in rows.items())
+    assert 9000 - max(width.values()) < taken <= 9000
+    assert rows["t_user"] + rows["t_history"] < 1000 // 8 + 500 // 8 + 100
+
+
+def test_what_pays_is_what_is_read_more_than_once(setting: Setting) -> None:
+    """SkewedData reads every row, so that all pay where memory allows."""
+    assert cached(setting) == {"t_user": 1000, "t_history": 500}
+    tables_take = 1000 * (4 * 16 + 4) + 500 * (4 * 8 + 4)
+    small = replace(setting, memory_bytes=tables_take // 2 + 2000)
+    beside = sum(cached(small).values())
+    assert 2000 // (4 * 16 + 4) - 1 <= beside <= 2000 // (4 * 8 + 4)
+    assert sum(cached(small, storage={"file": "slow"}).values()) > 10 * beside
+
+
+def test_hot_rows_are_the_most_read(setting: Setting) -> None:
+    cache = caches_of(setting, rows=125)["t_user"]
+    assert sorted(cache.first_hot_rows("t_user", 1000)) == list(range(125))
+
+
+def test_the_rest_of_the_options_arrives(setting: Setting) -> None:
+    cache = caches_of(setting, rows=1, lookahead=False, policy="lfu")["t_user"]
+    assert (cache.policy, cache.lookahead, cache.storage) == ("lfu", False, HostMemory())
+    cache = caches_of(setting, rows=1, storage={"file": "f", "keep": True})["t_user"]
+    assert cache.storage == MappedFile(Path("f"), keep=True)
+
+
+def test_the_plan_predicts_traffic(setting: Setting) -> None:
+    plan = planned(setting, rows=125)
+    assert plan.batch_size == 128
+    user = plan.tables["t_user"].traffic
+    assert 0 < user.misses < user.unique_rows
+    assert planned(setting, TABLES[:1], rows=1000, policy="lru").tables
+
+
+def test_uvm_is_a_kernel_of_torchrec(setting: Setting) -> None:
+    cuda = replace(setting, device_type="cuda")
+    cache = plugin(share=0.1, policy="uvm")
+    assert cache.part(TABLES, cuda) is None
+    found = cache.constraints(TABLES)
+    for table in TABLES:
+        assert found[table.name].compute_kernels == ["fused_uvm_caching"]
+        params = found[table.name].cache_params
+        assert params is not None
+        assert params.load_factor == pytest.approx(0.1)
+        assert params.prefetch_pipeline
+        assert params.stats is not None
+
+
+def test_uvm_needs_cuda(setting: Setting) -> None:
+    cache = plugin(policy="uvm")
+    with pytest.raises(SetupError, match=r"needs CUDA.*static, lfu or lru"):
+        cache.check(torch.device("cpu"))
+    with pytest.raises(SetupError, match="needs CUDA"):
+        cache.part(TABLES, setting)
+    plugin().check(torch.device("cpu"))
+
+
+def test_more_rows_than_a_table_has(setting: Setting) -> None:
+    with pytest.raises(SetupError, match="rows is 501, and table t_history has 500 rows"):
+        plugin(rows=501).part(TABLES, setting)
+
+
+def test_caches_larger_than_the_device(setting: Setting) -> None:
+    huge = (Table("t_user", ("user",), 1_000_000, 4096, pooled=True),)
+    with pytest.raises(SetupError, match=r"take 15\.\d\d GiB, and the cpu memory of all 2 ranks"):
+        plugin(share=1).part(huge, setting)
+
+
+def test_a_profile_of_other_tables(setting: Setting, tmp_path: Path) -> None:
+    path = tmp_path / "accesses.parquet"
+    setting.data.access(TABLES[:1], None).save(path)
+    with pytest.raises(DataError, match="does not cover table t_history"):
+        plugin(profile=path).part(TABLES, setting)
+    larger = replace(TABLES[0], num_embeddings=2000)
+    with pytest.raises(DataError, match=r"with 1,000 rows, and the model's has 2,000"):
+        plugin(profile=path).part([larger], setting)
+    counts = AccessProfile.load(path).tables["t_user"]
+    found = caches_of(setting, TABLES[:1], profile=path, rows=7)["t_user"]
+    np.testing.assert_array_equal(found.first_hot_rows("t_user", 1000), counts.rows[:7])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": 1, "share": 0.1}, "rows and share both say"),
+        ({"share": 0.1, "bytes": 7}, "share and bytes both say"),
+        ({"bytes": "7 parsecs"}, "256MB"),
+        ({"share": 1.5}, "less than or equal to 1"),
+        ({"rows": -1}, "greater than or equal to 0"),
+        ({"policy": "fifo"}, "static"),
+        ({"storage": {"folder": "f"}}, "file"),
+    ],
+)
+def test_options_that_are_wrong(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        plugin(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sections", "messages"),
+    [
+        ({"rows": 3000}, {}, ["cache[0]", "has 2,000 rows"]),
+        ({"policy": "uvm"}, {}, ["cache[0]", "needs CUDA"]),
+        ({"profile": "nowhere.parquet"}, {}, ["cache[0]", "nowhere.parquet"]),
+        (
+            {"rows": 10},
+            {"sharding": [{"use": "torchrec.data_parallel", "tables": ["t_item_0"]}]},
+            ["cache[0]", "table t_item_0 has a cache", "sharding[0]", "every rank"],
+        ),
+        (
+            {"rows": 10},
+            {"sharding": [{"use": "flexshard.two_tier", "tables": ["t_seq_*"]}]},
+            ["cache[0]", "table t_seq_0_0 has a cache", "flexshard.two_tier", "tiers"],
+        ),
+    ],
+)
+def test_refusals_name_the_line(
+    table: Path, tmp_path: Path, options: dict[str, Any], sections: Any, messages: list[str]
+) -> None:
+    path = write_registry(tmp_path / "r.yaml", table, options, **sections)
+    lines = path.read_text().splitlines()
+    line = 1 + next(i for i, text in enumerate(lines) if "scars.cache" in text)
+    result = CliRunner().invoke(main, ["plan", str(path)])
+    assert result.exit_code == 1
+    for message in [f"{path}:{line}", *messages]:
+        assert message in result.output

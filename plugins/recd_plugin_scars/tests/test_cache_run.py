@@ -1,0 +1,162 @@
+"""``recd run`` and ``recd plan`` of registries with ``scars.cache``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from recd_plugin_scars.report.cache_report import CacheReport
+from recd_plugin_scars.tests.cache_cases import CACHED, ROWS, train_each, write_registry
+from recd_plugins.cli import main
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.trainer import Job, Result
+
+SHARDINGS = ["torchrec.table_wise", "torchrec.row_wise", "torchrec.column_wise"]
+#: Each once; with them the ways to say how much, storage and lookahead.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "static": {"rows": 100},
+    "lru": {"policy": "lru", "share": 0.1, "lookahead": False},
+    "lfu": {"policy": "lfu", "bytes": "20KB"},
+    "what pays": {},
+    "nothing": {"rows": 0},
+    "everything": {"share": 1},
+    "a file": {"rows": 100, "storage": {"file": "slow_tier"}},
+}
+
+
+def by_sharding(use: str) -> dict[str, Any]:
+    return {"sharding": [{"use": use, "tables": ["t_seq_*", "t_item_0"]}]}
+
+
+@pytest.fixture(scope="module")
+def results(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """By what a run is called; without plugins as ``plain``; one launch of two ranks."""
+    folder = tmp_path_factory.mktemp("runs")
+    sgd = {"training": {"optimizer": "sgd"}}
+    paths = {
+        name: write_registry(
+            folder / f"{name}.yaml",
+            table,
+            {**options, "storage": {"file": str(folder / "slow")}}
+            if "storage" in options
+            else options,
+            **by_sharding("torchrec.row_wise"),
+            **sgd,
+        )
+        for name, options in OPTIONS.items()
+    }
+    for use in SHARDINGS:
+        paths[use] = write_registry(
+            folder / f"{use}.yaml", table, {"rows": 100}, **by_sharding(use), **sgd
+        )
+    paths["kjt"] = write_registry(
+        folder / "kjt.yaml", table, {"rows": 100}, converter={"use": "recd.kjt"}, **sgd
+    )
+    jobs = {name: Job(path) for name, path in paths.items()}
+    jobs["plain"] = Job(paths["static"], "baseline")
+    jobs["compared"] = Job(paths["static"], sharding="torchrec.column_wise")
+    found = run_on_ranks(train_each, 2, list(jobs.values()))[0]
+    assert not any(isinstance(each, str) for each in found), found
+    return dict(zip(jobs, cast("list[Result]", found), strict=True))
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, *SHARDINGS, "kjt", "compared"])
+def test_training_stays_what_it_was(results: dict[str, Result], name: str) -> None:
+    plain, cached = results["plain"].losses, results[name].losses
+    assert max(plain) - min(plain) > 1e-4  # it learns
+    assert np.abs(np.subtract(cached, plain)).max() <= 1e-6
+
+
+@pytest.mark.parametrize("name", [*OPTIONS, *SHARDINGS, "kjt", "compared"])
+def test_what_moved_is_counted_and_predicted(results: dict[str, Result], name: str) -> None:
+    report = results[name].sections["caches"]
+    assert isinstance(report, CacheReport)
+    assert [table.name for table in report.tables] == sorted(CACHED, key=CACHED.index)
+    for table in report.tables:
+        seen, expected = table.observed, table.predicted
+        assert seen is not None
+        assert expected is not None
+        assert seen.hits + seen.misses == seen.unique_rows <= seen.lookups
+        row = (seen.bytes_read / seen.misses) if seen.misses else 0
+        assert row in ((0, 16, 32) if "column" in name or name == "compared" else (0, 32))
+        if name in ("everything", "what pays"):  # it knows every row that is read
+            assert seen.bytes == expected.bytes == 0
+            assert (table.cached_rows == ROWS) == (name == "everything")
+        else:
+            # Samples of one session read the same rows, but for those of the ranked item.
+            assert 0.9 * seen.unique_rows <= expected.unique_rows
+            assert table.ratio is not None
+            if table.name == "t_item_0":  # of lru and lfu, a few steps after they started static
+                assert 0.6 < table.ratio < 1.25
+
+
+def test_a_baseline_has_no_caches(results: dict[str, Result]) -> None:
+    assert not results["plain"].sections
+    assert "caches" not in results["plain"].as_json()
+
+
+def test_more_rows_move_less(results: dict[str, Result]) -> None:
+    moved = {}
+    for name in ("nothing", "static", "what pays"):
+        report = results[name].sections["caches"]
+        assert isinstance(report, CacheReport)
+        moved[name] = report.observed_bytes or 0.0
+    assert moved["nothing"] > moved["static"] > moved["what pays"] == 0
+
+
+def test_figures_are_json(results: dict[str, Result]) -> None:
+    for result in results.values():
+        json.dumps(result.as_json())
+
+
+def recd(*arguments: Any) -> str:
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_recd_run_shows_caches(table: Path, tmp_path: Path) -> None:
+    path = write_registry(tmp_path / "r.yaml", table, {"rows": 100})
+    words = recd("run", path, "--ranks", 1, "--steps", 2, "--json", tmp_path / "run.json")
+    assert "caches: a step of all ranks" in words
+    assert "100 (5.00%)" in words
+    report = json.loads((tmp_path / "run.json").read_text())["caches"]
+    assert list(report["tables"]) == CACHED
+    item = report["tables"]["t_item_0"]
+    assert item["cached_rows"] == 100
+    assert item["share"] == 0.05
+    assert item["policy"] == "static"
+    assert item["observed"]["bytes_read"] == item["observed"]["misses"] * 36  # with state
+    assert report["slow_tier_bytes"]["predicted"] > 0
+
+
+def test_recd_plan_shows_caches(table: Path, tmp_path: Path) -> None:
+    path = write_registry(tmp_path / "r.yaml", table, {"rows": 123})
+    words = recd("plan", path, "--json", tmp_path / "plan.json")
+    assert "123 cached" in words
+    tables = json.loads((tmp_path / "plan.json").read_text())["plugins"]["tables"]
+    for each in tables:
+        cached = each["name"] in CACHED
+        assert each["cached_rows"] == (123 if cached else None)
+        assert (each["compute_kernel"] == "fused_uvm_caching") == cached
+
+
+def test_uvm_is_planned_for_gpus(table: Path, tmp_path: Path) -> None:
+    path = write_registry(tmp_path / "r.yaml", table, {"policy": "uvm", "rows": 123})
+    where = ["--topology", "zionex-a100-40g", "--nodes", 1, "--json", tmp_path / "plan.json"]
+    assert "123 cached" in recd("plan", path, *where)
+    report = json.loads((tmp_path / "plan.json").read_text())["plugins"]
+    kernels = {each["name"]: each["compute_kernel"] for each in report["tables"]}
+    assert all(kernels[name] == "fused_uvm_caching" for name in CACHED)
+    assert kernels["t_usr_0"] == "fused"
+    assert sum(report["memory_bytes"]["host_by_rank"]) >= 4 * ROWS * 8 * 4
+
+
+def test_the_plugin_is_listed() -> None:
+    found = {p["name"]: p["summary"] for p in json.loads(recd("plugins", "--json"))}
+    assert found["scars.cache"].endswith(".")

@@ -1,0 +1,324 @@
+"""Wrapper ``scars.hot_batches``: the contract of datasets, and what a model's caches make hot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugin_recd.interactions import Interactions
+from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugin_scars.hot_batches import HotBatches
+from recd_plugin_scars.part import CachePart
+from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugins.access.profile import AccessProfile, TableAccess
+from recd_plugins.data.arrow import sparse_column
+from recd_plugins.errors import DataError, RecdError, SetupError
+from recd_plugins.interfaces import Dataset, FeatureLookups, Lookups, Reader, Rows, Table, TablePart
+from recd_plugins.testing.contracts import DatasetContract
+
+ROWS, IDS = 251, 40
+
+
+class Known(Lookups):
+    """Lookups without preprocessing, of tables and caches that a test gives."""
+
+    def __init__(
+        self, tables: Sequence[Table] = (), caches: Mapping[str, TableCache] | None = None
+    ) -> None:
+        self._tables = tables
+        self._caches = caches or {}
+
+    @property
+    def tables(self) -> Sequence[Table]:
+        return self._tables
+
+    @property
+    def parts(self) -> Sequence[TablePart]:
+        return [CachePart(self._caches)] if self._caches else []
+
+    def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
+        found = {}
+        for name in features:
+            ids, offsets = sparse_column(rows, name)
+            found[name] = FeatureLookups(ids[offsets[0] : offsets[-1]], offsets - offsets[0], None)
+        return found
+
+
+def write_table(path: Path) -> None:
+    """Sessions of 1 to 6 rows whose ids are 0 to 39, small ones most."""
+    random = np.random.default_rng(3)
+    sessions = np.repeat(np.arange(ROWS), random.integers(1, 7, ROWS))[:ROWS]
+    table = pa.table(
+        {
+            "session_id": sessions,
+            "ts": np.arange(ROWS),
+            "label": np.arange(ROWS) % 2,
+            "price": np.arange(ROWS, dtype=np.float32),
+            "item": (random.zipf(1.5, ROWS) - 1) % IDS,
+            "seen": pa.array([(random.zipf(1.5, n % 3) - 1) % IDS for n in range(ROWS)]),
+        }
+    )
+    pq.write_table(table, path, row_group_size=30)
+
+
+def write_profile(path: Path) -> None:
+    ids = np.arange(IDS)
+    profile = {
+        f"t_{name}": TableAccess.from_counts(
+            f"t_{name}", (name,), IDS, samples=100, rows=ids, accesses=100.0 / (ids + 1)
+        )
+        for name in ("item", "seen")
+    }
+    AccessProfile(profile, "a test").save(path)
+
+
+def parquet(folder: Path) -> SessionParquet:
+    if not (folder / "rows.parquet").exists():
+        write_table(folder / "rows.parquet")
+        write_profile(folder / "access.parquet")
+    options = {"path": folder / "rows.parquet", "sparse": ["item", "seen"], "shuffle": True}
+    return SessionParquet(SessionParquet.Options.model_validate(options))
+
+
+def hot_batches(
+    inner: Dataset, options: Mapping[str, object], lookups: Lookups | None = None
+) -> HotBatches:
+    made = HotBatches(HotBatches.Options.model_validate(options))
+    return made.over(inner, lookups or Known())
+
+
+def profiled(folder: Path, **options: object) -> HotBatches:
+    inner = parquet(folder)
+    given = {"profile": folder / "access.parquet", "rows": 12, "window": 18, **options}
+    return hot_batches(inner, given)
+
+
+class Contract(DatasetContract):
+    def rows_left_out(self, world_size: int, batch_size: int) -> int:
+        """Of what is left of a window too, where the number of ranks changes in it."""
+        return 2 * world_size * batch_size - 1
+
+
+class TestSamples(Contract):
+    @pytest.fixture
+    def plugin(self, tmp_path: Path) -> HotBatches:
+        return profiled(tmp_path)
+
+
+class TestSessions(Contract):
+    @pytest.fixture
+    def plugin(self, tmp_path: Path) -> HotBatches:
+        return profiled(tmp_path, sessions=True)
+
+
+class TestInteractions(Contract):
+    @pytest.fixture
+    def plugin(self, tmp_path: Path) -> HotBatches:
+        random = np.random.default_rng(5)
+        events = [
+            f"{row // 20}\t{random.zipf(1.3) % IDS}\t{row % 5 + 1}\t{row * 40}"
+            for row in range(150)
+        ]
+        header = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
+        (tmp_path / "log.inter").write_text("\n".join([header, *events]))
+        ids = np.arange(IDS)
+        access = TableAccess.from_counts(
+            "t_item_id", ("item_id",), IDS, samples=100, rows=ids, accesses=100.0 / (ids + 1)
+        )
+        AccessProfile({"t_item_id": access}, "a test").save(tmp_path / "access.parquet")
+        options = {"path": tmp_path / "log.inter"}
+        inner = Interactions(Interactions.Options.model_validate(options))
+        given = {"profile": tmp_path / "access.parquet", "share": 0.2, "window": 10}
+        return hot_batches(inner, {**given, "sessions": True})
+
+
+def read(
+    dataset: Dataset, *, rank: int = 0, world_size: int = 1, batch_size: int = 4
+) -> list[Rows]:
+    return list(
+        dataset.reader(rank=rank, world_size=world_size, batch_size=batch_size, split="train")
+    )
+
+
+def is_hot(rows: Rows, limits: Mapping[str, int]) -> list[bool]:
+    """Which rows have ids below the limits alone."""
+    return [
+        all(i < limit for name, limit in limits.items() for i in np.atleast_1d(row[name]))
+        for row in rows.data.to_pylist()
+    ]
+
+
+def cached(rows: Sequence[int], policy: str = "static", num_embeddings: int = IDS) -> TableCache:
+    share = len(rows) / num_embeddings
+    return TableCache(policy, share, np.array(rows, np.int64))  # type: ignore[arg-type]
+
+
+ITEM = Table("t_item", ("item",), IDS, 8, pooled=True)
+SEEN = Table("t_seen", ("seen",), IDS, 8, pooled=True)
+
+
+def test_hot_batches_hold_hot_samples_alone(tmp_path: Path) -> None:
+    found = read(profiled(tmp_path))
+    for rows in found:
+        hot = is_hot(rows, {"item": 12, "seen": 12})
+        assert rows.groups == {
+            name: count
+            for name, count in (("hot", sum(hot)), ("normal", len(hot) - sum(hot)))
+            if count
+        }
+    pure = [next(iter(rows.groups)) for rows in found if len(rows.groups) == 1]
+    assert {"hot", "normal"} <= set(pure)
+    assert len(found) - len(pure) <= -(-len(found) // 5), "windows are 5 batches"
+
+
+def test_only_tables_with_a_cache_count(tmp_path: Path) -> None:
+    """Ids of other tables are in fast memory anyway."""
+    lookups = Known([ITEM, SEEN], {"t_item": cached([0, 2, 1])})
+    found = read(hot_batches(parquet(tmp_path), {"window": 100}, lookups))
+    assert any(rows.groups == {"hot": 4} for rows in found)
+    for rows in found:
+        assert sum(is_hot(rows, {"item": 3})) == rows.groups.get("hot", 0)
+
+
+def test_a_static_cache_of_all_rows_makes_every_sample_hot(tmp_path: Path) -> None:
+    lookups = Known([ITEM], {"t_item": cached(range(IDS))})
+    inner = parquet(tmp_path)
+    sorted_rows = read(hot_batches(inner, {}, lookups))
+    assert [rows.data for rows in sorted_rows] == [rows.data for rows in read(inner)]
+    assert all(rows.groups == {"hot": 4} for rows in sorted_rows)
+
+
+def test_the_test_split_is_left_as_it_is(tmp_path: Path) -> None:
+    write_table(tmp_path / "rows.parquet")
+    path = tmp_path / "rows.parquet"
+    inner = SessionParquet(SessionParquet.Options(path=path, test_path=path))
+    wrapper = hot_batches(inner, {}, Known([ITEM], {"t_item": cached([0])}))
+    both = [
+        [rows.data for rows in data.reader(rank=0, world_size=1, batch_size=4, split="test")]
+        for data in (inner, wrapper)
+    ]
+    assert both[0] == both[1]
+
+
+def test_a_feature_of_the_profile_that_the_data_lacks(tmp_path: Path) -> None:
+    wrapper = profiled(tmp_path)
+    (tmp_path / "rows.parquet").rename(tmp_path / "moved.parquet")
+    write_table(tmp_path / "rows.parquet")
+    pq.write_table(pq.read_table(tmp_path / "rows.parquet").drop(["seen"]), tmp_path / "no.parquet")
+    inner = SessionParquet(SessionParquet.Options(path=tmp_path / "no.parquet", sparse=["item"]))
+    with pytest.raises(DataError, match="no column 'seen'"):
+        read(wrapper.over(inner, Known()))
+
+
+@pytest.mark.parametrize(
+    ("caches", "message"),
+    [
+        ({}, "no table has a cache"),
+        ({"t_item": cached([0], "lru"), "t_seen": cached([0])}, r"t_item \(lru\) change"),
+        ({"t_item": cached([IDS + 3])}, f"row {IDS + 3}, and the table has {IDS} rows"),
+    ],
+)
+def test_caches_that_make_no_sample_hot(
+    tmp_path: Path, caches: Mapping[str, TableCache], message: str
+) -> None:
+    wrapper = hot_batches(parquet(tmp_path), {}, Known([ITEM, SEEN], caches))
+    with pytest.raises(SetupError, match=message):
+        read(wrapper)
+    with pytest.raises(SetupError, match=message):
+        wrapper.check()
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ([ITEM], "of table t_seen, which the model does not have; its tables: t_item"),
+        ([ITEM, Table("t_seen", ("seen",), IDS + 1, 8, pooled=True)], f"{IDS} rows, and the model"),
+    ],
+)
+def test_a_profile_of_other_tables(tmp_path: Path, tables: list[Table], message: str) -> None:
+    options = {"profile": tmp_path / "access.parquet", "rows": 12}
+    inner = parquet(tmp_path)
+    with pytest.raises(RecdError, match=message):
+        hot_batches(inner, options, Known(tables)).check()
+    hot_batches(inner, options, Known([ITEM, SEEN])).check()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": 3}, "name the profile"),
+        ({"profile": "p"}, "rows or share"),
+        ({"profile": "p", "rows": 3, "share": 0.5}, "rows or share"),
+        ({"window": 0}, "greater than 0"),
+    ],
+)
+def test_options_that_do_not_go_together(options: Mapping[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HotBatches.Options.model_validate(options)
+
+
+def test_a_missing_profile_shows_before_training(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nowhere"):
+        hot_batches(parquet(tmp_path), {"profile": tmp_path / "nowhere", "rows": 1}).prepare()
+
+
+def test_sessions_of_a_dataset_without_any(tmp_path: Path) -> None:
+    class Sessionless(SessionParquet):
+        """Knows no sessions."""
+
+        session_keys = Dataset.session_keys  # type: ignore[assignment]
+
+    inner = Sessionless(parquet(tmp_path).options)
+    with pytest.raises(SetupError, match="leave out sessions"):
+        hot_batches(inner, {"sessions": True}).prepare()
+
+
+def test_a_state_inside_a_window_of_other_hot_batches(tmp_path: Path) -> None:
+    def reader(**options: object) -> Reader:
+        wrapper = profiled(tmp_path, **options)
+        return wrapper.reader(rank=0, world_size=1, batch_size=4, split="train")
+
+    inside = reader()
+    next(iter(inside))
+    state = inside.state_dict()
+    reader().load_state_dict(state)
+    for options, message in (
+        ({"window": 24}, "window was 5 and is 6"),
+        ({"sessions": True}, "sessions was False and is True"),
+        ({"rows": 13}, "hot_rows was"),
+    ):
+        with pytest.raises(DataError, match=message):
+            reader(**options).load_state_dict(state)
+    with pytest.raises(DataError, match="other wrappers"):
+        reader().load_state_dict(state["inner"])
+    plain = parquet(tmp_path).reader(rank=0, world_size=1, batch_size=4, split="train")
+    with pytest.raises(DataError, match=r"of a wrapper around it: .* dataset\.wrap"):
+        plain.load_state_dict(state)
+
+
+def test_a_state_at_the_start_of_a_window_fits_any_window(tmp_path: Path) -> None:
+    whole = profiled(tmp_path, window=20).reader(rank=0, world_size=1, batch_size=4, split="train")
+    taken = list(islice(whole, 5))
+    other = profiled(tmp_path, window=8, sessions=True).reader(
+        rank=0, world_size=1, batch_size=4, split="train"
+    )
+    other.load_state_dict(whole.state_dict())
+    prices = [price for rows in [*taken, *other] for price in rows.data["price"].to_pylist()]
+    assert sorted(prices) == sorted(
+        price for rows in read(parquet(tmp_path)) for price in rows.data["price"].to_pylist()
+    )
+
+
+def test_the_expected_share_is_the_product_over_tables(tmp_path: Path) -> None:
+    parquet(tmp_path)
+    hits = sum(1 / np.arange(1, 13)) / sum(1 / np.arange(1, IDS + 1))
+    length = sum(1 / np.arange(1, IDS + 1))
+    expected = profiled(tmp_path).expected_groups()
+    assert expected["hot"] == pytest.approx(hits ** (2 * length))
+    assert sum(expected.values()) == pytest.approx(1)

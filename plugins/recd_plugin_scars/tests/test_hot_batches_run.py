@@ -1,0 +1,66 @@
+"""Hot batches in training: the slow tier rests, workers and comparisons see the same batches."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ruamel.yaml import YAML
+
+from recd_plugin_scars.tests.cache_cases import train_each, write_registry
+from recd_plugin_scars.tests.hot_cases import count_moves
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.trainer import Job, Result
+
+
+@pytest.fixture
+def registry(tmp_path: Path, table: Path) -> Path:
+    path = write_registry(tmp_path / "r.yaml", table, {"share": 0.5}, training={"steps": None})
+    yaml = YAML(typ="safe")
+    document: dict[str, Any] = yaml.load(path)
+    document["cache"][0]["tables"] = ["t_item_0", "t_usr_0"]
+    document["dataset"]["wrap"] = [
+        {"use": "scars.hot_batches", "options": {"sessions": True, "window": 512}}
+    ]
+    with path.open("w", encoding="utf-8") as stream:
+        YAML().dump(document, stream)
+    return path
+
+
+def test_a_step_in_which_all_batches_are_hot_moves_nothing(registry: Path) -> None:
+    ranks = run_on_ranks(count_moves, 2, registry)
+    for steps in ranks:
+        hot = [step for step in steps if step[0] == "hot"]
+        assert len(hot) > 3
+        assert {(calls, moved) for _, calls, moved in hot} == {(0, 0)}
+    # A rank without a cached table moves nothing ever.
+    assert any(moved for steps in ranks for group, _, moved in steps if group != "hot")
+
+
+def test_caches_that_make_no_sample_hot_are_refused_with_the_line(registry: Path) -> None:
+    yaml = YAML(typ="safe")
+    document: dict[str, Any] = yaml.load(registry)
+    document["cache"][0]["options"]["policy"] = "lru"
+    with registry.open("w", encoding="utf-8") as stream:
+        YAML().dump(document, stream)
+    (refused,) = run_on_ranks(train_each, 1, [Job(registry)])[0]
+    assert isinstance(refused, str)
+    assert re.search(r"r\.yaml:\d+ dataset\.wrap\[0\]: .*t_item_0 \(lru\)", refused), refused
+
+
+def test_both_sides_and_workers_train_on_the_same_batches(registry: Path) -> None:
+    jobs = [
+        Job(registry),
+        Job(registry, side="baseline"),
+        Job(registry, overrides={"workers": 2}),
+    ]
+    results = run_on_ranks(train_each, 2, jobs)[0]
+    for result in results:
+        assert isinstance(result, Result), result
+        assert result.groups is not None
+        assert result.groups == results[0].groups
+        assert np.abs(np.subtract(result.losses, results[0].losses)).max() < 1e-4
+    assert results[0].groups.as_json()["hot"]["expected"] > 0

@@ -1,0 +1,282 @@
+"""Kernels of plugins in TorchRec's lookups: which tables they look up, and how they get there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torchrec.distributed.embedding_lookup import (
+    GroupedEmbeddingsLookup,
+    GroupedPooledEmbeddingsLookup,
+)
+from torchrec.distributed.embedding_types import (
+    EmbeddingComputeKernel,
+    GroupedEmbeddingConfig,
+    ShardedEmbeddingTable,
+)
+from torchrec.distributed.types import ParameterSharding, ShardingType
+from torchrec.modules.embedding_configs import BaseEmbeddingConfig
+
+from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.errors import SetupError
+
+_CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
+
+
+class LookupKernels(ABC):
+    """Makes the kernels that look some tables up, in place of TorchRec's.
+
+    Attributes:
+        compute_kernel: TorchRec's name of the kernel that a plan gives these tables.
+    """
+
+    compute_kernel: str
+
+    @property
+    @abstractmethod
+    def tables(self) -> Collection[str]:
+        """Names of the tables. Those of other modules do no harm."""
+
+    @abstractmethod
+    def bags(
+        self,
+        config: GroupedEmbeddingConfig,
+        pg: Any,
+        device: torch.device | None,
+        sharding_type: ShardingType | None,
+    ) -> nn.Module:
+        """The kernel of a group of these tables, with pooling, as TorchRec would construct it."""
+
+    @abstractmethod
+    def sequences(
+        self, config: GroupedEmbeddingConfig, pg: Any, device: torch.device | None
+    ) -> nn.Module:
+        """The same without pooling."""
+
+    def as_planned(
+        self,
+        params: Mapping[str, ParameterSharding],  # noqa: ARG002
+        configs: Iterable[BaseEmbeddingConfig],  # noqa: ARG002
+    ) -> Self:
+        """The same for one module, with what the plan decided of its tables."""
+        return self
+
+    def prefetches(self, table: str) -> bool:  # noqa: ARG002
+        """Whether a table wants its rows fetched before the batch that needs them is computed."""
+        return False
+
+
+class RowKernel:
+    """A kernel of a plugin's that keeps rows in a place of its own. Mixed into TorchRec's."""
+
+    config: GroupedEmbeddingConfig
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the tables have the rows of an earlier run."""
+        return False
+
+    def load(self) -> None:
+        """Follow the parameters, which a state dict was just loaded into."""
+
+    def close(self) -> None:
+        """Give everything up, after all training and saving. A second call does nothing."""
+
+
+def row_kernels(module: nn.Module) -> Iterator[RowKernel]:
+    """The row kernels of this rank, in a sharded module or in a model with sharded modules."""
+    for part in module.modules():
+        # A private list (torchrec 1.6 to 1.9), which modules() does not go through.
+        for lookup in getattr(part, "_lookups", ()):
+            for kernel in lookup.modules():
+                if isinstance(kernel, RowKernel):
+                    yield kernel
+
+
+def kept_tables(module: nn.Module) -> set[str]:
+    """Names of tables that have the rows of an earlier run.
+
+    It says what this rank has; other ranks have other shards of the same tables.
+    """
+    return {
+        table.name
+        for kernel in row_kernels(module)
+        if kernel.is_kept
+        for table in kernel.config.embedding_tables
+    }
+
+
+def close_kernels(module: nn.Module) -> None:
+    """Close the row kernels of this rank. Without any it does nothing.
+
+    Raises:
+        RecdError: rows could not be written.
+    """
+    for kernel in row_kernels(module):
+        kernel.close()
+
+
+def follow_loading(module: nn.Module) -> None:
+    """Have the row kernels of a sharded module follow whenever it loads a state dict."""
+    following = tuple(row_kernels(module))
+
+    def load(*_: Any) -> None:
+        for kernel in following:
+            kernel.load()
+
+    if following:
+        module.register_load_state_dict_post_hook(load)  # type: ignore[no-untyped-call]
+
+
+def prefetches(model: nn.Module) -> bool:
+    """Whether a table wants its rows fetched before the batch that needs them is computed.
+
+    Those are tables whose ``LookupKernels`` say so, and those that FBGEMM caches
+    (``fused_uvm_caching`` planned with ``CacheParams(prefetch_pipeline=True)``). All ranks say the
+    same, those without a row of such a table too: their pipelines have to send in one order.
+
+    Args:
+        model: sharded.
+    """
+    return any(
+        _prefetches(table, sharding, getattr(module, "lookup_kernels", ()))
+        for module in model.modules()
+        for table, sharding in getattr(module, "module_sharding_plan", {}).items()
+    )
+
+
+def _prefetches(table: str, sharding: ParameterSharding, kernels: Sequence[LookupKernels]) -> bool:
+    for each in kernels:
+        if table in each.tables:
+            return each.prefetches(table)
+    if sharding.compute_kernel != _CACHING:
+        return False
+    return sharding.cache_params is not None and bool(sharding.cache_params.prefetch_pipeline)
+
+
+def offered_kernels(
+    kernels: Sequence[LookupKernels], sharding_type: str, offered: list[str]
+) -> list[str]:
+    """Compute kernels for a sharding type: TorchRec's, and those of ``kernels``."""
+    if sharding_type == ShardingType.DATA_PARALLEL.value:
+        return offered
+    return list(
+        dict.fromkeys([*offered, *(each.compute_kernel for each in kernels if each.tables)])
+    )
+
+
+def check_kernels(
+    kernels: Sequence[LookupKernels],
+    params: Mapping[str, ParameterSharding],
+    device: torch.device | None,
+) -> None:
+    """Refuse a plan that would leave out a table's kernel, or ask for one that is not there.
+
+    Args:
+        kernels: of all tables, those of other modules too.
+        params: how each table of one module is sharded.
+        device: of the module; TorchRec's own cached kernel needs CUDA.
+
+    Raises:
+        SetupError: names the table and what to change.
+    """
+    on_cuda = device is not None and device.type == "cuda"
+    for table, sharding in params.items():
+        wanted = next((each.compute_kernel for each in kernels if table in each.tables), None)
+        if wanted not in (None, sharding.compute_kernel):
+            raise SetupError(
+                f"table {table} has a cache, and its plan the kernel {sharding.compute_kernel} "
+                f"({sharding.sharding_type}), which has none: plan it with the kernel "
+                f"{wanted}, or give it no cache"
+            )
+        if sharding.compute_kernel == _CACHING and wanted is None and not on_cuda:
+            raise SetupError(
+                f"table {table} is planned with the kernel {_CACHING}, which TorchRec has on CUDA "
+                "only, and the sharder knows no cache of it: give it lookup kernels that have one, "
+                "or plan the table with the kernel fused"
+            )
+
+
+@contextmanager
+def lookups_with(kernels: Sequence[LookupKernels]) -> Iterator[None]:
+    """While it is open, lookups that are constructed get the kernels of their tables.
+
+    A stock kernel would allocate the whole table on the device, so that it cannot be replaced
+    afterwards. TorchRec has no other place to say which kernel to make.
+
+    Raises:
+        SetupError: TorchRec has other internals than 1.6 to 1.9.
+    """
+    if not kernels:
+        yield
+        return
+    # Private, torchrec 1.6 to 1.9: what makes the kernel of a group of tables.
+    require_attributes(GroupedPooledEmbeddingsLookup, "_create_embedding_kernel")
+    require_attributes(GroupedEmbeddingsLookup, "_create_embedding_kernel")
+    stock_bags = GroupedPooledEmbeddingsLookup._create_embedding_kernel
+    stock = GroupedEmbeddingsLookup._create_embedding_kernel
+
+    def bags(
+        lookup: GroupedPooledEmbeddingsLookup,
+        config: GroupedEmbeddingConfig,
+        device: torch.device | None,
+        pg: Any,
+        sharding_type: ShardingType | None,
+        env: Any,
+    ) -> nn.Module:
+        if (own := _kernels_of(config, kernels)) is None:
+            return stock_bags(lookup, config, device, pg, sharding_type, env)
+        return own.bags(config, pg, device, sharding_type)
+
+    def sequences(
+        lookup: GroupedEmbeddingsLookup,
+        config: GroupedEmbeddingConfig,
+        pg: Any,
+        device: torch.device | None,
+        env: Any = None,
+    ) -> nn.Module:
+        if (own := _kernels_of(config, kernels)) is None:
+            return stock(lookup, config, pg, device, env)
+        require_attributes(lookup, "_need_prefetch")
+        lookup._need_prefetch = True
+        return own.sequences(config, pg, device)
+
+    GroupedPooledEmbeddingsLookup._create_embedding_kernel = bags
+    GroupedEmbeddingsLookup._create_embedding_kernel = sequences
+    try:
+        yield
+    finally:
+        GroupedPooledEmbeddingsLookup._create_embedding_kernel = stock_bags
+        GroupedEmbeddingsLookup._create_embedding_kernel = stock
+
+
+def _kernels_of(
+    config: GroupedEmbeddingConfig, kernels: Sequence[LookupKernels]
+) -> LookupKernels | None:
+    """Who makes the kernel of a group of tables; None for TorchRec.
+
+    Raises:
+        SetupError: some have kernels of their own and some have not, or others.
+    """
+    tables: list[ShardedEmbeddingTable] = config.embedding_tables
+    if not any(table.local_rows for table in tables):
+        return None  # as row-wise tables with few rows have it on some ranks
+    own = {
+        table.name: next((each for each in kernels if table.name in each.tables), None)
+        for table in tables
+    }
+    chosen = set(own.values())
+    if len(chosen) == 1:
+        return chosen.pop()
+    cached = next(name for name, each in own.items() if each is not None)
+    other = next(name for name, each in own.items() if each is not own[cached])
+    has = "none" if own[other] is None else "another"
+    raise SetupError(
+        f"tables {cached}, which has a cache, and {other}, which has {has}, got one kernel: "
+        "plan cached tables with CacheParams(prefetch_pipeline=True), by which TorchRec keeps "
+        "them apart"
+    )

@@ -1,0 +1,59 @@
+"""Table parts in a run: what they count, and the sections that they report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from recd_plugins.distributed.byte_counter import Channel
+from recd_plugins.interfaces import Section, TablePart, TrainedRun
+from recd_plugins.interfaces.table_part import by_class
+from recd_plugins.training.assembly import Assembled
+
+#: What the ranks of a run have observed, by class of part.
+Observed = dict[str, Any]
+
+
+def channels_of(parts: Sequence[TablePart], model: nn.Module) -> dict[Channel, str]:
+    """Names of collectives that are counted apart."""
+    found: dict[Channel, str] = {}
+    for part in parts:
+        found |= part.channels(model)
+    return found
+
+
+def observed_by(parts: Sequence[TablePart], model: nn.Module, steps: int) -> Observed:
+    """What this rank counted, once for all parts of a class."""
+    return {_name(cls): cls.observe(some, model, steps) for cls, some in by_class(parts).items()}
+
+
+def sections_of(
+    assembled: Assembled, sent: Mapping[str, float] | None, ranks: Sequence[Observed]
+) -> dict[str, Section]:
+    """What table parts report, by the name of the section.
+
+    Args:
+        assembled: the trained model.
+        sent: bytes of all ranks in one step by channel; None where nothing was counted.
+        ranks: what each has observed.
+    """
+    if assembled.setting is None:  # a baseline has no parts
+        return {}
+    found: dict[str, Section] = {}
+    for cls, parts in by_class(assembled.registry.parts).items():
+        run = TrainedRun(
+            assembled.dmp.module,
+            assembled.dmp.plan,
+            assembled.tables,
+            assembled.setting,
+            sent,
+            [rank[_name(cls)] for rank in ranks],
+        )
+        found |= {section.name: section for section in cls.sections(parts, run)}
+    return found
+
+
+def _name(cls: type[TablePart]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
