@@ -238,3 +238,47 @@ def test_a_file_is_told_of_a_command_that_an_installed_package_has(site: Site) -
     done = recd("--plugins-dir", folder, "sound-hello")
     assert done.exit_code == 1
     assert "mine.py: register_commands: command sound-hello is there already" in done.stderr
+
+
+MODE = """
+import click
+from recd_plugins.api import PlanAnswer, PlanMode, hookimpl
+
+class Replicas(PlanMode):
+    flag = "--{name}"
+    help = "Plan replicas instead."
+    def options(self):
+        return [click.Option(["--copies"], type=int, help="at most so many.")]
+    def plan(self, question):
+        return PlanAnswer("replicas", dict, print)
+
+@hookimpl
+def register_plans():
+    return [Replicas]
+"""
+
+
+def test_an_option_of_two_modes_stops_only_who_uses_it(site: Site) -> None:
+    site.install("one", MODE)
+    site.install("two", MODE)
+    site.install("broken", "import no_such_module")
+    site.install("sound")
+    file = site.registry("sound.keep")
+    planned = recd("plan", file, "--one")
+    assert (planned.exit_code, planned.stdout) == (0, "replicas\n")
+    assert "cannot be used" not in planned.stderr
+    clash = (
+        "two-plugins 1.0: register_plans: module_of_two.Replicas has --copies, which is that of "
+        "module_of_one.Replicas; rename it, or leave one package out (--without NAME)"
+    )
+    used = recd("plan", file, "--one", "--copies", "2")
+    assert (used.exit_code, used.stderr) == (1, f"{clash}\n")
+    missing = recd("plan", file, "--two")
+    assert missing.exit_code == 2
+    assert f"two cannot be used: {clash}" in missing.stderr
+    shown = recd("plan", "--help")
+    assert "--one" in shown.stdout
+    assert f"two cannot be used: {clash}" in shown.stderr
+    assert "broken cannot be used: broken-plugins 1.0" in shown.stderr
+    assert f"two cannot be used: {clash}" in recd("plugins").stderr
+    assert recd("--without", "one", "plan", file, "--two", "--copies", "2").exit_code == 0

@@ -17,10 +17,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_benchmarks.frame import Figure, Size
 from recd_plugin_recd.papercal import SCHEMA, Layout, chunks, make_rows, row_keys
 from recd_plugins.distributed.launch import launch
 from recd_plugins.errors import RecdError
+from recd_plugins.testing.benchmark import Figure, Size
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.quality import Quality
 from recd_plugins.training.session import session

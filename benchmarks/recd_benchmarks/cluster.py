@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from recd_benchmarks.frame import Figure, Size
 from recd_plugin_recd.papercal_table import TableOptions, write_table
+from recd_plugins.testing.benchmark import Figure, Size
 
 SUMMARY = "time and memory of sorting PAPERCAL by session, over DuckDB's and Polars' own sort"
 

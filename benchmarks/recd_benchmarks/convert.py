@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from recd_benchmarks.batches import BATCH_SIZE, SCHEMA, list_dict_batch, papercal_batches
-from recd_benchmarks.frame import Figure, Size, in_turn, keep_freed_memory
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugin_recd.kjt import KjtConverter
 from recd_plugin_recd.list_dict import ListDictConverter
@@ -28,6 +27,7 @@ from recd_plugins.sparse.from_columns import (
     partial_from_dictionaries,
 )
 from recd_plugins.sparse.partial import RowPacker
+from recd_plugins.testing.benchmark import Figure, Size, in_turn, keep_freed_memory
 
 SUMMARY = "time of making IKJTs of a PAPERCAL batch, over that of a plain KJT"
 

@@ -6,13 +6,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from recd_benchmarks.frame import Detail, Figure, Findings, Size
 from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size
 
 if TYPE_CHECKING:
     from recd_benchmarks.dlrm_operators.measure import Job, Measured
 
 SUMMARY = "a step of the DLRM paper's section 5.2, and of a DCN, against plain EmbeddingBags"
+HELP = {
+    "device": "Where both programs train.",
+    "only": "One architecture: dlrm or dcn.",
+}
 
 ARCHITECTURES = ("dlrm", "dcn")
 Device = Literal["cpu", "cuda"]

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from recd_benchmarks.frame import Figure, Size, keep_freed_memory
 from recd_benchmarks.tables import (
     READ_BATCH,
     READ_TABLES,
@@ -19,6 +18,7 @@ from recd_benchmarks.tables import (
     write_tables,
 )
 from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugins.testing.benchmark import Figure, Size, keep_freed_memory
 
 SUMMARY = "processor time that a table clustered by session saves when batches are filled"
 

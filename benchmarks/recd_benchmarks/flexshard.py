@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_benchmarks.frame import Detail, Figure, Findings, Size
 from recd_plugins.errors import RecdError
+from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size
 
 if TYPE_CHECKING:
     pass
 
 SUMMARY = "FlexShard's tiers of rows: predicted, and measured on 4 x 2 ranks against row-wise"
+HELP = {"only": "One part: tables, rm2, joint or drift."}
 
 PARTS = ("tables", "rm2", "joint", "drift")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_benchmarks import accuracy
-from recd_benchmarks.frame import Detail, Figure, Findings, Size
+from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry

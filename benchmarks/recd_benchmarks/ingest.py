@@ -20,7 +20,6 @@ import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from recd_benchmarks.frame import Detail, Figure, Findings, Size
 from recd_benchmarks.ingest_parts.counted_files import CountedFiles, register
 from recd_benchmarks.ingest_parts.counted_store import Store, counted_store
 from recd_benchmarks.ingest_parts.jobs import (
@@ -37,6 +36,7 @@ from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece
 from recd_plugins.data.row_filter import Condition
 from recd_plugins.data.storage import Storage
+from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size
 
 SUMMARY = "bytes read beyond need and requests sent: columns together against one by one"
 TITLE = "All jobs over the whole table; local files"

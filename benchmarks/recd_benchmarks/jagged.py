@@ -17,10 +17,10 @@ from torch.profiler import ProfilerActivity, profile
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_benchmarks.batches import BATCH_SIZE, papercal_batches
-from recd_benchmarks.frame import Figure, Size, in_turn, keep_freed_memory
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.sparse.jagged import offsets_of
+from recd_plugins.testing.benchmark import Figure, Size, in_turn, keep_freed_memory
 
 SUMMARY = "jagged index select of embeddings against padding: time and peak memory"
 

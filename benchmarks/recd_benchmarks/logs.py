@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from recd_benchmarks.frame import Figure, Size
 from recd_plugin_recd import papercal
 from recd_plugin_recd.logs.compression import Compression
 from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
 from recd_plugin_recd.logs.shard_key import session_shards
 from recd_plugin_recd.papercal import RowKeys
+from recd_plugins.testing.benchmark import Figure, Size
 
 SUMMARY = "compression of log shards by session, over shards of rows spread at random"
 

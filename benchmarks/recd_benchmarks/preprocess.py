@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from recd_benchmarks.batches import BATCH_SIZE, SCHEMA, papercal_batches
-from recd_benchmarks.frame import Figure, Size, keep_freed_memory, processor_seconds
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugin_recd.kjt import KjtConverter
 from recd_plugin_recd.preprocessing import Bucketize, FirstX, NGram, SigridHash
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.preprocess import Preprocess
 from recd_plugins.interfaces import Preprocessing
+from recd_plugins.testing.benchmark import Figure, Size, keep_freed_memory, processor_seconds
 
 SUMMARY = "speed-up of preprocessing by deduplication, over the DedupeFactor of the batch"
 

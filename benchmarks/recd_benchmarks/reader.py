@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recd_benchmarks.frame import Figure, Size, keep_freed_memory
 from recd_benchmarks.tables import (
     READ_BATCH,
     READ_TABLES,
@@ -29,6 +28,7 @@ from recd_plugin_recd.preprocessing import SigridHash
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.preprocess import Preprocess
 from recd_plugins.interfaces import Converter
+from recd_plugins.testing.benchmark import Figure, Size, keep_freed_memory
 
 SUMMARY = "rows a second from Parquet to hashed tensors, clustered list_dict over interleaved lists"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from recd_benchmarks.frame import Detail, Figure, Findings, Size
+from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size
 
 SUMMARY = "stalls with autoscaled readers, and rows of readers that are killed"
 
@@ -53,7 +53,7 @@ def run(size: Size) -> Findings:
 def _autoscaling(found: Findings, folder: Path, size: Size) -> None:
     from recd_benchmarks.reader_parts.feeding import Fed, alone, feed
     from recd_benchmarks.reader_parts.setup import BLOCK, write_registry, write_table
-    from recd_plugins.planning.readers.rule import Pace
+    from recd_plugins.data.pace import Pace
 
     steps, last = _STEPS[size], _LAST[size]
     batches = steps + 24
@@ -159,7 +159,7 @@ def plot(result: dict[str, Any], folder: Path) -> list[Path]:
     """Readers and waiting over time."""
     from matplotlib.figure import Figure as Picture
 
-    from recd_benchmarks.svg import COLORS, write_svg
+    from recd_plugins.testing.svg import COLORS, write_svg
 
     detail = next(each for each in result["details"] if each["title"] == _OVER_TIME)
     _, seconds, readers, waiting = zip(*detail["rows"], strict=True)

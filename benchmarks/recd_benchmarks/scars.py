@@ -6,13 +6,20 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from recd_benchmarks.frame import Detail, Figure, Findings, Size
 from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size
 
 SUMMARY = "SCARS' cache of hot rows: traffic predicted and counted, a table larger than memory"
+HELP = {
+    "only": "One part: theory, traffic, file or registry.",
+    "theory": "Only what the model reckons: no training, seconds.",
+    "scale": "Rows, cache and batch are those of Criteo divided by N; 1 needs 16 GB.",
+    "device": "Where the paper's tables train; the CPU measures traffic.",
+}
 
+Device = Literal["cpu", "cuda"]
 PARTS = ("theory", "traffic", "file", "registry")
 
 
@@ -22,7 +29,7 @@ def workload(
     only: str | None = None,
     theory: bool = False,
     scale: int | None = None,
-    device: str = "cpu",
+    device: Device = "cpu",
 ) -> str:
     """The input in words."""
     parts = _parts(only, theory, device)
@@ -50,7 +57,7 @@ def run(
     only: str | None = None,
     theory: bool = False,
     scale: int | None = None,
-    device: str = "cpu",
+    device: Device = "cpu",
 ) -> Findings:
     """All parts, or one of them; on CUDA the speeds of the paper's tables."""
     # Imported here: `recd bench` reads this module for its summary.

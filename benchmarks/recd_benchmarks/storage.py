@@ -6,9 +6,9 @@ import tempfile
 from itertools import product
 from pathlib import Path
 
-from recd_benchmarks.frame import Figure, Size
 from recd_benchmarks.tables import Order, Settings, write_tables
 from recd_plugins.data.list_dict import Layout
+from recd_plugins.testing.benchmark import Figure, Size
 
 SUMMARY = "bytes of PAPERCAL on disk, by time over clustered by session"
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_benchmarks.accuracy import movielens
-from recd_benchmarks.frame import Detail, Figure, Findings, Size, processor_seconds
 from recd_plugin_dlrm.random_kernels import zipf_ids
 from recd_plugin_dlrm.trace.distances import profile_ids
 from recd_plugin_dlrm.trace.generator import TraceGenerator
@@ -20,6 +19,7 @@ from recd_plugin_dlrm.trace.least_new import generator_of, worst_difference
 from recd_plugin_dlrm.trace.table_trace import TableTrace, total_variation
 from recd_plugin_recd.interactions import Interactions
 from recd_plugin_recd.papercal import chunks, make_rows, row_keys
+from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size, processor_seconds
 
 SUMMARY = "seconds to profile and draw traces, and LRU hit rates of synthetic ones (DLRM paper)"
 

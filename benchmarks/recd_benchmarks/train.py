@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from recd_benchmarks.frame import Figure, Size
+from recd_plugins.testing.benchmark import Figure, Size
 from recd_plugins.training.compare import Comparison
 from recd_plugins.training.session import session
 

@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from recd_benchmarks.frame import Findings, Size
 from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.testing.benchmark import Findings, Size
 
 SUMMARY = "trainer throughput of rm1, rm2 and rm3, from stock TorchRec to deduplicated, by step"
+HELP = {
+    "device": "Where the models train.",
+    "only": "One model: rm1, rm2 or rm3.",
+}
 
 MODELS = ("rm1", "rm2", "rm3")
 Device = Literal["cpu", "cuda"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recd_plugins.hookspecs import hookimpl
-from recd_plugins.interfaces import Ingestion
+from recd_plugins.interfaces import Ingestion, PlanMode
 
 
 @hookimpl
@@ -13,3 +13,10 @@ def register_ingestions() -> Sequence[type[Ingestion]]:
     from recd_plugin_dsi.ray_ingestion import RayIngestion
 
     return [RayIngestion]
+
+
+@hookimpl
+def register_plans() -> Sequence[type[PlanMode]]:
+    from recd_plugin_dsi.commands.plan_readers import ReadersPlan
+
+    return [ReadersPlan]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING
 
 from recd_plugins.hookspecs import hookimpl
-from recd_plugins.interfaces import Sharding
+
+if TYPE_CHECKING:
+    import click
+    from pydantic import BaseModel
+
+    from recd_plugins.interfaces import PlanMode, Sharding
 
 
 @hookimpl
@@ -24,3 +28,17 @@ def register_topology_sections() -> Mapping[str, type[BaseModel]]:
     from recd_plugin_flexshard.planning.sections import SECTION, TierMemory
 
     return {SECTION: TierMemory}
+
+
+@hookimpl
+def register_plans() -> Sequence[type[PlanMode]]:
+    from recd_plugin_flexshard.commands.plan_tiers import TiersPlan
+
+    return [TiersPlan]
+
+
+@hookimpl
+def register_commands(cli: click.Group) -> None:
+    from recd_plugin_flexshard.commands.simulate import simulate
+
+    cli.add_command(simulate)

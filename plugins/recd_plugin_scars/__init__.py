@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel
 
 from recd_plugins.hookspecs import hookimpl
-from recd_plugins.interfaces import Cache, Dataset
+from recd_plugins.interfaces import Cache, Dataset, PlanMode
 
 
 @hookimpl
@@ -29,3 +29,10 @@ def register_topology_sections() -> Mapping[str, type[BaseModel]]:
     from recd_plugin_scars.planning.rates import SECTION, CacheRates
 
     return {SECTION: CacheRates}
+
+
+@hookimpl
+def register_plans() -> Sequence[type[PlanMode]]:
+    from recd_plugin_scars.commands.plan_cache import CachePlan
+
+    return [CachePlan]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         Converter,
         Dataset,
         Ingestion,
+        PlanMode,
         Pooling,
         Preprocessing,
         Sharding,
@@ -68,3 +69,13 @@ def register_topology_sections() -> Mapping[str, type[BaseModel]]:  # type: igno
 @hookspec
 def register_commands(cli: click.Group) -> None:
     """Add commands to the ``recd`` command line."""
+
+
+@hookspec
+def register_plans() -> Sequence[type[PlanMode]]:  # type: ignore[empty-body]
+    """Modes of ``recd plan``: what a flag plans in place of the tables."""
+
+
+@hookspec
+def register_benchmarks() -> Sequence[str]:  # type: ignore[empty-body]
+    """Modules that ``recd bench`` runs, by their names: ``acme.bench.lookup`` is ``lookup``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,10 +161,7 @@ class PluginManager:
         Raises:
             PluginError: one of a file failed; of an installed package it is in ``broken`` then.
         """
-        self._load()
-        # Installed ones first: of a command that is there already, a file is told.
-        modules = sorted(self._modules.values(), key=lambda module: module[2] is None)
-        for hooks, origin, package in modules:
+        for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
                 _call(hooks, "register_commands", origin, cli=cli)
 
@@ -177,6 +174,41 @@ class PluginManager:
                 for of_module in _call(hooks, "register_topology_sections", origin):
                     sections = {**of_module, **sections}
         return sections
+
+    def register_plans(self, add: Callable[[Any, str], None]) -> None:
+        """Let ``add`` have every mode of ``recd plan``, and the words that name its package.
+
+        Raises:
+            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
+        """
+        self._hand("register_plans", add)
+
+    def register_benchmarks(self, add: Callable[[Any, str], None]) -> None:
+        """Let ``add`` have the name of every module that is a benchmark, likewise.
+
+        Raises:
+            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
+        """
+        self._hand("register_benchmarks", add)
+
+    def _hand(self, hook: str, add: Callable[[Any, str], None]) -> None:
+        for hooks, origin, package in self._installed_first():
+            where = f"{origin}: {hook}"
+            with self._tolerated(package):
+                for returned in _call(hooks, hook, origin):
+                    for each in _listed(returned, where):
+                        try:
+                            add(each, where)
+                        except PluginError:
+                            raise
+                        except PLUGIN_FAILURES as error:
+                            message = f"{where} failed: {type(error).__name__}: {error}"
+                            raise PluginError(message) from error
+
+    def _installed_first(self) -> list[tuple[pluggy.PluginManager, str, Package | None]]:
+        """Every module: of what is there already, a file is told."""
+        self._load()
+        return sorted(self._modules.values(), key=lambda module: module[2] is None)
 
     def _load(self, name: str | None = None) -> None:
         """Import the installed packages of that name, or all, that were not imported yet."""
@@ -259,9 +291,10 @@ def _call(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: Any)
 
 def _listed(classes: Any, where: str) -> list[Any]:
     """What a hook returned; a generator runs here."""
-    if isinstance(classes, type) or not isinstance(classes, Iterable):
+    if isinstance(classes, type | str) or not isinstance(classes, Iterable):
         what = "a class" if isinstance(classes, type) else repr(classes)
-        raise PluginError(f"{where} returned {what}; return a list of classes")
+        of = "modules" if where.endswith("benchmarks") else "classes"
+        raise PluginError(f"{where} returned {what}; return a list of {of}")
     try:
         return list(classes)
     except PLUGIN_FAILURES as error:

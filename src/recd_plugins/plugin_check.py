@@ -40,11 +40,7 @@ def check_class(cls: Any, interface: type[Plugin], where: str) -> None:
     Raises:
         PluginError: says what is wrong, after ``where``.
     """
-    if not (isinstance(cls, type) and issubclass(cls, interface)):
-        raise PluginError(
-            f"{where} returned {qualified(cls) if isinstance(cls, type) else repr(cls)}, "
-            f"which is no subclass of {qualified(interface)}"
-        )
+    check_implements(cls, interface, where)
     what = f"{where}: {qualified(cls)}"
     name = getattr(cls, "name", None)
     if not (isinstance(name, str) and _NAME.fullmatch(name)):
@@ -52,19 +48,33 @@ def check_class(cls: Any, interface: type[Plugin], where: str) -> None:
         raise PluginError(
             f"{what} has {has}; it must be package.part in lower case, as in 'acme.hash'"
         )
-    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
-        raise PluginError(f"{what} does not implement {', '.join(missing)}")
     if not cls.summary():
         raise PluginError(f"{what} has no docstring; its first line is what `recd plugins` shows")
     if not (isinstance(cls.Options, type) and issubclass(cls.Options, PluginOptions)):
         raise PluginError(
             f"{what}: Options is no subclass of recd_plugins.interfaces.PluginOptions"
         )
+
+
+def check_implements(cls: Any, interface: type, where: str) -> None:
+    """Refuse what is no subclass of an interface, or cannot be called as one.
+
+    Raises:
+        PluginError: says what is wrong, after ``where``.
+    """
+    if not (isinstance(cls, type) and issubclass(cls, interface)):
+        raise PluginError(
+            f"{where} returned {qualified(cls) if isinstance(cls, type) else repr(cls)}, "
+            f"which is no subclass of {qualified(interface)}"
+        )
+    what = f"{where}: {qualified(cls)}"
+    if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        raise PluginError(f"{what} does not implement {', '.join(missing)}")
     for method in vars(interface):
         _check_method(cls, interface, method, f"{what}.{method}")
 
 
-def _check_method(cls: type[Plugin], interface: type[Plugin], method: str, what: str) -> None:
+def _check_method(cls: type, interface: type, method: str, what: str) -> None:
     """Refuse an override that cannot be called as the interface's method is."""
     declared = inspect.getattr_static(interface, method)
     own = inspect.getattr_static(cls, method)

@@ -19,9 +19,9 @@ from recd_benchmarks.dlrm_operators.configuration import (
 )
 from recd_benchmarks.dlrm_operators.measure import Job, Measured, measure
 from recd_benchmarks.dlrm_operators.parts import PARTS, seconds_by_part
-from recd_benchmarks.frame import Findings
 from recd_plugins.cli import main
 from recd_plugins.distributed.launch import Ranks
+from recd_plugins.testing.benchmark import Findings
 from recd_plugins.training.profile_events import STEP, Span, StepEvents
 
 TINY = Configuration(rows=50, batch_size=16, max_lookups=5)

@@ -28,9 +28,9 @@ from recd_benchmarks.flexshard_tiers.papercal import STOCK as STOCK_ROW_WISE
 from recd_benchmarks.flexshard_tiers.papercal_figures import Papercal
 from recd_benchmarks.flexshard_tiers.popularity import Popularity, scaled
 from recd_benchmarks.flexshard_tiers.sizes import SIZES
-from recd_benchmarks.frame import Findings
 from recd_plugin_flexshard.planning import paper
 from recd_plugins.cli import main
+from recd_plugins.testing.benchmark import Findings
 
 SCALED = SIZES["tiny"].rm2
 

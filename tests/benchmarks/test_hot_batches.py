@@ -8,8 +8,8 @@ import pytest
 from tests.benchmarks.tiny import tiny
 
 from recd_benchmarks import hot_batches
-from recd_benchmarks.frame import Figure
 from recd_benchmarks.hot_batches import Source, Trained
+from recd_plugins.testing.benchmark import Figure
 from recd_plugins.training.group_report import GroupCount, GroupReport
 from recd_plugins.training.quality import Quality
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from recd_benchmarks import readers
-from recd_benchmarks.frame import Findings
 from recd_benchmarks.reader_parts.feeding import Fed
 from recd_benchmarks.reader_parts.killing import _rows
 from recd_benchmarks.reader_parts.setup import BATCH, PLUGINS, write_registry, write_table
 from recd_plugins.registry import load_registry
+from recd_plugins.testing.benchmark import Findings
 
 FED = Fed(
     alone_seconds=1.0,

@@ -15,7 +15,6 @@ from tests.benchmarks.memory_limit_cases import allocate
 from tests.benchmarks.tiny import measured
 
 from recd_benchmarks import scars
-from recd_benchmarks.frame import Findings
 from recd_benchmarks.scars_cache import memory_limit, theory
 from recd_benchmarks.scars_cache.cells import (
     SIDES,
@@ -35,6 +34,7 @@ from recd_plugin_scars.runtime.traffic import CacheTraffic
 from recd_plugins.access.distributions import zipf
 from recd_plugins.cli import main
 from recd_plugins.errors import RecdError
+from recd_plugins.testing.benchmark import Findings
 
 SMALL = SIZES["tiny"].cells
 

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from recd_benchmarks.frame import report
+from recd_plugins.cli.benchmarks import Benchmarks
+from recd_plugins.manager import PluginManager
+from recd_plugins.testing.benchmark import report
 
+_benchmarks = Benchmarks()
+PluginManager().register_benchmarks(_benchmarks.add)
+#: Every benchmark, by name.
+MODULES = _benchmarks.modules
 #: What is kept of a benchmark besides its report: what these functions return.
 _MEASURING = {
     "flexshard": (
@@ -38,7 +44,7 @@ def tiny(name: str) -> dict[str, Any]:
             module, _, function = path.rpartition(".")
             patch.setattr(path, _kept(function, getattr(importlib.import_module(module), function)))
         try:
-            return report(name, importlib.import_module(f"recd_benchmarks.{name}"), "tiny")
+            return report(name, importlib.import_module(MODULES[name]), "tiny")
         finally:
             torch.set_num_threads(threads)
 

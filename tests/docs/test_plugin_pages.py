@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from click.testing import CliRunner
 from ruamel.yaml import YAML
 from tests.docs.pages import DOCS, blocks, page, run_tests_of_plugins
 
+from recd_plugins.cli import main
 from recd_plugins.manager import KINDS, PluginManager
 
 PAGES = sorted(path.name for path in (DOCS / "plugins").iterdir())
@@ -39,6 +41,14 @@ def test_the_plugins_pass_their_contracts(tmp_path):
         (tmp_path / "plugins" / f"{module_name(kind)}.py").write_text(plugin)
         (tmp_path / f"test_{module_name(kind)}.py").write_text(test)
     run_tests_of_plugins(tmp_path)
+
+
+def test_the_mode_of_recd_plan_runs(tmp_path):
+    (tmp_path / "epoch.py").write_text(blocks(page("plugins/README.md"), "python")[-2])
+    (registry,) = (DOCS.parent / "examples" / "random").glob("registry.yaml")
+    command = ["--plugins-dir", str(tmp_path), "plan", str(registry), "--epoch", "--batch-size"]
+    result = CliRunner().invoke(main, [*command, "100", "--nodes", "1", "--ranks-per-node", "2"])
+    assert result.stdout == "5000 steps of 200 rows\n", result.output
 
 
 @pytest.mark.parametrize("name", PAGES)

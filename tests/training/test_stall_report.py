@@ -69,14 +69,14 @@ def test_workers_that_would_do() -> None:
     assert "75% of a step" in advice
     assert "preprocess" in advice
     assert "training.workers: 3" in advice
-    assert "dsi.ray" not in advice
+    assert "ingestion" not in advice
 
 
 def test_workers_for_which_there_are_no_cores() -> None:
     ranks = [stalls(0.5, 0.5, 2.0, 0.0, making=3.0)] * 4
     advice = report(*ranks).advice()
     assert "8 cores for 4 x (1 + 3) processes" in advice
-    assert "dsi.ray" in advice
+    assert "an ingestion that reads on other machines" in advice
 
 
 def test_enough_workers_without_cores() -> None:
@@ -85,7 +85,7 @@ def test_enough_workers_without_cores() -> None:
 
 
 def test_an_ingestion_that_has_too_few_readers() -> None:
-    found = report(stalls(1.0, 0.0, 0.0, 0.0, making=3.0), ingestion="dsi.ray")
+    found = report(stalls(1.0, 0.0, 0.0, 0.0, making=3.0), ingestion="acme.reads")
     assert "3 readers for each rank would do" in found.advice()
     assert "training.workers" not in found.advice()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from recd_benchmarks.svg import write_svg
+from recd_plugins.testing.svg import write_svg
 
 _COLORS = ("#2563a8", "#7fa8d4", "#d9822b", "#3a8f5c", "#8a5fb0", "#c25b6a", "#b6bcc6")
 

@@ -15,9 +15,9 @@ from recd_benchmarks.flexshard_tiers.one_table_plans import (
 )
 from recd_benchmarks.flexshard_tiers.one_table_ranks import by_tier
 from recd_benchmarks.flexshard_tiers.trainers import RankTrainer, from_every_rank
-from recd_benchmarks.frame import Detail, Figure
 from recd_plugin_flexshard.runtime import RowTiers
 from recd_plugins.distributed.launch import Ranks
+from recd_plugins.testing.benchmark import Detail, Figure
 from recd_plugins.training import upstream_noise
 
 #: Each phase, this share of the rows change places among each other.

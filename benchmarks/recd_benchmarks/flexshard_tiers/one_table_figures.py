@@ -24,10 +24,10 @@ from recd_benchmarks.flexshard_tiers.one_table_ranks import (
     measure,
 )
 from recd_benchmarks.flexshard_tiers.popularity import Popularity
-from recd_benchmarks.frame import Detail, Figure
 from recd_plugin_flexshard.planning import TierTraffic, traffic
 from recd_plugin_flexshard.runtime import RowTiers
 from recd_plugins.distributed.launch import Ranks
+from recd_plugins.testing.benchmark import Detail, Figure
 
 STOCK = "row-wise (TorchRec)"
 #: What the sharders' kernels change without any tier.

@@ -11,9 +11,9 @@ import numpy as np
 from recd_benchmarks.flexshard_tiers.one_table import shard
 from recd_benchmarks.flexshard_tiers.popularity import Popularity
 from recd_benchmarks.flexshard_tiers.trainers import RankTrainer, from_every_rank, timed_turns
-from recd_benchmarks.frame import keep_freed_memory
 from recd_plugin_flexshard.runtime import RowTiers, tier_groups
 from recd_plugins.distributed.byte_counter import Traffic
+from recd_plugins.testing.benchmark import keep_freed_memory
 from recd_plugins.training import upstream_noise
 
 #: The group of what is not sent by a tier.

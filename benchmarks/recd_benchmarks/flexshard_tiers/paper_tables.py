@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from recd_benchmarks.frame import Detail, Figure
 from recd_plugin_flexshard.planning import (
     PAPER,
     Strategy,
@@ -15,6 +14,7 @@ from recd_plugin_flexshard.planning import (
     paper,
     plan_tiers,
 )
+from recd_plugins.testing.benchmark import Detail, Figure
 
 _MINIMISE: tuple[Literal["time", "bytes"], ...] = ("time", "bytes")
 _STRATEGIES: Mapping[Strategy, str] = {

@@ -17,8 +17,8 @@ from recd_benchmarks.flexshard_tiers.papercal import (
     write_registries,
 )
 from recd_benchmarks.flexshard_tiers.papercal_ranks import Job, Trained, measure
-from recd_benchmarks.frame import Detail, Figure
 from recd_plugins.distributed.launch import Ranks
+from recd_plugins.testing.benchmark import Detail, Figure
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from recd_benchmarks.flexshard_tiers.one_table_figures import TIER_TABLE
-from recd_benchmarks.svg import COLORS, GREY, write_svg
 from recd_plugins.errors import RecdError
+from recd_plugins.testing.svg import COLORS, GREY, write_svg
 
 _BARS = (("observed", 2, COLORS[0]), ("predicted", 3, GREY))
 

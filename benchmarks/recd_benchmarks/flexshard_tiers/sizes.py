@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recd_benchmarks.flexshard_tiers.one_table_plans import Scaled
 from recd_benchmarks.flexshard_tiers.papercal import Workload
-from recd_benchmarks.frame import Size
+from recd_plugins.testing.benchmark import Size
 
 
 @dataclass(frozen=True)

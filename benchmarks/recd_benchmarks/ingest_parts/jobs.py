@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_benchmarks.frame import Size
 from recd_plugin_recd.papercal import FEATURES, NUM_DENSE, SCHEMA, chunks, make_rows, row_keys
 from recd_plugins.data.popularity import read_popularity
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.interfaces import SessionKeys
+from recd_plugins.testing.benchmark import Size
 
 NUM_FILES = 4
 NUM_HOURS = 24

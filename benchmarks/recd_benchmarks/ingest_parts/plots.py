@@ -9,7 +9,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from recd_benchmarks.svg import COLORS, write_svg
+from recd_plugins.testing.svg import COLORS, write_svg
 
 
 def draw(result: Mapping[str, Any], folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from recd_benchmarks.frame import Detail, Figure
+from recd_plugins.testing.benchmark import Detail, Figure
 from recd_plugins.training.compare import loss_max_abs_diff
 from recd_plugins.training.session import session
 from recd_plugins.training.trainer import Result

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recd_benchmarks.frame import Detail, Figure
 from recd_benchmarks.scars_cache.criteo import (
     CACHE_BYTES,
     EMBEDDING_DIM,
@@ -21,6 +20,7 @@ from recd_benchmarks.scars_cache.trainers import Job, Side, Trained, measure
 from recd_plugin_scars.planning import CachePlan, TableLoad, TableTraffic
 from recd_plugins.distributed.launch import Ranks
 from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.testing.benchmark import Detail, Figure
 
 # Rates that do not amplify rounding: losses are compared.
 TRAINING = TrainingSpec(learning_rate=0.02, dense_learning_rate=0.01, eps=1e-3)

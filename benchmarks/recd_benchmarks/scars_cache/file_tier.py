@@ -11,7 +11,6 @@ from typing import Literal
 
 import numpy as np
 
-from recd_benchmarks.frame import Detail, Figure
 from recd_benchmarks.scars_cache.criteo import draw
 from recd_benchmarks.scars_cache.memory_limit import MemoryLimit, memory_limit
 from recd_benchmarks.scars_cache.model import Shape
@@ -21,6 +20,7 @@ from recd_plugins.access.distributions import zipf
 from recd_plugins.access.profile import TableAccess
 from recd_plugins.errors import RecdError
 from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.testing.benchmark import Detail, Figure
 
 #: Of the table over the memory that all of a process may use.
 TIMES_MEMORY = 4

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recd_benchmarks.frame import Detail, Figure
 from recd_benchmarks.scars_cache.cells import Prepared, criteo_shape, prepare
 from recd_benchmarks.scars_cache.criteo import Criteo
 from recd_benchmarks.scars_cache.trainers import Job, Side, Trained, measure
 from recd_plugins.distributed.launch import Ranks, backend_for
+from recd_plugins.testing.benchmark import Detail, Figure
 
 HOST, CACHED, UVM = "host", "cached", "uvm"
 _SIDES: Mapping[str, Side] = {

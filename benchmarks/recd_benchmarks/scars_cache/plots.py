@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from recd_benchmarks.scars_cache.cells import BYTES_TABLE
 from recd_benchmarks.scars_cache.theory import MORE_TRAFFIC_TABLE, TRAFFIC_TABLE
-from recd_benchmarks.svg import COLORS, GREY, write_svg
 from recd_plugins.errors import RecdError
+from recd_plugins.testing.svg import COLORS, GREY, write_svg
 
 Drawing = Callable[[Axes, dict[str, Any]], None]
 

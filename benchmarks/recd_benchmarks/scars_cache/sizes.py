@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recd_benchmarks.frame import Size
 from recd_benchmarks.scars_cache.cells import Workload
 from recd_benchmarks.scars_cache.file_tier import FileWorkload
+from recd_plugins.testing.benchmark import Size
 
 _MIB = 2**20
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from recd_benchmarks.frame import Detail, Figure, Findings
 from recd_benchmarks.scars_cache.criteo import BATCH_SIZE, EMBEDDING_DIM
 from recd_plugin_scars.planning import TableLoad, TableTraffic, traffic
 from recd_plugins.access.distributions import exponential, half_normal, zipf
 from recd_plugins.access.profile import TableAccess
 from recd_plugins.access.reuse import ReuseHistogram, from_reuse_histogram, read_reuse_histograms
 from recd_plugins.errors import RecdError
+from recd_plugins.testing.benchmark import Detail, Figure, Findings
 
 VARIABLE = "RECD_EMBEDDING_REUSE"
 TRAFFIC_TABLE = "MB moved for a batch, read and written"

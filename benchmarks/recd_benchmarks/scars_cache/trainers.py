@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from recd_benchmarks.frame import keep_freed_memory
 from recd_benchmarks.scars_cache.model import (
     ClickModel,
     HostEmbeddings,
@@ -24,6 +23,7 @@ from recd_benchmarks.scars_cache.model import (
 from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, TableCache
 from recd_plugin_scars.runtime.traffic import CacheTraffic, cache_traffic
 from recd_plugins.data.model_input import ModelInput
+from recd_plugins.testing.benchmark import keep_freed_memory
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.pipeline import build_train_pipeline

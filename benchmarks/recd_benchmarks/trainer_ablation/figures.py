@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from recd_benchmarks.frame import Detail, Figure
 from recd_benchmarks.trainer_ablation.bound import DedupeFactors, speedup_bound
 from recd_benchmarks.trainer_ablation.ranks import Measured
 from recd_benchmarks.trainer_ablation.variants import (
@@ -28,6 +27,7 @@ from recd_benchmarks.trainer_ablation.variants import (
     Variant,
     largest_batch,
 )
+from recd_plugins.testing.benchmark import Detail, Figure
 from recd_plugins.training.stages import STAGES
 
 #: Goal, and the paper's speedup at the same batch and with larger batches (figure 9).

@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recd_benchmarks.svg import COLORS, write_svg
+from recd_plugins.testing.svg import COLORS, write_svg
 
 Drawing = Callable[[Axes, dict[str, Any]], None]
 _SPEEDUP, _STAGES = 2, slice(4, None)

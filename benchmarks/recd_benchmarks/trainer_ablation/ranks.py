@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from recd_benchmarks.frame import keep_freed_memory
 from recd_benchmarks.trainer_ablation.one_trainer import OneTrainer
 from recd_benchmarks.trainer_ablation.variants import Variant
 from recd_plugins.registry import load_registry
+from recd_plugins.testing.benchmark import keep_freed_memory
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.meter import sum_by_kind
 from recd_plugins.training.stages import Stage, StageTimes

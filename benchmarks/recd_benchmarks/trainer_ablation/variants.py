@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from recd_benchmarks.frame import Size
 from recd_plugins.registry import Registry
+from recd_plugins.testing.benchmark import Size
 from recd_plugins.training.assembly import Side
 
 

@@ -28,10 +28,6 @@ COMMANDS = {
         "recd_plugins.cli.profile:profile",
         "Count how often each row of a table is read.",
     ),
-    "simulate": (
-        "recd_plugins.cli.simulate:simulate",
-        "Play batches through the tiers of rows of REGISTRY, on any number of ranks.",
-    ),
     "checkpoint": (
         "recd_plugins.cli.checkpoint:checkpoint",
         "List, verify or show checkpoints.",

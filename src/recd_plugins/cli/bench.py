@@ -2,106 +2,134 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from recd_plugins.errors import RecdError
+from recd_plugins.cli.benchmarks import Benchmarks
+from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
+from recd_plugins.manager import PluginManager
 
 
-@click.command()
-@click.argument("name", required=False)
-@click.option(
-    "--size",
-    type=click.Choice(["tiny", "small", "reference"]),
-    default="small",
-    show_default=True,
-    help="small ends within a minute; reference is what the documentation quotes; tiny only shows "
-    "that a benchmark runs, and its figures mean nothing.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    help="Where a benchmark of training runs; the CPU without it.",
-)
-@click.option("--only", metavar="PART", help="One model or part of a benchmark that has several.")
-@click.option(
-    "--scale",
-    type=int,
-    metavar="N",
-    help="Rows, cache and batch of scars are those of Criteo divided by N; 1 needs 16 GB.",
-)
-@click.option("--theory", is_flag=True, help="Only what scars reckons: no training, seconds.")
-@click.option(
-    "--json",
-    "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write the report here.",
-)
-@click.option(
-    "--plot",
-    "plot_folder",
-    type=click.Path(path_type=Path, file_okay=False, writable=True),
-    help="Draw what a benchmark found into this folder, as SVG.",
-)
-def bench(
-    name: str | None,
-    size: str,
-    device: str | None,
-    only: str | None,
-    scale: int | None,
-    theory: bool,
-    json_path: Path | None,
-    plot_folder: Path | None,
-) -> None:
-    """Measure a figure that the documentation quotes; without NAME, list the benchmarks."""
-    console = Console()
-    if name is None:
-        _list(console)
+class _Bench(click.Group):
+    """One command a benchmark, which has the options that the benchmark has."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_found(ctx)[0].modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
+        benchmarks, manager = _found(ctx)
+        if cmd_name not in benchmarks.modules:
+            _tell_broken(manager)
+        return _command(cmd_name, benchmarks.load(cmd_name))
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Names alone: what they measure is in their modules, which import torch."""
+        with formatter.section("Benchmarks"):
+            formatter.write_text(", ".join(self.list_commands(ctx)))
+
+
+@click.group(cls=_Bench, invoke_without_command=True, subcommand_metavar="[NAME] [OPTIONS]")
+@click.pass_context
+def bench(ctx: click.Context) -> None:
+    """Measure a figure that the documentation quotes; without NAME, list the benchmarks.
+
+    recd bench NAME --help shows the options of one.
+    """
+    if ctx.invoked_subcommand is not None:
         return
-    from recd_benchmarks.frame import report
-
-    if name not in names():
-        raise RecdError(f"no benchmark is named {name}; there are: {', '.join(names())}")
-    benchmark: Any = importlib.import_module(f"recd_benchmarks.{name}")
-    chosen = {"device": device, "only": only, "scale": scale, "theory": theory or None}
-    options = {option: value for option, value in chosen.items() if value is not None}
-    for option in options:
-        if option not in inspect.signature(benchmark.run).parameters:
-            raise RecdError(f"benchmark {name} has no --{option}; leave it out")
-    if plot_folder is not None and not hasattr(benchmark, "plot"):
-        raise RecdError(f"benchmark {name} has no --plot; leave it out")
-    with Console(stderr=True).status(f"measuring {name}: {benchmark.workload(size, **options)}"):
-        result = report(name, benchmark, size, **options)  # type: ignore[arg-type]
-    _show(console, result)
-    if json_path is not None:
-        write_json(json_path, result)
-    if plot_folder is not None:
-        for path in benchmark.plot(result, plot_folder):
-            console.print(f"{path}", soft_wrap=True)
-
-
-def names() -> list[str]:
-    """Every benchmark there is."""
-    import recd_benchmarks
-
-    modules = pkgutil.iter_modules(recd_benchmarks.__path__)
-    found = (module.name for module in modules if not module.ispkg)
-    return sorted(name for name in found if name not in ("batches", "frame", "svg", "tables"))
-
-
-def _list(console: Console) -> None:
+    benchmarks, manager = _found(ctx)
     table = Table("benchmark", "measures")
-    for name in names():
-        table.add_row(name, importlib.import_module(f"recd_benchmarks.{name}").SUMMARY)
-    console.print(table)
+    for name in sorted(benchmarks.modules):
+        try:
+            table.add_row(name, escape(benchmarks.load(name).SUMMARY))
+        except PluginError as error:
+            table.add_row(name, f"[red]{escape(str(error))}[/]")
+    Console().print(table)
+    _tell_broken(manager)
+
+
+def _found(ctx: click.Context) -> tuple[Benchmarks, PluginManager]:
+    if __name__ not in ctx.meta:
+        benchmarks = Benchmarks()
+        manager = PluginManager(ctx.find_root().params.get("plugins_dir"))
+        manager.register_benchmarks(benchmarks.add)
+        ctx.meta[__name__] = benchmarks, manager
+    found: tuple[Benchmarks, PluginManager] = ctx.meta[__name__]
+    return found
+
+
+def _tell_broken(manager: PluginManager) -> None:
+    for broken in manager.broken:
+        click.secho(f"{broken.name} cannot be used: {broken.reason}", fg="red", err=True)
+
+
+def _command(name: str, benchmark: Any) -> click.Command:
+    """``recd bench NAME``."""
+    own = [
+        parameter
+        for parameter in inspect.signature(benchmark.run).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    ]
+    types_by_name, words = get_type_hints(benchmark.run), getattr(benchmark, "HELP", {})
+    params: list[click.Parameter] = [
+        click.Option(
+            ["--size"],
+            type=click.Choice(["tiny", "small", "reference"]),
+            default="small",
+            show_default=True,
+            help="small ends within a minute; reference is what the documentation quotes; tiny "
+            "only shows that a benchmark runs, and its figures mean nothing.",
+        ),
+        *(_option(each, types_by_name[each.name], words.get(each.name)) for each in own),
+        click.Option(
+            ["--json", "json_path"],
+            type=click.Path(path_type=Path, dir_okay=False, writable=True),
+            help="Write the report here.",
+        ),
+    ]
+    if hasattr(benchmark, "plot"):
+        path = click.Path(path_type=Path, file_okay=False, writable=True)
+        words_of_plot = "Draw what the benchmark found into this folder, as SVG."
+        params.append(click.Option(["--plot", "plot_folder"], type=path, help=words_of_plot))
+
+    def measure(
+        size: str, json_path: Path | None, plot_folder: Path | None = None, **options: Any
+    ) -> None:
+        from recd_plugins.testing.benchmark import report
+
+        words = f"measuring {name}: {benchmark.workload(size, **options)}"
+        with Console(stderr=True).status(words):
+            result = report(name, benchmark, size, **options)  # type: ignore[arg-type]
+        console = Console()
+        _show(console, result)
+        if json_path is not None:
+            write_json(json_path, result)
+        if plot_folder is not None:
+            for drawn in benchmark.plot(result, plot_folder):
+                console.print(f"{drawn}", soft_wrap=True)
+
+    return click.Command(name, params=params, callback=measure, help=benchmark.SUMMARY)
+
+
+def _option(parameter: inspect.Parameter, kind: Any, words: str | None) -> click.Option:
+    """The option for a parameter of a benchmark's ``run``, by its annotation."""
+    if get_origin(kind) in (Union, types.UnionType):
+        (kind,) = (each for each in get_args(kind) if each is not type(None))
+    flag = f"--{parameter.name.replace('_', '-')}"
+    if kind is bool:
+        return click.Option([flag], is_flag=True, help=words)
+    if get_origin(kind) is Literal:
+        kind = click.Choice(get_args(kind))
+    default = parameter.default
+    return click.Option([flag], type=kind, default=default, show_default=True, help=words)
 
 
 def _show(console: Console, result: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from recd_plugins.cli import PluginCommands
+from recd_plugins.cli.contributions import check_contributions
 from recd_plugins.errors import PluginError
 from recd_plugins.manager import PluginManager
 from recd_plugins.versions import fbgemm_builds, fbgemm_has_cuda, installed_set, mismatch
@@ -161,7 +161,7 @@ def _numba() -> Check:
 def _plugins(plugins_dir: Path | None) -> Check:
     try:
         manager = PluginManager(plugins_dir)
-        manager.register_commands(PluginCommands())  # refuses names that are taken
+        check_contributions(manager)
         number = sum(len(by_name) for by_name in manager.plugins.values())
     except PluginError as error:
         return Check("plugins", "failed", str(error), "mend or uninstall the plugin named here")

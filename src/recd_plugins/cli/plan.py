@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,17 @@ import click
 from rich.console import Console
 
 from recd_plugins.cli.options import (
-    ABOVE_0,
     OUTPUT,
-    SHARE,
     check_reports,
     chosen_topology,
     report_options,
     topology_options,
 )
-from recd_plugins.cli.plan_cache import (
-    CACHE_OPTIONS,
-    cache_options,
-    check_cache_options,
-    plan_cache,
-)
-from recd_plugins.cli.plan_readers import check_reader_options, plan_readers, reader_options
-from recd_plugins.cli.plan_tiers import plan_tiers
+from recd_plugins.cli.plan_modes import PlanModes
+from recd_plugins.cli.plan_tables import TablesPlan
 from recd_plugins.files import write_json
+from recd_plugins.interfaces import PlanMode, PlanQuestion
+from recd_plugins.manager import PluginManager
 
 
 class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -48,7 +43,46 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return number
 
 
-@click.command()
+class _Plan(click.Command):
+    """With the flags and options of the modes that installed plugins have."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        *own, help_option = super().get_params(ctx)
+        return [*own, *_modes(ctx)[0].params, help_option]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption:
+            _tell_broken(ctx)
+            raise
+
+    def get_help(self, ctx: click.Context) -> str:
+        _tell_broken(ctx)
+        return super().get_help(ctx)
+
+
+def _modes(ctx: click.Context) -> tuple[PlanModes, PluginManager]:
+    if __name__ not in ctx.meta:
+        modes = plan_modes()
+        manager = PluginManager(ctx.find_root().params.get("plugins_dir"))
+        manager.register_plans(modes.add)
+        ctx.meta[__name__] = modes, manager
+    found: tuple[PlanModes, PluginManager] = ctx.meta[__name__]
+    return found
+
+
+def _tell_broken(ctx: click.Context) -> None:
+    for broken in _modes(ctx)[1].broken:
+        click.secho(f"{broken.name} cannot be used: {broken.reason}", fg="red", err=True)
+
+
+def plan_modes() -> PlanModes:
+    """Where ``register_plans`` adds modes to those options that ``recd plan`` has itself."""
+    return PlanModes([*plan.params, click.Option(["-h", "--help"])])
+
+
+@click.command(cls=_Plan)
 @click.argument("registry", type=click.Path(path_type=Path))
 @topology_options
 @click.option(
@@ -56,153 +90,88 @@ class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     type=_BatchSize(),
     help="Rows of a rank, in place of training.batch_size; auto finds the most that fit.",
 )
-@click.option(
-    "--tiers",
-    is_flag=True,
-    help="Plan tiers of rows instead: what flexshard's entries choose, and what others would give.",
-)
-@click.option(
-    "--budget",
-    type=ABOVE_0,
-    metavar="RATIO",
-    help="With --tiers: memory of a rank over that of row-wise, in place of the entries' own.",
-)
-@click.option(
-    "--overlap",
-    type=SHARE,
-    metavar="SHARE",
-    help="With --tiers: how much of the other collectives' time work hides, 0 to 1, likewise.",
-)
-@cache_options
-@reader_options
 @report_options("Write the whole report here.", "Write a picture of memory and times here")
 @click.option(
     "--calibrate",
     "calibrate_path",
     type=OUTPUT,
     help="First train a few steps here, and write this machine, with what they cost, as a topology "
-    "to this YAML file; --topology takes it. With --tiers: collectives, and memory of copied rows; "
-    "with --cache: iterations, and rows that are fetched.",
+    "to this YAML file; --topology takes it.",
 )
-@click.pass_obj
+@click.pass_context
 def plan(
-    plugins_dir: Path | None,
+    ctx: click.Context,
     /,
     registry: Path,
     topology: str,
     nodes: int | None,
     ranks_per_node: int | None,
     batch_size: int | str | None,
-    tiers: bool,
-    budget: float | None,
-    overlap: float | None,
-    cache: bool,
-    readers: bool,
-    stall_target: float | None,
     json_path: Path | None,
     plot_path: Path | None,
     calibrate_path: Path | None,
-    **options: Any,
+    **_of_modes: Any,
 ) -> None:
     """Plan the tables of REGISTRY's model for a cluster, without one.
 
     Shows the shards, memory of a rank, predicted times, and what the plugins change against plain
-    TorchRec.
+    TorchRec. The flags of plugins plan something else instead.
 
     \b
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
-    recd plan registry.yaml --tiers --topology zionex-a100-40g --plot tiers.png
-    recd plan registry.yaml --cache --memory 256MB --plot cache.png
-    recd plan registry.yaml --readers --stall-target 0.02
     """
     from recd_plugins import load_registry
-    from recd_plugins.planning.report_plot import plot
-    from recd_plugins.planning.report_text import render
-    from recd_plugins.planning.study import study
     from recd_plugins.planning.topologies import MACHINE
     from recd_plugins.training import upstream_noise
 
-    if calibrate_path is not None and not tiers and (topology != MACHINE or (nodes or 1) > 1):
-        raise click.UsageError(
-            "--calibrate measures this machine: leave out --topology and --nodes"
-        )
-    what_if = {
-        name: value
-        for name, value in (("memory_ratio", budget), ("overlap", overlap))
-        if value is not None
-    }
-    if what_if and not tiers:
-        raise click.UsageError("--budget and --overlap are for --tiers")
-    if tiers and batch_size == "auto":
-        raise click.UsageError("--tiers are chosen for a number of rows: --batch-size N")
-    if tiers and cache:
-        raise click.UsageError("--tiers and --cache are two plans: make one after the other")
-    others = {
-        "--tiers": tiers,
-        "--cache": cache,
+    chosen, options = _modes(ctx)[0].chosen(ctx)
+    mode = chosen or TablesPlan()
+    auto = batch_size == "auto"
+    given = {
         "--topology": topology != MACHINE,
         "--nodes": nodes,
         "--ranks-per-node": ranks_per_node,
-        "--batch-size auto": batch_size == "auto",
+        "--batch-size auto": auto,
         "--calibrate": calibrate_path,
     }
-    check_reader_options(readers, stall_target, others)
-    of_cache = {name: options[name] for name in CACHE_OPTIONS}
-    check_cache_options(cache, of_cache, batch_size == "auto")
+    _refuse_others(mode, [name for name, value in given.items() if value])
+    on_machine = calibrate_path is not None and mode.calibrates == "machine"
+    if on_machine and (topology != MACHINE or (nodes or 1) > 1):
+        raise click.UsageError(
+            "--calibrate measures this machine: leave out --topology and --nodes"
+        )
+    mode.check(options, auto)
     check_reports(json_path, plot_path)
     upstream_noise.silence()
-    loaded = load_registry(registry, plugins_dir=plugins_dir)
-    rows = loaded.training.batch_size if batch_size is None else batch_size
-    if readers:
-        plan_readers(
-            loaded,
-            plugins_dir,
-            int(rows),
-            stall_target,
-            json_path=json_path,
-            plot_path=plot_path,
-        )
-        return
-    if calibrate_path is not None and not tiers:
+    loaded = load_registry(registry, plugins_dir=ctx.obj)
+    if on_machine:
         nodes = 1  # whatever nodes its ranks stand for
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
-    if tiers:
-        plan_tiers(
-            loaded.with_training({"batch_size": rows}),
-            plugins_dir,
-            topology,
-            spec,
-            what_if=what_if,
-            json_path=json_path,
-            plot_path=plot_path,
-            calibrate_path=calibrate_path,
-        )
-        return
-    if cache:
-        plan_cache(
-            loaded,
-            plugins_dir,
-            topology,
-            spec,
-            None if rows == "auto" else int(rows),
-            of_cache,
-            json_path=json_path,
-            plot_path=plot_path,
-            calibrate_path=calibrate_path,
-        )
-        return
-    progress, console = Console(stderr=True), Console()
+    rows = None if auto else int(batch_size or loaded.training.batch_size)
+    console, status = Console(), Console(stderr=True).status("planning")
+    question = PlanQuestion(loaded, ctx.obj, topology, spec, rows, options, status.update)
     if calibrate_path is not None:
-        from recd_plugins.planning.calibration_file import calibrate_machine
-
-        with progress.status("training a few steps to see what they cost"):
-            spec, calibration = calibrate_machine(loaded, plugins_dir, spec, calibrate_path)
-        console.print(calibration.table())
-    with progress.status("reading the first rows") as status:
-        made = study(loaded, topology, spec, status.update)
-        report = made.report(loaded, None if rows == "auto" else int(rows))
-    console.print(render(report))
+        with status:
+            spec, measured = mode.calibrate(question, calibrate_path)
+        console.print(measured)
+        question = replace(question, spec=spec)
+    with status:
+        answer = mode.plan(question)
+    console.print(answer.text)
     if json_path is not None:
-        write_json(json_path, report.as_json())
+        write_json(json_path, answer.as_json())
     if plot_path is not None:
-        plot(report, plot_path)
+        answer.plot(plot_path)
+
+
+def _refuse_others(mode: PlanMode, given: list[str]) -> None:
+    """Refuse options that do not go with a mode."""
+    refused = {
+        "--topology": not mode.takes_topology,
+        "--nodes": not mode.takes_topology,
+        "--ranks-per-node": not mode.takes_topology,
+        "--batch-size auto": not mode.takes_auto,
+        "--calibrate": mode.calibrates is None,
+    }
+    if others := [name for name in given if refused[name]]:
+        raise click.UsageError(f"{mode.flag} {mode.because}: leave out {' and '.join(others)}")

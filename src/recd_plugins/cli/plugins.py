@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from recd_plugins.cli import PluginCommands
+from recd_plugins.cli.contributions import check_contributions
 from recd_plugins.interfaces import DatasetWrapper
 from recd_plugins.manager import KINDS, PluginManager, Registered
 
@@ -27,7 +27,7 @@ def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
     installed packages that cannot be used, and why; they stop only what needs them.
     """
     manager = PluginManager(plugins_dir)
-    manager.register_commands(PluginCommands())  # refuses names that are taken
+    check_contributions(manager)
     found: list[dict[str, Any]] = [
         {
             "kind": of_kind,

@@ -1,4 +1,4 @@
-"""The seven kinds of parts, one abstract class a file."""
+"""The seven kinds of parts, one abstract class a file, and modes of ``recd plan``."""
 
 from recd_plugins.interfaces.cache import Cache
 from recd_plugins.interfaces.converter import Converter
@@ -14,6 +14,7 @@ from recd_plugins.interfaces.dataset import (
 )
 from recd_plugins.interfaces.ingestion import Feed, Ingestion
 from recd_plugins.interfaces.lookups import FeatureLookups, Lookups
+from recd_plugins.interfaces.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
 from recd_plugins.interfaces.preprocessing import Preprocessing
@@ -38,6 +39,9 @@ __all__ = [
     "Ingestion",
     "Lookups",
     "Origin",
+    "PlanAnswer",
+    "PlanMode",
+    "PlanQuestion",
     "Plugin",
     "PluginOptions",
     "Pooling",

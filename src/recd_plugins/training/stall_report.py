@@ -9,8 +9,8 @@ from typing import Any
 from rich.table import Table
 
 from recd_plugins.cores import available_cores
+from recd_plugins.data.pace import STALL_TARGET, Pace
 from recd_plugins.data.stalls import CAUSES, Stalls
-from recd_plugins.planning.readers.rule import STALL_TARGET, Pace
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class StallReport:
             )
         elsewhere = (
             f"this machine has {available_cores()} cores for {len(self.ranks)} x (1 + "
-            f"{max(readers, self.workers)}) processes: where readers compute and do not wait, read "
-            "on other machines, with ingestion dsi.ray. recd plan --readers says which it is"
+            f"{max(readers, self.workers)}) processes: where readers compute and do not wait, name "
+            "an ingestion that reads on other machines"
         )
         if readers <= self.workers:
             return (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from recd_plugin_dsi.planning.report import ReaderPlan
 from recd_plugins.files import write_figure
-from recd_plugins.planning.readers.report import ReaderPlan
 
 
 def plot(plan: ReaderPlan, path: Path) -> None:

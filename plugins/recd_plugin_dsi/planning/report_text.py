@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from recd_plugin_dsi.planning.report import ReaderPlan
 from recd_plugins.data.stalls import CAUSES
-from recd_plugins.planning.readers.report import ReaderPlan
 from recd_plugins.planning.report_text import size
 
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
+from recd_plugin_dsi.planning.measure import Reading, Training
+from recd_plugins.data.pace import Pace
 from recd_plugins.data.stalls import CAUSES
-from recd_plugins.planning.readers.measure import Reading, Training
-from recd_plugins.planning.readers.rule import Pace
 
 # Numbers of readers that are shown, at the most.
 _LINES = 12

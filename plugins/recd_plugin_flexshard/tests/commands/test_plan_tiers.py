@@ -96,7 +96,10 @@ def test_this_machine_is_measured_and_then_planned_with(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--batch-size", "auto"], "--tiers are chosen for a number of rows"),
+        (
+            ["--batch-size", "auto"],
+            "--tiers are chosen for a number of rows: leave out --batch-size auto",
+        ),
         (["--budget", "0"], "0.0 is not in the range x>0"),
         (["--overlap", "1.5"], "1.5 is not in the range 0<=x<=1"),
         (["--plot", "tiers.txt"], "--plot tiers.txt ends in none of .png, .svg, .pdf"),
@@ -132,5 +135,5 @@ def test_without_an_entry_that_has_tiers(folder: Path) -> None:
 def test_options_of_tiers_alone_are_refused(folder: Path) -> None:
     result = CliRunner().invoke(main, ["plan", "registry.yaml", "--overlap", "0.5"])
     assert result.exit_code == 2
-    assert "--budget and --overlap are for --tiers" in result.output
+    assert "--overlap is for --tiers" in result.output
     assert not (folder / "table").exists()

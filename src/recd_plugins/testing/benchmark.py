@@ -1,8 +1,21 @@
 """The form of a benchmark: figures with their spread, and helpers that measure them fairly.
 
-A benchmark is a module of this package with ``SUMMARY``, ``workload(size)`` and ``run(size)``.
-Further parameters of both are options of ``recd bench`` that it has; with ``plot(result, folder)``
-it draws what it found.
+A benchmark is a module that the hook ``register_benchmarks`` names, with ``SUMMARY``,
+``workload(size)`` and ``run(size)``. Further parameters of both, by keyword, become options of
+``recd bench``, of the types that ``run`` is annotated with; ``HELP`` says what they are. With
+``plot(result, folder)`` it draws what it found::
+
+    from recd_plugins.testing.benchmark import Figure, Size, seconds
+
+    SUMMARY = "a lookup of ours"
+    HELP = {"rows": "Rows of the table."}
+
+    def workload(size: Size, *, rows: int = 1000) -> str:
+        return f"{rows} rows"
+
+    def run(size: Size, *, rows: int = 1000) -> list[Figure]:
+        times = [seconds(lambda: lookup(rows)) for _ in range(5)]
+        return [Figure.of("lookup_seconds", times, unit="s", better="lower")]
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from recd_plugin_dsi.planning.measure import measure, without_stores
+from recd_plugin_dsi.planning.report import ReaderPlan
 from recd_plugins.cores import available_cores
-from recd_plugins.planning.readers.measure import measure, without_stores
-from recd_plugins.planning.readers.report import ReaderPlan
 from recd_plugins.registry import Registry
 from recd_plugins.training.device import choose_device
 from recd_plugins.training.trainer import Job

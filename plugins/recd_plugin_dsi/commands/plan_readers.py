@@ -1,0 +1,52 @@
+"""``recd plan --readers``: how many readers keep the trainer busy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import click
+
+from recd_plugins.cli.options import FiniteFloat
+from recd_plugins.interfaces import PlanAnswer, PlanMode, PlanQuestion
+
+
+class ReadersPlan(PlanMode):
+    """The readers that a trainer needs, by what one reader and the trainer cost here."""
+
+    flag = "--readers"
+    help = (
+        "Plan readers instead: measure one reader and the trainer on this machine, and say how "
+        "many readers keep the trainer from waiting."
+    )
+    takes_topology = False
+    because = "measures this machine as the registry uses it"
+
+    def options(self) -> Sequence[click.Option]:
+        """What the trainer may wait."""
+        return [
+            click.Option(
+                ["--stall-target"],
+                type=FiniteFloat(min=0, max=1, min_open=True, max_open=True),
+                metavar="SHARE",
+                help="of its time, what the trainer may wait for data; 0.05 without it.",
+            )
+        ]
+
+    def plan(self, question: PlanQuestion) -> PlanAnswer:
+        """Measure, and follow the rule."""
+        from recd_plugin_dsi.planning.report_plot import plot
+        from recd_plugin_dsi.planning.report_text import render
+        from recd_plugin_dsi.planning.study import study_readers
+        from recd_plugins.data.pace import STALL_TARGET
+
+        assert question.batch_size is not None, "the batch size is not looked for"
+        question.say("preparing the data")
+        plan = study_readers(
+            question.registry,
+            question.plugins_dir,
+            question.batch_size,
+            question.options["stall_target"] or STALL_TARGET,
+            question.say,
+        )
+        return PlanAnswer(render(plan), plan.as_json, partial(plot, plan))

@@ -1,0 +1,144 @@
+"""``recd plan --cache``: how many rows of each table to cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from recd_plugins.byte_sizes import read_bytes
+from recd_plugins.cli.options import AT_LEAST_1
+from recd_plugins.interfaces import PlanAnswer, PlanMode, PlanQuestion
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from recd_plugins.planning.topologies import TopologySpec
+
+
+class _Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Bytes in words."""
+
+    name = "bytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """A positive number of bytes."""
+        try:
+            return read_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _RowsOrAll(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """Rows, or ``all``."""
+
+    name = "N|all"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | str:
+        """A positive number, or ``all``."""
+        return "all" if value == "all" else AT_LEAST_1.convert(value, param, ctx)
+
+
+class CachePlan(PlanMode):
+    """The rows of each table that are worth keeping in fast memory."""
+
+    flag = "--cache"
+    help = (
+        "Plan caches instead: how many rows of each table to keep in fast memory, and what is then "
+        "moved. --calibrate measures iterations, and rows that are fetched."
+    )
+    takes_auto = True
+    calibrates = "machine"
+
+    def options(self) -> Sequence[click.Option]:
+        """What there is to cache in, and what reads of rows to go by."""
+        return [
+            click.Option(
+                ["--memory"],
+                type=_Bytes(),
+                help="fast memory of all ranks together, as 256MB, for cached rows, and with "
+                "--batch-size auto for the batch; without it, what pays is cached.",
+            ),
+            click.Option(
+                ["--largest-batch"],
+                type=AT_LEAST_1,
+                help="of --batch-size auto, no more rows of a rank than these; 65536 without it.",
+            ),
+            click.Option(
+                ["--sample-bytes"],
+                type=_Bytes(),
+                help="of --batch-size auto, memory that a sample takes, in place of what is "
+                "counted.",
+            ),
+            click.Option(
+                ["--profile"],
+                type=click.Path(path_type=Path),
+                metavar="FILE",
+                help="an access profile, in place of counting the reads of the data.",
+            ),
+            click.Option(
+                ["--profile-rows"],
+                type=_RowsOrAll(),
+                help="rows of the training split whose reads are counted; 65536 without it.",
+            ),
+            click.Option(
+                ["--steps"],
+                type=AT_LEAST_1,
+                help="a row is worth caching that is read more than once in so many steps; 10000 "
+                "without it.",
+            ),
+            click.Option(
+                ["--no-lookahead", "lookahead"],
+                flag_value=False,
+                default=None,
+                help="rows are fetched when their batch begins, not a batch before.",
+            ),
+        ]
+
+    def check(self, options: Mapping[str, Any], auto: bool) -> None:
+        """Refuse options that would change nothing."""
+        searching = [
+            f"--{name.replace('_', '-')}"
+            for name in ("largest_batch", "sample_bytes")
+            if options[name] is not None
+        ]
+        if searching and not auto:
+            are = "are" if len(searching) > 1 else "is"
+            raise click.UsageError(f"{' and '.join(searching)} {are} for --cache --batch-size auto")
+        if auto and options["memory"] is None:
+            raise click.UsageError(
+                "--cache --batch-size auto weighs cached rows against the batch in some memory: "
+                "say how much with --memory, as 16GiB"
+            )
+
+    def calibrate(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
+        """Train a few steps on this machine, and move rows."""
+        from recd_plugin_scars.planning.calibrate import calibrate_cache
+
+        question.say("training a few steps, and moving rows, to see what they cost")
+        spec, found = calibrate_cache(question.registry, question.plugins_dir, question.spec, path)
+        return spec, found.text()
+
+    def plan(self, question: PlanQuestion) -> PlanAnswer:
+        """Read the data where no profile is named, and choose rows."""
+        from recd_plugin_scars.planning.report_plot import plot
+        from recd_plugin_scars.planning.report_text import render
+        from recd_plugin_scars.planning.study import CacheQuestion, study_caches
+
+        options = {name: each for name, each in question.options.items() if each is not None}
+        if options.get("profile_rows") == "all":
+            options["profile_rows"] = None
+        question.say("reading the data")
+        report = study_caches(
+            question.registry,
+            question.topology,
+            question.spec,
+            CacheQuestion(batch_size=question.batch_size, **options),
+            question.say,
+        )
+        return PlanAnswer(render(report), report.as_json, partial(plot, report))

@@ -1,0 +1,20 @@
+"""What plugins add to ``recd`` besides parts of registry files."""
+
+from __future__ import annotations
+
+from recd_plugins.cli import PluginCommands
+from recd_plugins.manager import PluginManager
+
+
+def check_contributions(manager: PluginManager) -> None:
+    """Have the manager list as broken what adds something unusable, or names that are taken.
+
+    Raises:
+        PluginError: a file of ``--plugins-dir`` does.
+    """
+    from recd_plugins.cli.benchmarks import Benchmarks
+    from recd_plugins.cli.plan import plan_modes
+
+    manager.register_commands(PluginCommands())
+    manager.register_plans(plan_modes().add)
+    manager.register_benchmarks(Benchmarks().add)

@@ -1,0 +1,122 @@
+"""`recd bench` with benchmarks that plugins bring."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from recd_plugins.cli import main
+
+PLUGIN = """
+from recd_plugins.api import hookimpl
+
+@hookimpl
+def register_benchmarks():
+    return ["acme_bench.lookup"]
+"""
+LOOKUP = """
+from typing import Literal
+from recd_plugins.testing.benchmark import Figure
+
+SUMMARY = "a lookup of [ours]"
+HELP = {"num_rows": "Rows of the table."}
+
+def workload(size, **options):
+    return f"{size} {options}"
+
+def run(
+    size, *, num_rows: int = 10, kind: Literal["bag", "list"] | None = None, cold: bool = False
+) -> list[Figure]:
+    value = num_rows + cold
+    return [Figure.of(f"lookup_{kind}", [value], unit="s", better="lower")]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(PLUGIN)
+    (tmp_path / "acme_bench").mkdir()
+    (tmp_path / "acme_bench" / "lookup.py").write_text(LOOKUP)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("acme_bench")]:
+        del sys.modules[name]
+
+
+def bench(*arguments: str) -> Result:
+    result = CliRunner().invoke(main, ["--plugins-dir", "plugins", "bench", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_a_benchmark_of_a_plugin_has_its_own_options(folder: Path) -> None:
+    shown = " ".join(bench("lookup", "--help").output.split())
+    assert "--num-rows INTEGER Rows of the table. [default: 10]" in shown
+    assert "--kind [bag|list]" in shown
+    assert "--plot" not in shown
+    done = bench("lookup", "--num-rows", "3", "--cold", "--kind", "bag", "--json", "r.json")
+    assert done.exit_code == 0, done.output
+    report = json.loads((folder / "r.json").read_text())
+    assert report["workload"] == "small {'num_rows': 3, 'cold': True, 'kind': 'bag'}"
+    assert [(each["figure"], each["value"]) for each in report["figures"]] == [("lookup_bag", 4)]
+    assert "a lookup of [ours]" in bench().output
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('["acme_bench.lookup"]', '"acme_bench.lookup"'), "return a list of modules"),
+        (('"acme_bench.lookup"', "5"), "register_benchmarks returned 5; name modules, as acme."),
+        (
+            ("acme_bench.lookup", "acme_bench.dlrm"),
+            "benchmark dlrm is acme_bench.dlrm, and recd_benchmarks.dlrm already; rename one, or",
+        ),
+    ],
+)
+def test_what_is_no_benchmark_is_refused(
+    folder: Path, change: tuple[str, str], message: str
+) -> None:
+    (folder / "plugins" / "acme.py").write_text(PLUGIN.replace(*change))
+    for command in (["bench", "lookup"], ["plugins"]):
+        result = CliRunner().invoke(main, ["--plugins-dir", "plugins", *command])
+        assert result.exit_code == 1
+        assert result.output.startswith(str(Path("plugins") / "acme.py"))
+        assert message in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import no_such_module", "acme_bench.lookup failed to import: ModuleNotFoundError"),
+        ("SUMMARY = ''", "benchmark lookup: acme_bench.lookup has no workload and no run"),
+    ],
+)
+def test_one_that_is_broken_stops_no_other(folder: Path, text: str, message: str) -> None:
+    (folder / "acme_bench" / "lookup.py").write_text(text)
+    done = bench("lookup")
+    assert done.exit_code == 1
+    assert message in done.output
+    listed = bench()
+    assert listed.exit_code == 0
+    assert message in " ".join(listed.output.split())
+    assert "jagged" in listed.output
+
+
+def test_help_names_benchmarks_without_torch(folder: Path) -> None:
+    code = (
+        "import sys\nfrom recd_plugins.cli import main\n"
+        "try: main(['--plugins-dir', 'plugins', 'bench', '--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'torchrec', 'acme_bench.lookup'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "lookup" in done.stdout
+    assert done.stdout.rstrip().endswith("[]"), done.stdout.splitlines()[-1]

@@ -1,0 +1,139 @@
+"""Modes of `recd plan` that plugins bring: what they are handed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from recd_plugins.cli import main
+
+REGISTRY = """
+version: 1
+dataset: {use: recd.session_parquet, options: {path: table, sparse: [item_0]}}
+converter: {use: recd.kjt}
+model: {embedding_dim: 8, num_embeddings: 500}
+training: {batch_size: 64, ranks: 2, device: cpu}
+"""
+MODE = """
+import click
+from functools import partial
+from recd_plugins.api import PlanAnswer, PlanMode, hookimpl
+
+class Replicas(PlanMode):
+    flag = "--replicas"
+    help = "Plan replicas instead."
+    because = "knows of no others"
+    def options(self):
+        return [
+            click.Option(["--copies"], type=int, default=3, help="at most so many."),
+            click.Option(["--all-tables", "every"], is_flag=True, help="not only those that pay."),
+        ]
+    def check(self, options, auto):
+        if options["copies"] < 1:
+            raise click.UsageError("--copies 0 is plain recd plan")
+    def plan(self, question):
+        question.say("planning replicas")
+        found = {"ranks": question.spec.world_size, "rows": question.batch_size, **question.options}
+        return PlanAnswer(f"replicas: {found}", lambda: found, lambda path: path.write_text("x"))
+
+@hookimpl
+def register_plans():
+    return [Replicas]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(MODE, encoding="utf-8")
+    return tmp_path
+
+
+def plan(*arguments: str) -> Result:
+    command = ["--plugins-dir", "plugins", "plan", "registry.yaml", *arguments]
+    result = CliRunner().invoke(main, command)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result
+
+
+def test_a_mode_plans_what_it_is_asked(folder: Path) -> None:
+    arguments = ["--topology", "ndv4", "--batch-size", "32", "--all-tables"]
+    result = plan("--replicas", *arguments, "--json", "r.json", "--plot", "r.svg")
+    assert result.exit_code == 0, result.output
+    found = {"ranks": 8, "rows": 32, "copies": 3, "every": True}
+    assert result.stdout == f"replicas: {found}\n"
+    assert json.loads((folder / "r.json").read_text()) == found
+    assert (folder / "r.svg").read_text() == "x"
+    assert plan("--replicas").stdout.startswith("replicas: {'ranks': 2, 'rows': 64, 'copies': 3,")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--copies", "2"], "--copies is for --replicas"),
+        (["--copies", "3", "--all-tables"], "--copies and --all-tables are for --replicas"),
+        (["--tiers", "--copies", "2"], "--copies is for --replicas"),
+        (["--replicas", "--overlap", "0.5"], "--overlap is for --tiers"),
+        (["--replicas", "--tiers"], "--tiers and --replicas are two plans: make one after the ot"),
+        (
+            ["--replicas", "--batch-size", "auto", "--calibrate", "c"],
+            "--replicas knows of no others: leave out --batch-size auto and --calibrate",
+        ),
+        (["--replicas", "--copies", "0"], "--copies 0 is plain recd plan"),
+        (["--replicas", "--copies", "few"], "'few' is not a valid integer"),
+    ],
+)
+def test_options_that_do_not_go_together(folder: Path, arguments: list[str], message: str) -> None:
+    result = plan(*arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"--replicas"', '"--json"'), "Replicas has --json, which is that of recd plan itself"),
+        (('"--copies"', '"-h"'), "Replicas has -h, which is that of recd plan itself; rename it"),
+        (('"--copies"', '"--copies", "topology"'), "Replicas has --copies, which is that of recd "),
+        (('"--replicas"', '"--tiers"'), "which is that of recd_plugin_flexshard.commands.plan_tie"),
+        (('"--replicas"', '"replicas"'), "Replicas needs a flag, as in --replicas, and help for"),
+        (('help = "Plan replicas instead."', ""), "Replicas needs a flag, as in --replicas, and "),
+        (("default=3", "required=True"), "Replicas requires --copies, also without --replicas"),
+        (("(self, question)", "(self)"), "Replicas.plan is called with (question), which it does"),
+        (("def plan(", "def other("), "Replicas does not implement plan"),
+        (("[Replicas]", "[5]"), "returned 5, which is no subclass of recd_plugins.interfaces.plan"),
+        (("[Replicas]", "Replicas"), "returned a class; return a list of classes"),
+        (("return [\n", "return 1 / [\n"), "register_plans failed: TypeError: unsupported opera"),
+    ],
+)
+def test_a_mode_that_is_none_is_refused(
+    folder: Path, change: tuple[str, str], message: str
+) -> None:
+    assert change[0] in MODE
+    (folder / "plugins" / "acme.py").write_text(MODE.replace(*change), encoding="utf-8")
+    for arguments in (["plan", "registry.yaml"], ["plan", "--help"], ["plugins"]):
+        result = CliRunner().invoke(main, ["--plugins-dir", "plugins", *arguments])
+        assert result.exit_code == 1
+        assert result.output.startswith(str(Path("plugins") / "acme.py"))
+        assert message in " ".join(result.output.split())
+
+
+def test_help_shows_every_mode_without_torch(folder: Path) -> None:
+    code = (
+        "import sys\nfrom recd_plugins.cli import main\n"
+        "try: main(['--plugins-dir', 'plugins', 'plan', '--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'torchrec', 'matplotlib'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for option in ("--tiers", "--cache", "--readers", "--replicas", "--no-lookahead"):
+        assert f"  {option} " in done.stdout
+    assert "With --replicas: at most so many." in done.stdout
+    assert done.stdout.rstrip().endswith("[]"), done.stdout.splitlines()[-1]
