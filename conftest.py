@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import is_hypothesis_test, settings
 
-os.environ["RECD_NO_THIRD_PARTY"] = "1"
+os.environ["RECD_ONLY"] = ",".join(
+    path.parent.name.removeprefix("recd_plugin_")
+    for path in Path(__file__).parent.glob("plugins/*/pyproject.toml")
+)
 # No test is timed: a kernel is compiled first, or another process has the cores.
 # Examples that failed are kept in .hypothesis, and are tried first in the next run.
 settings.register_profile("untimed", deadline=None, print_blob=True)
@@ -38,6 +41,7 @@ _SLOW = (
     "examples/*",
     "planning/test_stage_times.py",
     "planning/test_work.py",
+    "plugins/*/tests/commands/test_plan_*",
     "plugins/*/commands/test_plan_*",
     "plugins/*/test_*run.py",
     "plugins/*/tests/test_*run.py",

@@ -74,7 +74,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delenv("RECD_NO_THIRD_PARTY")
+    monkeypatch.delenv("RECD_ONLY")
     yield Site(tmp_path)
     for name in [name for name in sys.modules if name.startswith("module_of_")]:
         del sys.modules[name]

@@ -45,7 +45,7 @@ def refused(folder: Path) -> str:
 def test_installed_plugins_say_which_distribution_brought_them():
     origins = PluginManager().origins
     assert origins
-    assert all(origin.startswith("recd-plugins ") for origin in origins)
+    assert all(origin.startswith("recd-plugin-") for origin in origins)
 
 
 def test_files_and_packages_of_a_folder(folder):

@@ -26,7 +26,7 @@ def environment(tmp_path_factory) -> dict[str, str]:
         check=True,
     )
     environment = {**os.environ, "PYTHONPATH": str(target)}
-    del environment["RECD_NO_THIRD_PARTY"]
+    del environment["RECD_ONLY"]
     return environment
 
 
@@ -51,7 +51,7 @@ def test_its_command_runs(environment):
 
 
 def test_it_is_left_out_where_third_parties_are(environment):
-    found = recd({**environment, "RECD_NO_THIRD_PARTY": "1"}, "plugins", "--json")
+    found = recd({**environment, "RECD_ONLY": "recd"}, "plugins", "--json")
     assert "example." not in found
 
 

@@ -19,9 +19,10 @@ from recd_plugins.interfaces import Plugin
 from recd_plugins.plugin_call import PLUGIN_FAILURES
 
 GROUP = "recd_plugins"
-OWN_DISTRIBUTION = "recd-plugins"
 #: Names of packages that are left out, with commas between them; ``recd --without`` sets it.
 WITHOUT = "RECD_WITHOUT"
+#: Names of the only packages that are there, likewise; those that are not installed do no harm.
+ONLY = "RECD_ONLY"
 
 # Of modules of files: the name is the manager's own, and messages name the file.
 _PREFIX = "recd_plugins_dir_"
@@ -66,8 +67,7 @@ class Package:
 def installed_packages() -> list[Package]:
     """The packages under the entry-point group ``recd_plugins``, but those that are left out.
 
-    With ``RECD_NO_THIRD_PARTY=1`` these are all that recd-plugins itself does not bring;
-    ``RECD_WITHOUT`` names packages or distributions.
+    ``RECD_WITHOUT`` and ``RECD_ONLY`` name packages or distributions.
 
     Raises:
         PluginError: ``RECD_WITHOUT`` names none of them.
@@ -78,20 +78,23 @@ def installed_packages() -> list[Package]:
         assert distribution is not None, "entry points of installed distributions have one"
         origin = f"{distribution.name} {distribution.version}"
         found.append(Package(entry_point, distribution.name, origin))
-    without = set(filter(None, map(str.strip, os.environ.get(WITHOUT, "").split(","))))
+    without, only = _named(WITHOUT), _named(ONLY)
     known = {name for package in found for name in (package.name, package.distribution)}
     if unknown := sorted(without - known):
         raise PluginError(
             f"{', '.join(unknown)}, to be left out (--without, {WITHOUT}), is no installed "
             f"package of plugins; there are: {', '.join(sorted(known))}"
         )
-    only_own = os.environ.get("RECD_NO_THIRD_PARTY") == "1"
     return [
         package
         for package in found
         if not without & {package.name, package.distribution}
-        and (package.distribution == OWN_DISTRIBUTION or not only_own)
+        and (not only or only & {package.name, package.distribution})
     ]
+
+
+def _named(variable: str) -> set[str]:
+    return set(filter(None, map(str.strip, os.environ.get(variable, "").split(","))))
 
 
 def modules_in_folder(folder: Path) -> Iterator[tuple[ModuleType, str]]:

@@ -11,7 +11,12 @@ from recd_plugins.training.session import session
 PAGE = page("plugins/table-part.md")
 REGISTRY = """
 version: 1
-dataset: {{use: recd.papercal, options: {{path: "{folder}", generate: {{rows: 2048}}}}}}
+dataset:
+  use: recd.session_parquet
+  options:
+    path: "{folder}"
+    sparse: [usr_0, "seq_0_*"]
+    generate: {{rows: 2048, row_group_rows: 256}}
 converter: {{use: recd.ikjt}}
 preprocessing: [{{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 200}}}}]
 pooling: [{{use: recd.mean, features: ["seq_*"]}}]

@@ -84,5 +84,5 @@ def _tensor(buffer: Any) -> Tensor:
 
 @cache
 def _versions() -> str:
-    names = ("recd-plugins", "torch", "torchrec")
+    names = ("recd-plugins-core", "torch", "torchrec")
     return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
