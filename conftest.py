@@ -48,7 +48,7 @@ _SLOW = (
     "recd_plugin_flexshard/tests/test_checkpoints.py",
     "plugins/recd/cluster/test_restart.py",
     "plugins/recd/models/test_training.py",
-    "test_third_party_plugin.py",
+    "test_third_party_*.py",
     "recd_plugin_scars/tests/report/test_cached_run.py",
     "training/test_checkpoint.py",
     "training/test_dcn_run.py",

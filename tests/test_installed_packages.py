@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests import installed
 
 from recd_plugins import api, interfaces, load_registry
 from recd_plugins.api import API_VERSION
@@ -44,40 +45,20 @@ preprocessing:
 """
 
 
-class Site:
-    """A folder on the path, in which packages are installed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+class Site(installed.Site):
+    """Its packages have a plugin ``NAME.keep`` and a command ``NAME-hello``."""
 
     def install(self, name: str, text: str = PLUGIN, entry_point: str | None = None) -> None:
-        module = f"module_of_{name}"
-        (self.folder / f"{module}.py").write_text(text.format(name=name), encoding="utf-8")
-        about = self.folder / f"{name}_plugins-1.0.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text(
-            f"Metadata-Version: 2.1\nName: {name}-plugins\nVersion: 1.0\n", encoding="utf-8"
-        )
-        (about / "entry_points.txt").write_text(
-            f"[recd_plugins]\n{entry_point or name} = {module}\n", encoding="utf-8"
-        )
+        super().install(name, text.format(name=name), entry_point)
 
-    def registry(self, use: str) -> Path:
-        path = self.folder / "registry.yaml"
-        path.write_text(REGISTRY.format(use=use), encoding="utf-8")
-        return path
-
-    def imported(self, name: str) -> bool:
-        return f"module_of_{name}" in sys.modules
+    def registry(self, text: str) -> Path:
+        return super().registry(REGISTRY.format(use=text))
 
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delenv("RECD_ONLY")
-    yield Site(tmp_path)
-    for name in [name for name in sys.modules if name.startswith("module_of_")]:
-        del sys.modules[name]
+    with installed.on_path(tmp_path, monkeypatch):
+        yield Site(tmp_path)
 
 
 def recd(*arguments: object) -> Result:

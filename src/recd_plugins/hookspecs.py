@@ -16,7 +16,9 @@ if TYPE_CHECKING:
         Converter,
         Dataset,
         Ingestion,
+        Kind,
         PlanMode,
+        Plugin,
         Pooling,
         Preprocessing,
         Sharding,
@@ -64,6 +66,16 @@ def register_poolings() -> Sequence[type[Pooling]]:  # type: ignore[empty-body]
 @hookspec
 def register_topology_sections() -> Mapping[str, type[BaseModel]]:  # type: ignore[empty-body]
     """Sections of topology files by name; each says what was measured on the machines."""
+
+
+@hookspec
+def register_plugins() -> Sequence[type[Plugin]]:  # type: ignore[empty-body]
+    """Plugin classes of any kinds, those of others' packages too: each says which by ``kind``."""
+
+
+@hookspec
+def register_kinds() -> Sequence[Kind]:  # type: ignore[empty-body]
+    """Kinds of plugins, each with a section of registry files of its own."""
 
 
 @hookspec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from recd_plugins import hookspecs
+from recd_plugins import built_in_kinds, hookspecs
 from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import (
-    Cache,
-    Converter,
-    Dataset,
-    Ingestion,
-    Plugin,
-    Pooling,
-    Preprocessing,
-    Sharding,
-)
+from recd_plugins.interfaces import Kind, Plugin
 from recd_plugins.plugin_call import PLUGIN_FAILURES
 from recd_plugins.plugin_check import check_api, check_class
+from recd_plugins.plugin_kinds import OWN_SECTIONS, Kinds
 from recd_plugins.plugin_modules import (
     GROUP,
     Package,
@@ -40,15 +32,15 @@ if TYPE_CHECKING:
     import click
     from pydantic import BaseModel
 
-#: Interface and hook by kind, in the order in which data meets the kinds.
-KINDS: dict[str, tuple[type[Plugin], str]] = {
-    "dataset": (Dataset, "register_datasets"),
-    "converter": (Converter, "register_converters"),
-    "preprocessing": (Preprocessing, "register_preprocessing"),
-    "ingestion": (Ingestion, "register_ingestions"),
-    "pooling": (Pooling, "register_poolings"),
-    "sharding": (Sharding, "register_shardings"),
-    "cache": (Cache, "register_caches"),
+#: The kind of the hooks that are for one kind each; ``register_plugins`` is for all.
+HOOKS = {
+    "register_datasets": "dataset",
+    "register_converters": "converter",
+    "register_preprocessing": "preprocessing",
+    "register_ingestions": "ingestion",
+    "register_poolings": "pooling",
+    "register_shardings": "sharding",
+    "register_caches": "cache",
 }
 
 
@@ -95,17 +87,46 @@ class PluginManager:
         # One of pluggy's for each module: what a hook returns can be traced back to it.
         self._modules: dict[ModuleType, tuple[pluggy.PluginManager, str, Package | None]] = {}
         self._files: list[str] = []
-        self._found: dict[str, dict[str, list[Registered]]] = {kind: {} for kind in KINDS}
-        if plugins_dir is not None:
-            for module, origin in modules_in_folder(Path(plugins_dir)):
-                self._files.append(origin)
-                self._add(module, origin, None)
+        self._kinds = Kinds()
+        self._found: dict[str, dict[str, list[Registered]]] = {}
+        self._register_kinds(built_in_kinds, "recd-plugins")
+        files = [] if plugins_dir is None else list(modules_in_folder(Path(plugins_dir)))
+        for module, origin in files:
+            self._files.append(origin)
+            self._register_kinds(module, origin)
+        for module, origin in files:  # whose plugins may be of kinds of one another
+            self._register_plugins(module, origin, None)
 
     @property
     def origins(self) -> tuple[str, ...]:
         """Where plugins can come from, each place once: installed ones first, then files."""
         installed = [package.origin for package in self._packages]
         return tuple(dict.fromkeys([*installed, *self._files]))
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """Kinds by name, of everything that is installed; without those that clash."""
+        self._load()
+        return self._kinds.usable
+
+    def origin_of(self, kind: Kind) -> str:
+        """Which of ``origins`` a kind came from; of those of recd-plugins itself, that."""
+        return self._kinds.origin(kind)
+
+    def kinds_for(self, sections: Collection[str]) -> dict[str, Kind]:
+        """Kinds by name, for a file with these sections.
+
+        Installed packages are imported where a section is of no kind of recd-plugins itself.
+
+        Raises:
+            PluginError: two kinds have such a section.
+        """
+        if not OWN_SECTIONS.issuperset(sections):
+            self._load()
+            for section in sections:
+                if clash := self._kinds.clash(section):
+                    raise clash
+        return self._kinds.usable
 
     @property
     def broken(self) -> tuple[Broken, ...]:
@@ -117,7 +138,8 @@ class PluginManager:
             for name, found in by_name.items()
             if len(found) > 1
         )
-        return (*self._broken, *clashes)
+        kinds = (Broken(kind.name, str(error)) for kind, error in self._kinds.clashes())
+        return (*self._broken, *kinds, *clashes)
 
     @property
     def plugins(self) -> dict[str, dict[str, Registered]]:
@@ -132,8 +154,12 @@ class PluginManager:
                 if len(found) > 1 and any(each.origin in self._files for each in found):
                     raise _clash(kind, name, found)
         return {
-            kind: {name: found[0] for name, found in by_name.items() if len(found) == 1}
-            for kind, by_name in self._found.items()
+            kind: {
+                name: found[0]
+                for name, found in self._found.get(kind, {}).items()
+                if len(found) == 1
+            }
+            for kind in self._kinds.usable
         }
 
     def find(self, kind: str, name: str) -> Registered | None:
@@ -145,7 +171,7 @@ class PluginManager:
         prefix = name.partition(".")[0]
         # A name that is no package's own may be of several: all are looked at, in whatever order.
         self._load(prefix if prefix in self._owners else None)
-        found = self._found[kind].get(name)
+        found = self._found.get(kind, {}).get(name)
         if found is None:
             for broken in self._broken:
                 if broken.name == prefix:
@@ -181,7 +207,7 @@ class PluginManager:
         Raises:
             PluginError: one of a file failed; of an installed package it is in ``broken`` then.
         """
-        self._hand("register_plans", add)
+        self._hand("register_plans", "classes", add)
 
     def register_benchmarks(self, add: Callable[[Any, str], None]) -> None:
         """Let ``add`` have the name of every module that is a benchmark, likewise.
@@ -189,14 +215,14 @@ class PluginManager:
         Raises:
             PluginError: one of a file failed; of an installed package it is in ``broken`` then.
         """
-        self._hand("register_benchmarks", add)
+        self._hand("register_benchmarks", "modules", add)
 
-    def _hand(self, hook: str, add: Callable[[Any, str], None]) -> None:
+    def _hand(self, hook: str, of: str, add: Callable[[Any, str], None]) -> None:
         for hooks, origin, package in self._installed_first():
             where = f"{origin}: {hook}"
             with self._tolerated(package):
                 for returned in _call(hooks, hook, origin):
-                    for each in _listed(returned, where):
+                    for each in _listed(returned, where, of):
                         try:
                             add(each, where)
                         except PluginError:
@@ -214,9 +240,15 @@ class PluginManager:
         """Import the installed packages of that name, or all, that were not imported yet."""
         now = [package for package in self._waiting if name in (None, package.name)]
         self._waiting = [package for package in self._waiting if package not in now]
+        loaded = []
         for package in now:
             with self._tolerated(package):
-                self._add(package.load(), package.origin, package)
+                module = package.load()
+                self._register_kinds(module, package.origin)
+                loaded.append((module, package))
+        for module, package in loaded:  # whose plugins may be of kinds of one another
+            with self._tolerated(package):
+                self._register_plugins(module, package.origin, package)
 
     @contextmanager
     def _tolerated(self, package: Package | None) -> Iterator[None]:
@@ -227,35 +259,63 @@ class PluginManager:
                 raise
             self._broken.append(Broken(package.name, str(error)))
 
-    def _add(self, module: ModuleType, origin: str, package: Package | None) -> None:
+    def _register_kinds(self, module: ModuleType, origin: str) -> None:
+        check_api(module, origin)
+        where = f"{origin}: register_kinds"
+        for kinds in _call(_hooks_of(module, origin), "register_kinds", origin):
+            self._kinds.add(_listed(kinds, where, "kinds"), origin, where)
+
+    def _register_plugins(self, module: ModuleType, origin: str, package: Package | None) -> None:
         if module in self._modules:
             return
-        check_api(module, origin)
         hooks = _hooks_of(module, origin)
-        found = [
-            (kind, cls) for kind in KINDS for cls in self._classes(kind, hooks, origin, package)
-        ]
+        found = list(self._classes(hooks, origin, package))
         self._modules[module] = hooks, origin, package
         for kind, cls in found:
-            self._found[kind].setdefault(cls.name, []).append(Registered(cls, origin))
+            by_name = self._found.setdefault(kind.name, {})
+            by_name.setdefault(cls.name, []).append(Registered(cls, origin))
 
     def _classes(
-        self, kind: str, hooks: pluggy.PluginManager, origin: str, package: Package | None
-    ) -> Iterator[type[Plugin]]:
-        """The plugin classes of a kind that a module registers."""
-        interface, hook = KINDS[kind]
-        where = f"{origin}: {hook}"
-        for classes in _call(hooks, hook, origin):
-            for cls in _listed(classes, where):
-                check_class(cls, interface, where)
-                prefix = cls.name.partition(".")[0]
-                if package is not None and prefix != package.name and prefix in self._owners:
-                    raise PluginError(
-                        f"{where}: {qualified(cls)} is named {cls.name}, and names that start with "
-                        f"{prefix}. are those of {self._owners[prefix]}; rename it, or leave "
-                        f"{package.name} out (--without {package.name})"
-                    )
-                yield cls
+        self, hooks: pluggy.PluginManager, origin: str, package: Package | None
+    ) -> Iterator[tuple[Kind, type[Plugin]]]:
+        """The plugin classes that a module registers, and their kinds."""
+        for hook in (*HOOKS, "register_plugins"):
+            where = f"{origin}: {hook}"
+            for classes in _call(hooks, hook, origin):
+                for cls in _listed(classes, where, "classes"):
+                    name = HOOKS.get(hook)
+                    kind = built_in_kinds.BY_NAME[name] if name else self._kind_of(cls, where)
+                    check_class(cls, kind.interface, where)
+                    self._check_owner(cls, where, package)
+                    yield kind, cls
+
+    def _kind_of(self, cls: Any, where: str) -> Kind:
+        """The kind of a class; of one that is not known yet, installed packages are imported."""
+        if not (isinstance(cls, type) and issubclass(cls, Plugin) and hasattr(cls, "kind")):
+            returned = qualified(cls) if isinstance(cls, type) else repr(cls)
+            raise PluginError(
+                f"{where} returned {returned}, which has no kind: it is no subclass of the "
+                "interface of one"
+            )
+        if (kind := self._kinds.of(cls)) is not None:
+            return kind
+        self._load()
+        if (kind := self._kinds.of(cls)) is not None:
+            return kind
+        raise PluginError(
+            f"{where}: {qualified(cls)} is of kind {cls.kind}, which no package registers that is "
+            f"there (the kinds: {', '.join(self._kinds.usable)}); install the one that does"
+        )
+
+    def _check_owner(self, cls: type[Plugin], where: str, package: Package | None) -> None:
+        """Refuse a name that begins with that of another package."""
+        prefix = cls.name.partition(".")[0]
+        if package is not None and prefix != package.name and prefix in self._owners:
+            raise PluginError(
+                f"{where}: {qualified(cls)} is named {cls.name}, and names that start with "
+                f"{prefix}. are those of {self._owners[prefix]}; rename it, or leave "
+                f"{package.name} out (--without {package.name})"
+            )
 
 
 def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
@@ -289,12 +349,11 @@ def _call(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: Any)
         raise PluginError(f"{origin}: {hook} failed: {type(error).__name__}: {error}") from error
 
 
-def _listed(classes: Any, where: str) -> list[Any]:
-    """What a hook returned; a generator runs here."""
+def _listed(classes: Any, where: str, what: str) -> list[Any]:
+    """What a hook returned, a list of ``what``; a generator runs here."""
     if isinstance(classes, type | str) or not isinstance(classes, Iterable):
-        what = "a class" if isinstance(classes, type) else repr(classes)
-        of = "modules" if where.endswith("benchmarks") else "classes"
-        raise PluginError(f"{where} returned {what}; return a list of {of}")
+        returned = "a class" if isinstance(classes, type) else repr(classes)
+        raise PluginError(f"{where} returned {returned}; return a list of {what}")
     try:
         return list(classes)
     except PLUGIN_FAILURES as error:

@@ -9,9 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from recd_plugins.built_in_kinds import BY_NAME
 from recd_plugins.cli import COMMANDS, main
 from recd_plugins.errors import DataError
-from recd_plugins.manager import KINDS
 
 PLUGIN = '''
 import click
@@ -248,5 +248,5 @@ def test_every_reference_in_the_schema_leads_somewhere(folder):
                 yield from references(item)
 
     found = set(references(schema))
-    assert {f"#/$defs/{kind}_entry" for kind in KINDS} <= found
+    assert {f"#/$defs/{kind}_entry" for kind in BY_NAME} <= found
     assert {reference.removeprefix("#/$defs/") for reference in found} <= set(schema["$defs"])

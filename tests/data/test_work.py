@@ -96,8 +96,6 @@ class Unlocked(Locked):
 def registry_of(dataset: Numbers, **parts: Any) -> Registry:
     spec = {
         "version": 1,
-        "dataset": {"use": dataset.name},
-        "converter": {"use": Unrepeatable.name},
         "training": {"batch_size": BATCH},
     }
     parts = {

@@ -7,8 +7,10 @@ from click.testing import CliRunner
 from ruamel.yaml import YAML
 from tests.docs.pages import DOCS, blocks, page, run_tests_of_plugins
 
+from recd_plugins import load_registry
+from recd_plugins.built_in_kinds import BY_NAME
 from recd_plugins.cli import main
-from recd_plugins.manager import KINDS, PluginManager
+from recd_plugins.manager import PluginManager
 
 PAGES = sorted(path.name for path in (DOCS / "plugins").iterdir())
 
@@ -24,10 +26,10 @@ def module_name(kind: str) -> str:
     return match[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BY_NAME)
 def test_the_plugin_loads_and_its_registry_entry_is_valid(kind, tmp_path):
     (tmp_path / f"{module_name(kind)}.py").write_text(blocks(text_of(kind), "python")[0])
-    entry = YAML(typ="safe").load(blocks(text_of(kind), "yaml")[0])[kind]
+    entry = YAML(typ="safe").load(blocks(text_of(kind), "yaml")[0])[BY_NAME[kind].section]
     entry = entry[0] if isinstance(entry, list) else entry
     registered = PluginManager(tmp_path).plugins[kind][entry["use"]]
     registered.cls(registered.cls.Options.model_validate(entry.get("options", {})))
@@ -36,8 +38,8 @@ def test_the_plugin_loads_and_its_registry_entry_is_valid(kind, tmp_path):
 def test_the_plugins_pass_their_contracts(tmp_path):
     """One process for all pages: importing torch takes most of the time."""
     (tmp_path / "plugins").mkdir()
-    for kind in KINDS:
-        plugin, test = blocks(text_of(kind), "python")
+    for kind in (*BY_NAME, "kind"):
+        plugin, *_, test = blocks(text_of(kind), "python")
         (tmp_path / "plugins" / f"{module_name(kind)}.py").write_text(plugin)
         (tmp_path / f"test_{module_name(kind)}.py").write_text(test)
     run_tests_of_plugins(tmp_path)
@@ -49,6 +51,18 @@ def test_the_mode_of_recd_plan_runs(tmp_path):
     command = ["--plugins-dir", str(tmp_path), "plan", str(registry), "--epoch", "--batch-size"]
     result = CliRunner().invoke(main, [*command, "100", "--nodes", "1", "--ranks-per-node", "2"])
     assert result.stdout == "5000 steps of 200 rows\n", result.output
+
+
+def test_the_kind_has_a_section_and_its_entries_are_called(tmp_path):
+    plugin, call, _ = blocks(text_of("kind"), "python")
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme_alert.py").write_text(plugin)
+    section = blocks(text_of("kind"), "yaml")[0]
+    head = "version: 1\ndataset: {use: recd.session_parquet, options: {path: a}}\n"
+    (tmp_path / "r.yaml").write_text(f"{head}converter: {{use: recd.kjt}}\n{section}")
+    found = {"registry": load_registry(tmp_path / "r.yaml", plugins_dir=tmp_path / "plugins")}
+    exec(call, found)
+    assert found["said"] == {name: f"{name} has 2,000,000 rows" for name in ("t_user", "t_item")}
 
 
 @pytest.mark.parametrize("name", PAGES)

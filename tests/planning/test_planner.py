@@ -61,8 +61,6 @@ def registry(*sharding: Any, cache: Sequence[Any] = (), optimizer: str = "sgd") 
     spec = RegistrySpec.model_validate(
         {
             "version": 1,
-            "dataset": {"use": "none"},
-            "converter": {"use": "none"},
             "training": {"batch_size": BATCH_SIZE, "optimizer": optimizer},
         }
     )

@@ -5,17 +5,19 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from recd_plugins.built_in_kinds import KINDS
 from recd_plugins.errors import Problem, RegistryError
-from recd_plugins.manager import KINDS, PluginManager
+from recd_plugins.manager import PluginManager
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import resolve
-from recd_plugins.registry.schema import RegistrySpec
+from recd_plugins.registry.schema import registry_spec
 
 BASE = {
     "version": "1",
@@ -64,17 +66,17 @@ def text(location: tuple[str, ...], value: str, in_list: bool = False) -> str:
 
 def cases() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """A name, the section, and where in it a value stands."""
-    for location in fields(RegistrySpec):
+    for location in fields(registry_spec(KINDS)):
         yield ".".join(location), location[0], location[1:]
-    for kind in KINDS:
-        for name, registered in MANAGER.plugins[kind].items():
+    for kind, plugins in MANAGER.plugins.items():
+        for name, registered in plugins.items():
             for location in fields(registered.cls.Options):
                 yield f"{name}.{'.'.join(location)}", f"{kind} {name}", ("options", *location)
 
 
 def document(section: str, location: tuple[str, ...], value: str) -> str:
     kind, _, plugin = section.partition(" ")
-    in_list = kind in ("preprocessing", "pooling", "sharding", "cache")
+    in_list = kind in ("preprocessing", "pooling", "sharding", "cache", "callbacks")
     if plugin == "scars.hot_batches":
         options = text(location[1:], value)
         inner = f"[{{use: {plugin}, options: {options}}}]"
@@ -126,15 +128,15 @@ def taken_or_refused(path: Path, text: str) -> bool:
     path.write_text(text, encoding="utf-8")
     problems: tuple[Problem, ...] = ()
     try:
-        spec, resolved = resolve(read_yaml(path), MANAGER)
+        resolved = resolve(read_yaml(path), MANAGER)
     except RegistryError as error:
         problems = error.problems
     if problems:
         assert all(problem.line for problem in problems), problems
         assert all(len(str(problem)) < 2500 for problem in problems)
         return False
-    check(spec)
-    for item in resolved:
+    check(resolved.spec)
+    for item in (*chain(*resolved.entries.values()), *resolved.wrappers):
         check(item.plugin.options)
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,38 @@ def test_fields_are_those_that_there_are(folder: Path) -> None:
         for part in field.split("."):
             assert part in value, field
             value = value[part]
+
+
+KINDS = '''
+from recd_plugins.api import Kind, Plugin, hookimpl
+
+class {name}(Plugin):
+    """Do nothing."""
+    kind, name = "{kind}", "acme.{kind}"
+
+@hookimpl
+def register_kinds():
+    return [Kind("{kind}", {name}, "data_{kind}", "by table", "Nothing.", "a.B", {observes})]
+
+@hookimpl
+def register_plugins():
+    return [{name}]
+'''
+
+
+@pytest.mark.parametrize("observes", [False, True])
+def test_sections_of_further_kinds(folder: Path, tmp_path: Path, observes: bool) -> None:
+    text = KINDS.format(name="Watch", kind="watch", observes=observes)
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "watch.py").write_text(text, encoding="utf-8")
+    section = "converter: {use: recd.ikjt}\ndata_watch: [{use: acme.watch, tables: [t_item_*]}]"
+    watched = identity(folder, ("converter: {use: recd.ikjt}", section),
+                       plugins_dir=tmp_path / "plugins")  # fmt: skip
+    (tmp_path / IDENTITY).write_text(identity_text(watched), encoding="utf-8")
+    assert check_resumable(tmp_path, watched, ()) == []
+    words = 'data_watch[0].use was "acme.watch" and is not there'
+    if observes:
+        assert words in check_resumable(tmp_path, identity(folder), ())
+    else:
+        with pytest.raises(RecdError, match=re.escape(words)):
+            check_resumable(tmp_path, identity(folder), ())

@@ -13,14 +13,15 @@ from rich.table import Column, Table
 
 from recd_plugins.cli.contributions import check_contributions
 from recd_plugins.interfaces import DatasetWrapper
-from recd_plugins.manager import KINDS, PluginManager, Registered
+from recd_plugins.manager import PluginManager, Registered
 
 
 @click.command()
-@click.option("--kind", type=click.Choice(list(KINDS)), help="Only plugins of this kind.")
+@click.option("--kind", help="Only plugins of this kind.")
+@click.option("--kinds", is_flag=True, help="List the kinds themselves.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_obj
-def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
+def plugins(plugins_dir: Path | None, kind: str | None, kinds: bool, as_json: bool) -> None:
     """List the plugins that are there.
 
     Of each: its kind, its name, what it does, and which distribution or file brought it. Then the
@@ -28,6 +29,12 @@ def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
     """
     manager = PluginManager(plugins_dir)
     check_contributions(manager)
+    if kind is not None and kind not in manager.kinds:
+        known = ", ".join(manager.kinds)
+        raise click.BadParameter(f"{kind!r} is none of {known}", param_hint="--kind")
+    if kinds:
+        _list_kinds(manager, as_json)
+        return
     found: list[dict[str, Any]] = [
         {
             "kind": of_kind,
@@ -51,6 +58,28 @@ def plugins(plugins_dir: Path | None, kind: str | None, as_json: bool) -> None:
         if brought:
             console.print(f"[bold]{escape(origin)}[/]", soft_wrap=True)
             console.print(_table(brought))
+
+
+def _list_kinds(manager: PluginManager, as_json: bool) -> None:
+    found = [
+        {
+            "kind": kind.name,
+            "section": kind.section,
+            "claims": kind.claims,
+            "contract": kind.contract,
+            "from": manager.origin_of(kind),
+            "description": kind.description,
+        }
+        for kind in manager.kinds.values()
+    ]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    for kind in found:
+        click.echo(f"{kind['kind']} ({kind['from']}): {kind['description']}")
+        click.echo(
+            f"  section {kind['section']}, claims {kind['claims']}; tests {kind['contract']}"
+        )
 
 
 def _wrappers_last(item: tuple[str, Registered]) -> tuple[bool, str]:

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from recd_plugins.interfaces import DatasetWrapper
-from recd_plugins.manager import KINDS, PluginManager, Registered
-from recd_plugins.registry import RegistrySpec
+from recd_plugins.manager import PluginManager, Registered
+from recd_plugins.registry.schema import registry_spec
 
 
 @click.command()
@@ -26,7 +26,8 @@ def schema(plugins_dir: Path | None, as_json: bool) -> None:  # noqa: ARG001
 
 def registry_schema(manager: PluginManager) -> dict[str, Any]:
     """A JSON Schema in which ``options`` has the shape that the plugin after ``use`` takes."""
-    result = RegistrySpec.model_json_schema()
+    kinds = manager.kinds
+    result = registry_spec(kinds.values()).model_json_schema()
     definitions = result["$defs"]
     result["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     wrappers = {
@@ -36,10 +37,9 @@ def registry_schema(manager: PluginManager) -> dict[str, Any]:
     }
     wrap = definitions["DatasetSpec"]["properties"]["wrap"]
     general = {_put_entry(definitions, wrap, "wrapper", wrappers)}
-    for kind in KINDS:
-        plugins = manager.plugins[kind]
+    for kind, plugins in manager.plugins.items():
         usable = {name: plugins[name] for name in plugins if name not in wrappers}
-        section = result["properties"][kind]
+        section = result["properties"][kinds[kind].section]
         general.add(_put_entry(definitions, section, kind, usable))
     for name in general:
         del definitions[name]

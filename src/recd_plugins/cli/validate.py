@@ -30,14 +30,7 @@ def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
         problems = [asdict(problem) for problem in error.problems]
         click.echo(json.dumps({"ok": False, "problems": problems}, indent=2))
         ctx.exit(1)
-    sections = (
-        registry.wrappers,
-        registry.preprocessing,
-        registry.pooling,
-        registry.sharding,
-        registry.cache,
-    )
-    entries = 2 + sum(map(len, sections)) + (registry.ingestion is not None)
+    entries = len(registry.wrappers) + sum(len(registry.entries(kind)) for kind in registry.kinds)
     if as_json:
         click.echo(json.dumps({"ok": True, "entries": entries, "problems": []}, indent=2))
     else:

@@ -20,6 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recd_plugins.built_in_kinds import BY_NAME
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.transforms import Transforms
@@ -228,6 +229,8 @@ def _for_readers(registry: Registry) -> Registry:
         sharding=(),
         cache=(),
         ingestion=None,
+        kinds=BY_NAME,
+        further={},
         # Wrappers ask for tables and what is done to them.
         prepared=prepared if registry.wrappers else None,
         batches_of=_for_readers(asked) if asked and registry.wrappers else None,

@@ -1,6 +1,14 @@
-"""The seven kinds of parts, one abstract class a file, and modes of ``recd plan``."""
+"""The kinds of plugins, one abstract class a file; table parts, and modes of ``recd plan``."""
 
 from recd_plugins.interfaces.cache import Cache
+from recd_plugins.interfaces.callback import (
+    Callback,
+    RunBatch,
+    RunEnd,
+    RunEvaluation,
+    RunStart,
+    RunStep,
+)
 from recd_plugins.interfaces.converter import Converter
 from recd_plugins.interfaces.dataset import (
     Dataset,
@@ -13,6 +21,7 @@ from recd_plugins.interfaces.dataset import (
     Split,
 )
 from recd_plugins.interfaces.ingestion import Feed, Ingestion
+from recd_plugins.interfaces.kind import Kind
 from recd_plugins.interfaces.lookups import FeatureLookups, Lookups
 from recd_plugins.interfaces.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
@@ -30,6 +39,7 @@ from recd_plugins.interfaces.table_part import (
 
 __all__ = [
     "Cache",
+    "Callback",
     "Converter",
     "Dataset",
     "DatasetWrapper",
@@ -37,6 +47,7 @@ __all__ = [
     "FeatureSchema",
     "Feed",
     "Ingestion",
+    "Kind",
     "Lookups",
     "Origin",
     "PlanAnswer",
@@ -49,6 +60,11 @@ __all__ = [
     "Reader",
     "RowMemory",
     "Rows",
+    "RunBatch",
+    "RunEnd",
+    "RunEvaluation",
+    "RunStart",
+    "RunStep",
     "Section",
     "SessionKeys",
     "Setting",

@@ -14,7 +14,7 @@ class PluginOptions(BaseModel):
 
 
 class Plugin:
-    """Base of the seven kinds.
+    """Base of every kind.
 
     A subclass sets ``name`` (``"package.part"``, the word after ``use:`` in registry.yaml), may
     nest an ``Options`` model, and starts its docstring with the line that ``recd plugins`` shows.

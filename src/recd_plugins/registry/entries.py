@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
-from recd_plugins.interfaces import Plugin
+from recd_plugins.interfaces import Kind, Plugin
 from recd_plugins.registry.resolve import did_you_mean, shortened
 
 P = TypeVar("P", bound=Plugin, covariant=True)
@@ -52,10 +52,12 @@ def at_entry(path: Path, entry: Entry[Plugin]) -> Iterator[None]:
         raise RegistryError([Problem(str(path), entry.line, entry.field, str(error))]) from error
 
 
-def claim(path: Path, kind: str, entries: tuple[Entry[Plugin], ...], names: Iterable[str]) -> Any:
+def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Iterable[str]) -> Any:
     """Which of ``entries``, of one kind, is for which of ``names``: ``Registry.claim``."""
     names = list(names)
-    what = "feature" if kind in ("preprocessing", "pooling") else "table"
+    what = kind.claimed
+    if what is None:
+        raise TypeError(f"entries of kind {kind.name} claim {kind.claims}, no features or tables")
     problems = [
         Problem(
             str(path),
@@ -73,13 +75,12 @@ def claim(path: Path, kind: str, entries: tuple[Entry[Plugin], ...], names: Iter
         for name in names
         if (claimants := tuple(entry for entry in entries if entry.matches(name)))
     }
-    if kind != "preprocessing":
+    several = kind.claims.startswith("several")
+    if not several:
         problems += _conflicts(path, claims, what)
     if problems:
         raise RegistryError(problems)
-    if kind == "preprocessing":
-        return claims
-    return {name: claimants[0] for name, claimants in claims.items()}
+    return claims if several else {name: claimants[0] for name, claimants in claims.items()}
 
 
 def _conflicts(

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from recd_plugins.interfaces import Converter, Dataset
-from recd_plugins.manager import KINDS, PluginManager
+from recd_plugins.manager import PluginManager
 from recd_plugins.registry.entries import Entry
 from recd_plugins.registry.loader import read_yaml, render
-from recd_plugins.registry.registry import Registry
-from recd_plugins.registry.resolve import Resolved, resolve
-from recd_plugins.registry.schema import FeatureEntrySpec
+from recd_plugins.registry.registry import TYPED_KINDS, Registry
+from recd_plugins.registry.resolve import ResolvedEntry, resolve
+from recd_plugins.registry.schema import (
+    FeatureEntrySpec,
+    PluginSpec,
+    RegistrySpec,
+    TableEntrySpec,
+)
 from recd_plugins.registry.variants import with_sharding
 
 
@@ -33,43 +37,42 @@ def load_registry(
     document = read_yaml(Path(path))
     if sharding is not None:
         document = with_sharding(document, sharding)
-    spec, resolved = resolve(document, PluginManager(plugins_dir))
-    by_kind: dict[str, list[Resolved]] = {kind: [] for kind in KINDS}
-    for item in resolved:
-        by_kind[item.kind].append(item)
+    found = resolve(document, PluginManager(plugins_dir))
+    spec: Any = found.spec
 
-    def entries(kind: str) -> tuple[Entry[Any], ...]:
+    def enabled(entries: list[ResolvedEntry], section: Any) -> tuple[Entry[Any], ...]:
+        specs = section if isinstance(section, list) else [section] if section else []
         return tuple(
             Entry(
-                item.plugin,
-                tuple(entry.features if isinstance(entry, FeatureEntrySpec) else entry.tables),
-                render(item.location),
-                document.lines[item.location],
+                item.plugin, _patterns(spec), render(item.location), document.lines[item.location]
             )
-            for item, entry in zip(by_kind[kind], getattr(spec, kind), strict=True)
-            if entry.enabled
+            for item, spec in zip(entries, specs, strict=True)
+            if getattr(spec, "enabled", True)
         )
 
-    def entry_of(item: Resolved) -> Entry[Any]:
-        return Entry(item.plugin, (), render(item.location), document.lines[item.location])
-
-    dataset, *wrappers = by_kind["dataset"]
-    converter = by_kind["converter"][0].plugin
-    assert isinstance(dataset.plugin, Dataset), "the manager checked its kind"
-    assert isinstance(converter, Converter), "the manager checked its kind"
+    entries = {
+        kind.name: enabled(found.entries[kind.name], getattr(spec, kind.section))
+        for kind in found.kinds.values()
+    }
+    (dataset,), (converter,) = entries["dataset"], entries["converter"]
     return Registry(
         path=Path(path),
-        spec=spec,
+        # Without sections of kinds: it travels to readers, who know this class alone.
+        spec=RegistrySpec(version=spec.version, model=spec.model, training=spec.training),
         dataset=dataset.plugin,
-        converter=converter,
-        preprocessing=entries("preprocessing"),
-        pooling=entries("pooling"),
-        sharding=entries("sharding"),
-        cache=entries("cache"),
-        wrappers=tuple(
-            entry_of(item)
-            for item, wrapper in zip(wrappers, spec.dataset.wrap, strict=True)
-            if wrapper.enabled
-        ),
-        ingestion=next(map(entry_of, by_kind["ingestion"]), None),
+        converter=converter.plugin,
+        preprocessing=entries["preprocessing"],
+        pooling=entries["pooling"],
+        sharding=entries["sharding"],
+        cache=entries["cache"],
+        wrappers=enabled(found.wrappers, spec.dataset.wrap),
+        ingestion=next(iter(entries["ingestion"]), None),
+        kinds=found.kinds,
+        further={kind: of_kind for kind, of_kind in entries.items() if kind not in TYPED_KINDS},
     )
+
+
+def _patterns(spec: PluginSpec) -> tuple[str, ...]:
+    if isinstance(spec, FeatureEntrySpec):
+        return tuple(spec.features)
+    return tuple(spec.tables) if isinstance(spec, TableEntrySpec) else ()

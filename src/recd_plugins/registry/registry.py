@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pydantic import ValidationError
 
-from recd_plugins.errors import Problem, RegistryError
+from recd_plugins import built_in_kinds
+from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import (
     Cache,
     Converter,
     Dataset,
     DatasetWrapper,
     Ingestion,
+    Kind,
+    Plugin,
     Pooling,
     Preprocessing,
     Sharding,
@@ -24,7 +27,7 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.interfaces.table_part import by_class
 from recd_plugins.registry.entries import Entry, at_entry, claim
-from recd_plugins.registry.resolve import two_readers
+from recd_plugins.registry.resolve import did_you_mean, two_readers
 from recd_plugins.registry.schema import ModelSpec, RegistrySpec, TrainingSpec
 
 if TYPE_CHECKING:
@@ -42,6 +45,11 @@ if TYPE_CHECKING:
     from recd_plugins.planning.planner import RegistryPlanner
     from recd_plugins.planning.profile import DataProfile
     from recd_plugins.training.pipeline import CheckedTrainPipeline
+
+#: Kinds that a registry has an attribute for, of the same name.
+TYPED_KINDS = frozenset(
+    {"dataset", "converter", "preprocessing", "ingestion", "pooling", "sharding", "cache"}
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,8 @@ class Registry:
         batches_of: the registry whose batches this one's loaders read, where that is another one:
             its wrappers ask that one what samples look up.
         converter_fitted: whether the converter has seen its sample.
+        kinds: that sections of the file may be of, by name.
+        further: entries of the kinds that have no attribute here, by kind.
     """
 
     path: Path
@@ -92,6 +102,8 @@ class Registry:
     batches_of: Registry | None = None
     prepared: Prepared | None = None
     converter_fitted: bool = False
+    kinds: Mapping[str, Kind] = field(default_factory=lambda: dict(built_in_kinds.BY_NAME))
+    further: Mapping[str, tuple[Entry[Any], ...]] = field(default_factory=dict)
 
     @property
     def model(self) -> ModelSpec | None:
@@ -175,8 +187,8 @@ class Registry:
             raise RegistryError(problems) from error
         spec = self.spec.model_copy(update={"training": training})
         if self.ingestion is not None and training.workers:
-            field = "training.workers"
-            raise RegistryError([Problem(str(self.path), 0, field, two_readers(spec))])
+            wrong = two_readers(self.ingestion.plugin.name, training.workers)
+            raise RegistryError([Problem(str(self.path), 0, "training.workers", wrong)])
         return replace(self, spec=spec)
 
     @overload
@@ -193,17 +205,46 @@ class Registry:
     ) -> dict[str, Entry[Sharding]]: ...
     @overload
     def claim(self, kind: Literal["cache"], names: Iterable[str]) -> dict[str, Entry[Cache]]: ...
+    @overload
+    def claim(self, kind: str, names: Iterable[str]) -> dict[str, Any]: ...
 
     def claim(self, kind: str, names: Iterable[str]) -> Any:
         """Which entry is for which of ``names``; a name that no entry matches is left out.
 
-        Of preprocessing a name may have several entries, in the order of the file; of the other
-        kinds one.
+        Of a kind that claims several by feature, as preprocessing, a name has a tuple of entries,
+        in the order of the file; of the others one entry.
 
         Raises:
             RegistryError: a pattern matches no name, or two entries match one name.
+            PluginError: there is no such kind.
+            TypeError: entries of the kind have no patterns.
         """
-        return claim(self.path, kind, getattr(self, kind), names)
+        return claim(self.path, self._kind(kind), self.entries(kind), names)
+
+    def entries(self, kind: str) -> tuple[Entry[Any], ...]:
+        """The entries of a kind that are enabled, in the order of the file.
+
+        Raises:
+            PluginError: there is no such kind.
+        """
+        if kind not in TYPED_KINDS:
+            return self.further.get(self._kind(kind).name, ())
+        own = getattr(self, kind)
+        if isinstance(own, Plugin):
+            return (Entry(own, (), kind, 0),)
+        return own if isinstance(own, tuple) else () if own is None else (own,)
+
+    def _kind(self, name: str) -> Kind:
+        """The kind of that name; one that the file has no section of is looked for."""
+        from recd_plugins.manager import PluginManager
+
+        kinds = self.kinds if name in self.kinds else PluginManager().kinds
+        if name not in kinds:
+            raise PluginError(
+                f"no package that is installed registers a kind {name}"
+                + (did_you_mean(name, kinds) or f"; the kinds: {', '.join(kinds)}")
+            )
+        return kinds[name]
 
     def prepare(self, model: nn.Module, setting: Setting | None = None) -> nn.Module:
         """The model with poolings, and with what sharding plugins replace; batches then suit it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,60 +12,80 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from recd_plugins.errors import Problem, RecdError, RegistryError
-from recd_plugins.interfaces import DatasetWrapper, Plugin, PluginOptions
-from recd_plugins.manager import KINDS, PluginManager, Registered
+from recd_plugins.interfaces import DatasetWrapper, Kind, Plugin, PluginOptions
+from recd_plugins.manager import PluginManager, Registered
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry.loader import Document, Location, short_repr
-from recd_plugins.registry.schema import RegistrySpec
+from recd_plugins.registry.schema import RegistrySpec, registry_spec
 from recd_plugins.registry.written import misread
 
 
 @dataclass(frozen=True)
-class Resolved:
-    """One entry of a document, enabled or not, with the plugin it names.
+class ResolvedEntry:
+    """One entry of a document, enabled or not, with the plugin it names."""
 
-    The wrappers of a dataset are of the kind ``dataset``.
-    """
-
-    kind: str
     location: Location
     plugin: Plugin
 
 
-def resolve(document: Document, manager: PluginManager) -> tuple[RegistrySpec, list[Resolved]]:
+@dataclass(frozen=True)
+class Resolved:
+    """A document that is as it should be.
+
+    Attributes:
+        kinds: that its sections may be of, by name.
+        spec: the document.
+        entries: by kind, in the order of the file.
+        wrappers: of the dataset.
+    """
+
+    kinds: Mapping[str, Kind]
+    spec: RegistrySpec
+    entries: Mapping[str, list[ResolvedEntry]]
+    wrappers: list[ResolvedEntry]
+
+
+def resolve(document: Document, manager: PluginManager) -> Resolved:
     """Validate everything, then make the plugin of every entry.
 
     Raises:
         RegistryError: everything that is wrong, in the order of lines.
+        PluginError: what the document names cannot be used.
     """
     problems: list[Problem] = []
+    kinds = manager.kinds_for(document.data)
+    model = registry_spec(kinds.values())
     spec = None
     try:
-        spec = RegistrySpec.model_validate(document.data)
+        spec = model.model_validate(document.data)
     except ValidationError as error:
-        problems += schema_problems(document, (), RegistrySpec, "key", error)
+        problems += schema_problems(document, (), model, "key", error)
+        problems += _unloaded(document, model, manager)
     else:
         problems += _misread(document, (), document.data, spec)
-    resolved: list[Resolved] = []
-    for kind, location, entry in _entries(document):
+    entries: dict[str, list[ResolvedEntry]] = {kind: [] for kind in kinds}
+    wrappers: list[ResolvedEntry] = []
+    for kind, location, entry in _entries(document, kinds.values()):
         try:
             plugin = _plugin(document, manager, kind, location, entry)
         except RegistryError as error:
             problems += error.problems
         else:
-            resolved.append(Resolved(kind, location, plugin))
-    if spec is not None and spec.ingestion is not None and spec.training.workers:
-        problems.append(document.problem(("training", "workers"), two_readers(spec)))
+            to = wrappers if "wrap" in location else entries[kind.name]
+            to.append(ResolvedEntry(location, plugin))
+    ingestion = document.data.get("ingestion")
+    if spec is not None and ingestion and spec.training.workers:
+        wrong = two_readers(ingestion["use"], spec.training.workers)
+        problems.append(document.problem(("training", "workers"), wrong))
     if problems or spec is None:
         raise RegistryError(sorted(problems, key=lambda problem: problem.line))
-    return spec, resolved
+    return Resolved(kinds, spec, entries, wrappers)
 
 
-def two_readers(spec: RegistrySpec) -> str:
+def two_readers(ingestion: str, workers: int) -> str:
     """What is wrong where the registry names an ingestion and workers too."""
-    assert spec.ingestion is not None, "the caller looked"
     return (
-        f"{spec.training.workers} workers would read what ingestion {spec.ingestion.use} brings; "
+        f"{workers} workers would read what ingestion {ingestion} brings; "
         "leave workers out (its readers are set by its options), or leave out the section ingestion"
     )
 
@@ -90,25 +110,42 @@ def shortened(names: list[str]) -> str:
     return ", ".join(names[:8]) + (f" and {more} more" if more > 0 else "")
 
 
-def _entries(document: Document) -> Iterator[tuple[str, Location, dict[str, Any]]]:
+def _unloaded(
+    document: Document, model: type[RegistrySpec], manager: PluginManager
+) -> Iterator[Problem]:
+    """Where a section is unknown: the packages that may have its kind and could not be loaded."""
+    unknown = [name for name in document.data if name not in model.model_fields]
+    if unknown and (broken := manager.broken):
+        reasons = "; ".join(each.reason for each in broken)
+        yield document.problem((unknown[0],), f"may be of what could not be loaded: {reasons}")
+
+
+def _entries(
+    document: Document, kinds: Iterable[Kind]
+) -> Iterator[tuple[Kind, Location, dict[str, Any]]]:
     """Every entry that names a plugin, whatever else is wrong with it."""
-    for kind in KINDS:
-        section = document.data.get(kind)
-        numbered = enumerate(section) if isinstance(section, list) else [(None, section)]
-        for index, entry in numbered:
-            if isinstance(entry, dict) and isinstance(entry.get("use"), str):
-                yield kind, (kind,) if index is None else (kind, index), entry
-    dataset = document.data.get("dataset")
-    wrappers = dataset.get("wrap") if isinstance(dataset, dict) else None
-    for index, entry in enumerate(wrappers if isinstance(wrappers, list) else []):
+    for kind in kinds:
+        yield from ((kind, *each) for each in _in_section((kind.section,), document.data))
+        dataset = document.data.get("dataset")
+        if kind.name == "dataset" and isinstance(dataset, dict):
+            for location, entry in _in_section(("wrap",), dataset):
+                yield kind, ("dataset", *location), entry
+
+
+def _in_section(
+    section: tuple[str], data: dict[str, Any]
+) -> Iterator[tuple[Location, dict[str, Any]]]:
+    found = data.get(section[0])
+    numbered = enumerate(found) if isinstance(found, list) else [(None, found)]
+    for index, entry in numbered:
         if isinstance(entry, dict) and isinstance(entry.get("use"), str):
-            yield "dataset", ("dataset", "wrap", index), entry
+            yield section if index is None else (*section, index), entry
 
 
 def _plugin(
     document: Document,
     manager: PluginManager,
-    kind: str,
+    kind: Kind,
     location: Location,
     entry: dict[str, Any],
 ) -> Plugin:
@@ -144,37 +181,33 @@ def _misread(document: Document, base: Location, raw: Any, value: Any) -> list[P
     return [document.problem(location, wrong) for location, wrong in misread(raw, value, base)]
 
 
-def _found(manager: PluginManager, kind: str, location: Location, name: str) -> Registered | None:
+def _found(manager: PluginManager, kind: Kind, location: Location, name: str) -> Registered | None:
     """The plugin of that name that may stand at ``location``: of datasets, wrappers or others."""
-    found = manager.find(kind, name)
-    if kind == "dataset" and found is not None and _wraps(found) != ("wrap" in location):
-        return None
-    return found
+    found = manager.find(kind.name, name)
+    return found if found is not None and _belongs(found, location) else None
 
 
-def _wraps(found: Registered) -> bool:
-    return issubclass(found.cls, DatasetWrapper)
+def _belongs(found: Registered, location: Location) -> bool:
+    return issubclass(found.cls, DatasetWrapper) == ("wrap" in location)
 
 
-def _unknown_plugin(manager: PluginManager, kind: str, location: Location, name: str) -> str:
-    what = "wrapper" if "wrap" in location else f"{kind} plugin"
-    if name in manager.plugins[kind]:
+def _unknown_plugin(manager: PluginManager, kind: Kind, location: Location, name: str) -> str:
+    what = "wrapper" if "wrap" in location else f"{kind.name} plugin"
+    of_kind = manager.plugins.get(kind.name, {})
+    if name in of_kind:
         if what == "wrapper":
             return f"{name} is a dataset and wraps none; it belongs under dataset.use"
         return f"{name} wraps a dataset and is none itself; it belongs under dataset.wrap"
-    for other in KINDS:
-        if other != kind and name in manager.plugins[other]:
-            return f"{name} is a {other} plugin; it belongs under {other}:"
-    usable = [
-        each
-        for each, found in manager.plugins[kind].items()
-        if kind != "dataset" or _wraps(found) == ("wrap" in location)
-    ]
+    kinds = manager.kinds
+    for other, plugins in manager.plugins.items():
+        if other != kind.name and name in plugins:
+            return f"{name} is a {other} plugin; it belongs under {kinds[other].section}:"
+    usable = [each for each, found in of_kind.items() if _belongs(found, location)]
     message = f"no {what} is named {name}"
     if suggestion := did_you_mean(name, usable):
         return message + suggestion
     package = name.partition(".")[0]
-    installed = sorted({item.partition(".")[0] for kind in KINDS for item in manager.plugins[kind]})
+    installed = sorted({item.partition(".")[0] for of in manager.plugins.values() for item in of})
     if package in installed:
         return f"{message}; {what}s: {', '.join(sorted(usable)) or 'none'}"
     message = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -11,9 +12,11 @@ from pydantic import (
     Field,
     StrictInt,
     ValidationInfo,
+    create_model,
     field_validator,
 )
 
+from recd_plugins.interfaces import Kind
 from recd_plugins.registry.written import wrong_path
 
 # Strict: true is no number, and 2.5 is not 2. At most what the words of tensors hold.
@@ -61,6 +64,12 @@ class DatasetSpec(PluginSpec):
         description="Wrappers, which put its rows into another order; each stands around those "
         "before it.",
     )
+
+
+class EntrySpec(PluginSpec):
+    """A plugin of a list."""
+
+    enabled: bool = Field(default=True, description="False leaves the entry out.")
 
 
 class FeatureEntrySpec(PluginSpec):
@@ -253,30 +262,43 @@ class TrainingSpec(_Spec):
         return self.ranks // (self.ranks_per_node or self.ranks)
 
 
-class RegistrySpec(_Spec):
-    """A registry file. Sections stand in the order in which data meets them."""
-
+class _Versioned(_Spec):
     version: Literal[1] = Field(description="Version of this file format.")
-    dataset: DatasetSpec = Field(description="Where rows come from.")
-    converter: PluginSpec = Field(description="How rows become tensors.")
-    preprocessing: list[FeatureEntrySpec] = Field(
-        default=[], description="Transforms of features; those of one feature run in this order."
-    )
-    ingestion: PluginSpec | None = Field(
-        default=None,
-        description="Who makes the batches of a rank; without it, training.workers processes or "
-        "the rank itself.",
-    )
-    pooling: list[FeatureEntrySpec] = Field(
-        default=[], description="Sequence features and what pools them, one entry a feature."
-    )
-    sharding: list[TableEntrySpec] = Field(
-        default=[], description="Where the rows of tables live, one entry a table."
-    )
-    cache: list[TableEntrySpec] = Field(
-        default=[], description="Caches in front of tables, one entry a table."
-    )
+
+
+class RegistrySpec(_Versioned):
+    """What a registry file says besides plugins."""
+
     model: ModelSpec | None = Field(
         default=None, description="The built-in model; leave it out to bring one."
     )
     training: TrainingSpec = Field(default=TrainingSpec(), description="How training runs.")
+
+
+def registry_spec(kinds: Iterable[Kind]) -> type[RegistrySpec]:
+    """The shape of registry files that have sections of these kinds."""
+    fields: dict[str, Any] = {}
+    for kind in kinds:
+        entry = _entry_spec(kind)
+        if kind.claims == "one":
+            fields[kind.section] = entry, Field(description=kind.description)
+        elif kind.claims == "optional one":
+            fields[kind.section] = entry | None, Field(None, description=kind.description)
+        else:
+            fields[kind.section] = list[entry], Field([], description=kind.description)  # type: ignore[valid-type]
+    sections: Any = create_model("Sections", __base__=_Versioned, **fields)
+    # Fields stand in the order of the bases, the last one's first: version, sections, model.
+    return create_model(
+        "RegistrySpec",
+        __base__=(RegistrySpec, sections),
+        __doc__="A registry file. Sections stand in the order in which data meets them.",
+    )
+
+
+def _entry_spec(kind: Kind) -> type[PluginSpec]:
+    """What an entry of a section is."""
+    if kind.name == "dataset":
+        return DatasetSpec
+    if kind.claimed is not None:
+        return FeatureEntrySpec if kind.claimed == "feature" else TableEntrySpec
+    return EntrySpec if kind.claims == "list" else PluginSpec

@@ -18,7 +18,13 @@ from recd_plugins.interfaces import FeatureSchema, Plugin, Table
 from recd_plugins.plugin_modules import GROUP, modules_of_files
 from recd_plugins.registry import Entry, Registry
 from recd_plugins.training.checkpoint_files.errors import DamagedError
-from recd_plugins.training.checkpoint_files.fields import ALLOWABLE, FREE, IDENTITY
+from recd_plugins.training.checkpoint_files.fields import (
+    ALLOWABLE,
+    FREE,
+    FURTHER,
+    IDENTITY,
+    OBSERVERS,
+)
 from recd_plugins.versions import installed_set
 
 FORMAT = 1
@@ -66,6 +72,9 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
             },
         },
         "training": training,
+        # Sections of any name, apart from the fields above.
+        FURTHER: _further(registry, {"feature": features, "table": names}, observes=False),
+        OBSERVERS: _further(registry, {"feature": features, "table": names}, observes=True),
         "versions": {"packages": installed_set(), **_versions(registry)},
     }
 
@@ -118,7 +127,8 @@ def check_resumable(
     for field in dict.fromkeys((*before, *now)):
         if before.get(field) == now.get(field):
             continue
-        words = f"{field} was {_shown(before, field)} and is {_shown(now, field)}"
+        shown = field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
+        words = f"{shown} was {_shown(before, field)} and is {_shown(now, field)}"
         if _within(field, FREE) or _within(field, allowed):
             told.append(words)
             continue
@@ -140,6 +150,22 @@ def _plugin(plugin: Plugin) -> dict[str, Any]:
     return {"use": plugin.name, "options": options}
 
 
+def _further(
+    registry: Registry, names: Mapping[str, Iterable[str]], *, observes: bool
+) -> dict[str, Any]:
+    """Entries by section of the kinds that registries have no attribute for."""
+    return {
+        kind.section: [
+            _entry(entry, f"{kind.claimed}s", names[kind.claimed])
+            if kind.claimed
+            else _plugin(entry.plugin)
+            for entry in entries
+        ]
+        for kind, entries in ((registry.kinds[name], of) for name, of in registry.further.items())
+        if kind.observes == observes
+    }
+
+
 def _entry(entry: Entry[Plugin], what: str, names: Iterable[str]) -> dict[str, Any]:
     return {what: [name for name in names if entry.matches(name)], **_plugin(entry.plugin)}
 
@@ -150,14 +176,8 @@ def _schema(schema: FeatureSchema) -> dict[str, Any]:
 
 def _versions(registry: Registry) -> dict[str, str]:
     """Of each plugin: its distribution and version, or a digest of the file that it came from."""
-    sections = (
-        *(registry.wrappers, registry.preprocessing, registry.pooling, registry.sharding),
-        registry.cache,
-    )
-    plugins: list[Plugin] = [registry.dataset, registry.converter]
-    plugins += [entry.plugin for section in sections for entry in section]
-    if registry.ingestion is not None:
-        plugins.append(registry.ingestion.plugin)
+    sections = [registry.wrappers, *map(registry.entries, registry.kinds)]
+    plugins: list[Plugin] = [entry.plugin for section in sections for entry in section]
     distributions = {
         entry_point.module.partition(".")[0]: entry_point.dist
         for entry_point in importlib.metadata.entry_points(group=GROUP)

@@ -25,6 +25,7 @@ from recd_plugins.registry import Registry, TrainingSpec, load_registry
 from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.breakdown import StepMemory, StepProfile
+from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.device import device_of_rank
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
@@ -143,7 +144,9 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     loader = registry.dataloader(rank=rank, world_size=world_size, device=device)
 
     block = loader.batches_a_block()
-    # The baseline of a comparison is no run of its own: it leaves no checkpoints.
+    # The baseline of a comparison is no run of its own: nobody looks on, it leaves no checkpoints.
+    called = callbacks_of(registry, parts.tables) if job.side == "plugins" else []
+    callbacks = Callbacks(registry.path, called, rank, world_size)
     checkpoints = None
     if job.side == "plugins" and training.checkpoint.path is not None:
         identity = identity_of(registry, parts.tables) if rank == 0 else None
@@ -171,13 +174,14 @@ def train(rank: int, world_size: int, job: Job) -> Result:
 
     source = Source(loader, progress, training.epochs, training.steps)
     stalls = StallMeter(device)
-    batches = stalls.metered(source)
+    batches = callbacks.watched(stalls.metered(source))
     meter = Meter(dmp, device, channels_of(registry.parts, dmp.module), stalls)
     profile = StepProfile(device, warmup=0)
     first = progress.step + 1 + Meter.COUNTED_STEPS
     profiled = range(first, first + PROFILED_STEPS if job.breakdown else first)
     predictions = Predictions()
     pending: list[Tensor] = []
+    callbacks.start(progress, source.expected_steps, parts.tables)
     dmp.train()
     reset_peak(device)
     with (
@@ -197,18 +201,25 @@ def train(rank: int, world_size: int, job: Job) -> Result:
             predictions.update(logits, labels)
             pending.append(loss)
             advance(loss)
+            callbacks.trained(progress.step, loss)
             if len(pending) == MOST_UNSEEN:
                 losses += finite.losses(pending, len(losses))
             if checkpoints is not None and progress.step % training.checkpoint.every == 0:
                 losses += finite.losses(pending, len(losses))
-                _save(checkpoints, finite, dmp, optimizer, progress.with_losses(losses))
+                _save(
+                    checkpoints,
+                    finite,
+                    dmp,
+                    optimizer,
+                    progress.with_states(losses, callbacks.states()),
+                )
                 saved_step = progress.step
     peak = peak_bytes(device)
     # Before evaluation, which counts too.
     observed = observed_by(registry.parts, dmp.module, progress.step - first_step)
     losses += finite.losses(pending, len(losses))
     if checkpoints is not None and progress.step > saved_step:
-        _save(checkpoints, finite, dmp, optimizer, progress.with_losses(losses))
+        _save(checkpoints, finite, dmp, optimizer, progress.with_states(losses, callbacks.states()))
 
     ranks = _from_every_rank((meter.per_step(), peak, observed, source.groups, meter.stalls()))
     counts = [count for count, *_ in ranks if count is not None]
@@ -242,6 +253,9 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         ),
         ingestion=None if registry.ingestion is None else _from_every_rank(dict(loader.report())),
     )
+    if result.test is not None:
+        callbacks.evaluated(progress.step, "test", result.test)
+    callbacks.ended(progress.step, losses)
     close_kernels(dmp)
     return result
 

@@ -117,8 +117,6 @@ def registry(ray: dict | None, in_blocks: bool = True, **slow) -> Registry:
     """Reads numbers; with options of ``dsi.ray`` by it."""
     spec = {
         "version": 1,
-        "dataset": {"use": Numbered.name},
-        "converter": {"use": IkjtConverter.name},
         "training": {"batch_size": BATCH},
     }
     plugin = None if ray is None else RayIngestion(RayIngestion.Options.model_validate(ray))

@@ -93,8 +93,6 @@ def registry(
     spec = RegistrySpec.model_validate(
         {
             "version": 1,
-            "dataset": {"use": "none"},
-            "converter": {"use": "none"},
             "training": {"batch_size": BATCH_SIZE, "optimizer": "rowwise_adagrad"},
         }
     )

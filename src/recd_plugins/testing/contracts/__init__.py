@@ -9,24 +9,18 @@ Example:
             return MyHash(MyHash.Options(buckets=100))
 """
 
+from pkgutil import iter_modules
+
 import pytest
 
-_KINDS = (
-    "cache",
-    "converter",
-    "dataset",
-    "ingestion",
-    "plugin",
-    "pooling",
-    "preprocessing",
-    "sharding",
-)
-pytest.register_assert_rewrite(*(f"{__name__}.{kind}" for kind in _KINDS))
+pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in iter_modules(__path__)))
 
 from recd_plugins.testing.contracts.cache import CacheContract  # noqa: E402
+from recd_plugins.testing.contracts.callback import CallbackContract  # noqa: E402
 from recd_plugins.testing.contracts.converter import ConverterContract  # noqa: E402
 from recd_plugins.testing.contracts.dataset import DatasetContract  # noqa: E402
 from recd_plugins.testing.contracts.ingestion import IngestionContract  # noqa: E402
+from recd_plugins.testing.contracts.plugin import PluginContract  # noqa: E402
 from recd_plugins.testing.contracts.pooling import (  # noqa: E402
     PoolingContract,
     TargetPoolingContract,
@@ -36,9 +30,11 @@ from recd_plugins.testing.contracts.sharding import ShardingContract  # noqa: E4
 
 __all__ = [
     "CacheContract",
+    "CallbackContract",
     "ConverterContract",
     "DatasetContract",
     "IngestionContract",
+    "PluginContract",
     "PoolingContract",
     "PreprocessingContract",
     "ShardingContract",

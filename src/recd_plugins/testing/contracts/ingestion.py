@@ -268,9 +268,6 @@ def _registry(
 ) -> Registry:
     spec = {
         "version": 1,
-        "dataset": {"use": Numbers.name},
-        "converter": {"use": Unrepeatable.name},
-        "ingestion": {"use": plugin.name},
         "training": {"batch_size": _BATCH},
     }
     registry = Registry(

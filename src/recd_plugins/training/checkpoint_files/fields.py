@@ -3,9 +3,12 @@
 #: The file of a checkpoint that has the identity.
 IDENTITY = "identity.json"
 
+#: The fields that hold sections of further kinds, and those of kinds whose plugins only look on.
+FURTHER, OBSERVERS = "further", "observers"
+
 #: What a run may change when it goes on, and is told of: no result depends on it.
 FREE = (
-    *("sharding", "cache", "ingestion", "versions", "model.pool_rows"),
+    *("sharding", "cache", "ingestion", "versions", "model.pool_rows", OBSERVERS),
     *(
         f"training.{name}"
         for name in (

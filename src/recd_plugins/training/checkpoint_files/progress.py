@@ -27,6 +27,7 @@ class Progress:
         epoch: epochs of the reader completed.
         reader: the reader's position after the last batch that was trained on.
         losses: the mean loss over ranks of every step so far; none where nobody kept them.
+        callbacks: states of callbacks by name, each of every rank.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -35,10 +36,13 @@ class Progress:
     epoch: Number = 0
     reader: dict[str, Any] | None = None
     losses: list[FiniteFloat] = field(default_factory=list)
+    callbacks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def with_losses(self, losses: list[float]) -> Progress:
-        """The same point with the loss curve up to it."""
-        return replace(self, losses=list(losses))
+    def with_states(
+        self, losses: list[float], callbacks: dict[str, list[dict[str, Any]]]
+    ) -> Progress:
+        """The same point with the loss curve up to it and the states of callbacks."""
+        return replace(self, losses=list(losses), callbacks=callbacks)
 
 
 _PROGRESS = TypeAdapter(Progress)
@@ -50,7 +54,10 @@ def progress_text(progress: Progress) -> str:
     Raises:
         RecdError: a value cannot be; a loss that is not finite, for one.
     """
-    text = json.dumps(asdict(progress)) + "\n"
+    values = asdict(progress)
+    if not progress.callbacks:  # as a version without callbacks writes and reads it
+        del values["callbacks"]
+    text = json.dumps(values) + "\n"
     _check(text, "this step cannot be saved", RecdError)
     return text
 

@@ -1,0 +1,161 @@
+"""Kind ``callback``: what looks on while a model is trained."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from recd_plugins.errors import RecdError
+from recd_plugins.interfaces.dataset import Split
+from recd_plugins.interfaces.plugin import Plugin
+from recd_plugins.interfaces.sharding import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from recd_plugins.data.model_input import ModelInput
+    from recd_plugins.training.quality import Quality
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """The start of a run, as one rank sees it.
+
+    Attributes:
+        rank: of this process.
+        world_size: ranks.
+        step: optimizer steps done before; 0 unless the run goes on from a checkpoint.
+        expected_steps: at which it ends, those before counted in.
+        tables: of the model.
+        claimed: names of the features or tables that the plugin's entry is for; empty where its
+            kind claims none.
+    """
+
+    rank: int
+    world_size: int
+    step: int
+    expected_steps: int
+    tables: tuple[Table, ...]
+    claimed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunBatch:
+    """A batch that this rank was trained on.
+
+    Attributes:
+        rank: of this process.
+        step: the step it was for, from 1.
+        batch: as the loader made it, in host memory.
+    """
+
+    rank: int
+    step: int
+    batch: ModelInput
+
+    def ids(self, feature: str) -> Tensor:
+        """The ids that this rank looked up for a sparse feature, int64 ``[num_ids]``.
+
+        Of a deduplicated feature, those of the unique rows.
+        """
+        batch = self.batch
+        for kjt in (batch.sparse_features, batch.replicated_features, batch.sequence_features):
+            if kjt is not None and feature in kjt.keys():  # noqa: SIM118 (a KJT is no dict)
+                return kjt[feature].values()
+        raise KeyError(feature)
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """An optimizer step that is done.
+
+    Attributes:
+        rank: of this process.
+        step: how many are done.
+        loss: of this rank's batch, a scalar where the model is. To read it waits for the device.
+    """
+
+    rank: int
+    step: int
+    loss: Tensor
+
+
+@dataclass(frozen=True)
+class RunEvaluation:
+    """A split that was evaluated.
+
+    Attributes:
+        rank: of this process.
+        step: optimizer steps done before.
+        split: which.
+        quality: over the samples of all ranks, the same on each.
+    """
+
+    rank: int
+    step: int
+    split: Split
+    quality: Quality
+
+
+@dataclass(frozen=True)
+class RunEnd:
+    """The end of a run that nothing ended before its time.
+
+    Attributes:
+        rank: of this process.
+        step: optimizer steps done.
+        losses: by step, the mean over ranks, those before a checkpoint too.
+    """
+
+    rank: int
+    step: int
+    losses: tuple[float, ...]
+
+
+class Callback(Plugin, ABC):
+    """Looks on while a model is trained, on every rank: no result depends on it.
+
+    Each method may be left out. A plugin of another kind that is a subclass of this one too is
+    called as well.
+    """
+
+    kind: ClassVar[str] = "callback"
+
+    def on_start(self, start: RunStart) -> None:
+        """See that training begins; first of all."""
+
+    def on_batch(self, batch: RunBatch) -> None:
+        """See a batch once it was trained on, before ``on_step``: what was read ahead is not."""
+
+    def on_step(self, step: RunStep) -> None:
+        """See a step once it is done."""
+
+    def on_evaluate(self, evaluation: RunEvaluation) -> None:
+        """See how good the model is, where a split is evaluated."""
+
+    def on_end(self, end: RunEnd) -> None:
+        """See that the run is over; last of all."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """What a checkpoint is to hold of this rank: a JSON object, empty for nothing.
+
+        Called after ``on_step`` of the checkpoint's step.
+        """
+        return {}
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Go on from what ``state_dict`` gave, after ``on_start``.
+
+        Args:
+            states: of each rank of the run that wrote the checkpoint, in their order. There may
+                have been more ranks or fewer than now.
+
+        Raises:
+            RecdError: they are none that this plugin can go on from.
+        """
+        raise RecdError(
+            f"{self.name} has no state, and the checkpoint has one of it ({len(states)} ranks); "
+            "go on with the version of it that wrote the checkpoint"
+        )

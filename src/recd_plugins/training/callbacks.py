@@ -1,0 +1,169 @@
+"""Calls of callbacks: plugins that look on while one rank trains."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from torch import Tensor
+
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.interfaces import Split, Table
+from recd_plugins.interfaces.callback import (
+    Callback,
+    RunBatch,
+    RunEnd,
+    RunEvaluation,
+    RunStart,
+    RunStep,
+)
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import Entry, Registry, at_entry
+from recd_plugins.training.agreement import together
+from recd_plugins.training.checkpoint import Progress
+from recd_plugins.training.quality import Quality
+
+
+@dataclass(frozen=True)
+class Called:
+    """A callback of a run.
+
+    Attributes:
+        entry: of the registry file.
+        key: of its state in a checkpoint: its name, and of entries with that name which it is.
+        claimed: names of features or tables that the entry is for.
+    """
+
+    entry: Entry[Callback]
+    key: str
+    claimed: tuple[str, ...]
+
+
+def callbacks_of(registry: Registry, tables: Iterable[Table]) -> list[Called]:
+    """Every plugin of a registry that is a callback, of whatever kind, in the order of the file.
+
+    Raises:
+        RegistryError: an entry of a kind that claims features or tables matches none, or two match
+            one.
+    """
+    schema = registry.dataset.schema()
+    names = {
+        "feature": (*schema.sparse, *schema.dense),
+        "table": tuple(table.name for table in tables),
+    }
+    found: list[Called] = []
+    for kind in registry.kinds.values():
+        matched = names[kind.claimed] if kind.claimed else ()
+        if kind.claimed and kind.name in registry.further:
+            registry.claim(kind.name, matched)  # for its errors; nobody else may ask
+        for entry in registry.entries(kind.name):
+            if isinstance(entry.plugin, Callback):
+                name = entry.plugin.name
+                before = sum(each.entry.plugin.name == name for each in found)
+                key = f"{name}#{before + 1}" if before else name
+                found.append(Called(entry, key, tuple(filter(entry.matches, matched))))
+    return found
+
+
+class Callbacks:
+    """The callbacks of a run on one rank.
+
+    Args:
+        path: of the registry file, for errors.
+        called: what is called, in order.
+        rank: of this process.
+        world_size: ranks.
+    """
+
+    def __init__(self, path: Path, called: Sequence[Called], rank: int, world_size: int) -> None:
+        self._path = path
+        self._called = tuple(called)
+        self._rank = rank
+        self._world_size = world_size
+        self._in_flight: deque[ModelInput] = deque()
+
+    def start(self, progress: Progress, expected_steps: int, tables: Sequence[Table]) -> None:
+        """Call ``on_start``, and hand over the states of the checkpoint that the run goes on from.
+
+        On rank 0, says which of them no callback takes.
+        """
+        for each in self._called:
+            start = RunStart(
+                rank=self._rank,
+                world_size=self._world_size,
+                step=progress.step,
+                expected_steps=expected_steps,
+                tables=tuple(tables),
+                claimed=each.claimed,
+            )
+            self._call(each, "on_start", start)
+            if (states := progress.callbacks.get(each.key)) is not None:
+                self._call(each, "load_state_dict", states)
+        gone = progress.callbacks.keys() - {each.key for each in self._called}
+        if gone and self._rank == 0:
+            names = ", ".join(sorted(gone))
+            click.echo(f"the state of {names} is left behind: no entry uses it now", err=True)
+
+    def watched(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
+        """The same batches, kept until they are trained on where a callback wants to see them."""
+        if not any(_overrides(each, "on_batch") for each in self._called):
+            return iter(batches)
+        return self._kept(batches)
+
+    def trained(self, step: int, loss: Tensor) -> None:
+        """Call ``on_batch`` with the oldest batch that was handed out, then ``on_step``."""
+        if self._in_flight:
+            self._call_all("on_batch", RunBatch(self._rank, step, self._in_flight.popleft()))
+        self._call_all("on_step", RunStep(self._rank, step, loss.detach()))
+
+    def evaluated(self, step: int, split: Split, quality: Quality) -> None:
+        """Call ``on_evaluate``."""
+        self._call_all("on_evaluate", RunEvaluation(self._rank, step, split, quality))
+
+    def ended(self, step: int, losses: Sequence[float]) -> None:
+        """Call ``on_end``."""
+        self._call_all("on_end", RunEnd(self._rank, step, tuple(losses)))
+
+    def states(self) -> dict[str, list[dict[str, Any]]]:
+        """The states of those that have one, by key: of each rank. A collective call.
+
+        Raises:
+            PluginError: one is no JSON object.
+        """
+        with_state = [each for each in self._called if _overrides(each, "state_dict")]
+        if not with_state:
+            return {}
+        ranks = together(lambda: [self._call(each, "state_dict") for each in with_state])
+        by_key = {each.key: [of[i] for of in ranks] for i, each in enumerate(with_state)}
+        return {key: states for key, states in by_key.items() if any(states)}
+
+    def _kept(self, batches: Iterable[ModelInput]) -> Iterator[ModelInput]:
+        for batch in batches:
+            self._in_flight.append(batch)
+            yield batch
+
+    def _call_all(self, method: str, context: object) -> None:
+        for each in self._called:
+            self._call(each, method, context)
+
+    def _call(self, called: Called, method: str, *arguments: object) -> Any:
+        plugin = called.entry.plugin
+        with at_entry(self._path, called.entry), plugin_call(plugin, method):
+            result = getattr(plugin, method)(*arguments)
+            return _json(result) if method == "state_dict" else result
+
+
+def _overrides(called: Called, method: str) -> bool:
+    return getattr(type(called.entry.plugin), method) is not getattr(Callback, method)
+
+
+def _json(state: object) -> dict[str, Any]:
+    """A state that a checkpoint can hold."""
+    if not isinstance(state, dict) or json.loads(json.dumps(state, allow_nan=False)) != state:
+        raise TypeError(f"{state!r:.200} is no JSON object, or another one once it was written")
+    return state

@@ -1,0 +1,149 @@
+"""`recd run` with callbacks: called on each rank, saved with checkpoints, named where they fail."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.cli import programs
+
+PLUGIN = '''
+import json
+from pathlib import Path
+from recd_plugins.api import Callback, PluginOptions, hookimpl
+
+class Notes(Callback):
+    """Note what is seen."""
+    name = "acme.notes"
+
+    class Options(PluginOptions):
+        path: Path
+        fail_at: int = 0
+
+    free_options = frozenset({"fail_at", "path"})
+
+    def on_start(self, start):
+        self.rank, self.seen, self.loss = start.rank, [["start", start.step]], 0.0
+        with self.options.path.open("a") as file:
+            file.write(f"{self.rank}\\n")
+
+    def on_batch(self, batch):
+        self.seen.append([batch.step, int(batch.ids("item").sum())])
+
+    def on_step(self, step):
+        if step.step == self.options.fail_at:
+            raise ValueError("enough")
+        self.loss += step.loss.item()
+
+    def on_evaluate(self, evaluation):
+        self.seen.append([evaluation.split, evaluation.quality.num_samples])
+
+    def on_end(self, end):
+        self.seen.append(["end", end.step, *end.losses])
+        path = self.options.path.with_suffix(f".{self.rank}")
+        path.write_text(json.dumps({"seen": self.seen, "loss": self.loss}))
+
+    def state_dict(self):
+        return {"loss": self.loss}
+
+    def load_state_dict(self, states):
+        self.loss = states[self.rank]["loss"]
+
+@hookimpl
+def register_plugins():
+    return [Notes]
+'''
+
+REGISTRY = """version: 1
+dataset: {{use: dlrm.random, options: {{rows: 256, test_rows: 64, sparse: {{user: 90, item: 90}}}}}}
+converter: {{use: recd.kjt}}
+{callbacks}model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
+training: {{batch_size: 16, ranks: 2, checkpoint: {{path: {folder}/checkpoints, every: 4}}}}
+"""
+
+
+def write(folder: Path, **options: Any) -> Path:
+    """A registry file with callbacks, or with none where there are no options."""
+    (folder / "plugins").mkdir(exist_ok=True)
+    (folder / "plugins" / "acme.py").write_text(PLUGIN)
+    options = options and {"path": f"{folder}/notes", **options}
+    entry = json.dumps([{"use": "acme.notes", "options": options}])
+    callbacks = f"callbacks: {entry}\n" if options else ""
+    registry = folder / "registry.yaml"
+    registry.write_text(REGISTRY.format(folder=folder, callbacks=callbacks), encoding="utf-8")
+    return registry
+
+
+def run(registry: Path, *options: str, expect: int = 0) -> str:
+    """What it says on stderr."""
+    done = programs.recd("--plugins-dir", registry.parent / "plugins", "run", registry, *options)
+    assert done.returncode == expect, done.stderr
+    return done.stderr
+
+
+def notes(folder: Path) -> list[Any]:
+    return [json.loads((folder / f"notes.{rank}").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run from start to end, with checkpoints of steps 4 and 8."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(write(folder, fail_at=0))
+    return folder
+
+
+def test_they_are_called_in_order(whole: Path) -> None:
+    first, second = notes(whole)
+    for rank in (first, second):
+        start, *batches, test, end = rank["seen"]
+        assert start == ["start", 0]
+        assert [step for step, _ in batches] == list(range(1, 9))
+        assert test == ["test", 64]
+        assert end[:2] == ["end", 8]
+    assert first["seen"] != second["seen"], "each sees its own batches"
+    assert first["seen"][-1] == second["seen"][-1], "losses are the mean over ranks"
+    assert sum(first["seen"][-1][2:]) == pytest.approx((first["loss"] + second["loss"]) / 2)
+
+
+def test_a_run_that_is_resumed_ends_with_the_same_state(whole: Path, tmp_path: Path) -> None:
+    said = run(write(tmp_path, fail_at=6), expect=1)
+    assert "acme.notes: on_step failed at " in said
+    assert "acme.py:26: ValueError: enough" in said
+    run(write(tmp_path, fail_at=0), "--resume")
+    for resumed, straight in zip(notes(tmp_path), notes(whole), strict=True):
+        assert resumed["loss"] == straight["loss"]
+        assert resumed["seen"][0] == ["start", 4]
+        assert resumed["seen"][1:] == straight["seen"][5:]
+    last = Path("checkpoints", "step-000000008", "progress.json")
+    assert (tmp_path / last).read_bytes() == (whole / last).read_bytes()
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_another_number_of_ranks_has_the_states_of_all(
+    whole: Path, tmp_path: Path, ranks: int
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    registry = write(tmp_path / "run", fail_at=0)
+    said = run(registry, "--resume", "--ranks", str(ranks), expect=int(ranks > 2))
+    assert ("load_state_dict failed" in said) == (ranks > 2), "it takes its own rank's"
+
+
+def test_a_run_goes_on_without_them_or_with_new_ones(tmp_path: Path) -> None:
+    run(write(tmp_path, fail_at=0), "--steps", "4")
+    said = run(write(tmp_path), "--resume", "--steps", "6")
+    assert 'callbacks[0].use was "acme.notes" and is not there' in said
+    assert "the state of acme.notes is left behind: no entry uses it now" in said
+    said = run(write(tmp_path, fail_at=0), "--resume")
+    assert 'callbacks[0].use was not there and is "acme.notes"' in said
+    assert [rank["seen"][0] for rank in notes(tmp_path)] == [["start", 6]] * 2
+
+
+def test_the_baseline_of_a_comparison_has_none(tmp_path: Path) -> None:
+    registry = write(tmp_path, fail_at=0)
+    run(registry, "--compare", "--steps", "2")
+    assert [rank["seen"][-1][:2] for rank in notes(tmp_path)] == [["end", 2]] * 2
+    assert sorted((tmp_path / "notes").read_text().split()) == ["0", "1"], "one run was looked at"

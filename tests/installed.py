@@ -1,0 +1,78 @@
+"""Packages of plugins, installed into a folder on the path."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests import forked
+
+
+class Site:
+    """A folder in which packages are installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def install(self, name: str, text: str, entry_point: str | None = None) -> None:
+        module = f"module_of_{name}"
+        (self.folder / f"{module}.py").write_text(text, encoding="utf-8")
+        about = self.folder / f"{name}_plugins-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}-plugins\nVersion: 1.0\n", encoding="utf-8"
+        )
+        (about / "entry_points.txt").write_text(
+            f"[recd_plugins]\n{entry_point or name} = {module}\n", encoding="utf-8"
+        )
+
+    def registry(self, text: str) -> Path:
+        path = self.folder / "registry.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def imported(self, name: str) -> bool:
+        return f"module_of_{name}" in sys.modules
+
+
+@contextmanager
+def on_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A context in which packages are found in a folder; then their modules are forgotten."""
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delenv("RECD_ONLY")
+    yield
+    for name in [name for name in sys.modules if name.startswith("module_of_")]:
+        del sys.modules[name]
+
+
+def pip_installed(package: Path, folder: Path) -> dict[str, str]:
+    """An environment in which a package is installed, as a wheel in ``folder``."""
+    source = folder / "source"
+    shutil.copytree(package, source, ignore=shutil.ignore_patterns("__pycache__"))
+    target = folder / "site-packages"
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", target, source],
+        check=True,
+    )
+    environment = {**os.environ, "PYTHONPATH": str(target)}
+    del environment["RECD_ONLY"]
+    return environment
+
+
+def python(environment: dict[str, str], *arguments: object) -> str:
+    """What a program prints that is run there."""
+    done = forked.run([sys.executable, *map(str, arguments)], env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def recd(environment: dict[str, str], *arguments: object) -> str:
+    """What the command prints there."""
+    return python(environment, "-c", "from recd_plugins.cli import main; main()", *arguments)

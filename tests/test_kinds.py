@@ -1,0 +1,299 @@
+"""Kinds of third parties: found, in conflict, wrong, in registry files and in the schema."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.installed import Site, on_path
+
+from recd_plugins.built_in_kinds import KINDS
+from recd_plugins.cli import main
+from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.manager import PluginManager
+from recd_plugins.plugin_kinds import OTHER_SECTIONS
+from recd_plugins.registry import Registry, RegistrySpec, load_registry
+from recd_plugins.testing.contracts import PluginContract
+
+KIND = """
+from abc import abstractmethod
+from recd_plugins.api import Kind, Plugin, PluginOptions, hookimpl
+
+class Audit(Plugin):
+    kind = "audit"
+    @abstractmethod
+    def look(self, name): ...
+
+@hookimpl
+def register_kinds():
+    return [Kind(name="audit", interface=Audit, section="audits", claims="by table",
+                 description="Who looks at tables.", contract="acme.testing.AuditContract")]
+"""
+
+PLUGIN = '''
+from recd_plugins.api import PluginOptions, hookimpl
+from module_of_acme import Audit
+
+class Count(Audit):
+    """Count what is looked up."""
+    name = "{name}.count"
+    class Options(PluginOptions):
+        every: int = 1
+    def look(self, name): ...
+
+@hookimpl
+def register_plugins():
+    return [Count]
+'''
+
+HEAD = """version: 1
+dataset: {use: recd.session_parquet, options: {path: table}}
+converter: {use: recd.kjt}
+"""
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    with on_path(tmp_path, monkeypatch):
+        yield Site(tmp_path)
+
+
+def load(site: Site, text: str) -> Registry:
+    return load_registry(site.registry(HEAD + text))
+
+
+def refused(site: Site, text: str) -> str:
+    with pytest.raises((PluginError, RegistryError)) as caught:
+        load(site, text)
+    return str(caught.value)
+
+
+def recd(*arguments: object) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+AUDITS = """audits:
+  - {use: other.count, tables: [t_user, t_item], options: {every: 3}}
+  - {use: other.count, tables: ["t_h*"]}
+  - {use: other.count, tables: [t_item], enabled: false}
+"""
+
+
+def test_a_section_of_a_third_party(site: Site) -> None:
+    site.install("other", PLUGIN.format(name="other"))  # whose kind another package brings
+    site.install("acme", KIND)
+    registry = load(site, AUDITS)
+    first, second = registry.entries("audit")
+    assert (first.field, first.line, first.plugin.options.every) == ("audits[0]", 5, 3)
+    assert (second.field, second.patterns) == ("audits[1]", ("t_h*",))
+    tables = ["t_user", "t_item", "t_history", "t_other"]
+    claims = {"t_user": first, "t_item": first, "t_history": second}
+    assert registry.claim("audit", tables) == claims
+    with pytest.raises(RegistryError, match=r"yaml:5 audits\[0\].tables: t_user matches no table"):
+        registry.claim("audit", ["t_item", "t_h"])
+    assert recd("validate", site.registry(HEAD + AUDITS)).stdout.endswith(": 4 entries, ok\n")
+
+
+def test_two_entries_for_one_table_are_refused(site: Site) -> None:
+    site.install("acme", KIND)
+    site.install("other", PLUGIN.format(name="other"))
+    registry = load(site, AUDITS.replace(", enabled: false", ""))
+    with pytest.raises(RegistryError, match=r"t_item is claimed by .* a table has one audit entry"):
+        registry.claim("audit", ["t_user", "t_item", "t_history"])
+
+
+@pytest.mark.parametrize(
+    ("claims", "entry", "seen"),
+    [
+        ("list", "[{use: other.count}, {use: other.count, enabled: false}]", [()]),
+        ("optional one", "{use: other.count}", [()]),
+        ("by feature", "[{use: other.count, features: [user]}]", [("user",)]),
+        ("several by feature", "[{use: other.count, features: [user, item]}]", [("user", "item")]),
+    ],
+)
+def test_what_stands_in_a_section(site: Site, claims: str, entry: str, seen: list) -> None:
+    site.install("acme", KIND.replace("by table", claims))
+    site.install("other", PLUGIN.format(name="other"))
+    registry = load(site, f"audits: {entry}\n")
+    assert [each.patterns for each in registry.entries("audit")] == seen
+    if claims in ("list", "optional one"):
+        with pytest.raises(TypeError, match=f"of kind audit claim {claims}, no features or tables"):
+            registry.claim("audit", ["user"])
+    else:
+        found = registry.claim("audit", ["user", "item"])["user"]
+        assert type(found) is (tuple if claims == "several by feature" else type(found))
+    said = refused(site, "audits: {tables: [a]}\n")
+    assert "yaml:4 audits" in said
+
+
+def test_packages_are_imported_for_names_and_unknown_sections_alone(site: Site) -> None:
+    site.install("acme", KIND)
+    site.install("other", PLUGIN.format(name="other"))
+    registry = load(site, "preprocessing: []\n")
+    assert not site.imported("acme")
+    assert registry.entries("audit") == (), "it is a kind, and the file has none"
+    with pytest.raises(PluginError, match=r"registers a kind audits; did you mean audit\?"):
+        registry.entries("audits")
+
+
+def test_entries_of_built_in_kinds(site: Site) -> None:
+    registry = load(site, "preprocessing: [{use: recd.first_x, features: [a], options: {x: 1}}]\n")
+    assert registry.entries("preprocessing") == registry.preprocessing
+    assert [entry.plugin for entry in registry.entries("dataset")] == [registry.dataset]
+    assert registry.entries("ingestion") == registry.entries("cache") == ()
+
+
+def test_errors_of_a_section_have_lines_and_suggestions(site: Site) -> None:
+    site.install("acme", KIND)
+    site.install("other", PLUGIN.format(name="other"))
+    text = AUDITS.replace("every", "evry").replace(
+        "other.count, tables: [t_item]", "other.cont, tables: [t_item]"
+    )
+    said = refused(site, text)
+    assert (
+        "yaml:5 audits[0].options.evry: unknown option of other.count; did you mean every" in said
+    )
+    assert "yaml:7 audits[2].use: no audit plugin is named other.cont; did you mean other.c" in said
+    said = refused(site, "audit: []\n")
+    assert said.endswith("registry.yaml:4 audit: unknown key; did you mean audits?")
+    said = refused(site, "sharding: [{use: other.count, tables: [a]}]\n")
+    assert "other.count is a audit plugin; it belongs under audits:" in said
+
+
+def test_a_section_whose_package_is_broken_says_why(site: Site) -> None:
+    site.install("acme", f"{KIND}\nraise ValueError(5)")
+    said = refused(site, "audits: []\n")
+    assert "registry.yaml:4 audits: unknown key; known: version, dataset" in said
+    assert "audits: may be of what could not be loaded: acme-plugins 1.0: entry point acme" in said
+    load(site, "preprocessing: []\n")
+
+
+def test_a_plugin_of_a_kind_that_nobody_brings(site: Site) -> None:
+    site.install("acme", KIND.replace("@hookimpl", "").replace("register_kinds", "not_a_hook")
+                 + "\n@hookimpl\ndef register_plugins():\n    return []\n")  # fmt: skip
+    site.install("other", PLUGIN.format(name="other"))
+    said = refused(site, "preprocessing: [{use: other.count, features: [a]}]\n")
+    assert (
+        "Count is of kind audit, which no package registers that is there (the kinds: data" in said
+    )
+
+
+def test_two_packages_with_one_section_stop_only_who_uses_it(site: Site) -> None:
+    site.install("acme", KIND)
+    second = KIND.replace('"audit"', '"check"').replace("Audit", "Check")
+    site.install("two", second)
+    site.install("other", PLUGIN.format(name="other"))
+    load(site, "preprocessing: []\n")
+    said = refused(site, AUDITS)
+    assert "two kinds of plugins have the name or section of the other" in said
+    assert "audit (section audits) of acme-plugins 1.0" in said
+    assert "check (section audits) of two-plugins 1.0" in said
+    assert "check cannot be used: two kinds of plugins" in recd("plugins").stderr
+    assert recd("--without", "two", "plugins").stderr == ""
+
+
+WRONG = [
+    ("[Kind(", "[5, Kind(", "register_kinds returned 5, which is no recd_plugins.api.Kind"),
+    ('section="audits"', 'section="Audits"', "are words in lower case, as in 'audit', not 'Aud"),
+    ('section="audits"', 'section="cache"', "cache is recd-plugins' own; take another name or"),
+    ('section="audits"', 'section="training"', "training is recd-plugins' own; take another"),
+    ('name="audit"', 'name="dataset"', "dataset is recd-plugins' own; take another name or"),
+    ('name="audit"', 'name="look"', "kind 'look': module_of_acme.Audit.kind has to be 'look', too"),
+    (
+        "interface=Audit",
+        "interface=dict",
+        "its interface is no subclass of recd_plugins.api.Plugin",
+    ),
+    ("by table", "by row", "claims 'by row'; one, optional one, list, by feature, several by fea"),
+    ("by table", "one", "claims one plugin, without which no registry file would be valid"),
+    ("Who looks at tables.", " ", "has no description, which `recd schema` shows"),
+    ("acme.testing.AuditContract", "Audit", "contract is 'Audit'; it is the class with its tests"),
+    ("return [Kind", "return 1 / 0, [Kind", "register_kinds failed: ZeroDivisionError"),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "reason"), WRONG, ids=[reason for *_, reason in WRONG])
+def test_a_wrong_kind_is_refused(site: Site, before: str, after: str, reason: str) -> None:
+    assert before in KIND
+    site.install("acme", KIND.replace(before, after, 1))
+    (broken,) = PluginManager().broken
+    assert broken.reason.startswith("acme-plugins 1.0: register_kinds")
+    assert reason in broken.reason
+    load(site, "preprocessing: []\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ("(Audit)", "(Plugin)", "Count, which has no kind: it is no subclass of the interface of"),
+        ("(Audit):", "(Plugin):\n    kind = 'audit'", "is no subclass of module_of_acme.Audit"),
+        ("[Count]", "[5]", "register_plugins returned 5, which has no kind"),
+        ("[Count]", "Count", "register_plugins returned a class; return a list of classes"),
+        ("def look", "def see", "Count does not implement look"),
+        ("look(self, name)", "look(self)", "Count.look is called with (name), which it does not"),
+    ],
+)
+def test_a_wrong_plugin_is_refused(site: Site, before: str, after: str, reason: str) -> None:
+    site.install("acme", KIND)
+    text = PLUGIN.replace("from module_of", "from recd_plugins.api import Plugin\nfrom module_of")
+    assert before in text
+    site.install("other", text.format(name="other").replace(before, after))
+    assert reason in refused(site, AUDITS)
+
+
+def test_kinds_and_plugins_of_files(site: Site) -> None:
+    folder = site.folder / "plugins"
+    folder.mkdir()
+    # In the order of names, its kind comes later.
+    plugin = PLUGIN.format(name="mine").replace("from module_of_acme import Audit", "AUDIT")
+    imported = "from recd_plugins.api import Plugin\nclass Audit(Plugin):\n    kind = 'audit'\n"
+    (folder / "package").mkdir()
+    (folder / "package" / "__init__.py").write_text(KIND + plugin.replace("AUDIT", ""))
+    registry = site.registry(HEAD + "audits: [{use: mine.count, tables: [a]}]\n")
+    assert len(load_registry(registry, plugins_dir=folder).entries("audit")) == 1
+    (folder / "a.py").write_text(plugin.replace("mine.", "yours.").replace("AUDIT", imported))
+    with pytest.raises(
+        PluginError, match=r"a\.py: register_plugins returned Count, which is no sub"
+    ):
+        load_registry(registry, plugins_dir=folder)
+
+
+def test_the_lists_and_the_schema_have_them(site: Site) -> None:
+    site.install("acme", KIND)
+    site.install("other", PLUGIN.format(name="other"))
+    (found,) = json.loads(recd("plugins", "--kind", "audit", "--json").stdout)
+    assert found["name"] == "other.count"
+    assert found["from"] == "other-plugins 1.0"
+    assert "is none of dataset, converter" in recd("plugins", "--kind", "audits").stderr
+    kind = json.loads(recd("plugins", "--kinds", "--json").stdout)[-1]
+    assert kind == {
+        "kind": "audit",
+        "section": "audits",
+        "claims": "by table",
+        "contract": "acme.testing.AuditContract",
+        "from": "acme-plugins 1.0",
+        "description": "Who looks at tables.",
+    }
+    assert "audit (acme-plugins 1.0): Who looks at tables." in recd("plugins", "--kinds").stdout
+    schema = json.loads(recd("schema").stdout)
+    assert list(schema["properties"])[-3:] == ["audits", "model", "training"]
+    assert schema["properties"]["audits"]["description"] == "Who looks at tables."
+    entry = schema["$defs"]["audit_entry"]
+    assert entry["properties"]["use"]["enum"] == ["other.count"]
+    assert entry["required"] == ["use", "tables"]
+    assert schema["$defs"]["audit.other.count"]["properties"]["every"]["type"] == "integer"
+
+
+def test_other_sections_are_those_of_the_file() -> None:
+    assert {*RegistrySpec.model_fields} == OTHER_SECTIONS
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
+def test_every_kind_has_a_contract_and_an_interface_of_its_name(kind) -> None:
+    module, _, name = kind.contract.rpartition(".")
+    assert issubclass(getattr(importlib.import_module(module), name), PluginContract)
+    assert kind.interface.kind == kind.name

@@ -1,0 +1,230 @@
+"""Which plugins are called in a run, with what, and what of them a checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.data.model_input import ModelInput
+from recd_plugins.errors import PluginError, RecdError, RegistryError
+from recd_plugins.interfaces import Callback, Sharding, Table
+from recd_plugins.registry import Entry, load_registry
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.callbacks import Callbacks, Called, callbacks_of
+from recd_plugins.training.checkpoint import Progress
+from recd_plugins.training.quality import Quality
+
+TABLES = (Table("t_user", ("user",), 100, 4, pooled=True),)
+
+
+class Notes(Callback):
+    """Note what it is called with."""
+
+    name = "test.notes"
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.seen: list[Any] = []
+
+    def on_start(self, start):
+        self.seen.append(start)
+
+    def on_batch(self, batch):
+        self.seen.append((batch.step, batch.ids("user").tolist()))
+
+    def on_step(self, step):
+        self.seen.append((step.step, step.loss.item(), step.loss.requires_grad))
+
+    def on_evaluate(self, evaluation):
+        self.seen.append((evaluation.split, evaluation.quality.auc))
+
+    def on_end(self, end):
+        self.seen.append(end)
+
+    def state_dict(self):
+        return {"rank": dist.get_rank(), "seen": len(self.seen)}
+
+    def load_state_dict(self, states):
+        self.seen.append([*states])
+
+
+class Idle(Callback):
+    """Do nothing."""
+
+    name = "test.idle"
+
+
+class Fails(Callback):
+    """Fail at a step."""
+
+    name = "test.fails"
+    error: BaseException = ValueError("no")
+
+    def on_step(self, step):
+        raise self.error
+
+
+def called(cls: type[Callback], line: int = 7, key: str = "") -> Called:
+    entry = Entry[Callback](cls(cls.Options()), (), "callbacks[0]", line)
+    return Called(entry, key or cls.name, ())
+
+
+def callbacks(*of: Called, rank: int = 0, world_size: int = 1) -> Callbacks:
+    return Callbacks(Path("registry.yaml"), of, rank, world_size)
+
+
+def batch(*ids: int) -> ModelInput:
+    kjt = KeyedJaggedTensor(["user"], torch.tensor(ids), lengths=torch.tensor([len(ids)]))
+    return ModelInput(torch.zeros(1, 0), kjt, torch.zeros(1))
+
+
+def test_what_is_called_with_what() -> None:
+    notes = called(Notes)
+    calls = callbacks(called(Idle), notes)
+    calls.start(Progress(3, callbacks={"test.notes": [{"rank": 0}]}), 5, TABLES)
+    batches = calls.watched([batch(1, 2), batch(3)])
+    assert [len(each.sparse_features.values()) for each in batches] == [2, 1], "both read ahead"
+    for step in (4, 5):
+        calls.trained(step, torch.tensor(0.5, requires_grad=True))
+    calls.evaluated(5, "test", Quality(0.9, 0.6, 10))
+    calls.ended(5, [0.5] * 5)
+    start, states, *seen, end = notes.entry.plugin.seen
+    assert (start.step, start.expected_steps, start.tables) == (3, 5, TABLES)
+    assert states == [{"rank": 0}]
+    steps = [(4, [1, 2]), (4, 0.5, False), (5, [3]), (5, 0.5, False)]
+    assert seen == [*steps, ("test", 0.6)]
+    assert end.losses == (0.5,) * 5
+
+
+def test_batches_are_kept_for_who_looks_at_them_alone() -> None:
+    calls = callbacks(called(Idle))
+    one, two = batch(1), batch(2)
+    assert [*calls.watched(iter([one, two]))] == [one, two]
+    calls.trained(1, torch.tensor(0.5))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected", "said"),
+    [
+        (
+            ValueError("no"),
+            PluginError,
+            "test.fails: on_step failed at .*py:[0-9]+: ValueError: no",
+        ),
+        (SystemExit(0), PluginError, "test.fails: on_step failed at .*: SystemExit: 0"),
+        (RecdError("stop"), RegistryError, r"registry.yaml:7 callbacks\[0\]: stop"),
+    ],
+)
+def test_one_that_raises_is_named(
+    error: BaseException, expected: type[Exception], said: str
+) -> None:
+    class Failing(Fails):
+        """Fail so."""
+
+    Failing.error = error
+    with pytest.raises(expected, match=said):
+        callbacks(called(Failing)).trained(1, torch.tensor(0.5))
+
+
+def test_a_state_that_nobody_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(3, callbacks={"test.notes": [{}], "test.gone": [{}]})
+    callbacks(called(Notes)).start(progress, 5, TABLES)
+    assert capsys.readouterr().err == (
+        "the state of test.gone is left behind: no entry uses it now\n"
+    )
+    with pytest.raises(RegistryError, match=r"callbacks\[0\]: test.idle has no state, and the ch"):
+        callbacks(called(Idle)).start(Progress(3, callbacks={"test.idle": [{}]}), 5, TABLES)
+
+
+class Wrong(Notes):
+    """Give a state that is no JSON object."""
+
+    name = "test.wrong"
+    state: Any = None
+
+    def state_dict(self):
+        return self.state
+
+
+def states_of_ranks(rank: int, world_size: int) -> Any:
+    both = (called(Notes), called(Idle), called(Notes, key="test.notes#2"))
+    states = callbacks(*both, rank=rank, world_size=world_size).states()
+    said = []
+    wrong: Any
+    for wrong in ([], {"a": (1, 2)}, {1: 2}, {"a": float("nan")}, {"a": torch.zeros(1)}):
+        Wrong.state = wrong if rank == 1 else {}
+        with pytest.raises(PluginError) as caught:
+            callbacks(called(Wrong)).states()
+        said.append(str(caught.value))
+    Wrong.state = {}
+    return states, callbacks(called(Wrong)).states(), said
+
+
+def test_states_of_all_ranks() -> None:
+    for states, empty, said in run_on_ranks(states_of_ranks, 2):
+        both = [{"rank": 0, "seen": 0}, {"rank": 1, "seen": 0}]
+        assert states == {"test.notes": both, "test.notes#2": both}
+        assert empty == {}
+        assert all(each.startswith("test.wrong: state_dict failed at ") for each in said)
+        assert "{'a': (1, 2)} is no JSON object, or another one once it was written" in said[1]
+
+
+PLUGINS = '''
+from recd_plugins.api import Callback, Kind, Sharding, hookimpl
+
+class Watch(Callback):
+    """Watch tables."""
+    kind, name = "watch", "acme.watch"
+
+class Both(Sharding, Callback):
+    """Shard nothing, and look on."""
+    name = "acme.both"
+
+class Look(Callback):
+    """Look on."""
+    name = "acme.look"
+
+@hookimpl
+def register_kinds():
+    return [Kind("watch", Watch, "watch", "by table", "Watchers.", "acme.C")]
+
+@hookimpl
+def register_plugins():
+    return [Watch, Both, Look]
+'''
+
+REGISTRY = """version: 1
+dataset: {use: dlrm.random, options: {rows: 4, sparse: {user: 9, item: 9}}}
+converter: {use: recd.kjt}
+sharding: [{use: acme.both, tables: [t_item]}]
+callbacks:
+  - {use: acme.look}
+  - {use: acme.look, enabled: false}
+  - {use: acme.look}
+watch: [{use: acme.watch, tables: ["t_*"]}]
+"""
+
+
+def test_plugins_of_all_kinds_are_called(tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
+    (tmp_path / "r.yaml").write_text(REGISTRY)
+    registry = load_registry(tmp_path / "r.yaml", plugins_dir=tmp_path / "plugins")
+    tables = [Table(name, (name,), 9, 4, pooled=True) for name in ("t_user", "t_item")]
+    found = callbacks_of(registry, tables)
+    assert [(each.key, each.entry.field, each.claimed) for each in found] == [
+        ("acme.both", "sharding[0]", ("t_item",)),
+        ("acme.look", "callbacks[0]", ()),
+        ("acme.look#2", "callbacks[2]", ()),
+        ("acme.watch", "watch[0]", ("t_user", "t_item")),
+    ]
+    assert isinstance(found[0].entry.plugin, Sharding)
+    (tmp_path / "r.yaml").write_text(REGISTRY.replace("t_*", "t_nobody"))
+    registry = load_registry(tmp_path / "r.yaml", plugins_dir=tmp_path / "plugins")
+    with pytest.raises(RegistryError, match=r"r.yaml:9 watch\[0\].tables: t_nobody matches no tab"):
+        callbacks_of(registry, tables)
