@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_benchmarks import accuracy
-from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size
+from recd_plugin_recd.benchmarks import accuracy
+from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size, movielens
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
@@ -85,7 +85,7 @@ Orders = tuple[Trained, Trained, Trained]
 def workload(size: Size) -> str:
     """The input in words."""
     text = f"PAPERCAL, {accuracy.ROWS[size]:,} rows, whole sessions"
-    if size == "reference" and accuracy.movielens() is not None:
+    if size == "reference" and movielens() is not None:
         text += "; MovieLens-100K"
     return (
         f"{text}; {NUM_SEEDS[size]} seeds, one pass, batches of 256, windows of {_WINDOW} batches"
@@ -100,7 +100,7 @@ def run(size: Size) -> Findings:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sources = [_papercal(folder, size)]
-        if size == "reference" and (path := accuracy.movielens()) is not None:
+        if size == "reference" and (path := movielens()) is not None:
             sources.append(_movielens(folder, path))
         # As in the accuracy benchmark: one process and one thread for all of these small runs.
         for source in sources:

@@ -20,3 +20,8 @@ def register_plans() -> Sequence[type[PlanMode]]:
     from recd_plugin_dsi.commands.plan_readers import ReadersPlan
 
     return [ReadersPlan]
+
+
+@hookimpl
+def register_benchmarks() -> Sequence[str]:
+    return ["recd_plugin_dsi.benchmarks.readers"]

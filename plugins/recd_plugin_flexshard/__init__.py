@@ -42,3 +42,8 @@ def register_commands(cli: click.Group) -> None:
     from recd_plugin_flexshard.commands.simulate import simulate
 
     cli.add_command(simulate)
+
+
+@hookimpl
+def register_benchmarks() -> Sequence[str]:
+    return ["recd_plugin_flexshard.benchmarks.flexshard"]

@@ -63,3 +63,12 @@ def register_commands(cli: click.Group) -> None:
     cli.add_command(generate)
     cli.add_command(init)
     cli.add_command(logs)
+
+
+@hookimpl
+def register_benchmarks() -> Sequence[str]:
+    names = (
+        *("accuracy", "cluster", "convert", "fill", "jagged", "logs"),
+        *("preprocess", "reader", "storage", "train", "trainer", "wire"),
+    )
+    return [f"recd_plugin_recd.benchmarks.{name}" for name in names]

@@ -36,3 +36,8 @@ def register_plans() -> Sequence[type[PlanMode]]:
     from recd_plugin_scars.commands.plan_cache import CachePlan
 
     return [CachePlan]
+
+
+@hookimpl
+def register_benchmarks() -> Sequence[str]:
+    return ["recd_plugin_scars.benchmarks.scars"]

@@ -21,14 +21,14 @@ MODULES = _benchmarks.modules
 #: What is kept of a benchmark besides its report: what these functions return.
 _MEASURING = {
     "flexshard": (
-        "recd_benchmarks.flexshard_tiers.one_table_figures.measure_one_table",
-        "recd_benchmarks.flexshard_tiers.papercal_figures.measure_papercal",
-        "recd_benchmarks.flexshard_tiers.drift.measure_drift",
+        "recd_plugin_flexshard.benchmarks.one_table_figures.measure_one_table",
+        "recd_plugin_flexshard.benchmarks.papercal_figures.measure_papercal",
+        "recd_plugin_flexshard.benchmarks.drift.measure_drift",
     ),
-    "trainer": ("recd_benchmarks.trainer._measure",),
+    "trainer": ("recd_plugin_recd.benchmarks.trainer._measure",),
     "scars": (
-        "recd_benchmarks.scars_cache.cells.measure_cells",
-        "recd_benchmarks.scars_cache.by_registry.measure_by_registry",
+        "recd_plugin_scars.benchmarks.cells.measure_cells",
+        "recd_plugin_scars.benchmarks.by_registry.measure_by_registry",
     ),
 }
 _measured: dict[str, Any] = {}

@@ -106,6 +106,7 @@ def test_options_that_do_not_go_together(folder: Path, arguments: list[str], mes
         (('"--replicas"', '"--tiers"'), "which is that of recd_plugin_flexshard.commands.plan_tie"),
         (('"--replicas"', '"replicas"'), "Replicas needs a flag, as in --replicas, and help for"),
         (('help = "Plan replicas instead."', ""), "Replicas needs a flag, as in --replicas, and "),
+        (("because =", "calibrates ="), "Replicas has calibrates, and no method calibrate"),
         (("default=3", "required=True"), "Replicas requires --copies, also without --replicas"),
         (("(self, question)", "(self)"), "Replicas.plan is called with (question), which it does"),
         (("def plan(", "def other("), "Replicas does not implement plan"),

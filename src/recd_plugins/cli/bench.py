@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from recd_plugins.cli.benchmarks import Benchmarks
+from recd_plugins.cli.contributions import manager_of, tell_broken
 from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
 from recd_plugins.manager import PluginManager
@@ -27,7 +28,7 @@ class _Bench(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         benchmarks, manager = _found(ctx)
         if cmd_name not in benchmarks.modules:
-            _tell_broken(manager)
+            tell_broken(manager)
         return _command(cmd_name, benchmarks.load(cmd_name))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -53,22 +54,17 @@ def bench(ctx: click.Context) -> None:
         except PluginError as error:
             table.add_row(name, f"[red]{escape(str(error))}[/]")
     Console().print(table)
-    _tell_broken(manager)
+    tell_broken(manager)
 
 
 def _found(ctx: click.Context) -> tuple[Benchmarks, PluginManager]:
     if __name__ not in ctx.meta:
         benchmarks = Benchmarks()
-        manager = PluginManager(ctx.find_root().params.get("plugins_dir"))
+        manager = manager_of(ctx)
         manager.register_benchmarks(benchmarks.add)
         ctx.meta[__name__] = benchmarks, manager
     found: tuple[Benchmarks, PluginManager] = ctx.meta[__name__]
     return found
-
-
-def _tell_broken(manager: PluginManager) -> None:
-    for broken in manager.broken:
-        click.secho(f"{broken.name} cannot be used: {broken.reason}", fg="red", err=True)
 
 
 def _command(name: str, benchmark: Any) -> click.Command:

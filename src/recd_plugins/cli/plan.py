@@ -9,6 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
+from recd_plugins.cli.contributions import manager_of, tell_broken
 from recd_plugins.cli.options import (
     OUTPUT,
     check_reports,
@@ -54,27 +55,22 @@ class _Plan(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption:
-            _tell_broken(ctx)
+            tell_broken(_modes(ctx)[1])
             raise
 
     def get_help(self, ctx: click.Context) -> str:
-        _tell_broken(ctx)
+        tell_broken(_modes(ctx)[1])
         return super().get_help(ctx)
 
 
 def _modes(ctx: click.Context) -> tuple[PlanModes, PluginManager]:
     if __name__ not in ctx.meta:
         modes = plan_modes()
-        manager = PluginManager(ctx.find_root().params.get("plugins_dir"))
+        manager = manager_of(ctx)
         manager.register_plans(modes.add)
         ctx.meta[__name__] = modes, manager
     found: tuple[PlanModes, PluginManager] = ctx.meta[__name__]
     return found
-
-
-def _tell_broken(ctx: click.Context) -> None:
-    for broken in _modes(ctx)[1].broken:
-        click.secho(f"{broken.name} cannot be used: {broken.reason}", fg="red", err=True)
 
 
 def plan_modes() -> PlanModes:

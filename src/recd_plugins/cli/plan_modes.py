@@ -48,6 +48,8 @@ class PlanModes:
         what = f"{where}: {qualified(cls)}"
         if not _FLAG.fullmatch(getattr(cls, "flag", "")) or not getattr(cls, "help", ""):
             raise PluginError(f"{what} needs a flag, as in --replicas, and help for it")
+        if cls.calibrates is not None and cls.calibrate is PlanMode.calibrate:
+            raise PluginError(f"{what} has calibrates, and no method calibrate")
         mode: PlanMode = cls()
         options = [_of_mode(each, cls.flag, what) for each in mode.options()]
         params = [click.Option([cls.flag], is_flag=True, help=cls.help), *options]
@@ -93,7 +95,7 @@ class PlanModes:
 def _of_mode(option: click.Option, flag: str, what: str) -> click.Option:
     if option.required:
         raise PluginError(f"{what} requires {option.opts[0]}, also without {flag}; check() can ask")
-    option.help = f"With {flag}: {option.help}"
+    option.help = f"With {flag}: {option.help or option.opts[0]}"
     return option
 
 

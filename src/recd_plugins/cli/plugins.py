@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from recd_plugins.cli.contributions import check_contributions
+from recd_plugins.cli.contributions import check_contributions, tell_broken
 from recd_plugins.interfaces import DatasetWrapper
 from recd_plugins.manager import PluginManager, Registered
 
@@ -47,8 +47,7 @@ def plugins(plugins_dir: Path | None, kind: str | None, kinds: bool, as_json: bo
         if kind in (None, of_kind)
         for name, registered in sorted(by_name.items(), key=_wrappers_last)
     ]
-    for broken in manager.broken:
-        click.secho(f"{broken.name} cannot be used: {broken.reason}", fg="red", err=True)
+    tell_broken(manager)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return

@@ -111,7 +111,7 @@ class PlanMode(ABC):
         Returns:
             The topology to plan for, and what was measured, for the terminal.
         """
-        raise NotImplementedError(f"{self.flag} has calibrates, and no calibrate()")
+        raise NotImplementedError
 
     @abstractmethod
     def plan(self, question: PlanQuestion) -> PlanAnswer:

@@ -28,7 +28,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
+
+from recd_plugins.errors import RecdError
 
 #: ``tiny`` takes seconds and shows that every figure is measured; its figures mean nothing.
 Size = Literal["tiny", "small", "reference"]
@@ -152,6 +155,21 @@ def keep_freed_memory() -> bool:
     return bool(libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)) and bool(
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
     )
+
+
+def movielens() -> Path | None:
+    """MovieLens-100K where the environment says where it is.
+
+    Raises:
+        RecdError: it is not there.
+    """
+    given = os.environ.get("RECD_MOVIELENS")
+    if given is None:
+        return None
+    path = Path(given)
+    if not path.is_file():
+        raise RecdError(f"RECD_MOVIELENS: {path} is no file; examples/movielens says how to get it")
+    return path.resolve()
 
 
 def machine() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from recd_benchmarks.scars_cache import criteo
+from recd_plugin_scars.benchmarks import criteo
 from recd_plugin_scars.planning import Memory, RowOrder, StepCosts, TableLoad
 from recd_plugin_scars.planning.solve import least
 from recd_plugins.access import TableAccess

@@ -1,1 +1,0 @@
-"""What ``recd bench flexshard`` is made of: the paper's tables, and tiers trained on gloo."""

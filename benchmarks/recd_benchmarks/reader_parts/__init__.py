@@ -1,1 +1,0 @@
-"""Parts of ``recd bench readers``."""

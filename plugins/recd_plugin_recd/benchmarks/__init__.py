@@ -1,0 +1,1 @@
+"""What ``recd bench`` runs of the package."""
