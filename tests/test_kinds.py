@@ -199,6 +199,8 @@ def test_two_packages_with_one_section_stop_only_who_uses_it(site: Site) -> None
 WRONG = [
     ("[Kind(", "[5, Kind(", "register_kinds returned 5, which is no recd_plugins.api.Kind"),
     ('section="audits"', 'section="Audits"', "are words in lower case, as in 'audit', not 'Aud"),
+    ('section="audits"', 'section="model_config"', "model_config is recd-plugins' own; take ano"),
+    ('section="audits"', 'section="wrapper"', "wrapper is recd-plugins' own; take another name"),
     ('section="audits"', 'section="cache"', "cache is recd-plugins' own; take another name or"),
     ('section="audits"', 'section="training"', "training is recd-plugins' own; take another"),
     ('name="audit"', 'name="dataset"', "dataset is recd-plugins' own; take another name or"),
@@ -235,10 +237,15 @@ def test_a_wrong_kind_is_refused(site: Site, before: str, after: str, reason: st
         ("[Count]", "Count", "register_plugins returned a class; return a list of classes"),
         ("def look", "def see", "Count does not implement look"),
         ("look(self, name)", "look(self)", "Count.look is called with (name), which it does not"),
+        (
+            "def look",
+            "def on_step(self): ...\n    def look",
+            "Count.on_step is called with (step), which it does",
+        ),
     ],
 )
 def test_a_wrong_plugin_is_refused(site: Site, before: str, after: str, reason: str) -> None:
-    site.install("acme", KIND)
+    site.install("acme", KIND.replace("(Plugin)", "(Callback)").replace("Plugin,", "Callback,"))
     text = PLUGIN.replace("from module_of", "from recd_plugins.api import Plugin\nfrom module_of")
     assert before in text
     site.install("other", text.format(name="other").replace(before, after))

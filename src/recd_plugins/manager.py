@@ -86,16 +86,15 @@ class PluginManager:
         self._broken: list[Broken] = []
         # One of pluggy's for each module: what a hook returns can be traced back to it.
         self._modules: dict[ModuleType, tuple[pluggy.PluginManager, str, Package | None]] = {}
-        self._files: list[str] = []
         self._kinds = Kinds()
         self._found: dict[str, dict[str, list[Registered]]] = {}
         self._register_kinds(built_in_kinds, "recd-plugins")
         files = [] if plugins_dir is None else list(modules_in_folder(Path(plugins_dir)))
-        for module, origin in files:
-            self._files.append(origin)
-            self._register_kinds(module, origin)
-        for module, origin in files:  # whose plugins may be of kinds of one another
-            self._register_plugins(module, origin, None)
+        self._files = [origin for _, origin in files]
+        hooks = [self._register_kinds(module, origin) for module, origin in files]
+        # Then plugins, which may be of kinds of one another's files.
+        for (module, origin), of_file in zip(files, hooks, strict=True):
+            self._register_plugins(module, of_file, origin, None)
 
     @property
     def origins(self) -> tuple[str, ...]:
@@ -244,11 +243,10 @@ class PluginManager:
         for package in now:
             with self._tolerated(package):
                 module = package.load()
-                self._register_kinds(module, package.origin)
-                loaded.append((module, package))
-        for module, package in loaded:  # whose plugins may be of kinds of one another
+                loaded.append((module, self._register_kinds(module, package.origin), package))
+        for module, hooks, package in loaded:
             with self._tolerated(package):
-                self._register_plugins(module, package.origin, package)
+                self._register_plugins(module, hooks, package.origin, package)
 
     @contextmanager
     def _tolerated(self, package: Package | None) -> Iterator[None]:
@@ -259,16 +257,19 @@ class PluginManager:
                 raise
             self._broken.append(Broken(package.name, str(error)))
 
-    def _register_kinds(self, module: ModuleType, origin: str) -> None:
+    def _register_kinds(self, module: ModuleType, origin: str) -> pluggy.PluginManager:
+        """Take the kinds of a module; returns its hooks."""
         check_api(module, origin)
-        where = f"{origin}: register_kinds"
-        for kinds in _call(_hooks_of(module, origin), "register_kinds", origin):
+        hooks, where = _hooks_of(module, origin), f"{origin}: register_kinds"
+        for kinds in _call(hooks, "register_kinds", origin):
             self._kinds.add(_listed(kinds, where, "kinds"), origin, where)
+        return hooks
 
-    def _register_plugins(self, module: ModuleType, origin: str, package: Package | None) -> None:
+    def _register_plugins(
+        self, module: ModuleType, hooks: pluggy.PluginManager, origin: str, package: Package | None
+    ) -> None:
         if module in self._modules:
             return
-        hooks = _hooks_of(module, origin)
         found = list(self._classes(hooks, origin, package))
         self._modules[module] = hooks, origin, package
         for kind, cls in found:

@@ -7,6 +7,8 @@ import typing
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from pydantic import BaseModel
+
 from recd_plugins.built_in_kinds import KINDS
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Kind, Plugin
@@ -18,7 +20,8 @@ OTHER_SECTIONS = frozenset({"version", "model", "training"})
 #: Those, and the ones of the kinds of recd-plugins itself.
 OWN_SECTIONS = OTHER_SECTIONS | {kind.section for kind in KINDS}
 
-_TAKEN = OWN_SECTIONS | {kind.name for kind in KINDS}
+# ``wrapper`` is what the schema calls wrappers of the dataset.
+_TAKEN = OWN_SECTIONS | {kind.name for kind in KINDS} | {"wrapper"}
 _WORD = re.compile(r"[a-z][a-z0-9_]*")
 _CLASS = re.compile(r"\w+(\.\w+)+")
 
@@ -101,7 +104,7 @@ def check_kind(kind: Any, where: str) -> None:
             raise PluginError(
                 f"{what}: name and section are words in lower case, as in 'audit', not {word!r}"
             )
-        if word in _TAKEN:
+        if word in _TAKEN or hasattr(BaseModel, word):  # a section is a field of a model
             raise PluginError(f"{what}: {word} is recd-plugins' own; take another name or section")
     if not (isinstance(kind.interface, type) and issubclass(kind.interface, Plugin)):
         raise PluginError(f"{what}: its interface is no subclass of recd_plugins.api.Plugin")

@@ -234,6 +234,13 @@ def test_schema_describes_every_plugin(folder):
     assert options["required"] == ["path"]
 
 
+def test_a_section_without_plugins_has_no_rules(folder, monkeypatch):
+    monkeypatch.setenv("RECD_WITHOUT", "dsi")
+    entry = json.loads(recd("schema").stdout)["$defs"]["ingestion_entry"]
+    assert entry["properties"]["use"]["enum"] == []
+    assert "allOf" not in entry, "JSON Schema has none that is empty"
+
+
 def test_every_reference_in_the_schema_leads_somewhere(folder):
     schema = json.loads(recd("schema").stdout)
 

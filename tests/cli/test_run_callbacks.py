@@ -142,6 +142,30 @@ def test_a_run_goes_on_without_them_or_with_new_ones(tmp_path: Path) -> None:
     assert [rank["seen"][0] for rank in notes(tmp_path)] == [["start", 6]] * 2
 
 
+def test_readers_know_nothing_of_them(tmp_path: Path) -> None:
+    """A kind may be of a file that no reader imports."""
+    registry = write(tmp_path, fail_at=0)
+    kind = """
+from recd_plugins.api import Kind, Plugin, hookimpl
+
+class Nothing(Plugin):
+    \"\"\"Do nothing.\"\"\"
+    kind, name = "nothing", "acme.nothing"
+
+@hookimpl
+def register_kinds():
+    return [Kind("nothing", Nothing, "nothing", "optional one", "Nothing.", "acme.Contract")]
+
+@hookimpl
+def register_plugins():
+    return [Nothing]
+"""
+    (tmp_path / "plugins" / "kind.py").write_text(kind)
+    registry.write_text(registry.read_text() + "nothing: {use: acme.nothing}\n", encoding="utf-8")
+    run(registry, "--workers", "1", "--steps", "2")
+    assert [rank["seen"][-1][:2] for rank in notes(tmp_path)] == [["end", 2]] * 2
+
+
 def test_the_baseline_of_a_comparison_has_none(tmp_path: Path) -> None:
     registry = write(tmp_path, fail_at=0)
     run(registry, "--compare", "--steps", "2")

@@ -61,9 +61,10 @@ def _put_entry(
     by_name = sorted(plugins.items())
     entry["title"] = f"{what} entry"
     entry["properties"]["use"]["enum"] = [name for name, _ in by_name]
-    entry["allOf"] = [
-        _options_of(what, name, registered, definitions) for name, registered in by_name
-    ]
+    if by_name:  # an empty allOf is no JSON Schema
+        entry["allOf"] = [
+            _options_of(what, name, registered, definitions) for name, registered in by_name
+        ]
     definitions[f"{what}_entry"] = entry
     holder["$ref"] = f"#/$defs/{what}_entry"
     return general
