@@ -15,7 +15,8 @@ endif
 
 # As many tests at a time as there are cores, at most 4; those of a file on the same one.
 TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
-PYTEST := $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
+# With bytecode kept, wherever make is called: or each process compiles all tests and modules anew.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: setup demo test test-fast test-nightly check clean
 

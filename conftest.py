@@ -14,6 +14,9 @@ os.environ["RECD_ONLY"] = ",".join(
     path.parent.name.removeprefix("recd_plugin_")
     for path in Path(__file__).parent.glob("plugins/*/pyproject.toml")
 )
+# Before torch is imported, here and in programs: there are as many workers as cores, and threads of
+# OpenMP that wait for one another take the time of others.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test is timed: a kernel is compiled first, or another process has the cores.
 # Examples that failed are kept in .hypothesis, and are tried first in the next run.
 settings.register_profile("untimed", deadline=None, print_blob=True)
@@ -23,29 +26,38 @@ settings.load_profile("untimed")
 _NIGHTLY = 20
 
 #: Left out by ``make test-fast``: runs from start to end, and every cell of a matrix. What they put
-#: together has tests of its own, which stay.
+#: together has tests of its own, which stay. Of a file all tests, or those whose names start so.
 _SLOW = (
     # Runs of the command, of examples, pages and benchmarks; kills and what goes on after them.
-    "benchmarks/*",
+    "benchmarks/test_*",
+    "data/test_page_checksums.py::test_a_flip_anywhere",
+    "data/test_workers.py",
+    "plugins/*/commands/test_plan_*",
+    "plugins/*/tests/commands/test_plan_*",
     "cli/test_run*",
     "data/storage/test_loader_from_s3.py",
     "data/storage/test_training_from_s3.py",
     "recd_plugin_scars/tests/runtime/test_mapped_file.py",
+    "distributed/test_launch.py::test_torchrun",
+    "docs/test_analyze_page.py",
     "docs/test_dataset_wrapper_page.py",
     "recd_plugin_flexshard/tests/test_page.py",
     "docs/test_hot_batches_section.py",
     "docs/test_how_to_pages.py",
+    "docs/test_plugin_pages.py",
     "docs/test_program_pages.py",
     "recd_plugin_scars/tests/test_page.py",
+    "docs/test_trace_pages.py",
     "docs/test_trainer_page.py",
     "examples/*",
+    "planning/test_planner.py::test_the_plan_is_the_same_in_every_process",
     "planning/test_stage_times.py",
     "planning/test_work.py",
-    "plugins/*/tests/commands/test_plan_*",
-    "plugins/*/commands/test_plan_*",
     "plugins/*/test_*run.py",
     "plugins/*/tests/test_*run.py",
     "recd_plugin_flexshard/tests/test_checkpoints.py",
+    "plugins/recd/analyze/test_analyze.py",
+    "plugins/recd/cluster/test_cluster.py",
     "plugins/recd/cluster/test_restart.py",
     "plugins/recd/models/test_training.py",
     "test_third_party_*.py",
@@ -53,22 +65,35 @@ _SLOW = (
     "training/test_checkpoint.py",
     "training/test_dcn_run.py",
     "recd_plugin_flexshard/tests/report/test_tiers.py",
-    # Matrices of plans, optimizers and numbers of ranks.
+    # Bad inputs of every kind, and every option with every value.
+    "fuzz/*",
+    "registry/test_nasty_values.py",
+    # Matrices of plans, optimizers, numbers of ranks and of datasets.
     "distributed/*/test_parity.py",
+    "recd_plugin_flexshard/tests/runtime/test_parity.py",
     "recd_plugin_scars/tests/runtime/test_coalesced.py",
+    "distributed/coalesced/test_modules.py",
     "recd_plugin_scars/tests/runtime/test_matrix.py",
     "recd_plugin_scars/tests/runtime/test_state.py",
+    "distributed/test_dedup_costs.py",
+    "distributed/test_drop_in.py",
+    "distributed/test_other_modules.py",
     "distributed/test_parity.py",
     "distributed/test_pooling_parity.py",
     "distributed/test_portable_kernels.py",
     "distributed/test_torchrec_oracle.py",
     "recd_plugin_flexshard/tests/runtime/test_checkpoints.py",
-    "recd_plugin_flexshard/tests/runtime/test_parity.py",
     "recd_plugin_flexshard/tests/runtime/test_retier.py",
+    "recd_plugin_flexshard/tests/runtime/test_sharded.py",
+    "recd_plugin_flexshard/tests/runtime/test_split.py",
+    "planning/test_study.py",
+    "recd_plugin_flexshard/tests/planning/test_joint.py",
     "recd_plugin_flexshard/tests/planning/test_simulate.py",
     "recd_plugin_flexshard/tests/planning/test_traffic.py",
     "plugins/dlrm/criteo/test_contract.py",
     "plugins/recd/preprocessing/test_exactness.py",
+    "recd_plugin_scars/tests/test_hot_batches.py",
+    "training/test_checkpoint_placement.py",
     "training/test_lookahead.py",
     # Ray starts dozens of processes.
     "plugins/dsi/test_local_ray.py",
@@ -96,15 +121,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFileAndRay(config, log)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which no test would be left are not imported."""
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return "" in _slow_tests(collection_path) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files = {item.path for item in items}
     on_ray = {file for file in files if any(map(file.match, _RAY))}
-    slow = {file for file in files if any(map(file.match, _SLOW))}
-    for item in items:
-        if item.path in slow:
-            item.add_marker(pytest.mark.slow)
+    slow_tests = {file: _slow_tests(file) for file in files}
+    slow = {item for item in items if item.name.startswith(slow_tests[item.path])}
+    for item in slow:
+        item.add_marker(pytest.mark.slow)
     # What takes longest first, so that no worker has it left when the others are done.
-    items.sort(key=lambda item: (item.path not in on_ray, item.path not in slow))
+    items.sort(key=lambda item: (item.path not in on_ray, item not in slow))
     if settings.get_current_profile_name() == "nightly":
         tests = {getattr(item, "function", None) for item in items}
         for test in filter(is_hypothesis_test, tests):
@@ -131,6 +163,12 @@ def pytest_collection_finish() -> None:
     # Thousands of tests, and what they import, stay: no collection of garbage looks at them again.
     gc.collect()
     gc.freeze()
+
+
+def _slow_tests(file: Path) -> tuple[str, ...]:
+    """What names of slow tests of a file start with."""
+    parts = [pattern.partition("::") for pattern in _SLOW]
+    return tuple(tests for files, _, tests in parts if file.match(files))
 
 
 def _draw_more(test: Any) -> None:

@@ -105,6 +105,11 @@ def join(options: RayOptions, world_size: int) -> Cluster:
     return Cluster(mine["address"], ranks, mine["token"], lock, host, processes, folder)
 
 
+def agreed(value: bool) -> bool:
+    """Whether it is so on every rank. A collective call, where there is a process group."""
+    return all(_gather(value))
+
+
 def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
     # Ray runs what it is sent, and its ports are open to the network.
     token = secrets.token_hex(32)

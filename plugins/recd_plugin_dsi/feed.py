@@ -15,6 +15,7 @@ from recd_plugin_dsi.channel import receive_block
 from recd_plugin_dsi.cluster import join
 from recd_plugin_dsi.helper import Helper
 from recd_plugin_dsi.options import RayOptions
+from recd_plugin_dsi.standby import Standby, keep, place_of, take
 from recd_plugins.activity import doing
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.wire import decode
@@ -29,9 +30,10 @@ _STOP_SECONDS = 30.0
 class RayFeed(Feed):
     """Tells a process that speaks to Ray what to read, and takes the blocks that it sends.
 
-    To it go ``read`` (position, number of blocks, readers), ``taken`` (a block), ``stop``, and
-    ``readers`` (how many); from it come ``ready``, ``block``, ``scaled``, ``done``, and where it
-    went wrong ``failed``, ``died``, ``lost`` and ``raised``.
+    To it go ``start`` (address), ``open`` (what this feed reads), ``read`` (position, number of
+    blocks, readers), ``taken`` (a block), ``stop``, and ``readers`` (how many); from it come
+    ``ready``, ``block``, ``scaled``, ``done``, and where it went wrong ``failed``, ``died``,
+    ``lost`` and ``raised``.
 
     Raises:
         SetupError: there is no Ray, or not enough of it.
@@ -54,9 +56,14 @@ class RayFeed(Feed):
         self._feeder: Helper | None = None
         # The read that the feeder is at; None between two.
         self._current: object = None
-        self._cluster = join(options, work.world_size)
+        self._place = place_of(options, work.world_size)
+        standby = take(options, work.world_size)
+        if standby is not None:
+            self._cluster, self._feeder = standby.cluster, standby.feeder
+        else:
+            self._cluster = join(options, work.world_size)
         try:
-            self._start_feeder()
+            self._open_feeder()
         except BaseException:
             self.close()
             raise
@@ -82,14 +89,20 @@ class RayFeed(Feed):
         }
 
     def close(self) -> None:
-        """See ``Feed.close``."""
-        self._end_feeder()
-        self._cluster.leave()
+        """See ``Feed.close``; what is idle stays for the next feed of this process."""
+        feeder, self._feeder = self._feeder, None
+        if feeder is None:
+            self._cluster.leave()
+            return
+        standby = Standby(self._place, self._cluster, feeder)
+        if self._current is not None or not keep(standby):
+            standby.end()
+        self._current = None
 
     def _blocks(self, position: State, num_blocks: int | None) -> Generator[Block, None, None]:
         if self._feeder is not None and self._current is not None:
             self._stop(self._feeder)  # of an iteration that was left, and not closed
-        feeder = self._feeder or self._start_feeder()
+        feeder = self._feeder or self._open_feeder()
         self._current = current = object()
         self._scaling = False
         feeder.send("read", position=position, num_blocks=num_blocks, readers=self._readers)
@@ -170,30 +183,40 @@ class RayFeed(Feed):
         )
 
     def _start_feeder(self) -> Helper:
-        options = self._options
-        self._feeder = feeder = Helper(
+        feeder = Helper(
             "recd_plugin_dsi.feeder",
             self._cluster.token,
             # Those that Ray ends as memory runs out; by itself it tries for ever.
-            RAY_task_oom_retries=str(options.deaths),
+            RAY_task_oom_retries=str(self._options.deaths),
         )
+        feeder.send("start", address=self._cluster.address)
+        return feeder
+
+    def _open_feeder(self) -> Helper:
+        options = self._options
+        self._feeder = feeder = self._feeder or self._start_feeder()
         feeder.send(
             "open",
-            address=self._cluster.address,
             work=self._work,
             cpus_per_reader=options.cpus_per_reader,
             memory=options.memory_bytes,
             deaths=options.deaths,
         )
         try:
-            cpus = self._receive(feeder, options.start_timeout)[1]["cpus"]
+            kind, fields = self._receive(feeder, options.start_timeout)
+            while kind != "ready":  # "scaled", which the feed before has left
+                kind, fields = self._receive(feeder, options.start_timeout)
         except TimeoutError:
+            self._end_feeder()
             raise SetupError(
                 f"rank {self._rank} did not reach Ray at {self._cluster.address} within "
                 f"{options.start_timeout:.0f} s; is it `ray start`ed on this machine, too?"
             ) from None
+        except BaseException:
+            self._end_feeder()
+            raise
         least, ranks = options.bounds[0], self._cluster.ranks
-        needed = least * ranks * options.cpus_per_reader
+        needed, cpus = least * ranks * options.cpus_per_reader, fields["cpus"]
         if needed > cpus:
             raise SetupError(
                 f"{least} readers of each of {ranks} ranks take {needed:g} CPUs, and Ray has "

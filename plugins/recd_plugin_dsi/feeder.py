@@ -35,8 +35,8 @@ def main() -> None:
     """Serve a trainer until its connection ends."""
     connection = serve()
     with suppress(EOFError, OSError):
-        _, setup = connection.recv()
-        _Feeder(connection, **setup).serve()
+        (_, start), (_, opened) = connection.recv(), connection.recv()
+        _Feeder(connection, **start, opened=opened).serve()
     # Not by the interpreter's end, which would wait for Ray's threads: Ray notices.
     os._exit(0)
 
@@ -47,26 +47,18 @@ class _Feeder:
     Args:
         connection: to the trainer.
         address: of the cluster.
-        work: a pickled ``Work``.
-        cpus_per_reader, memory, deaths: the options.
+        opened: for its first feed, as ``_open`` takes it.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        *,
-        address: str,
-        work: bytes,
-        cpus_per_reader: float,
-        memory: int,
-        deaths: int,
-    ) -> None:
+    # Of the feed that is open: a pickled ``Work``, and options.
+    _work: bytes
+    _cpus_per_reader: float
+    _memory: int
+    _deaths: int
+
+    def __init__(self, connection: Connection, address: str, opened: dict[str, Any]) -> None:
         self._connection = connection
         self._sender = Sender(connection)
-        self._work = work
-        self._cpus_per_reader = cpus_per_reader
-        self._memory = memory
-        self._deaths = deaths
         self._asked: Queue[dict[str, Any]] = Queue()
         self._position: dict[str, Any] = {}
         # The newest number of readers that was asked for.
@@ -83,7 +75,7 @@ class _Feeder:
         context.enable_progress_bars = False
         context.print_on_execution_start = False
         install(context)
-        self._sender.send("ready", cpus=_cpus())
+        self._open(**opened)
 
     def serve(self) -> None:
         while True:
@@ -100,10 +92,19 @@ class _Feeder:
                     self._stopped.set()
                 elif kind == "taken":
                     self._sender.taken()
+                elif kind == "open":
+                    self._open(**fields)
                 else:
                     self._scale(**fields)
         except (EOFError, OSError):
             os._exit(0)
+
+    def _open(self, work: bytes, cpus_per_reader: float, memory: int, deaths: int) -> None:
+        """Read for a feed, from now on."""
+        self._work, self._cpus_per_reader = work, cpus_per_reader
+        self._memory, self._deaths = memory, deaths
+        self._wanted = 0  # readers that the feed before was still to get are none of this one's
+        self._sender.send("ready", cpus=_cpus())
 
     def _scale(self, readers: int) -> None:
         """As many readers as asked for, or as there is room for in the cluster."""

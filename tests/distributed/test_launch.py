@@ -12,6 +12,7 @@ import pytest
 from tests.distributed import launch_cases as cases
 from tests.forked import Program
 
+from recd_plugins.cores import threads_of_a_rank
 from recd_plugins.distributed.launch import (
     RankError,
     Ranks,
@@ -42,15 +43,35 @@ def test_environment_is_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> Non
     ]
 
 
-def test_ranks_share_the_cores_and_have_one_thread_at_least() -> None:
+def test_ranks_share_the_cores_and_have_one_thread_at_least(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cores = len(os.sched_getaffinity(0))
+    for no_number in ("", "x", "0", None):
+        _set_threads(monkeypatch, no_number)
+        assert [threads_of_a_rank(ranks) for ranks in (1, 1000)] == [cores, 1]
     assert launch(cases.threads, 2) == [max(1, cores // 2)] * 2
+
+
+def test_ranks_have_as_many_threads_as_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _set_threads(monkeypatch, "5")
+    assert launch(cases.threads, 2) == [5, 5]
     assert launch(cases.threads, 2, threads=3) == [3, 3]
+
+
+def _set_threads(monkeypatch: pytest.MonkeyPatch, number: str | None) -> None:
+    if number is None:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    else:
+        monkeypatch.setenv("OMP_NUM_THREADS", number)
 
 
 def test_cores_are_counted_where_there_is_no_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    _set_threads(monkeypatch, None)
     assert launch(cases.threads, 2) == [3, 3]
 
 

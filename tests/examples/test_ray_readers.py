@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import tempfile
 from pathlib import Path
 
+import psutil
 from tests import forked
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ray_readers"
+
+
+def names(process, folder):
+    """Whether something in a folder is an argument of a process."""
+    return any(folder in word for word in process.info["cmdline"] or ())
 
 
 def test_it_is_trained_and_compared(tmp_path, monkeypatch):
@@ -18,12 +26,16 @@ def test_it_is_trained_and_compared(tmp_path, monkeypatch):
         ("rows: 32768, row_group_rows: 1024", "rows: 4096, row_group_rows: 256"),
         ("batch_size: 256", "batch_size: 64"),
         ("min_readers: 1 ", "cpus: 4\n    min_readers: 1 "),
+        ("max_readers: 4", "max_readers: 2"),
     ):
         assert before in text
         text = text.replace(before, after)
     Path("registry.yaml").write_text(text)
     command = [forked.RECD, "run", "registry.yaml", "--compare", "--json", "out.json"]
-    done = forked.run(command, timeout=280)
+    with tempfile.TemporaryDirectory() as folder:  # a short path, as sockets stand in it
+        done = forked.run(command, env={**os.environ, "TMPDIR": folder}, timeout=280)
+        assert list(Path(folder).glob("recd-ray-*")) == []
+        assert [each for each in psutil.process_iter(["cmdline"]) if names(each, folder)] == []
     assert done.returncode == 0, done.stderr
     assert re.search(r"losses of 32 steps agree within", done.stdout), done.stdout
     json.loads(Path("out.json").read_text())

@@ -15,7 +15,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from recd_plugins.cores import available_cores
+from recd_plugins.cores import threads_of_a_rank
 from recd_plugins.distributed.hang_watch import HangLimits, HangWatch
 from recd_plugins.distributed.rank_process import (
     HOST,
@@ -94,7 +94,8 @@ class Ranks:
         backend: of ``torch.distributed``; with NCCL in it rank i uses CUDA device i.
         timeout: for the start and for each collective.
         local_world_size: ranks a node, to pretend several nodes; all of them without it.
-        threads: torch's threads a rank; the machine's cores shared out, at least 1, without it.
+        threads: torch's threads a rank; without it OMP_NUM_THREADS, or the machine's cores shared
+            out, at least 1.
         hang_limits: say on stderr where nothing moves, and end the ranks; the function that they
             run beats (``heartbeat.Heart``).
     """
@@ -115,7 +116,7 @@ class Ranks:
             local_world_size=local_world_size or world_size,
             backend=backend,
             timeout=timeout,
-            threads=threads or max(1, available_cores() // world_size),
+            threads=threads or threads_of_a_rank(world_size),
             environ=dict(os.environ),
         )
         self._hang_limits = hang_limits

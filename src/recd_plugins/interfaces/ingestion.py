@@ -70,7 +70,10 @@ class Feed(ABC):
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """End what ``open`` and ``read`` started. A second call does nothing."""
+        """End what ``open`` and ``read`` started. A second call does nothing.
+
+        What the next feed of this process would start again may stay until the process ends.
+        """
 
     def __enter__(self) -> Self:
         return self

@@ -6,6 +6,7 @@ import pytest
 
 from recd_plugin_dsi.cluster import join
 from recd_plugin_dsi.options import RayOptions
+from recd_plugin_dsi.standby import end_kept
 
 
 @pytest.fixture(scope="module")
@@ -15,4 +16,5 @@ def ray_address() -> Iterator[str]:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", cluster.token or "")
         yield cluster.address
+    end_kept()
     cluster.leave()

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 
 import psutil
 import pytest
+from tests import forked
 from tests.plugins.dsi.numbered import registry
 
 from recd_plugins.errors import SetupError
@@ -21,17 +21,23 @@ OPTIONS = {
 }
 
 _TRAINER = """
-import signal, sys
+import signal, time
 from tests.plugins.dsi.numbered import registry
 from tests.plugins.dsi.test_local_ray import OPTIONS
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-loader = registry(OPTIONS, seconds=0.05).dataloader(0, 1)
-batches = iter(loader)
-next(batches)
+addresses = []
+for feed in ("the first", "one that has the cluster of the first"):
+    loader = registry(OPTIONS, seconds=0.05).dataloader(0, 1)
+    addresses.append(loader._feed._feed._cluster.address)
+    batches = iter(loader)
+    next(batches)
+    if feed == "the first":
+        batches.close()
+        loader.close()
+assert addresses[0] == addresses[1]
 print("reading", flush=True)
-for batch in batches:
-    sys.stdin.readline()
+time.sleep(600)
 """
 
 
@@ -52,16 +58,9 @@ def assert_ended(processes):
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_nothing_is_left_of_a_trainer_that_is_ended(how):
-    trainer = subprocess.Popen(
-        [sys.executable, "-c", _TRAINER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-    )
+    trainer = forked.Program([sys.executable, "-c", _TRAINER])
     try:
-        assert trainer.stdout.readline() == "reading\n"
+        assert trainer.first_line() == "reading\n"
         started = below(trainer.pid)
         names = " ".join(" ".join(process.cmdline()) for process in started)
         for part in ("recd_plugin_dsi.feeder", "recd_plugin_dsi.local_ray", "raylet", "ray::"):
@@ -70,8 +69,7 @@ def test_nothing_is_left_of_a_trainer_that_is_ended(how):
         trainer.wait(timeout=120)
         assert_ended(started)
     finally:
-        trainer.kill()
-        trainer.communicate()
+        trainer.kill_all()
 
 
 @pytest.mark.parametrize("lost", ["raylet", "recd_plugin_dsi.local_ray"])

@@ -54,7 +54,7 @@ def soon(holds):
 
 
 def test_killed_readers_lose_and_repeat_no_row(ray_address, capfd):
-    """Two ranks, two readers each; the reader that has worked most is killed, six times."""
+    """Two ranks, two readers each; the reader that has worked most is killed, three times."""
     ray = options(ray_address, readers=2, memory="1MB", deaths=6)
     seen: dict[int, list[int]] = {0: [], 1: []}
     # The ranks wait for readers, however slow the machine is: those that are killed are at work.
@@ -63,7 +63,7 @@ def test_killed_readers_lose_and_repeat_no_row(ray_address, capfd):
         for step, pair in enumerate(zip(first, second, strict=True)):
             for rank, batch in enumerate(pair):
                 seen[rank] += numbers([batch])
-            if step % 8 == 2 and (readers := readers_of_ray()):
+            if step % 16 == 2 and (readers := readers_of_ray()):
                 # Those that are still importing have begun no block.
                 with suppress(psutil.NoSuchProcess):
                     max(readers, key=lambda reader: reader.cpu_times().user).kill()
@@ -85,7 +85,7 @@ def test_a_block_that_kills_its_readers_is_an_error(ray_address):
 
 def test_goes_on_elsewhere(ray_address, tmp_path):
     """Embedded, on Ray by two ranks, embedded by three: every row once, but the remainder."""
-    plain, on_ray = registry(None), registry(options(ray_address))
+    plain, on_ray = registry(None), registry(options(ray_address, readers=1))
     loader = plain.dataloader(0, 2)
     seen = numbers(islice(loader, 7))
     state = loader.state_dict()
@@ -130,7 +130,7 @@ def test_more_readers_than_the_cluster_has_cores(ray_address):
 
 
 def test_a_read_that_is_left_ends_the_work_of_its_readers(ray_address):
-    slow = registry(options(ray_address, memory="1MB"), seconds=0.1)
+    slow = registry(options(ray_address, readers=1, memory="1MB"), seconds=0.1)
     with slow.dataloader(0, 1) as loader:
         batches = iter(loader)
         next(batches)
@@ -159,6 +159,18 @@ def test_an_iteration_that_was_left_and_is_not_closed(ray_address):
         assert numbers(islice(again, 30)) == expected[30 * BATCH : 60 * BATCH]
     again.close()
     assert numbers(again) == []
+
+
+def test_a_feed_has_the_readers_of_the_one_before(ray_address):
+    """Of other data, and another rank."""
+    expected = [numbers(registry(None).dataloader(rank, 2)) for rank in range(2)]
+    ray = options(ray_address, readers=1)
+    feeds = []
+    for rank in range(2):
+        with registry(ray, in_blocks=not rank).dataloader(rank, 2) as loader:
+            assert numbers(loader) == expected[rank]
+            feeds.append(loader._feed._feed)
+    assert feeds[0]._processes == feeds[1]._processes
 
 
 def test_readers_without_blocks_of_their_own_pass_on_each_batch(ray_address, tmp_path):
