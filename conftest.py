@@ -32,7 +32,6 @@ _SLOW = (
     "benchmarks/test_*",
     "data/test_page_checksums.py::test_a_flip_anywhere",
     "data/test_workers.py",
-    "plugins/*/commands/test_plan_*",
     "plugins/*/tests/commands/test_plan_*",
     "cli/test_run*",
     "data/storage/test_loader_from_s3.py",
@@ -53,13 +52,12 @@ _SLOW = (
     "planning/test_planner.py::test_the_plan_is_the_same_in_every_process",
     "planning/test_stage_times.py",
     "planning/test_work.py",
-    "plugins/*/test_*run.py",
     "plugins/*/tests/test_*run.py",
     "recd_plugin_flexshard/tests/test_checkpoints.py",
-    "plugins/recd/analyze/test_analyze.py",
-    "plugins/recd/cluster/test_cluster.py",
-    "plugins/recd/cluster/test_restart.py",
-    "plugins/recd/models/test_training.py",
+    "recd_plugin_recd/tests/analyze/test_analyze.py",
+    "recd_plugin_recd/tests/cluster/test_cluster.py",
+    "recd_plugin_recd/tests/cluster/test_restart.py",
+    "recd_plugin_recd/tests/models/test_training.py",
     "test_third_party_*.py",
     "recd_plugin_scars/tests/report/test_cached_run.py",
     "training/test_checkpoint.py",
@@ -90,17 +88,17 @@ _SLOW = (
     "recd_plugin_flexshard/tests/planning/test_joint.py",
     "recd_plugin_flexshard/tests/planning/test_simulate.py",
     "recd_plugin_flexshard/tests/planning/test_traffic.py",
-    "plugins/dlrm/criteo/test_contract.py",
-    "plugins/recd/preprocessing/test_exactness.py",
+    "recd_plugin_dlrm/tests/criteo/test_contract.py",
+    "recd_plugin_recd/tests/preprocessing/test_exactness.py",
     "recd_plugin_scars/tests/test_hot_batches.py",
     "training/test_checkpoint_placement.py",
     "training/test_lookahead.py",
     # Ray starts dozens of processes.
-    "plugins/dsi/test_local_ray.py",
-    "plugins/dsi/test_ray_ingestion.py",
+    "recd_plugin_dsi/tests/test_local_ray.py",
+    "recd_plugin_dsi/tests/test_ray_ingestion.py",
 )
 #: One after the other, and first: they count or kill readers of Ray on the whole machine.
-_RAY = ("plugins/dsi/*", "examples/test_ray_readers.py")
+_RAY = ("recd_plugin_dsi/tests/*", "examples/test_ray_readers.py")
 
 # Processes of ranks, of readers and of programs are forked from a server that has imported all that
 # any of them needs, once.

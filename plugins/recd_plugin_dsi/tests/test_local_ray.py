@@ -8,8 +8,8 @@ import time
 import psutil
 import pytest
 from tests import forked
-from tests.plugins.dsi.numbered import registry
 
+from recd_plugin_dsi.tests.numbered import registry
 from recd_plugins.errors import SetupError
 
 OPTIONS = {
@@ -22,8 +22,8 @@ OPTIONS = {
 
 _TRAINER = """
 import signal, time
-from tests.plugins.dsi.numbered import registry
-from tests.plugins.dsi.test_local_ray import OPTIONS
+from recd_plugin_dsi.tests.numbered import registry
+from recd_plugin_dsi.tests.test_local_ray import OPTIONS
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 addresses = []

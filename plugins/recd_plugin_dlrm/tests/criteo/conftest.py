@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.plugins.dlrm.criteo.criteo_cases import UNIT_ROWS, WriteDays, sample_rows, write_day
 
 from recd_plugin_dlrm.criteo import day, tsv_day, tsv_index
 from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
+from recd_plugin_dlrm.tests.criteo.criteo_cases import UNIT_ROWS, WriteDays, sample_rows, write_day
 
 
 @pytest.fixture(autouse=True)

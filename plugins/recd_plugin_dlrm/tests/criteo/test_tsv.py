@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.plugins.dlrm.criteo.criteo_cases import make, sample_rows, write_day
 
 from recd_plugin_dlrm.criteo import tsv
 from recd_plugin_dlrm.criteo.tsv import BadLines, TsvStream
 from recd_plugin_dlrm.criteo.tsv_index import load_index
+from recd_plugin_dlrm.tests.criteo.criteo_cases import make, sample_rows, write_day
 from recd_plugins.errors import DataError
 
 GOOD = "\t".join(["1", *[str(number) for number in range(13)], *["0a"] * 26])

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from tests.plugins.dlrm.criteo.criteo_cases import make, sample_rows
 
+from recd_plugin_dlrm.tests.criteo.criteo_cases import make, sample_rows
 from recd_plugins.cli import main
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.plugins.dlrm.criteo.criteo_cases import FORMATS, make, sample_rows, write_day
 
 from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
 from recd_plugin_dlrm.criteo.rows import DENSE, SPARSE, RawRows
+from recd_plugin_dlrm.tests.criteo.criteo_cases import FORMATS, make, sample_rows, write_day
 from recd_plugins.errors import DataError
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pyarrow as pa
 import zstandard
 from click.testing import CliRunner
-from tests.plugins.recd.logs.tables import rows, write
 
 from recd_plugin_recd.logs.commands import logs
+from recd_plugin_recd.tests.logs.tables import rows, write
 from recd_plugins.cli import main
 
 PAGE = (Path(__file__).parents[4] / "docs" / "commands" / "logs.md").read_text()

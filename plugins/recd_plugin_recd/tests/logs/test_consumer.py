@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
-from tests.plugins.recd.logs.tables import by_row, killed, rows, unexpected, write
 
 from recd_plugin_recd.logs.consumer import Consumer
+from recd_plugin_recd.tests.logs.tables import by_row, killed, rows, unexpected, write
 from recd_plugins.errors import DataError
 
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from tests.plugins.recd.logs.tables import SCHEMA, by_row, rows
 
 from recd_plugin_recd.logs.kafka_consumer import KafkaConsumer, written_until
 from recd_plugin_recd.logs.kafka_producer import KafkaProducer
+from recd_plugin_recd.tests.logs.tables import SCHEMA, by_row, rows
 from recd_plugins.cli import main
 from recd_plugins.errors import DataError, SetupError
 

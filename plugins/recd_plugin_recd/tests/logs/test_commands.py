@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from tests.plugins.recd.logs.tables import SCHEMA, by_row, rows
 
 from recd_plugin_recd.logs import export
 from recd_plugin_recd.papercal_table import TableOptions, write_table
+from recd_plugin_recd.tests.logs.tables import SCHEMA, by_row, rows
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
 

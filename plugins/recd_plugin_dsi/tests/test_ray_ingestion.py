@@ -7,9 +7,9 @@ from typing import ClassVar
 
 import psutil
 import pytest
-from tests.plugins.dsi.numbered import BATCH, ROWS, registry
 
 from recd_plugin_dsi.ray_ingestion import RayIngestion
+from recd_plugin_dsi.tests.numbered import BATCH, ROWS, registry
 from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.testing.contracts import IngestionContract
 

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from click.testing import CliRunner
-from tests.plugins.recd.logs.tables import by_row, killed, rows, unexpected, write
 
 from recd_plugin_recd.logs import shard_format
 from recd_plugin_recd.logs.consumer import Consumer
 from recd_plugin_recd.logs.manifest import read_manifest
 from recd_plugin_recd.logs.shard_format import BLOCK_HEADER_SIZE, BlockHeader
 from recd_plugin_recd.logs.shard_reader import ShardReader
+from recd_plugin_recd.tests.logs.tables import by_row, killed, rows, unexpected, write
 from recd_plugins.cli import main
 from recd_plugins.errors import DataError
 

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from tests import forked
-from tests.plugins.dlrm.criteo.criteo_cases import sample_rows, write_day
 
 from recd_plugin_dlrm.criteo.convert import ConvertOptions, convert
 from recd_plugin_dlrm.criteo.rows import DENSE, SPARSE
+from recd_plugin_dlrm.tests.criteo.criteo_cases import sample_rows, write_day
 from recd_plugins.cli import main
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.errors import DataError

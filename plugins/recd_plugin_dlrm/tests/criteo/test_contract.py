@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.plugins.dlrm.criteo.criteo_cases import FORMATS, make
 
+from recd_plugin_dlrm.tests.criteo.criteo_cases import FORMATS, make
 from recd_plugins.testing.contracts import DatasetContract
 
 

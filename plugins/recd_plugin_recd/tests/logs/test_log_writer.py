@@ -10,11 +10,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests import forked
-from tests.plugins.recd.logs.tables import SCHEMA, by_row, killed, rows, unexpected, write
 
 from recd_plugin_recd.logs.compression import Compression
 from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
 from recd_plugin_recd.logs.shard_reader import ShardReader
+from recd_plugin_recd.tests.logs.tables import SCHEMA, by_row, killed, rows, unexpected, write
 from recd_plugins.errors import DataError
 
 
@@ -134,7 +134,7 @@ def test_a_damaged_block_at_the_end_keeps_its_numbers(tmp_path):
 def test_a_killed_writer_leaves_whole_blocks(tmp_path):
     program = (
         "import itertools, pathlib\n"
-        "from tests.plugins.recd.logs.tables import SCHEMA, rows\n"
+        "from recd_plugin_recd.tests.logs.tables import SCHEMA, rows\n"
         "from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter\n"
         "log = LogWriter(pathlib.Path('log'), SCHEMA, LogSettings(num_shards=2, block_size=900),"
         " print)\n"
@@ -212,7 +212,7 @@ def test_a_full_disk_leaves_no_half_block(tmp_path):
     """A limit on the size of files stands for the disk."""
     program = (
         "import pathlib, resource\n"
-        "from tests.plugins.recd.logs.tables import rows, write\n"
+        "from recd_plugin_recd.tests.logs.tables import rows, write\n"
         "write(pathlib.Path('log'), rows(100), num_shards=1)\n"
         "(path,) = pathlib.Path('log').glob('*.recdlog')\n"
         "size = path.stat().st_size\n"

@@ -7,10 +7,10 @@ import os
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.plugins.recd.logs.tables import SCHEMA, rows
 
 from recd_plugin_recd.logs import parquet_file
 from recd_plugin_recd.logs.parquet_file import ParquetFile, provenance
+from recd_plugin_recd.tests.logs.tables import SCHEMA, rows
 from recd_plugins.errors import DataError
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.plugins.recd.logs.tables import by_row, rows, unexpected, write
 
 from recd_plugin_recd.logs import shard_reader
 from recd_plugin_recd.logs.damage import Damage
 from recd_plugin_recd.logs.shard_reader import Block, ShardReader
+from recd_plugin_recd.tests.logs.tables import by_row, rows, unexpected, write
 from recd_plugins.errors import DataError
 
 ROWS = rows(300)
