@@ -22,6 +22,11 @@ def page(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
+def plugin_page(plugin: str, name: str = "README.md") -> str:
+    """Text of a page of a built-in plugin's package."""
+    return (DOCS.parent / "plugins" / f"recd_plugin_{plugin}" / "docs" / name).read_text("utf-8")
+
+
 def blocks(text: str, language: str) -> list[str]:
     """The blocks of code in it."""
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)

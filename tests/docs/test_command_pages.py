@@ -52,7 +52,8 @@ def test_the_example_runs(folder, command, output):
 
 @pytest.mark.parametrize("name", main.list_commands(click.Context(main)))
 def test_the_page_names_every_option(name):
-    text = (DOCS / "commands" / f"{name}.md").read_text()
+    places = [DOCS / "commands", *DOCS.parent.glob("plugins/*/docs")]
+    (text,) = (path.read_text() for place in places if (path := place / f"{name}.md").exists())
     usage = re.search(rf"^    recd {name}(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
     assert usage
     command = main.get_command(click.Context(main), name)

@@ -7,7 +7,7 @@ import re
 import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
-from tests.docs.pages import blocks, page, run_console
+from tests.docs.pages import blocks, page, plugin_page, run_console
 
 from recd_plugins.cli import main
 from recd_plugins.manager import PluginManager
@@ -35,7 +35,7 @@ def test_generate_md_names_every_option():
 @pytest.mark.parametrize("name", ["recd.session_parquet", "recd.interactions"])
 def test_recd_md_shows_valid_options_and_names_them_all(name):
     cls = PluginManager().plugins["dataset"][name].cls
-    sections = page("plugins/recd.md").split("\n## ")
+    sections = plugin_page("recd").split("\n## ")
     (section,) = (text for text in sections if text.startswith(f"Dataset {name}\n"))
     (example,) = blocks(section, "yaml")
     entry = YAML(typ="safe").load(example)["dataset"]

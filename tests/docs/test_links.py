@@ -15,6 +15,7 @@ PAGES = sorted(
         ROOT / "CONTRIBUTING.md",
         *DOCS.rglob("*.md"),
         *(ROOT / "examples").rglob("*.md"),
+        *ROOT.glob("plugins/*/docs/*.md"),
     ]
 )
 
@@ -53,4 +54,4 @@ def test_the_index_leads_to_every_page() -> None:
         if page not in reached and page.suffix == ".md" and page.is_file():
             reached.add(page)
             waiting += [(page.parent / link.partition("#")[0]).resolve() for link in links(page)]
-    assert set(DOCS.rglob("*.md")) <= reached
+    assert {*DOCS.rglob("*.md"), *ROOT.glob("plugins/*/docs/*.md")} <= reached

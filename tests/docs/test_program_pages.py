@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from tests import forked
-from tests.docs.pages import blocks, page
+from tests.docs.pages import DOCS, blocks
 
-# Each has one program, and what it prints.
-PAGES = (
+# Pages with one program, and what it prints.
+NAMES = (
     "cached.md",
     "cached-storage.md",
     "caching.md",
@@ -23,9 +23,16 @@ PAGES = (
 )
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_the_program_prints_what_the_page_shows(name: str, tmp_path: Path) -> None:
-    text = page(name)
+PAGES = [
+    path
+    for path in sorted([*DOCS.glob("*.md"), *DOCS.parent.glob("plugins/*/docs/*.md")])
+    if path.name in NAMES
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_the_program_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     (code,), (output,) = blocks(text, "python"), blocks(text, "text")
     (tmp_path / "program.py").write_text(code, encoding="utf-8")
     done = forked.run([sys.executable, "program.py"], cwd=tmp_path)

@@ -1,10 +1,10 @@
-"""The examples of docs/sparse.md, and of all but datasets in docs/plugins/recd.md."""
+"""The examples of docs/sparse.md, and of all but datasets of the page on recd.*."""
 
 from __future__ import annotations
 
 import pytest
 from ruamel.yaml import YAML
-from tests.docs.pages import blocks, page
+from tests.docs.pages import blocks, page, plugin_page
 
 from recd_plugins.manager import PluginManager
 
@@ -13,7 +13,7 @@ POOLINGS = sorted(PluginManager().plugins["pooling"])
 
 
 def section(heading: str) -> str:
-    sections = page("plugins/recd.md").split("\n## ")
+    sections = plugin_page("recd").split("\n## ")
     (text,) = (text for text in sections if text.startswith(f"{heading}\n"))
     return text
 
@@ -44,4 +44,4 @@ def test_recd_md_shows_valid_options_and_runs(kind, name):
     options.model_validate(entry.get("options", {}))
     assert all(f"`{option}`" in text for option in options.model_fields)
     for code in blocks(text, "python"):
-        exec(compile(code, "docs/plugins/recd.md", "exec"), {})
+        exec(compile(code, "plugins/recd_plugin_recd/docs/README.md", "exec"), {})

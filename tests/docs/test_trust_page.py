@@ -15,7 +15,11 @@ PAGE = (DOCS / "trust.md").read_text()
 )
 def test_it_is_there(name: str) -> None:
     path = ROOT / name
-    assert path.exists() if "/" in name else [*(ROOT / "tests").rglob(name), *ROOT.glob(f"plugins/*/tests/**/{name}")], name
+    assert (
+        path.exists()
+        if "/" in name
+        else [*(ROOT / "tests").rglob(name), *ROOT.glob(f"plugins/*/tests/**/{name}")]
+    ), name
 
 
 def test_every_promise_says_what_holds_it() -> None:

@@ -1,4 +1,4 @@
-"""The registry of docs/plugins/flexshard.md plans and trains as the page says."""
+"""The registry of its page plans and trains as the page says."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import get_args
 
 import pytest
 from pydantic import BaseModel
-from tests.docs.pages import blocks, page, plan_with, run_console
+from tests.docs.pages import blocks, plan_with, plugin_page, run_console
 
 from recd_plugins.manager import PluginManager
 
-PAGE = page("plugins/flexshard.md")
+PAGE = plugin_page("flexshard")
 SHARDINGS = {
     name: found.cls
     for name, found in PluginManager().plugins["sharding"].items()

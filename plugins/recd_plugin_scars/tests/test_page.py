@@ -1,4 +1,4 @@
-"""The registry of docs/plugins/scars.md plans and trains as the page says."""
+"""The registry of its page plans and trains as the page says."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import get_args
 
 import pytest
 from pydantic import BaseModel
-from tests.docs.pages import blocks, page, plan_with, run_console
+from tests.docs.pages import blocks, plan_with, plugin_page, run_console
 
 from recd_plugins.manager import PluginManager
 
-PAGE = page("plugins/scars.md")
+PAGE = plugin_page("scars")
 
 
 def _headings(text: str) -> list[list[str]]:

@@ -112,7 +112,7 @@ def test_without_tiers(folder: Path) -> None:
 
 
 def test_the_example_of_the_page_runs(folder: Path) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "commands" / "simulate.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
     (line,) = re.findall(r"^\$ recd simulate registry.yaml (.*)$", page, re.M)
     result = simulate(*line.split())
     assert result.exit_code == 0, result.output

@@ -6,7 +6,7 @@ import re
 
 import click
 from ruamel.yaml import YAML
-from tests.docs.pages import blocks, page, run_console
+from tests.docs.pages import blocks, page, plugin_page, run_console
 
 from recd_plugin_dlrm.criteo.dataset import Criteo
 from recd_plugins.cli import main
@@ -15,7 +15,7 @@ COMMAND = page("commands/criteo.md")
 
 
 def test_the_example_is_valid_and_every_option_is_named():
-    section = page("plugins/dlrm.md").partition("\n## Criteo\n")[2].partition("\n## ")[0]
+    section = plugin_page("dlrm").partition("\n## Criteo\n")[2].partition("\n## ")[0]
     (example,) = blocks(section, "yaml")
     entry = YAML(typ="safe").load(example)["dataset"]
     assert entry["use"] == Criteo.name

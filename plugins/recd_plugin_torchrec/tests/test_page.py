@@ -1,13 +1,13 @@
-"""The entries of docs/plugins/torchrec.md are valid, and it names all of the package."""
+"""The entries of docs/README.md are valid, and it names all of the package."""
 
 from __future__ import annotations
 
 from ruamel.yaml import YAML
-from tests.docs.pages import blocks, page
+from tests.docs.pages import blocks, plugin_page
 
 from recd_plugins.manager import PluginManager
 
-PAGE = page("plugins/torchrec.md")
+PAGE = plugin_page("torchrec")
 
 
 def test_the_entries_of_the_torchrec_page_are_valid() -> None:

@@ -1,4 +1,4 @@
-"""docs/plugins/scars.md: the registry file of its section on hot batches trains."""
+"""docs/README.md: the registry file of its section on hot batches trains."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
-from tests.docs.pages import blocks, page
+from tests.docs.pages import blocks, plugin_page
 
 from recd_plugin_scars.hot_batches import HotBatches
 from recd_plugins.cli import main
 
-PAGE = page("plugins/scars.md")
+PAGE = plugin_page("scars")
 BLOCKS = blocks(PAGE, "yaml")
 
 

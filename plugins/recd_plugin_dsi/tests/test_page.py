@@ -1,16 +1,16 @@
-"""docs/plugins/dsi.md names what there is, and its registry is one."""
+"""plugins/recd_plugin_dsi/docs/README.md names what there is, and its registry is one."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-from tests.docs.pages import blocks, page
+from tests.docs.pages import blocks, plugin_page
 
 from recd_plugin_dsi.options import RayOptions
 from recd_plugins import load_registry
 
-PAGE = page("plugins/dsi.md")
+PAGE = plugin_page("dsi")
 
 
 def test_the_page_names_every_option_with_its_default() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from ruamel.yaml import YAML
-from tests.docs.pages import blocks, page, run_console
+from tests.docs.pages import blocks, page, plugin_page, run_console
 
 from recd_plugins.cli import main
 from recd_plugins.manager import PluginManager
@@ -18,7 +18,7 @@ COMMAND = page("commands/trace.md")
 
 @pytest.mark.parametrize(("heading", "name"), [("Random", "dlrm.random"), ("Trace", "dlrm.trace")])
 def test_the_entry_is_valid_and_every_option_is_named(heading: str, name: str) -> None:
-    section = page("plugins/dlrm.md").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    section = plugin_page("dlrm").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     (example,) = blocks(section, "yaml")
     entry = YAML(typ="safe").load(example)["dataset"]
     assert entry["use"] == name
