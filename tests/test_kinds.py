@@ -245,7 +245,8 @@ def test_a_wrong_kind_is_refused(site: Site, before: str, after: str, reason: st
     ],
 )
 def test_a_wrong_plugin_is_refused(site: Site, before: str, after: str, reason: str) -> None:
-    site.install("acme", KIND.replace("(Plugin)", "(Callback)").replace("Plugin,", "Callback,"))
+    base = "class Base(Plugin):\n    def on_step(self, step): ...\n\nclass Audit(Base)"
+    site.install("acme", KIND.replace("class Audit(Plugin)", base))
     text = PLUGIN.replace("from module_of", "from recd_plugins.api import Plugin\nfrom module_of")
     assert before in text
     site.install("other", text.format(name="other").replace(before, after))
