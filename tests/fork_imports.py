@@ -7,10 +7,6 @@ import gc
 import click
 import pytest  # noqa: F401
 
-import recd_plugins.cli.run
-import recd_plugins.distributed.rank_imports
-import recd_plugins.planning
-import recd_plugins.testing.gloo  # noqa: F401
 from recd_plugins.cli import main
 from recd_plugins.manager import PluginManager
 

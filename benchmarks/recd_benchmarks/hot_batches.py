@@ -213,7 +213,7 @@ def _movielens(folder: Path, path: Path) -> Source:
 def _source(name: str, folder: Path, text: str, *, sessions: bool) -> Source:
     """Profile the data, and find how much of each table is to be hot."""
     from recd_plugins.access.measure import measure_access
-    from recd_plugins.planning import tables_of
+    from recd_plugins.model_tables import tables_of
     from recd_plugins.registry import load_registry
     from recd_plugins.training.prepare import build_model
 

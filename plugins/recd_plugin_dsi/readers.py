@@ -65,7 +65,7 @@ def _blocks(number: int, work: bytes, position: State, stride: int | None) -> It
 # Ray keeps its processes from one task to the next, and from one epoch to the next.
 @lru_cache(maxsize=1)
 def _open(work: bytes) -> WorkReader:
-    from recd_plugins.training import upstream_noise
+    from recd_plugins import upstream_noise
 
     upstream_noise.silence()
     reader: WorkReader = pickle.loads(work).open()

@@ -334,7 +334,7 @@ def test_plugins_of_a_function_cannot_be_sent(folder):
 TRAINER = """
 import json, multiprocessing, signal, sys, threading, time
 from recd_plugins import load_registry
-from recd_plugins.training import upstream_noise
+from recd_plugins import upstream_noise
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 upstream_noise.silence()

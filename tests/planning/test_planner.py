@@ -23,7 +23,8 @@ from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed.sharders import build_sharders, stock_sharders
 from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Sharding, Table
-from recd_plugins.planning import build_planner, default_topology, table_constraints, tables_of
+from recd_plugins.model_tables import tables_of
+from recd_plugins.planning import build_planner, default_topology, table_constraints
 from recd_plugins.planning.planner import SortedEnumerator
 from recd_plugins.planning.profile import DataProfile, FeatureProfile
 from recd_plugins.registry import Entry, Registry

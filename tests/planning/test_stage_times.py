@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from recd_plugins.planning.calibrate import Point, calibrate, fit
 from recd_plugins.planning.stage_times import (
     AllToAllCost,
     GemmCost,
@@ -16,10 +15,11 @@ from recd_plugins.planning.stage_times import (
     StageCosts,
     predict,
 )
+from recd_plugins.planning.stages import STAGES, StageTimes
 from recd_plugins.planning.topologies import load_topology, this_machine
 from recd_plugins.planning.work import Work
 from recd_plugins.registry import load_registry
-from recd_plugins.training.stages import STAGES, StageTimes
+from recd_plugins.training.calibrate import Point, calibrate, fit
 from recd_plugins.training.trainer import Job
 
 COSTS = StageCosts(

@@ -19,7 +19,8 @@ from recd_plugin_torchrec.data_parallel import DataParallel
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import SetupError
-from recd_plugins.planning import build_planner, default_topology, table_constraints, tables_of
+from recd_plugins.model_tables import tables_of
+from recd_plugins.planning import build_planner, default_topology, table_constraints
 from recd_plugins.planning.planner import SortedEnumerator
 from recd_plugins.planning.table_optimizers import table_optimizers
 

@@ -22,6 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.planning import default_topology
+from recd_plugins.planning.stages import STAGES, StageTimes, stage_of
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
@@ -36,7 +37,6 @@ from recd_plugins.training.profile_events import (
     host_seconds,
     memory_of_step,
 )
-from recd_plugins.training.stages import STAGES, StageTimes, stage_of
 
 CPU = torch.device("cpu")
 ROWS, DIM, BATCH, IDS = 1000, 32, 64, 20

@@ -17,8 +17,8 @@ from recd_benchmarks.dlrm_operators.configuration import (
 )
 from recd_benchmarks.dlrm_operators.parts import PARTS, Part, profile_parts
 from recd_benchmarks.dlrm_operators.sides import both
+from recd_plugins import upstream_noise
 from recd_plugins.testing.benchmark import keep_freed_memory
-from recd_plugins.training import upstream_noise
 
 
 @dataclass(frozen=True)

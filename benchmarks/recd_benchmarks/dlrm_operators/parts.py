@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from recd_plugins.planning.stages import stage_of
 from recd_plugins.training.profile_events import STEP, Span, StepEvents, read
-from recd_plugins.training.stages import stage_of
 
 Part = Literal[
     "lookup", "lookup backward", "MLPs", "interaction", "optimizer", "communication", "other"

@@ -162,10 +162,9 @@ def _profile_registry(
 ) -> TraceProfile:
     from recd_plugin_dlrm.trace.profile import profile_pieces
     from recd_plugin_dlrm.trace.sources import choose, registry_pieces
-    from recd_plugins import load_registry
+    from recd_plugins import load_registry, upstream_noise
     from recd_plugins.cli.profile_output import progress
     from recd_plugins.plugin_call import plugin_call
-    from recd_plugins.training import upstream_noise
 
     upstream_noise.silence()
     registry = load_registry(source, plugins_dir=plugins_dir)

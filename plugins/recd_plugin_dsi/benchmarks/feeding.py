@@ -14,11 +14,11 @@ from statistics import fmean, median
 import torch
 
 from recd_plugin_dsi.benchmarks.setup import PLUGINS
+from recd_plugins import upstream_noise
 from recd_plugins.data.loader import DataLoader
 from recd_plugins.data.stalls import StallMeter
 from recd_plugins.distributed.launch import launch
 from recd_plugins.registry import Registry, load_registry
-from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import assemble
 
 _WARMUP, _ALONE = 5, 40

@@ -17,16 +17,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from recd_plugins import upstream_noise
 from recd_plugins.clock import clock_of
 from recd_plugins.data.stalls import MakingTimes
 from recd_plugins.data.wire import decode, encode
 from recd_plugins.data.work import Block, Work
+from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.launch import backend_for, launch
 from recd_plugins.errors import RecdError
 from recd_plugins.registry import Registry, load_registry
-from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import assemble
-from recd_plugins.training.device import device_of_rank
 from recd_plugins.training.memory import peak_bytes
 from recd_plugins.training.trainer import Job
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from recd_plugin_dsi.planning.measure import measure, without_stores
 from recd_plugin_dsi.planning.report import ReaderPlan
 from recd_plugins.cores import available_cores
+from recd_plugins.distributed.device import choose_device
 from recd_plugins.registry import Registry
-from recd_plugins.training.device import choose_device
 from recd_plugins.training.trainer import Job
 
 

@@ -16,9 +16,9 @@ from recd_plugin_flexshard.benchmarks.one_table_plans import (
 from recd_plugin_flexshard.benchmarks.one_table_ranks import by_tier
 from recd_plugin_flexshard.benchmarks.trainers import RankTrainer, from_every_rank
 from recd_plugin_flexshard.runtime import RowTiers
+from recd_plugins import upstream_noise
 from recd_plugins.distributed.launch import Ranks
 from recd_plugins.testing.benchmark import Detail, Figure
-from recd_plugins.training import upstream_noise
 
 #: Each phase, this share of the rows change places among each other.
 MOVED = 0.2

@@ -12,9 +12,9 @@ from recd_plugin_flexshard.benchmarks.one_table import shard
 from recd_plugin_flexshard.benchmarks.popularity import Popularity
 from recd_plugin_flexshard.benchmarks.trainers import RankTrainer, from_every_rank, timed_turns
 from recd_plugin_flexshard.runtime import RowTiers, tier_groups
+from recd_plugins import upstream_noise
 from recd_plugins.distributed.byte_counter import Traffic
 from recd_plugins.testing.benchmark import keep_freed_memory
-from recd_plugins.training import upstream_noise
 
 #: The group of what is not sent by a tier.
 WITHOUT_TIERS = "all ranks"

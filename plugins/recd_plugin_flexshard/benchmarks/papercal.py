@@ -95,7 +95,7 @@ training:
 def write_registries(folder: Path, workload: Workload) -> dict[str, Path]:
     """A registry file by side; the data is generated, and its accesses are counted."""
     from recd_plugins.access.measure import measure_access
-    from recd_plugins.planning.tables import tables_of
+    from recd_plugins.model_tables import tables_of
     from recd_plugins.registry import load_registry
     from recd_plugins.training.prepare import build_model
 

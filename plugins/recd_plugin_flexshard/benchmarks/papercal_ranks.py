@@ -13,11 +13,11 @@ from recd_plugin_flexshard.benchmarks.trainers import CPU, RankTrainer, from_eve
 from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import TableTiers
 from recd_plugin_flexshard.report.tier_report import TierReport
+from recd_plugins import upstream_noise
 from recd_plugins.distributed.byte_counter import Traffic
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.registry import Registry, load_registry
 from recd_plugins.testing.benchmark import keep_freed_memory
-from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import assemble
 from recd_plugins.training.table_parts import sections_of
 

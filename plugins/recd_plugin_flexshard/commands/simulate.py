@@ -73,8 +73,7 @@ def simulate(
     from recd_plugin_flexshard.planning.simulate import simulate as play
     from recd_plugin_flexshard.planning.simulate_report import SimulationReport, plot, render
     from recd_plugin_flexshard.planning.tier_study import planned_tiers
-    from recd_plugins import load_registry
-    from recd_plugins.training import upstream_noise
+    from recd_plugins import load_registry, upstream_noise
 
     if data and profile_path is not None:
         raise click.UsageError("--data plays real batches, --profile drawn ones: leave one out")

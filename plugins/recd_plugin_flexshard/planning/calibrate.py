@@ -29,13 +29,13 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollection,
     TieredEmbeddingCollectionSharder,
 )
+from recd_plugins import upstream_noise
+from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.launch import backend_for, launch
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.registry import TrainingSpec
-from recd_plugins.training import upstream_noise
 from recd_plugins.training.breakdown import StepProfile
-from recd_plugins.training.device import device_of_rank
 
 _BYTES_PER_SCALAR = 4
 # Accesses of a rank and step: enough for small buffers not to count, few enough to take no time.

@@ -13,7 +13,7 @@ from torch import Tensor
 from recd_plugin_scars.benchmarks.memory_limit import MemoryLimit
 from recd_plugin_scars.benchmarks.model import ClickModel, HostEmbeddings
 from recd_plugin_scars.benchmarks.trainers import Job, Side, Trained, train_host, train_sharded
-from recd_plugins.training import upstream_noise
+from recd_plugins import upstream_noise
 
 _CPU = torch.device("cpu")
 

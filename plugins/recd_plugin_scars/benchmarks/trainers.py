@@ -22,9 +22,9 @@ from recd_plugin_scars.benchmarks.model import (
 )
 from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, TableCache
 from recd_plugin_scars.runtime.traffic import CacheTraffic, cache_traffic
+from recd_plugins import upstream_noise
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.testing.benchmark import keep_freed_memory
-from recd_plugins.training import upstream_noise
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.pipeline import build_train_pipeline
 

@@ -21,15 +21,15 @@ from recd_plugin_scars.planning.rates import SECTION, CacheRates
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugin_scars.runtime.slow_tier import open_slow_tier
 from recd_plugin_scars.runtime.spec import HostMemory
+from recd_plugins import upstream_noise
+from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.launch import backend_for, launch
-from recd_plugins.planning.calibration_file import calibration_job, write_topology
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.turns import steps_in_turns
 from recd_plugins.registry import Registry, load_registry
-from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import assemble
-from recd_plugins.training.device import device_of_rank
+from recd_plugins.training.calibration_file import calibration_job, write_topology
 from recd_plugins.training.trainer import Job
 
 # Of the registry's batch size.

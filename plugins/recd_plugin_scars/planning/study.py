@@ -16,11 +16,11 @@ from recd_plugin_scars.planning.report import CacheReport, CurvePoint, Limit, tr
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.interfaces import Table
+from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.report_text import size
 from recd_plugins.planning.setting import RegistryData
-from recd_plugins.planning.tables import tables_of
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import Registry
 from recd_plugins.registry.resolve import shortened

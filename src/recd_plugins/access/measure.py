@@ -91,7 +91,7 @@ def measure_access(
 def _stored_reads(registry: Registry, tables: Sequence[Table], rows: int | None) -> Iterator[Reads]:
     """Of the first ``rows`` rows, all of them, as preprocessing leaves them."""
     from recd_plugins.access.sent import Reads
-    from recd_plugins.planning.tables import rows_by_feature
+    from recd_plugins.model_tables import rows_by_feature
 
     ids_of = _IdsOf(registry, rows_by_feature(tables))
     for batch in training_rows(registry, rows):

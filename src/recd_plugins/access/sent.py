@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from recd_plugins.data.check_ids import check_ids
 from recd_plugins.data.model_input import Placement, lower
 from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
-from recd_plugins.planning.tables import rows_by_feature
+from recd_plugins.model_tables import rows_by_feature
 
 if TYPE_CHECKING:
     import numpy as np

@@ -103,8 +103,8 @@ def chosen_topology(
     registry: Registry, topology: str, nodes: int | None, ranks_per_node: int | None
 ) -> TopologySpec:
     """What ``topology_options`` name; without any of them the nodes that the registry names."""
+    from recd_plugins.distributed.device import choose_device
     from recd_plugins.planning.topologies import MACHINE, load_topology
-    from recd_plugins.training.device import choose_device
 
     if (topology, nodes, ranks_per_node) == (MACHINE, None, None):
         nodes, ranks_per_node = registry.training.nodes, registry.training.ranks_per_node

@@ -116,9 +116,8 @@ def plan(
     \b
     recd plan registry.yaml --topology dgx-a100-80g --nodes 4 --batch-size auto
     """
-    from recd_plugins import load_registry
+    from recd_plugins import load_registry, upstream_noise
     from recd_plugins.planning.topologies import MACHINE
-    from recd_plugins.training import upstream_noise
 
     chosen, options = _modes(ctx)[0].chosen(ctx)
     mode = chosen or TablesPlan()

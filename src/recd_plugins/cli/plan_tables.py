@@ -22,7 +22,7 @@ class TablesPlan(PlanMode):
 
     def calibrate(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
         """Train a few steps on this machine."""
-        from recd_plugins.planning.calibration_file import calibrate_machine
+        from recd_plugins.training.calibration_file import calibrate_machine
 
         question.say("training a few steps to see what they cost")
         spec, calibration = calibrate_machine(

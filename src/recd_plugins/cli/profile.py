@@ -89,9 +89,8 @@ def registry_command(
     plot_path: Path | None,
 ) -> None:
     """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
-    from recd_plugins import load_registry
+    from recd_plugins import load_registry, upstream_noise
     from recd_plugins.access.measure import measure_access
-    from recd_plugins.training import upstream_noise
 
     check_outputs(output, force, json_path, plot_path)
     upstream_noise.silence()
@@ -294,7 +293,7 @@ def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Tab
         )
     import torch
 
-    from recd_plugins.planning.tables import tables_of
+    from recd_plugins.model_tables import tables_of
     from recd_plugins.training.prepare import build_model
 
     with torch.device("meta"):

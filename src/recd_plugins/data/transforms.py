@@ -40,7 +40,7 @@ class Transforms:
             RegistryError: a pattern matches no feature.
         """
         # Imported here: the demo model's placement needs torchrec's modules, readers do not.
-        from recd_plugins.training.placement import plan_placement
+        from recd_plugins.data.placement import plan_placement
 
         schema, prepared = registry.dataset.schema(), registry.prepared
         return cls(

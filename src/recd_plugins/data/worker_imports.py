@@ -8,10 +8,6 @@ import numba
 import pyarrow as pa
 import pyarrow.parquet
 
-import recd_plugins.data.row_pipeline
-import recd_plugins.data.workers
-import recd_plugins.training.placement  # noqa: F401
-
 
 @numba.njit(cache=True)
 def _nothing() -> None:

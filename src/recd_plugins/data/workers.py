@@ -118,7 +118,7 @@ class _Share(IterableDataset[Packed]):
         self._position = position
 
     def __iter__(self) -> Iterator[Packed]:
-        from recd_plugins.training import upstream_noise
+        from recd_plugins import upstream_noise
 
         upstream_noise.silence()
         info = get_worker_info()

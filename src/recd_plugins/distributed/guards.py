@@ -16,7 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.distributed.batch_form import refuse_inverse_indices
 from recd_plugins.errors import ExactnessError
-from recd_plugins.planning.tables import left_modules
+from recd_plugins.model_tables import left_modules
 
 
 def guard(model: nn.Module) -> None:

@@ -265,7 +265,7 @@ def _context(backend: str) -> multiprocessing.context.BaseContext:
     if "nccl" in backend:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["recd_plugins.distributed.rank_imports"])
+    context.set_forkserver_preload(["recd_plugins.training.rank_imports"])
     return context
 
 

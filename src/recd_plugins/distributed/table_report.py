@@ -19,7 +19,7 @@ from torchrec.distributed.model_parallel import get_unwrapped_module
 from torchrec.distributed.types import ShardedModule
 
 from recd_plugins.distributed.torchrec_internals import require_attributes
-from recd_plugins.planning.tables import EmbeddingModule, embedding_modules
+from recd_plugins.model_tables import EmbeddingModule, embedding_modules
 
 DENSE = "the dense optimizer"
 _MAX_NAMES = 3

@@ -3,7 +3,7 @@
 Making a plan:
 
 - ``topologies``: the ranks, their memory and their bandwidths (``topologies/*.yaml``).
-- ``tables``, ``profile``: the tables of a model; lengths and dedupe factors of its data.
+- ``profile``: lengths and dedupe factors of a model's data.
 - ``constraints``, ``feasible``: what plugins and data tell TorchRec's planner of each table.
 - ``performance``, ``storage``, ``proposers``: TorchRec's estimates and search, put right.
 - ``planner``: all of these together, the one planner of ``recd run`` and ``recd plan``.
@@ -12,11 +12,7 @@ What a plan comes to:
 
 - ``compute``, ``activations``: operations and memory of the model apart from its tables, counted.
 - ``work``: what a step of each rank does. ``stage_times``: the seconds of it.
-- ``calibrate``, ``calibration_file``: what stages cost on this machine, measured.
-
-Tiers of rows, with NumPy alone:
-
-- ``tiers``: what the rows of a table cost by tier, where to cut, and what a plan sends.
+  ``recd_plugins.training.calibrate`` measures them on this machine.
 
 ``recd plan``:
 
@@ -32,18 +28,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from recd_plugins.planning.constraints import table_constraints
     from recd_plugins.planning.planner import build_planner, default_topology
-    from recd_plugins.planning.tables import rows_by_feature, tables_of
 
-# Imported at first use: tiers are also planned where torch is not wanted.
+# Imported at first use: some of it is used where torch is not wanted.
 _MODULES = {
     "build_planner": "planner",
     "default_topology": "planner",
-    "rows_by_feature": "tables",
     "table_constraints": "constraints",
-    "tables_of": "tables",
 }
 
-__all__ = ["build_planner", "default_topology", "rows_by_feature", "table_constraints", "tables_of"]
+__all__ = ["build_planner", "default_topology", "table_constraints"]
 
 
 def __getattr__(name: str) -> Any:

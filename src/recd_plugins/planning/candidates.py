@@ -11,11 +11,11 @@ from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.distributed import stock_sharders
 from recd_plugins.interfaces import Table, TrainingData
+from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned, RegistryPlanner
 from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.setting import RegistryData, setting_of
-from recd_plugins.planning.tables import tables_of
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import rows_pooled
 from recd_plugins.registry import Registry

@@ -19,9 +19,9 @@ from recd_plugins.data.row_pipeline import RowPipeline, first_rows
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.planning.activations import counting_saved
+from recd_plugins.planning.stages import stage_of
 from recd_plugins.registry import Prepared
 from recd_plugins.training.sequence_pooling import SequencePooling
-from recd_plugins.training.stages import stage_of
 
 if TYPE_CHECKING:
     from recd_plugins.data.model_input import ModelInput

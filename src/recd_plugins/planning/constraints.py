@@ -15,8 +15,8 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import Table
+from recd_plugins.model_tables import EmbeddingModule
 from recd_plugins.planning.table_optimizers import TableOptimizer
-from recd_plugins.planning.tables import EmbeddingModule
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry.resolve import did_you_mean, shortened
 from recd_plugins.registry.table_answers import check_answers

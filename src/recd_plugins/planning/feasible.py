@@ -11,7 +11,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
 from recd_plugins.errors import SetupError
-from recd_plugins.planning.tables import sharded_modules
+from recd_plugins.model_tables import sharded_modules
 from recd_plugins.registry.resolve import did_you_mean
 
 _KINDS = [kind.value for kind in ShardingType]

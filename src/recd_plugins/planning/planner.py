@@ -26,6 +26,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlan
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recd_plugins.errors import NoPlanError, SetupError
+from recd_plugins.model_tables import left_modules, tables_of
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.feasible import feasible
 from recd_plugins.planning.performance import PerfEstimator, StepTime
@@ -33,7 +34,6 @@ from recd_plugins.planning.profile import DataProfile, measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, proposers
 from recd_plugins.planning.storage import Reservation, StorageEstimator, memory_of_parts
 from recd_plugins.planning.table_optimizers import table_optimizers
-from recd_plugins.planning.tables import left_modules, tables_of
 from recd_plugins.planning.topologies import TopologySpec, this_machine
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from recd_plugins.files import write_figure
 from recd_plugins.planning.report import PlanReport
-from recd_plugins.training.stages import STAGES
+from recd_plugins.planning.stages import STAGES
 
 
 def plot(report: PlanReport, path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recd_plugins.training.stages import STAGES, StageTimes
+from recd_plugins.planning.stages import STAGES, StageTimes
 
 if TYPE_CHECKING:
     from recd_plugins.planning.topologies import TopologySpec

@@ -12,7 +12,7 @@ from torchrec.distributed.types import ModuleSharder
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
-from recd_plugins.planning.tables import sharded_modules
+from recd_plugins.model_tables import sharded_modules
 
 # Those that update each number by its own gradients; others have sums or norms of a row.
 _ELEMENTWISE = {

@@ -12,16 +12,16 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
+from recd_plugins.data.placement import plan_placement
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed import stock_sharders
 from recd_plugins.distributed.lookup_kernels import kept_tables
 from recd_plugins.interfaces import Setting, Table
-from recd_plugins.planning import rows_by_feature, tables_of
+from recd_plugins.model_tables import rows_by_feature, tables_of
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.registry import Prepared, Registry
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.placement import plan_placement
 from recd_plugins.training.prepare import build_model, put_poolings
 from recd_plugins.training.prepare_parts import prepare_parts
 from recd_plugins.training.weights import copy_weights

@@ -19,6 +19,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.data.model_input import ModelInput, Placement
 from recd_plugins.errors import RecdError
+from recd_plugins.model_tables import table_name
 from recd_plugins.registry.schema import ModelSpec
 from recd_plugins.training.interactions import interaction_of
 from recd_plugins.training.sequence_pooling import SequencePooling
@@ -212,11 +213,6 @@ def _sequences(spec: ModelSpec, features: Sequence[str]) -> EmbeddingCollection 
             for feature in features
         ]
     )
-
-
-def table_name(feature: str) -> str:
-    """The demo model has one table a feature."""
-    return f"t_{feature}"
 
 
 def num_embeddings(spec: ModelSpec, feature: str) -> int:

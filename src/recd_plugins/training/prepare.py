@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from recd_plugins.data.feature_steps import num_dense_inputs
+from recd_plugins.data.placement import placement_of, plan_placement
 from recd_plugins.distributed import guard
 from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces import (
@@ -20,15 +21,19 @@ from recd_plugins.interfaces import (
     Table,
     TargetPooling,
 )
-from recd_plugins.planning import rows_by_feature, tables_of
+from recd_plugins.model_tables import (
+    EmbeddingModule,
+    embedding_modules,
+    rows_by_feature,
+    table_name,
+    tables_of,
+)
 from recd_plugins.planning.setting import setting_of
-from recd_plugins.planning.tables import EmbeddingModule, embedding_modules
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, Prepared, at_entry
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import did_you_mean, shortened
-from recd_plugins.training.dlrm import DLRM, table_name
-from recd_plugins.training.placement import placement_of, plan_placement
+from recd_plugins.training.dlrm import DLRM
 from recd_plugins.training.prepare_parts import prepare_parts
 from recd_plugins.training.sequence_pooling import SequencePooling
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from recd_plugins.activity import doing
 from recd_plugins.data.ingestion import check_ingestion
+from recd_plugins.distributed.device import choose_device
 from recd_plugins.distributed.hang_watch import HangLimits
 from recd_plugins.distributed.launch import (
     backend_for,
@@ -23,7 +24,6 @@ from recd_plugins.distributed.launch import (
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.registry import Registry, load_registry
 from recd_plugins.training.assembly import Side
-from recd_plugins.training.device import choose_device
 from recd_plugins.training.hangs import hang_limits, train_beating, watched_by_each_other
 from recd_plugins.training.trainer import Job, Result, checkpoints_of, splits_of, train
 

@@ -15,19 +15,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from recd_plugins import activity
+from recd_plugins import activity, upstream_noise
 from recd_plugins.data.stalls import StallMeter
+from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.lookup_kernels import close_kernels
 from recd_plugins.distributed.table_report import describe_tables
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Section, Split
+from recd_plugins.planning.stages import StageTimes
 from recd_plugins.registry import Registry, TrainingSpec, load_registry
-from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.training.device import device_of_rank
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.group_report import GroupReport
 from recd_plugins.training.identity import identity_of
@@ -37,7 +37,6 @@ from recd_plugins.training.pipeline import CheckedTrainPipeline
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions, Quality
 from recd_plugins.training.source import Source
-from recd_plugins.training.stages import StageTimes
 from recd_plugins.training.stall_report import StallReport
 from recd_plugins.training.table_parts import channels_of, observed_by, sections_of
 

@@ -27,8 +27,8 @@ from recd_plugin_recd.benchmarks.trainer_ablation.variants import (
     Variant,
     largest_batch,
 )
+from recd_plugins.planning.stages import STAGES
 from recd_plugins.testing.benchmark import Detail, Figure
-from recd_plugins.training.stages import STAGES
 
 #: Goal, and the paper's speedup at the same batch and with larger batches (figure 9).
 GOALS: Mapping[str, tuple[float, float, float]] = {

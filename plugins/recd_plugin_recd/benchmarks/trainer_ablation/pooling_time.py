@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from recd_plugins.planning.stages import Stage, stage_of
 from recd_plugins.training.profile_events import STEP, device_seconds, host_seconds, read
-from recd_plugins.training.stages import Stage, stage_of
 
 #: Profiler range around the forward pass of sequence pooling.
 POOLING_RANGE = "## sequence pooling ##"

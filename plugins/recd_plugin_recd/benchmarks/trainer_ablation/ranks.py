@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from recd_plugin_recd.benchmarks.trainer_ablation.one_trainer import OneTrainer
 from recd_plugin_recd.benchmarks.trainer_ablation.variants import Variant
+from recd_plugins import upstream_noise
+from recd_plugins.planning.stages import Stage, StageTimes
 from recd_plugins.registry import load_registry
 from recd_plugins.testing.benchmark import keep_freed_memory
-from recd_plugins.training import upstream_noise
 from recd_plugins.training.meter import sum_by_kind
-from recd_plugins.training.stages import Stage, StageTimes
 
 T = TypeVar("T")
 

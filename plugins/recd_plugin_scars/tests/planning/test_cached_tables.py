@@ -27,7 +27,8 @@ from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugins.access.profile import TableAccess
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
-from recd_plugins.planning import build_planner, table_constraints, tables_of
+from recd_plugins.model_tables import tables_of
+from recd_plugins.planning import build_planner, table_constraints
 from recd_plugins.planning.planner import SortedEnumerator
 from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.storage import RESERVED_SHARE, Reservation

@@ -34,7 +34,7 @@ from recd_plugins.distributed.sharders import (
     ExactEmbeddingCollectionSharder,
     fused_params,
 )
-from recd_plugins.planning import tables_of
+from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.pipeline import CheckedTrainPipeline, build_train_pipeline

@@ -10,10 +10,10 @@ from ruamel.yaml import YAML
 
 from recd_plugins.errors import RecdError
 from recd_plugins.files import write_text
-from recd_plugins.planning.calibrate import Calibration, calibrate
 from recd_plugins.planning.stage_times import StageCosts
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import Registry
+from recd_plugins.training.calibrate import Calibration, calibrate
 from recd_plugins.training.trainer import Job
 
 

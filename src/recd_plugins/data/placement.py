@@ -9,8 +9,7 @@ from torch import nn
 from recd_plugins.data.model_input import Placement
 from recd_plugins.errors import ExactnessError
 from recd_plugins.interfaces import FeatureSchema, Sharding
-from recd_plugins.planning.tables import embedding_modules
-from recd_plugins.training.dlrm import table_name
+from recd_plugins.model_tables import embedding_modules, table_name
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry

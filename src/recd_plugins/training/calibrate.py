@@ -16,19 +16,19 @@ import numpy as np
 from rich.table import Table as TextTable
 from torchrec.distributed.types import ShardingPlan
 
+from recd_plugins import upstream_noise
+from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.launch import backend_for, launch
 from recd_plugins.planning.candidates import as_plain, with_plugins
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.planning.stage_times import StageCosts, predict
+from recd_plugins.planning.stages import STAGES, Stage, StageTimes
 from recd_plugins.planning.turns import steps_in_turns
 from recd_plugins.planning.work import Work, work_of_step
 from recd_plugins.registry import Registry, load_registry
-from recd_plugins.training import upstream_noise
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.breakdown import StepProfile
-from recd_plugins.training.device import device_of_rank
-from recd_plugins.training.stages import STAGES, Stage, StageTimes
 from recd_plugins.training.trainer import Job
 
 SIDES: tuple[Side, ...] = ("baseline", "plugins")

@@ -170,3 +170,8 @@ def _tables(module: nn.Module) -> list[Table]:
         )
         for config in configs
     ]
+
+
+def table_name(feature: str) -> str:
+    """The demo model has one table a feature."""
+    return f"t_{feature}"
