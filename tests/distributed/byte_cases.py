@@ -55,6 +55,9 @@ def collectives(rank: int, world_size: int) -> dict[str, tuple[int, int]]:
         "functional all_reduce": lambda: functional.all_reduce(eight, "sum", group).sum(),
         "broadcast": lambda: dist.broadcast(ten, src=1),
         "reduce": lambda: dist.reduce(ten, dst=1),
+        "scatter": lambda: dist.scatter(
+            torch.empty(10), [ten] * world_size if rank == 1 else None, src=1
+        ),
         "barrier": lambda: dist.barrier(),
     }
     counted = {}

@@ -33,6 +33,7 @@ def test_every_collective_against_hand_computed_bytes() -> None:
             "functional all_reduce": (2 * 4 * 8 * 3 // 4, 1),
             "broadcast": (4 * 10 * 3 if rank == 1 else 0, 1),
             "reduce": (0 if rank == 1 else 4 * 10, 1),
+            "scatter": (4 * 10 * 3 if rank == 1 else 0, 1),
             "barrier": (0, 0),
         }
 

@@ -148,8 +148,9 @@ def test_what_cannot_be_packed_is_refused():
         PartialInverseKeyedJaggedTensor.from_kjt(weighted)
     with pytest.raises(ValueError, match="no feature 'c'"):
         PartialInverseKeyedJaggedTensor.from_kjt(kjt, ["c"])
-    with pytest.raises(ValueError, match="different"):
-        PartialInverseKeyedJaggedTensor.from_kjt(kjt, ["a", "a"])
+    for keys in (["a", "a"], []):
+        with pytest.raises(ValueError, match="expected features that are all different"):
+            PartialInverseKeyedJaggedTensor.from_kjt(kjt, keys)
     (ikjt,) = InverseKeyedJaggedTensor.from_kjt(kjt, [["a"]])
     with pytest.raises(ValueError, match="variable batch"):
         PartialInverseKeyedJaggedTensor.from_kjt(ikjt.to_vbe_kjt())
