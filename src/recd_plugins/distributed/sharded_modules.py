@@ -60,29 +60,26 @@ _ROW_WISE = {
 
 
 @dataclass
-class ExactBagContext(EmbeddingBagCollectionContext):
-    """Also what of a coalesced batch stays on its rank."""
+class _KeepsCoalesced:
+    """What of a coalesced batch stays on its rank, in a context of TorchRec's."""
 
     coalesced: Coalesced | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Keep the memory until ``stream`` is done with it."""
-        super().record_stream(stream)
+        super().record_stream(stream)  # type: ignore[misc]
         if self.coalesced is not None:
             self.coalesced.record_stream(stream)
 
 
 @dataclass
-class ExactSequenceContext(EmbeddingCollectionContext):
-    """Also what of a coalesced batch stays on its rank."""
+class ExactBagContext(_KeepsCoalesced, EmbeddingBagCollectionContext):
+    """The context of a batch of bags."""
 
-    coalesced: Coalesced | None = None
 
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` is done with it."""
-        super().record_stream(stream)
-        if self.coalesced is not None:
-            self.coalesced.record_stream(stream)
+@dataclass
+class ExactSequenceContext(_KeepsCoalesced, EmbeddingCollectionContext):
+    """The context of a batch of sequences."""
 
 
 class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
@@ -267,13 +264,11 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self._is_new = False
         self._form = BatchForm(arguments.get("module_fqn") or "an EmbeddingCollection")
         self._on_cpu = device is None or device.type == "cpu"
+        # Private, torchrec 1.6 to 1.9.
+        require_attributes(self, "_lookups", "_need_indices", "_use_index_dedup")
         if self._on_cpu:
-            # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
-            require_attributes(self, "_lookups")
             use_portable_lookups(self._lookups)
         follow_loading(self)
-        # Private, torchrec 1.6 to 1.9.
-        require_attributes(self, "_need_indices", "_use_index_dedup")
         if self._groups is not None and self._use_index_dedup:
             raise SetupError(
                 "use_index_dedup and coalesced tables in one EmbeddingCollection: leave "
