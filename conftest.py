@@ -65,6 +65,7 @@ _SLOW = (
     "recd_plugin_recd/tests/cluster/test_cluster.py",
     "recd_plugin_recd/tests/cluster/test_restart.py",
     "recd_plugin_recd/tests/models/test_training.py",
+    "test_absence.py",
     "test_third_party_*.py",
     "recd_plugin_scars/tests/report/test_cached_run.py",
     "training/test_checkpoint.py",

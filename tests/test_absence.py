@@ -1,0 +1,185 @@
+"""Any built-in plugin may be missing: what does not use it works as before."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import click
+import pytest
+from tests.docs.pages import blocks, page
+
+from recd_plugins.api import PlanMode
+from recd_plugins.cli import PluginCommands
+from recd_plugins.manager import PluginManager
+
+ROOT = Path(__file__).parents[1]
+PLUGINS = [path.parent.name for path in sorted(ROOT.glob("plugins/*/pyproject.toml"))]
+
+#: Imports all that is installed, and runs the command; reads how from its arguments.
+PROGRAM = """
+import importlib, pkgutil, sys
+from pathlib import Path
+from click.testing import CliRunner
+
+from recd_plugins.cli import main
+
+site, plugins, registry = sys.argv[1:]
+assert Path(sys.modules["recd_plugins"].__file__).is_relative_to(site)
+
+def recd(*arguments):
+    done = CliRunner().invoke(main, ["--plugins-dir", plugins, *arguments])
+    assert done.exit_code == 0, (arguments, done.output, done.exception)
+    return done.output
+
+for arguments in ("plugins", "doctor", "schema", "plan --help", "bench --help", "--help"):
+    print(recd(*arguments.split()))
+# Not recd_benchmarks, which measure several plugins together.
+for found in pkgutil.walk_packages([site], onerror=print):
+    if found.name.startswith("recd_plugin") and not found.name.endswith(".__main__"):
+        try:
+            importlib.import_module(found.name)
+        except ModuleNotFoundError as error:  # of an extra that is not installed
+            assert not error.name.startswith("recd"), (found.name, error)
+losses = recd("run", registry, "--steps", "3")
+assert "loss" in losses, losses
+"""
+
+#: Entries of a file, of every plugin; those of the absent one are left out.
+DATASETS = {
+    "recd_plugin_dlrm": "{use: dlrm.random, options: {rows: 64, sparse: {seq_0_0: 90, item_0: 9}}}",
+    "recd_plugin_recd": "{use: recd.session_parquet, options: {path: FOLDER/table, generate: "
+    "{rows: 64}, sparse: [seq_0_0, item_0]}}",
+}
+CONVERTERS = {
+    "recd_plugin_recd": "{use: recd.ikjt, options: {groups: [[seq_0_0]]}}",
+    "": "{use: acme.named, options: {features: [seq_0_0]}}",
+}
+HASH = '{use: recd.sigrid_hash, features: ["*"], options: {buckets: 2000}}'
+ENTRIES = (
+    ("recd_plugin_recd", "preprocessing", HASH),
+    ("recd_plugin_recd", "pooling", "{use: recd.mean, features: [seq_0_0]}"),
+    ("recd_plugin_flexshard", "sharding", "{use: flexshard.two_tier, tables: [t_seq_0_0]}"),
+    ("recd_plugin_torchrec", "sharding", "{use: torchrec.table_wise, tables: [t_item_0]}"),
+    ("recd_plugin_scars", "cache", "{use: scars.cache, tables: [t_item_0], options: {share: 0.1}}"),
+)
+REST = """version: 1
+dataset: {dataset}
+converter: {converter}
+{entries}
+model: {{embedding_dim: 4, num_embeddings: 2000, bottom_mlp: [4], top_mlp: [4]}}
+training: {{batch_size: 16, ranks: 1, evaluate: false}}
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheels of the framework and of every plugin."""
+    wheels, site = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
+    sources = [ROOT, *(ROOT / "plugins" / name for name in PLUGINS)]
+    subprocess.run(
+        [sys.executable, "-m", "pip", "wheel", "-q", *offline, "-w", wheels, *sources], check=True
+    )
+    for wheel in wheels.iterdir():
+        zipfile.ZipFile(wheel).extractall(site)
+    return site
+
+
+@pytest.mark.parametrize("absent", PLUGINS)
+def test_all_else_works_without(absent: str, installed: Path, tmp_path: Path) -> None:
+    # By links, so that what is compiled once is there for all tests.
+    site, dependencies = tmp_path / "site", tmp_path / "dependencies"
+    link(installed, site, but=(absent,))
+    # What is in this environment, without the editable packages of this repository.
+    link(Path(str(distribution("torch").locate_file(""))), dependencies, but=("recd", "_recd"))
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(
+        blocks(page("plugins/converter.md"), "python")[0], encoding="utf-8"
+    )
+    registry = tmp_path / "registry.yaml"
+    registry.write_text(written(absent, tmp_path), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", PROGRAM, site, tmp_path / "plugins", registry],
+        env=environment(site, dependencies),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "cannot be used" not in done.stdout + done.stderr
+    assert not [name for name in names_of(absent) if re.search(name, done.stdout, re.M)]
+    for other in set(PLUGINS) - {absent}:
+        assert not [name for name in names_of(other) if not re.search(name, done.stdout, re.M)]
+
+
+def written(absent: str, folder: Path) -> str:
+    """A registry file with an entry of every plugin but ``absent``."""
+
+    def first_of(entries: dict[str, str]) -> str:
+        return next(text for plugin, text in entries.items() if plugin != absent)
+
+    here = [(section, entry) for plugin, section, entry in ENTRIES if plugin != absent]
+    if absent == "recd_plugin_recd":  # whose poolings make sequences of features
+        here = [(section, entry) for section, entry in here if "flexshard" not in entry]
+    sections = {section: [entry for of, entry in here if of == section] for section, _ in here}
+    return REST.format(
+        dataset=first_of(DATASETS).replace("FOLDER", str(folder)),
+        converter=first_of(CONVERTERS),
+        entries="\n".join(f"{name}: [{', '.join(found)}]" for name, found in sections.items()),
+    )
+
+
+def link(source: Path, folder: Path, but: tuple[str, ...]) -> None:
+    """All that is in a folder but names that start so."""
+    folder.mkdir()
+    for entry in source.iterdir():
+        if not entry.name.startswith(but):
+            (folder / entry.name).symlink_to(entry)
+
+
+def environment(*folders: Path) -> dict[str, str]:
+    """One whose packages are those of ``folders``, and whose process is the only rank."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    rank = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+    return {
+        **{name: value for name, value in os.environ.items() if name != "RECD_ONLY"},
+        **{name: str(value) for name, value in rank.items()},
+        "MASTER_ADDR": "127.0.0.1",
+        "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        "COLUMNS": "200",
+    }
+
+
+def names_of(package: str) -> list[str]:
+    """What only a package brings, as the commands show it: patterns of text."""
+    manager, commands = PluginManager(), PluginCommands()
+    manager.register_commands(commands)
+    plugins = {name for by_name in manager.plugins.values() for name in by_name}
+    modes, benchmarks = list[type[PlanMode]](), list[str]()
+    manager.register_plans(lambda mode, _: modes.append(mode))
+    manager.register_benchmarks(lambda name, _: benchmarks.append(name))
+    of_package = package.removeprefix("recd_plugin_") + "."
+    return [
+        *(rf"\b{re.escape(name)}\b" for name in plugins if name.startswith(of_package)),
+        *(rf"^  {name} " for name, each in commands.commands.items() if is_of(each, package)),
+        *(rf"{mode.flag}\b" for mode in modes if mode.__module__.startswith(package)),
+        *(
+            rf"Benchmarks:(\n.+)*\b{name.rpartition('.')[2]}\b"
+            for name in benchmarks
+            if name.startswith(package)
+        ),
+    ]
+
+
+def is_of(command: click.Command, package: str) -> bool:
+    while isinstance(command, click.Group):
+        command = next(iter(command.commands.values()))
+    return command.callback is not None and command.callback.__module__.startswith(package)
