@@ -73,7 +73,8 @@ def installed_packages() -> list[Package]:
         PluginError: ``RECD_WITHOUT`` names none of them.
     """
     found = []
-    for entry_point in importlib.metadata.entry_points(group=GROUP):
+    # By name: in which order distributions are found is up to the file system.
+    for entry_point in sorted(importlib.metadata.entry_points(group=GROUP), key=str):
         distribution = entry_point.dist
         assert distribution is not None, "entry points of installed distributions have one"
         origin = f"{distribution.name} {distribution.version}"

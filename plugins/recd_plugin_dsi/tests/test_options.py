@@ -12,7 +12,7 @@ from recd_plugin_dsi.installed import OLDEST, TOO_NEW, check_ray
 from recd_plugin_dsi.options import RayOptions
 from recd_plugins.errors import SetupError
 
-REPOSITORY = Path(__file__).parents[3]
+PACKAGE = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_ray_is_another(monkeypatch, version):
 
 
 def test_the_extra_installs_what_is_needed():
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
     oldest, too_new = (".".join(map(str, version)) for version in (OLDEST, TOO_NEW))
     assert project["optional-dependencies"]["ray"] == [f"ray[data]>={oldest},<{too_new}"]
 

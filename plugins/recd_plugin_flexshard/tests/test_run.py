@@ -57,7 +57,7 @@ def test_the_plan_shows_tiers(make_registry: MakeRegistry, tmp_path: Path) -> No
         assert f"{table['hot_rows']:,} hot" in words
         assert f"{table['flex_rows']:,} flex" in words
         assert 0 < table["cold_share"] < 1
-    assert tables["t_item_0"]["cold_share"] == 1
+    assert "cold_share" not in tables["t_item_0"]
     assert "copies of rows" in words
     assert min(report["memory_bytes"]["by_rank"]["copies of rows"]) > 0
 
@@ -72,7 +72,13 @@ def test_a_plan_for_a_cluster_takes_the_tiers_of_that_cluster(
             "plan", path, "--topology", "zionex-a100-40g", *cluster, "--json", tmp_path / "p.json"
         )  # fmt: skip
         tables = json.loads((tmp_path / "p.json").read_text())["plugins"]["tables"]
-        rows.append({table["name"]: (table["hot_rows"], table["flex_rows"]) for table in tables})
+        rows.append(
+            {
+                table["name"]: (table["hot_rows"], table["flex_rows"])
+                for table in tables
+                if "hot_rows" in table
+            }
+        )
     assert rows[0] != rows[1]
     assert not any(flex for _, flex in rows[0].values())
     assert any(flex for _, flex in rows[1].values())
