@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -76,3 +77,16 @@ def python(environment: dict[str, str], *arguments: object) -> str:
 def recd(environment: dict[str, str], *arguments: object) -> str:
     """What the command prints there."""
     return python(environment, "-c", "from recd_plugins.cli import main; main()", *arguments)
+
+
+def framework_imports(module: Path, package: str) -> set[str]:
+    """The modules of recd-plugins, and of plugins but ``package``, that a file imports."""
+    names = set()
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute"
+            names.add(node.module or "")
+        elif isinstance(node, ast.Import):
+            names |= {each.name for each in node.names}
+    own = {name for name in names if name.partition(".")[0] == package}
+    return {name for name in names - own if name.startswith("recd")}

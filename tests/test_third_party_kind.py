@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import shutil
 from pathlib import Path
 
 import pytest
-from tests.installed import pip_installed, python, recd
+from tests.installed import framework_imports, pip_installed, python, recd
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "third_party_kind"
 MODULES = sorted((EXAMPLE / "recd_plugin_audit").glob("*.py"))
@@ -81,18 +80,6 @@ def test_it_is_found_and_its_own_tests_pass(environment: dict[str, str], tmp_pat
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.name)
 def test_it_imports_the_api_alone(module: Path) -> None:
-    text = module.read_text(encoding="utf-8")
-    imported = [
-        name
-        for node in ast.walk(ast.parse(text))
-        for name in (
-            [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else [each.name for each in node.names]
-            if isinstance(node, ast.Import)
-            else []
-        )
-    ]
-    own = [name for name in imported if name.partition(".")[0] == "recd_plugins"]
-    assert all(name.startswith(PUBLIC) for name in own), own
-    assert len(text.splitlines()) <= 120
+    imported = framework_imports(module, "recd_plugin_audit")
+    assert all(name.startswith(PUBLIC) for name in imported), imported
+    assert len(module.read_text(encoding="utf-8").splitlines()) <= 120

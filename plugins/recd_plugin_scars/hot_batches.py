@@ -184,7 +184,11 @@ class HotBatches(DatasetWrapper):
                 "cached; add a cache: entry with scars.cache, or give this wrapper a profile and "
                 "its hot rows"
             )
-        dynamic = [f"{name} ({c.policy})" for name, c in caches.items() if c.policy != "static"]
+        dynamic = [
+            f"{name} ({cache.policy_name})"
+            for name, cache in caches.items()
+            if not cache.policy_class.only_hot
+        ]
         if dynamic:
             raise SetupError(
                 f"{self.name}: the cached rows of {', '.join(dynamic)} change while it trains, so "

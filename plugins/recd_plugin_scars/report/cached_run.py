@@ -54,7 +54,7 @@ def report_caches(
         tuple(
             CachedTableReport(
                 table.name,
-                caches[table.name].policy,
+                caches[table.name].policy_name,
                 table.num_embeddings,
                 caches[table.name].num_cached_rows(table.num_embeddings),
                 observed.get(table.name),

@@ -182,7 +182,7 @@ class _Cached(RowKernel):
 
     def reset_traffic(self) -> None:
         """Start the counts again at 0."""
-        self._rows.traffic[:] = [CacheTraffic() for _ in self._rows.traffic]
+        self._rows.reset_traffic()
 
     def _look_up(
         self, features: KeyedJaggedTensor, looked_up: Callable[[KeyedJaggedTensor], Tensor]

@@ -35,7 +35,7 @@ def as_planned(
         if load_factor is None:
             continue
         rows = round(load_factor * config.num_embeddings)
-        if cache.policy == "static":
+        if cache.policy_class.only_hot:
             rows = min(rows, 0 if cache.hot_rows is None else len(cache.hot_rows))
         planned[config.name] = replace(cache, load_factor=rows / config.num_embeddings)
     return planned

@@ -14,9 +14,15 @@ from torch import Tensor
 
 from recd_plugin_scars.runtime.fast_tier import FastTier
 from recd_plugin_scars.runtime.mover import Pending, RowMover
-from recd_plugin_scars.runtime.policies import Lists, make_policy
+from recd_plugin_scars.runtime.policies import BUILT_IN
+from recd_plugin_scars.runtime.row_policy import (
+    Lists,
+    PolicyMaker,
+    ShardRows,
+    Slots,
+    check_leaving,
+)
 from recd_plugin_scars.runtime.slots import Admitted, SlotPool
-from recd_plugin_scars.runtime.spec import CachePolicy
 from recd_plugin_scars.runtime.traffic import CacheTraffic
 from recd_plugins.errors import DataError, SetupError
 
@@ -31,14 +37,14 @@ class CachedShard:
     Args:
         name: of the table.
         num_rows: of this part.
-        policy: of its cache.
+        policy: makes that of its cache.
         capacity: how many of its rows stay in the fast tier.
         hot_rows: of this part, which are there from the start, most read first.
     """
 
     name: str
     num_rows: int
-    policy: CachePolicy
+    policy: PolicyMaker
     capacity: int
     hot_rows: NDArray[np.int64]
 
@@ -83,10 +89,11 @@ class RowCache:
         ends = np.cumsum([0, *map(len, hot)])
         lists = Lists(self._pool)
         self._policies = [
-            make_policy(shard.policy, lists, table, shard.capacity, (ends[table], ends[table + 1]))
+            shard.policy(ShardRows(lists, table, shard.capacity, (ends[table], ends[table + 1])))
             for table, shard in enumerate(shards)
         ]
-        self.traffic = [CacheTraffic() for _ in shards]
+        self.traffic: list[CacheTraffic] = []
+        self.reset_traffic()
         self._row_bytes = fast.weights[0].nbytes
         self._state_bytes = 0 if fast.state is None else fast.state[0].nbytes
         self._is_stale = len(ends) > 0
@@ -159,11 +166,12 @@ class RowCache:
             unpinned, bounds = self._pool.unpin(used, changed=changed)
             dirty = self._pool.dirty
             leaving = [
-                policy.release(
+                self._leaving(
+                    table,
                     used.slots[used.bounds[table] : used.bounds[table + 1]],
                     unpinned[bounds[table] : bounds[table + 1]],
                 )
-                for table, policy in enumerate(self._policies)
+                for table in range(len(self._policies))
             ]
             changes = [slots[dirty[slots]] for slots in leaving]
             for traffic, slots in zip(self.traffic, changes, strict=True):
@@ -172,6 +180,12 @@ class RowCache:
             self._write_back(np.concatenate(changes))
             leaves = np.concatenate(leaving)
             self._pool.release(leaves)
+
+    def reset_traffic(self) -> None:
+        """Start the counts again at 0, those of policies too."""
+        for policy in self._policies:
+            policy.counts.clear()
+        self.traffic[:] = [CacheTraffic(by_policy=policy.counts) for policy in self._policies]
 
     def abandon(self, batch: CachedBatch) -> None:
         """The graph of a batch is gone; what collects garbage may call, at any time."""
@@ -201,6 +215,13 @@ class RowCache:
             self._land(self._num_batches)  # what was read before is not read again later
             self._is_stale = True
             self._load()
+
+    def _leaving(self, table: int, used: Slots, unpinned: Slots) -> Slots:
+        policy = self._policies[table]
+        leaves = policy.release(used, unpinned)
+        if type(policy) not in BUILT_IN.values():
+            check_leaving(policy, self._shards[table].name, leaves)
+        return leaves
 
     def _load(self) -> None:
         if not self._is_stale:

@@ -90,12 +90,12 @@ def shards_of(
         hot_rows = cache.first_hot_rows(table.name, table.num_embeddings)
         first, _ = _offsets(table)
         here = hot_rows[(hot_rows >= first) & (hot_rows < first + table.local_rows)] - first
-        if cache.policy == "static":
+        if cache.policy_class.only_hot:
             capacity = len(here)
         else:
             capacity = cache.num_cached_rows(table.local_rows)
         shards.append(
-            CachedShard(table.name, table.local_rows, cache.policy, capacity, here[:capacity])
+            CachedShard(table.name, table.local_rows, cache.policy_maker, capacity, here[:capacity])
         )
     return shards
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import isabstract
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -13,8 +15,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from recd_plugin_scars.runtime.row_policy import PolicyMaker, RowPolicy
+
 CachePolicy = Literal["static", "lfu", "lru"]
-"""Which rows stay in the fast tier: the hot rows; the most often used; the last used."""
+"""A built-in policy of which rows stay: the hot rows; the most often used; the last used."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class TableCache:
     """What the fast tier holds of one table, by whatever sharding it has (SCARS, section II).
 
     Args:
-        policy: which rows stay.
+        policy: which rows stay: the name of a built-in policy, a subclass of ``RowPolicy``, or
+            ``functools.partial`` of one.
         load_factor: cached rows / rows, 0 to 1. Of a row-wise shard, ``lfu`` and ``lru`` hold this
             share of its own rows.
         hot_rows: rows of the whole table, most read first. ``static`` caches the first
@@ -52,34 +57,67 @@ class TableCache:
         SetupError: says what is wrong with which value.
     """
 
-    policy: CachePolicy
+    policy: CachePolicy | PolicyMaker
     load_factor: float
     hot_rows: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
     storage: HostMemory | MappedFile = HostMemory()
     lookahead: bool = True
 
     def __post_init__(self) -> None:
-        if self.policy not in get_args(CachePolicy):
-            raise SetupError(
-                f"a table's cache has the policy {self.policy!r}; there are "
-                f"{', '.join(get_args(CachePolicy))}"
-            )
+        self._check_policy()
         if not (math.isfinite(self.load_factor) and 0 <= self.load_factor <= 1):
             raise SetupError(
                 f"a table's cache has load_factor {self.load_factor}, the share of its rows that "
                 "the fast tier holds: give a number from 0 to 1"
             )
         if self.hot_rows is None:
-            if self.policy == "static" and self.load_factor > 0:
+            if self.policy_class.only_hot and self.load_factor > 0:
                 raise SetupError(
-                    "a table's cache has the policy static and no hot_rows, of which it holds the "
-                    "first: give the rows of the table, most read first, or the policy lfu or lru"
+                    f"a table's cache has the policy {self.policy_name} and no hot_rows, of which "
+                    "it holds the first: give the rows of the table, most read first, or the "
+                    "policy lfu or lru"
                 )
         elif self.hot_rows.ndim != 1 or self.hot_rows.dtype.kind not in "iu":
             raise SetupError(
                 f"hot_rows of a table's cache have shape {self.hot_rows.shape} and type "
                 f"{self.hot_rows.dtype}: give one row of integers"
             )
+
+    @property
+    def policy_maker(self) -> PolicyMaker:
+        """What makes the policy of a shard."""
+        from recd_plugin_scars.runtime.policies import BUILT_IN
+
+        return BUILT_IN[self.policy] if isinstance(self.policy, str) else self.policy
+
+    @property
+    def policy_class(self) -> type[RowPolicy]:
+        """Of the policy."""
+        from recd_plugin_scars.runtime.row_policy import class_of
+
+        return class_of(self.policy_maker)
+
+    @property
+    def policy_name(self) -> str:
+        """For reports."""
+        return self.policy_class.name
+
+    def _check_policy(self) -> None:
+        from recd_plugin_scars.runtime.row_policy import RowPolicy
+
+        policy = self.policy
+        if isinstance(policy, str):
+            if policy in get_args(CachePolicy):
+                return
+        else:
+            made = policy.func if isinstance(policy, partial) else policy
+            if isinstance(made, type) and issubclass(made, RowPolicy) and not isabstract(made):
+                return
+        raise SetupError(
+            f"a table's cache has the policy {policy!r}; there are "
+            f"{', '.join(get_args(CachePolicy))}, and subclasses of "
+            "recd_plugin_scars.api.RowPolicy that have a release"
+        )
 
     def num_cached_rows(self, num_embeddings: int) -> int:
         """How many rows of a table with ``num_embeddings`` rows the fast tier holds."""
@@ -97,7 +135,7 @@ class TableCache:
         if self.hot_rows is None:
             return np.empty(0, np.int64)
         rows = self.hot_rows[:num_cached].astype(np.int64)
-        if self.policy == "static" and len(rows) < num_cached:
+        if self.policy_class.only_hot and len(rows) < num_cached:
             raise SetupError(
                 f"the cache of table {table} holds {num_cached} rows (load_factor "
                 f"{self.load_factor} of {num_embeddings}) and hot_rows names {len(rows)}: lower "

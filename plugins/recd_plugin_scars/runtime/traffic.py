@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections import Counter
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class CacheTraffic:
         state_bytes_written: the same of the optimizer state.
         bytes_loaded: of hot rows, once at the start and once after parameters were written.
         bytes_flushed: of rows that stay in the fast tier, as a checkpoint asks for.
+        by_policy: what the policy counts besides, by name.
     """
 
     batches: int = 0
@@ -41,6 +43,7 @@ class CacheTraffic:
     state_bytes_written: int = 0
     bytes_loaded: int = 0
     bytes_flushed: int = 0
+    by_policy: Counter[str] = field(default_factory=Counter)
 
     @property
     def bytes_read(self) -> int:

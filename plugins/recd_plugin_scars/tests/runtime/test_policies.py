@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugin_scars.runtime.policies import Lists, Policy, make_policy
+from recd_plugin_scars.runtime.policies import BUILT_IN
+from recd_plugin_scars.runtime.row_policy import Lists, RowPolicy, ShardRows
 from recd_plugin_scars.runtime.slots import Admitted, SlotPool
 from recd_plugin_scars.runtime.spec import CachePolicy
 
@@ -81,7 +82,9 @@ def test_rows_stay_and_leave_as_defined(
     pool = SlotPool(TABLES, hot_rows, capacity * len(TABLES))
     lists = Lists(pool)
     policies = [
-        make_policy(policy, lists, table, capacity, (table * len(hot), (table + 1) * len(hot)))
+        BUILT_IN[policy](
+            ShardRows(lists, table, capacity, (table * len(hot), (table + 1) * len(hot)))
+        )
         for table in range(len(TABLES))
     ]
     admitted: list[Admitted] = []
@@ -111,7 +114,7 @@ def _admit(pool: SlotPool, rows: list[Row]) -> Admitted:
     return admitted
 
 
-def _release(pool: SlotPool, policies: Sequence[Policy], admitted: Admitted) -> None:
+def _release(pool: SlotPool, policies: Sequence[RowPolicy], admitted: Admitted) -> None:
     unpinned, bounds = pool.unpin(admitted, changed=True)
     assert pool.dirty[admitted.slots].all()
     for table, policy in enumerate(policies):

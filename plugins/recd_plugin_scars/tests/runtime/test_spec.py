@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from recd_plugin_scars.runtime.row_policy import RowPolicy
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.errors import SetupError
 
@@ -17,6 +18,8 @@ HOT = np.array([4, 2, 0])
     ("arguments", "message"),
     [
         (("mru", 0.5, HOT), r"the policy 'mru'; there are static, lfu, lru"),
+        ((dict, 0.5), r"policy <class 'dict'>; there are static, lfu, lru, and subclasses of"),
+        ((RowPolicy, 0.5), r"RowPolicy'>; .* that have a release"),
         (("lru", 1.5), r"load_factor 1.5.*from 0 to 1"),
         (("lru", -0.1), r"load_factor -0.1"),
         (("lru", float("nan")), r"load_factor nan"),

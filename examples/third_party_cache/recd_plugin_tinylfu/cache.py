@@ -1,0 +1,57 @@
+"""``tinylfu.cache``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from recd_plugins.api import Cache, PluginOptions, Setting, Table
+
+if TYPE_CHECKING:
+    import torch
+
+    from recd_plugin_tinylfu.part import TinyLfuPart
+
+
+class TinyLfuCache(Cache):
+    """Rows that are read often stay in fast memory; one that is read once displaces none."""
+
+    name = "tinylfu.cache"
+
+    class Options(PluginOptions):
+        share: float = Field(default=0.1, gt=0, le=1, description="Part of the rows that stays.")
+        sample: int = Field(default=10, gt=0, description="Reads a row before counts are halved.")
+
+    options: Options
+
+    def check(self, device: torch.device) -> None:
+        """Runs everywhere."""
+
+    def part(self, tables: Sequence[Table], setting: Setting) -> TinyLfuPart | None:
+        """Caches that start empty, and what is expected of the most read rows."""
+        from recd_plugin_scars.api import CachePlan, TableCache, TableLoad
+        from recd_plugin_tinylfu.part import TinyLfuPart
+        from recd_plugin_tinylfu.policy import TinyLfu
+
+        if not tables:
+            return None
+        share = self.options.share
+        reads = setting.data.access(tables, 65_536)
+        plan = CachePlan.of(
+            {
+                table.name: TableLoad(
+                    reads.covering(table.name, table.num_embeddings), table.embedding_dim
+                )
+                for table in tables
+            },
+            {table.name: round(share * table.num_embeddings) for table in tables},
+            batch_size=setting.batch_size * setting.world_size,
+            optimizer=setting.optimizer,
+            held=1,  # with the rows of the batch before, as these look ahead
+        )
+        policy = partial(TinyLfu, sample=self.options.sample)
+        caches = {table.name: TableCache(policy=policy, load_factor=share) for table in tables}
+        return TinyLfuPart(caches, plan)
