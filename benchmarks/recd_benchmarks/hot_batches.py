@@ -213,6 +213,7 @@ def _movielens(folder: Path, path: Path) -> Source:
 def _source(name: str, folder: Path, text: str, *, sessions: bool) -> Source:
     """Profile the data, and find how much of each table is to be hot."""
     from recd_plugins.access.measure import measure_access
+    from recd_plugins.interfaces import DatasetWrapper
     from recd_plugins.model_tables import tables_of
     from recd_plugins.registry import load_registry
     from recd_plugins.training.prepare import build_model
@@ -233,7 +234,9 @@ def _source(name: str, folder: Path, text: str, *, sessions: bool) -> Source:
         samples = _hot_samples(registry)
         if samples >= HOT_SAMPLES:
             break
-    return Source(name, text, hot, samples, registry.expected_groups()["hot"], share)
+    dataset = registry.wrapped_dataset
+    assert isinstance(dataset, DatasetWrapper), "its file wraps it"
+    return Source(name, text, hot, samples, dataset.expected_groups()["hot"], share)
 
 
 def _wrapped(text: str, wrap: str) -> str:

@@ -66,22 +66,22 @@ def load_weights(dmp: DistributedModelParallel, whole: dict[str, Tensor]) -> Non
 
 def train(rank: int, world_size: int, device: torch.device) -> None:
     torch.manual_seed(0)
-    registry = load_registry("registry.yaml", plugins_dir="my_plugins")
-    model = registry.prepare(build_model())
+    prepared = load_registry("registry.yaml", plugins_dir="my_plugins").prepare(build_model())
+    model = prepared.model
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     dmp = DistributedModelParallel(
         model,
         device=device,
-        sharders=registry.sharders(),
-        plan=registry.planner(device=device).collective_plan(model, registry.sharders()),
+        sharders=prepared.sharders(),
+        plan=prepared.planner(device=device).collective_plan(model, prepared.sharders()),
     )
     load_weights(dmp, weights)
     optimizer = KeyedOptimizerWrapper(
         dict(in_backward_optimizer_filter(dmp.named_parameters())),
         lambda parameters: SGD(parameters, lr=LEARNING_RATE),
     )
-    pipeline = registry.train_pipeline(dmp, optimizer, device)
-    loader = registry.dataloader(rank, world_size, device=device)
+    pipeline = prepared.train_pipeline(dmp, optimizer, device)
+    loader = prepared.dataloader(rank, world_size, device=device)
 
     batches, losses, start = iter(loader), [], time.perf_counter()
     while True:

@@ -14,6 +14,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins import load_registry
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.check_batch import check_batch, check_rows
+from recd_plugins.data.loader import build_dataloader
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
@@ -177,7 +178,7 @@ def test_a_loader_names_the_plugin(
     )
     registry = load_registry(path, plugins_dir=tmp_path / "plugins")
     with pytest.raises(PluginError, match=message):
-        list(registry.dataloader(rank=0, world_size=1))
+        list(build_dataloader(registry, rank=0, world_size=1))
 
 
 def test_a_reader_yields_rows() -> None:

@@ -15,6 +15,7 @@ from recd_plugins import load_registry
 from recd_plugins.data.arrow import dense_features, labels
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.check_numbers import check_numbers
+from recd_plugins.data.loader import build_dataloader
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
 from recd_plugins.sparse import InverseKeyedJaggedTensor
@@ -136,6 +137,6 @@ def test_a_loader_names_the_value_whatever_reads_it(
     registry = tmp_path / "registry.yaml"
     text = REGISTRY.format(path=tmp_path / "part.parquet", converter=converter, workers=workers)
     registry.write_text(text, encoding="utf-8")
-    loader = load_registry(registry).dataloader(rank=0, world_size=1)
+    loader = build_dataloader(load_registry(registry), rank=0, world_size=1)
     with pytest.raises(DataError, match=r"part.parquet: row 21 \(from 0\), column 'x'.* 1e\+300"):
         list(loader)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from recd_plugins import load_registry
 from recd_plugins.data import reader as reader_module
+from recd_plugins.data.loader import build_dataloader
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.read_plan import Piece
 from recd_plugins.data.work import Block, Work, WorkReader, hand_out
@@ -122,7 +123,7 @@ def alone(
     registry: Registry, rank: int = 0, world_size: int = 1
 ) -> Iterator[tuple[list[int], State]]:
     """Ids and the position after each batch of an epoch, of the rank that reads by itself."""
-    loader = registry.dataloader(rank, world_size)
+    loader = build_dataloader(registry, rank, world_size)
     for batch in loader:
         yield sparse(batch), loader.state_dict()
 
@@ -337,7 +338,7 @@ def folder(tmp_path: Path) -> Path:
 def work_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Work, State]:
     monkeypatch.chdir(folder)
     registry = load_registry("registry.yaml", plugins_dir="plugins")
-    return Work.of(registry, 0, 1), registry.dataloader(0, 1).state_dict()
+    return Work.of(registry, 0, 1), build_dataloader(registry, 0, 1).state_dict()
 
 
 def test_relative_paths_are_those_of_the_trainer(folder, monkeypatch):

@@ -23,7 +23,7 @@ from tests.forked import Program
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import load_registry
-from recd_plugins.data.loader import DataLoader
+from recd_plugins.data.loader import DataLoader, build_dataloader
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.worker_processes import _Process
 from recd_plugins.errors import DataError, PluginError, RecdError, SetupError
@@ -196,8 +196,8 @@ def leaves_no_worker() -> Iterator[None]:
 def test_batches_and_positions_are_the_same(folder, workers):
     """Two epochs of row groups in random order; batches reach over row groups."""
     options = {"shuffle": True, "batch_size": 20}
-    alone = registry(folder, 0, **options).dataloader(1, 2)
-    shared = registry(folder, workers, **options).dataloader(1, 2)
+    alone = build_dataloader(registry(folder, 0, **options), 1, 2)
+    shared = build_dataloader(registry(folder, workers, **options), 1, 2)
     assert len(shared) == len(alone)
     for _epoch in range(2):
         assert with_positions(shared) == with_positions(alone)
@@ -206,8 +206,8 @@ def test_batches_and_positions_are_the_same(folder, workers):
 
 def test_a_reader_that_knows_nothing_of_workers(folder):
     dataset = {"dataset": "{use: acme.numbers}"}
-    alone = registry(folder, 0, **dataset).dataloader(0, 2)
-    shared = registry(folder, 2, **dataset).dataloader(0, 2)
+    alone = build_dataloader(registry(folder, 0, **dataset), 0, 2)
+    shared = build_dataloader(registry(folder, 2, **dataset), 0, 2)
     expected = with_positions(alone)
     assert len(expected) == len(alone)
     assert with_positions(shared) == expected
@@ -242,7 +242,7 @@ def test_every_row_is_read_once(folder, before, after):
     first = registry(folder, workers)
     read, positions = [], []
     for rank in range(ranks):
-        loader = first.dataloader(rank, ranks)
+        loader = build_dataloader(first, rank, ranks)
         read += rows_of(list(islice(loader, steps)))
         positions.append(json.dumps(loader.state_dict()))
     assert len(read) == ranks * steps * BATCH
@@ -252,7 +252,7 @@ def test_every_row_is_read_once(folder, before, after):
     second = registry(folder, workers)
     num_steps = set()
     for rank in range(ranks):
-        loader = second.dataloader(rank, ranks)
+        loader = build_dataloader(second, rank, ranks)
         loader.load_state_dict(json.loads(positions[0]))
         rest = rows_of(list(loader))
         num_steps.add(len(rest))
@@ -266,7 +266,7 @@ def test_every_row_is_read_once(folder, before, after):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_killed_worker_is_replaced(folder, capfd, victim):
-    loader = registry(folder, 2).dataloader(0, 1)
+    loader = build_dataloader(registry(folder, 2), 0, 1)
     read = []
     for step, batch in enumerate(loader):
         read.append(batch)
@@ -287,7 +287,7 @@ def fails(loader: DataLoader) -> tuple[RecdError, list[int]]:
 
 
 def test_workers_that_die_again_and_again_are_an_error(folder, capfd):
-    loader = registry(folder, 2, fault=("die", 300)).dataloader(0, 1)
+    loader = build_dataloader(registry(folder, 2, fault=("die", 300)), 0, 1)
     error, read = fails(loader)
     assert isinstance(error, SetupError)
     assert read == list(range(256)), "the row groups before"
@@ -307,8 +307,8 @@ def test_workers_that_die_again_and_again_are_an_error(folder, capfd):
 )
 def test_errors_are_those_of_reading_alone(folder, capfd, kind, options):
     """The same error at the same batch, whichever worker has it."""
-    error, read = fails(registry(folder, 2, **options).dataloader(0, 1))
-    expected, read_alone = fails(registry(folder, 0, **options).dataloader(0, 1))
+    error, read = fails(build_dataloader(registry(folder, 2, **options), 0, 1))
+    expected, read_alone = fails(build_dataloader(registry(folder, 0, **options), 0, 1))
     assert type(error) is type(expected) is kind
     assert str(error) == str(expected)
     assert read == read_alone == list(range(288))
@@ -327,7 +327,7 @@ def test_plugins_of_a_function_cannot_be_sent(folder):
     one = registry(folder, 1, fault=("raise", -1))
     entry = replace(one.preprocessing[0], plugin=Local(Local.Options()))
     with pytest.raises(PluginError, match="workers: 0"):
-        replace(one, preprocessing=(entry,)).dataloader(0, 1)
+        build_dataloader(replace(one, preprocessing=(entry,)), 0, 1)
 
 
 # Without `if __name__ == "__main__"`: workers must not run it.
@@ -335,10 +335,11 @@ TRAINER = """
 import json, multiprocessing, signal, sys, threading, time
 from recd_plugins import load_registry
 from recd_plugins import upstream_noise
+from recd_plugins.data.loader import build_dataloader
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 upstream_noise.silence()
-loader = load_registry(sys.argv[1]).dataloader(0, 1)
+loader = build_dataloader(load_registry(sys.argv[1]), 0, 1)
 next(iter(loader))
 left = [len(multiprocessing.active_children())]
 deadline = time.monotonic() + 5

@@ -147,10 +147,9 @@ def _shard(pooled: bool, sharding: str, world_size: int) -> DistributedModelPara
         if pooled
         else EmbeddingCollection(tables=[EmbeddingConfig(feature_names=["f"], **sizes)])
     )
-    registry: Any = SimpleNamespace(
-        training=TRAINING, sharding=(), lookup_kernels=(), coalesced=frozenset()
-    )
-    sharders = build_sharders(registry)
+    registry = SimpleNamespace(training=TRAINING, sharding=())
+    prepared: Any = SimpleNamespace(registry=registry, lookup_kernels=(), coalesced=frozenset())
+    sharders = build_sharders(prepared)
     sharder = next(each for each in sharders if each.module_type is type(module))
     generator = {
         "table_wise": lambda: table_wise(rank=0, compute_kernel="fused"),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
-from tests.planning.test_planner import profile, registry
+from tests.planning.test_planner import prepared, profile, registry
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import (
@@ -68,13 +68,15 @@ def both_sides(rank: int, world_size: int, trainer: Trainer) -> tuple[Trained, T
         config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
         codecs = get_qcomm_codecs_registry(config, device=CPU)
     stock = EmbeddingBagCollectionSharder(dict(trainer.fused_params), codecs)
-    reg = registry(optimizer="sgd")  # a rule that must not be theirs
+    ready = prepared(registry(optimizer="sgd"), _model(trainer))  # a rule that must not be theirs
     if trainer.in_base:
-        ours: Any = build_sharders(reg, [stock])
+        ours: Any = build_sharders(ready, [stock])
     else:
-        ours = build_sharders(reg, fused_params=trainer.fused_params, qcomm_codecs_registry=codecs)
+        ours = build_sharders(
+            ready, fused_params=trainer.fused_params, qcomm_codecs_registry=codecs
+        )
     planner = build_planner(
-        reg,
+        ready,
         world_size=world_size,
         profile=profile(),
         replicate=True,
@@ -103,7 +105,7 @@ def both_sides(rank: int, world_size: int, trainer: Trainer) -> tuple[Trained, T
 def warnings_of_a_replicating_plan(rank: int, world_size: int) -> list[str]:
     """What the sharders say of tables that bring an optimizer."""
     model = _model(Trainer(in_backward=True))
-    sharder: Any = build_sharders(registry())[0]
+    sharder: Any = build_sharders(prepared(registry(), model))[0]
     generators = {f"t_{feature}": data_parallel() for feature in FEATURES}
     plan = construct_module_sharding_plan(
         model["bags"], generators, sharder, world_size, world_size, "cpu"

@@ -64,10 +64,9 @@ def sequences(*names: str) -> EmbeddingCollection:
 def shard(
     module: nn.Module, generators: dict[str, ParameterShardingGenerator], *, stock: bool
 ) -> DistributedModelParallel:
-    registry: Any = SimpleNamespace(
-        training=TRAINING, sharding=(), lookup_kernels=(), coalesced=frozenset()
-    )
-    sharders = stock_sharders(TRAINING) if stock else build_sharders(registry)
+    registry = SimpleNamespace(training=TRAINING, sharding=())
+    prepared: Any = SimpleNamespace(registry=registry, lookup_kernels=(), coalesced=frozenset())
+    sharders = stock_sharders(TRAINING) if stock else build_sharders(prepared)
     sharder = next(each for each in sharders if each.module_type is type(module))
     size = dist.get_world_size()
     plan = construct_module_sharding_plan(

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.planning.test_planner import profile, registry
+from tests.planning.test_planner import prepared, profile, registry
 from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -38,7 +38,7 @@ from torchrec.modules.mc_modules import (
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.model_input import ModelInput
-from recd_plugins.distributed.sharders import build_sharders, fused_params
+from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import ExactnessError
 from recd_plugins.planning import build_planner
 from recd_plugins.registry import Registry
@@ -122,8 +122,9 @@ def train(rank: int, world_size: int, kind: str, deduplicated: bool, stock: bool
     model = Model(kind)
     before = {n: t.clone() for n, t in model.state_dict().items() if n.endswith("weight")}
     reg = registry()
-    sharders = build_sharders(reg)
-    plan = build_planner(reg, world_size=world_size, profile=profile()).plan(model, sharders)
+    ready = prepared(reg, model)
+    sharders = ready.sharders()
+    plan = build_planner(ready, world_size=world_size, profile=profile()).plan(model, sharders)
     dmp = _shard(model, plan, stock_sharders(reg) if stock else sharders)
     state = dmp.state_dict()
     copy_weights({name: state[name] for name in before}, before)
@@ -170,8 +171,9 @@ def pipelined(rank: int, world_size: int, kind: str, deduplicated: bool) -> list
     torch.manual_seed(0)
     reg, model = registry(), Pipelined(kind)
     before = {n: t.clone() for n, t in model.state_dict().items() if n.endswith("weight")}
-    sharders = build_sharders(reg)
-    plan = build_planner(reg, world_size=world_size, profile=profile()).plan(model, sharders)
+    ready = prepared(reg, model)
+    sharders = ready.sharders()
+    plan = build_planner(ready, world_size=world_size, profile=profile()).plan(model, sharders)
     dmp = _shard(model, plan, sharders)
     state = dmp.state_dict()
     copy_weights({name: state[name] for name in before}, before)
@@ -189,8 +191,9 @@ def pipelined(rank: int, world_size: int, kind: str, deduplicated: bool) -> list
 def refusal(rank: int, world_size: int, kind: str, forms: Sequence[bool]) -> str:
     """The message about batches that are deduplicated or not; empty if all are trained."""
     reg, model = registry(), Model(kind)
-    sharders = build_sharders(reg)
-    plan = build_planner(reg, world_size=world_size, profile=profile()).plan(model, sharders)
+    ready = prepared(reg, model)
+    sharders = ready.sharders()
+    plan = build_planner(ready, world_size=world_size, profile=profile()).plan(model, sharders)
     dmp = _shard(model, plan, sharders)
     try:
         for form in forms:
@@ -204,10 +207,11 @@ def sharded_inside(rank: int, world_size: int, kind: str) -> tuple[int, str]:
     """Raw ids whose rows differ between ranks without a sharder of the module, and the refusal."""
     torch.manual_seed(0)
     reg, model = registry(), Model(kind)
-    sharders = build_sharders(reg)[:2]
+    ready = prepared(reg, model)
+    sharders = ready.sharders()[:2]
     before = {n: t.clone() for n, t in model.state_dict().items() if n.endswith("weight")}
     inside = nn.ModuleDict({"sparse": nn.ModuleDict({"_embedding_module": build("bags")})})
-    planner = build_planner(reg, world_size=world_size, profile=profile())
+    planner = build_planner(ready, world_size=world_size, profile=profile())
     dmp = _shard(model, planner.plan(inside, sharders), sharders)
     state = dmp.state_dict()
     copy_weights({name: state[name] for name in before}, before)

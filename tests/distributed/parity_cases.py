@@ -133,10 +133,9 @@ def _shard(
     training = TrainingSpec(
         optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
     )
-    registry: Any = SimpleNamespace(
-        training=training, sharding=(), lookup_kernels=(), coalesced=case.coalesced
-    )
-    sharders = build_sharders(registry)
+    registry = SimpleNamespace(training=training, sharding=())
+    prepared: Any = SimpleNamespace(registry=registry, lookup_kernels=(), coalesced=case.coalesced)
+    sharders = build_sharders(prepared)
     model = ParityModel(case.parts)
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])
     plan = {

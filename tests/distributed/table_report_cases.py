@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.distributed.other_module_cases import CPU, _bags, _shard, build
-from tests.planning.test_planner import profile, registry
+from tests.planning.test_planner import prepared, profile, registry
 from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -50,8 +50,8 @@ def lines(rank: int, world_size: int) -> tuple[list[TableLine], str]:
         }
     )
     apply_optimizer_in_backward(RowWiseAdagrad, model["sequences"].parameters(), {"lr": 0.5})
-    reg = registry(optimizer="sgd")
-    sharders = build_sharders(reg, fused_params={"learning_rate": 0.25})
+    ready = prepared(registry(optimizer="sgd"), model)
+    sharders = build_sharders(ready, fused_params={"learning_rate": 0.25})
     # The parameters of two modules may share names, as those of processed and own do.
     wishes = {
         name: ParameterConstraints(sharding_types=[kind])
@@ -65,7 +65,7 @@ def lines(rank: int, world_size: int) -> tuple[list[TableLine], str]:
             "t_b": "table_wise",
         }.items()
     }
-    planner = build_planner(reg, world_size=world_size, profile=profile(), constraints=wishes)
+    planner = build_planner(ready, world_size=world_size, profile=profile(), constraints=wishes)
     dmp = _shard(model, planner.plan(model, sharders), sharders)
     report = describe_tables(dmp)
     return list(report.lines), str(report)
@@ -85,8 +85,8 @@ def of_an_empty_plan(rank: int, world_size: int) -> list[TableLine]:
 
 def with_params(rank: int, world_size: int, params: dict[str, EmbOptimType]) -> list[str]:
     """Optimizers under fused_params."""
-    reg = registry(optimizer="sgd")
     model = nn.ModuleDict({"bags": EmbeddingBagCollection(tables=_bags())})
-    sharders = build_sharders(reg, fused_params=params)
-    plan = build_planner(reg, world_size=world_size, profile=profile()).plan(model, sharders)
+    ready = prepared(registry(optimizer="sgd"), model)
+    sharders = build_sharders(ready, fused_params=params)
+    plan = build_planner(ready, world_size=world_size, profile=profile()).plan(model, sharders)
     return [line.optimizer for line in describe_tables(_shard(model, plan, sharders)).lines]

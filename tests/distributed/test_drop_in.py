@@ -6,7 +6,7 @@ import pytest
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.distributed import drop_in_cases as cases
 from tests.distributed.drop_in_cases import ADAGRAD, Trainer
-from tests.planning.test_planner import registry
+from tests.planning.test_planner import prepared, registry
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
@@ -45,7 +45,7 @@ def test_codecs_send_fewer_bytes() -> None:
 
 
 def params_of(*args: Any, **arguments: Any) -> dict[str, Any]:
-    sharder: Any = build_sharders(registry(optimizer="sgd"), *args, **arguments)[0]
+    sharder: Any = build_sharders(prepared(registry(optimizer="sgd")), *args, **arguments)[0]
     return sharder.fused_params
 
 
@@ -61,7 +61,9 @@ def test_fused_params_go_before_those_of_training() -> None:
 
 
 def test_index_dedup_of_a_trainer_stays() -> None:
-    sharders: Any = build_sharders(registry(), [EmbeddingCollectionSharder(use_index_dedup=True)])
+    sharders: Any = build_sharders(
+        prepared(registry()), [EmbeddingCollectionSharder(use_index_dedup=True)]
+    )
     assert sharders[1]._use_index_dedup
 
 
@@ -87,7 +89,7 @@ class OwnSharder(EmbeddingBagCollectionSharder):
 )
 def test_what_cannot_be_joined_is_refused(base: Any, arguments: Any, message: str) -> None:
     with pytest.raises(SetupError, match=message):
-        build_sharders(registry(), base, **arguments)
+        build_sharders(prepared(registry()), base, **arguments)
 
 
 def test_a_plan_that_drops_an_optimizer_brings_a_warning() -> None:

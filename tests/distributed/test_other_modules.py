@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from tests.distributed import other_module_cases as cases
-from tests.planning.test_planner import registry
+from tests.planning.test_planner import prepared, registry
 from torch import nn
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
@@ -45,7 +45,7 @@ def name_of(module_type: type[nn.Module]) -> str:
 def test_every_default_sharder_of_torchrec_is_decided_and_there() -> None:
     default = {sharder.module_type: sharder for sharder in get_default_sharders()}
     assert {name_of(module_type) for module_type in default} == set(DECIDED)
-    ours = {sharder.module_type: sharder for sharder in build_sharders(registry())}
+    ours = {sharder.module_type: sharder for sharder in build_sharders(prepared(registry()))}
     assert ours.keys() == default.keys()
     for module_type, sharder in ours.items():
         name = type(default[module_type]).__name__
@@ -124,7 +124,7 @@ def test_sharders_of_a_trainer_go_before_torchrecs() -> None:
     mine = FeatureProcessedEmbeddingBagCollectionSharder()
     found: Any = next(
         sharder
-        for sharder in build_sharders(registry(), [mine])
+        for sharder in build_sharders(prepared(registry()), [mine])
         if isinstance(sharder, FeatureProcessedEmbeddingBagCollectionSharder)
     )
     assert found._ebc_sharder is mine._ebc_sharder

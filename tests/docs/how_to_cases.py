@@ -34,17 +34,18 @@ def losses_of(rank: int, world_size: int, path: Path, model_name: str) -> list[f
     device = torch.device("cpu")
     registry = load_registry(path)
     torch.manual_seed(0)
-    model = registry.prepare(models()[model_name]())
+    prepared = registry.prepare(models()[model_name]())
+    model, sharders = prepared.model, prepared.sharders()
     weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     dmp = DistributedModelParallel(
         model,
         device=device,
-        plan=registry.planner(device=device).collective_plan(model, registry.sharders()),
-        sharders=registry.sharders(),
+        plan=prepared.planner(device=device).collective_plan(model, sharders),
+        sharders=sharders,
     )
     copy_weights(dmp.state_dict(), weights)
-    pipeline = registry.train_pipeline(dmp, build_optimizer(dmp, registry.training), device)
-    batches = iter(registry.dataloader(rank, world_size))
+    pipeline = prepared.train_pipeline(dmp, build_optimizer(dmp, registry.training), device)
+    batches = iter(prepared.dataloader(rank, world_size))
     return [float(loss) for loss, _, _ in _outputs(pipeline, batches)]
 
 

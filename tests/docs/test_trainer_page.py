@@ -9,7 +9,7 @@ import pytest
 from tests import forked
 
 from recd_plugins import load_registry
-from recd_plugins.registry import Registry
+from recd_plugins.registry import Prepared, Registry
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "trainer.md").read_text()
@@ -50,7 +50,9 @@ def test_the_signatures_are_as_shown():
     shown = dict(re.findall(r"^\| `([\w.]+)(\(.*?\))` \|", PAGE, re.MULTILINE))
     assert len(shown) == 6
     for name, signature in shown.items():
-        function = load_registry if name == "load_registry" else getattr(Registry, name[9:])
+        of = {"registry": Registry, "prepared": Prepared}
+        owner, _, method = name.rpartition(".")
+        function = getattr(of[owner], method) if owner else load_registry
         whole = inspect.signature(function)
         plain = [
             parameter.replace(annotation=inspect.Parameter.empty)

@@ -11,6 +11,7 @@ from tests import forked
 
 import recd_plugins
 from recd_plugins.cli import main
+from recd_plugins.data.loader import build_dataloader
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "criteo"
 
@@ -48,6 +49,6 @@ def test_converted_data_and_a_dictionary_fit_the_tables(tmp_path, monkeypatch):
     Path("registry.yaml").write_text(text)
     registry = recd_plugins.load_registry("registry.yaml")
     registry.dataset.prepare()
-    batches = list(registry.dataloader(rank=0, world_size=2, split="train"))
+    batches = list(build_dataloader(registry, rank=0, world_size=2, split="train"))
     assert [len(batch.labels) for batch in batches] == [256] * 3
     assert len(batches[0].sparse_features.keys()) == 26

@@ -12,6 +12,7 @@ import pytest
 from tests import forked
 
 import recd_plugins
+from recd_plugins.data.loader import build_dataloader
 from recd_plugins.errors import DataError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "movielens"
@@ -64,7 +65,7 @@ def test_every_batch_fits_the_tables(registry, tmp_path):
     write_ratings(tmp_path / "data" / "ml-100k.inter")
     registry.dataset.prepare()
     assert registry.dataset.splits() == ("train", "test")
-    batches = list(registry.dataloader(rank=0, world_size=2, split="train"))
+    batches = list(build_dataloader(registry, rank=0, world_size=2, split="train"))
     assert [len(batch.labels) for batch in batches] == [128] * 14
     sequences = batches[0].sequence_features.keys()
     assert sorted(sequences) == ["history_disliked", "history_liked", "history_seen"]
@@ -77,7 +78,7 @@ def test_histories_that_change_at_every_rating_are_stored_partially(tmp_path, mo
     (tmp_path / "registry_partial.yaml").symlink_to(EXAMPLE / "registry_partial.yaml")
     registry = recd_plugins.load_registry("registry_partial.yaml")
     registry.dataset.prepare()
-    batch = next(iter(registry.dataloader(rank=0, world_size=1, split="train")))
+    batch = next(iter(build_dataloader(registry, rank=0, world_size=1, split="train")))
     histories = {"history_seen", "history_liked", "history_disliked"}
     assert set(batch.stretches) == histories
     assert not histories & set(batch.sparse_features.keys())
@@ -95,7 +96,7 @@ def test_movielens_100k_shares_what_is_not_equal(tmp_path, monkeypatch, movielen
     (tmp_path / "data" / "ml-100k.inter").symlink_to(movielens)
     registry = recd_plugins.load_registry(EXAMPLE / "registry_partial.yaml")
     registry.dataset.prepare()
-    next(iter(registry.dataloader(rank=0, world_size=1, split="train")))
+    next(iter(build_dataloader(registry, rank=0, world_size=1, split="train")))
     seen = registry.converter.report()["history_seen"]
     assert seen.exact == 1.0
     assert seen.partial > 10

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from recd_plugins.data.row_pipeline import RowPipeline, first_rows
+from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_transforms
 from recd_plugins.planning import table_constraints
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations
@@ -17,7 +17,6 @@ from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.report_text import render
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import this_machine
-from recd_plugins.registry import Registry
 
 COMPUTE = Compute(Operations(1e6, 1e6, 1e6), Operations(1e6, 1e6, 1e6), 10_000, 4000.0, 1000.0)
 
@@ -41,9 +40,10 @@ def test_of_one_batch_they_grow_with_its_rows() -> None:
 
 def test_of_the_first_batch_they_are_exact(make_registry: Any) -> None:
     candidate = with_plugins(make_registry(sharding=coalescing()))
-    registry: Registry = candidate.registry
-    assert registry.coalesced == {table.name for table in candidate.tables}
-    (batch,) = RowPipeline(registry).read([first_rows(registry)])
+    prepared, registry = candidate.prepared, candidate.prepared.registry
+    assert prepared.coalesced == {table.name for table in candidate.tables}
+    transforms = fitted_transforms(registry, prepared)
+    (batch,) = RowPipeline(registry, transforms).read([first_rows(registry)])
     for table in candidate.tables:
         kjt = batch.sparse_features if table.pooled else batch.sequence_features
         assert kjt is not None
@@ -57,7 +57,7 @@ def test_of_the_first_batch_they_are_exact(make_registry: Any) -> None:
 def test_the_planner_is_told_of_them(make_registry: Any) -> None:
     candidate = with_plugins(make_registry(sharding=coalescing()))
     constraints = table_constraints(
-        candidate.registry, candidate.tables, profile=candidate.profile, device_type="cpu"
+        candidate.prepared, candidate.tables, profile=candidate.profile, device_type="cpu"
     )
     for table in candidate.tables:
         found = constraints[table.name]
@@ -76,7 +76,7 @@ def test_one_coalesced_table_keeps_the_others_of_its_bags_from_being_replicated(
     entry = {"use": "torchrec.planner", "tables": ["t_usr_0"], "options": {"coalesce": True}}
     candidate = with_plugins(make_registry(sharding=[entry], converter={"use": "recd.kjt"}))
     constraints = table_constraints(
-        candidate.registry,
+        candidate.prepared,
         candidate.tables,
         profile=DataProfile({}),
         device_type="cuda",

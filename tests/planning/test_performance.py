@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ class Model(nn.Module):
 def candidate(make_registry, side: str, model: nn.Module) -> Candidate:
     plugins = with_plugins(make_registry())
     chosen = plugins if side == "plugins" else as_plain(plugins)
-    return Candidate(chosen.registry, model, chosen.sharders, chosen.profile)
+    return replace(chosen, prepared=replace(chosen.prepared, model=model))
 
 
 def sharding(planned: Planned, module: str) -> Counter[str]:
@@ -90,10 +91,13 @@ def options(make_registry, device: str) -> dict[tuple[str, str], ShardingOption]
         "machine" if device == "cpu" else "dgx-a100-80g", ranks_per_node=2
     ).to_torchrec()
     constraints = table_constraints(
-        model.registry, model.tables, profile=model.profile, device_type=device
+        model.prepared, model.tables, profile=model.profile, device_type=device
     )
-    enumerator = SortedEnumerator(topology, constraints, model.registry.training)
-    return {(o.name, o.sharding_type): o for o in enumerator.enumerate(model.model, model.sharders)}
+    enumerator = SortedEnumerator(topology, constraints, model.prepared.registry.training)
+    return {
+        (o.name, o.sharding_type): o
+        for o in enumerator.enumerate(model.prepared.model, model.sharders)
+    }
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -124,10 +128,10 @@ def test_each_shard_takes_as_long_as_torchrec_says(make_registry) -> None:
     model = candidate(make_registry, "plugins", Model(20 * FEW + 1))
     topology = load_topology("dgx-a100-80g", nodes=2).to_torchrec()
     constraints = table_constraints(
-        model.registry, model.tables, profile=model.profile, device_type="cuda"
+        model.prepared, model.tables, profile=model.profile, device_type="cuda"
     )
-    enumerator = SortedEnumerator(topology, constraints, model.registry.training)
-    found = enumerator.enumerate(model.model, model.sharders)
+    enumerator = SortedEnumerator(topology, constraints, model.prepared.registry.training)
+    found = enumerator.enumerate(model.prepared.model, model.sharders)
     assert any(len({tuple(shard.size) for shard in option.shards}) > 1 for option in found)
     before = [[shard.perf for shard in option.shards] for option in found]
     # TorchRec's own goes through all shards.

@@ -19,15 +19,16 @@ from recd_plugin_torchrec.data_parallel import DataParallel
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugin_torchrec.table_wise import TableWise
 from recd_plugin_torchrec.uvm import Uvm
+from recd_plugins.data.model_input import Placement
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.distributed.sharders import build_sharders, stock_sharders
+from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning import build_planner, default_topology, table_constraints
 from recd_plugins.planning.planner import SortedEnumerator
 from recd_plugins.planning.profile import DataProfile, FeatureProfile
-from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry import Entry, Prepared, Registry
 from recd_plugins.registry.schema import RegistrySpec
 
 BATCH_SIZE = 512
@@ -78,12 +79,17 @@ def registry(*sharding: Any, cache: Sequence[Any] = (), optimizer: str = "sgd") 
         spec=spec,
         dataset=nothing,
         converter=PlainConverter(PlainConverter.Options()),
-        converter_fitted=True,
         preprocessing=(),
         pooling=(),
         sharding=entries("sharding", sharding),
         cache=entries("cache", cache),
     )
+
+
+def prepared(reg: Registry, model: nn.Module | None = None) -> Prepared:
+    """A model of which the registry has replaced nothing, and whose tables have no parts."""
+    model = Model() if model is None else model
+    return Prepared(reg, model, Placement(), {}, tuple(tables_of(model)))
 
 
 def make(plugin: type, **options: Any) -> Any:
@@ -103,17 +109,19 @@ def profile(**dedupe_factors: float) -> DataProfile:
 def options(
     reg: Registry, known: DataProfile, model: nn.Module
 ) -> dict[tuple[str, str], ShardingOption]:
+    ready = prepared(reg, model)
     constraints = table_constraints(
-        reg, tables_of(model), profile=known, device_type="cpu", replicate=True
+        ready, tables_of(model), profile=known, device_type="cpu", replicate=True
     )
     enumerator = SortedEnumerator(default_topology(2), constraints, reg.training)
-    found = enumerator.enumerate(model, build_sharders(reg))
+    found = enumerator.enumerate(model, ready.sharders())
     return {(option.name, option.sharding_type): option for option in found}
 
 
 def chosen(reg: Registry, model: nn.Module, **arguments: Any) -> dict[str, str]:
-    planner = build_planner(reg, world_size=2, model=model, profile=profile(), **arguments)
-    plan = planner.plan(model, build_sharders(reg))
+    ready = prepared(reg, model)
+    planner = build_planner(ready, world_size=2, profile=profile(), **arguments)
+    plan = planner.plan(model, ready.sharders())
     return {
         name: sharding.sharding_type
         for tables in plan.plan.values()
@@ -153,7 +161,7 @@ def test_a_dedupe_factor_divides_the_estimates(table: str, kind: str) -> None:
 
 def test_features_of_one_table_have_factors_of_their_own() -> None:
     constraints = table_constraints(
-        registry(), tables_of(Model()), profile=profile(f=4.0, i=1e9), device_type="cpu"
+        prepared(registry()), tables_of(Model()), profile=profile(f=4.0, i=1e9), device_type="cpu"
     )
     assert constraints["a"].batch_sizes == [BATCH_SIZE // 4, BATCH_SIZE]
     assert len(constraints["a"].pooling_factors) == 2
@@ -191,7 +199,8 @@ def test_plugins_decide() -> None:
     reg = registry((make(TableWise), ["a"]), (make(RowWise), ["b"]), (make(ColumnWise), ["s"]))
     model = Model()
     assert chosen(reg, model) == {"a": "table_wise", "b": "row_wise", "s": "column_wise"}
-    plan = build_planner(reg, world_size=2, profile=profile()).plan(model, build_sharders(reg))
+    ready = prepared(reg, model)
+    plan = build_planner(ready, world_size=2, profile=profile()).plan(model, ready.sharders())
     spec = plan.plan["sequences"]["s"].sharding_spec
     assert [shard.shard_sizes for shard in spec.shards] == [[1000, 8], [1000, 8]]
 
@@ -199,9 +208,7 @@ def test_plugins_decide() -> None:
 def test_errors_of_the_registry_come_with_the_model() -> None:
     reg = registry((make(TableWise), ["c"]))
     with pytest.raises(RegistryError, match="c matches no table"):
-        build_planner(reg, world_size=2, model=Model(), profile=profile())
-    with pytest.raises(RegistryError, match="c matches no table"):
-        build_planner(reg, world_size=2, profile=profile()).plan(Model(), build_sharders(reg))
+        reg.prepare(Model())
 
 
 def test_no_plan_fits() -> None:
@@ -218,7 +225,7 @@ def test_no_option_is_left() -> None:
         chosen(reg, Model())
     reg = registry((make(RowWise), ["a"]))
     with pytest.raises(SetupError, match="table a cannot be sharded row_wise on cpu"):
-        build_planner(reg, world_size=2, profile=profile()).plan(
+        build_planner(prepared(reg), world_size=2, profile=profile()).plan(
             Model(), stock_sharders(reg.training)
         )
 
@@ -292,7 +299,7 @@ def test_a_plugin_constrains_its_own_tables(result: Any, message: str) -> None:
     plugin = make(Constrains)
     plugin.result = result
     with pytest.raises(PluginError, match=r"^test\.constrains: ") as caught:
-        build_planner(registry((plugin, ["b"])), world_size=2, model=Model(), profile=profile())
+        build_planner(prepared(registry((plugin, ["b"]))), world_size=2, profile=profile())
     assert message in str(caught.value)
 
 
@@ -303,14 +310,15 @@ def test_contradicting_plugins() -> None:
         match=r"registry.yaml:10 cache\[0\]: table b: torchrec.uvm and test.wide set different "
         r"compute_kernels",
     ):
-        build_planner(reg, world_size=2, model=Model(), profile=profile())
+        build_planner(prepared(reg), world_size=2, profile=profile())
 
 
 def test_sharding_and_cache_are_merged() -> None:
     reg = registry((make(RowWise), ["b"]), cache=[(make(Uvm, load_factor=0.5), ["b"])])
-    constraints = table_constraints(reg, tables_of(Model()), profile=profile(), device_type="cuda")[
-        "b"
-    ]
+    found = table_constraints(
+        prepared(reg), tables_of(Model()), profile=profile(), device_type="cuda"
+    )
+    constraints = found["b"]
     assert constraints.sharding_types == ["row_wise"]
     assert constraints.compute_kernels == ["fused_uvm_caching"]
     assert constraints.cache_params.load_factor == 0.5

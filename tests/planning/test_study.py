@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_a_dedupe_factor_divides_what_is_read_and_held(make_registry) -> None:
     topology = spec.to_torchrec()
     mine = {o.name: o for o in plugins.plan(topology, 256).options}
     # The plain one is sharded as TorchRec likes; so compare lookups, by the same sharding.
-    without = plugins.__class__(plugins.registry, plugins.model, plugins.sharders, plain.profile)
+    without = replace(plugins, profile=plain.profile)
     theirs = {o.name: o for o in without.plan(topology, 256).options}
     for table in made.plugins.tables:
         factor = table.dedupe_factor
@@ -133,8 +134,9 @@ def test_training_takes_the_same_plan(make_registry) -> None:
     from recd_plugins.training.prepare import build_model
 
     again = make_registry()
-    model = again.prepare(build_model(again, again.dataset.schema()))
-    assert again.planner(model=model).plan(model, again.sharders()) == planned.sharding
+    prepared = again.prepare(build_model(again, again.dataset.schema()))
+    plan = prepared.planner().plan(prepared.model, prepared.sharders())
+    assert plan == planned.sharding
 
 
 def test_huge_tables_take_no_memory(make_registry) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.planning.test_planner import Model, make, profile, registry
+from tests.planning.test_planner import Model, make, prepared, profile, registry
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -36,9 +36,10 @@ def kinds(
     wishes: dict[str, ParameterConstraints] | None = None,
 ) -> set[str]:
     """What the planner may do with table a."""
-    sharders = build_sharders(reg) if sharders is None else sharders
+    ready = prepared(reg, model)
+    sharders = ready.sharders() if sharders is None else sharders
     constraints = table_constraints(
-        reg,
+        ready,
         tables_of(model),
         profile=profile(),
         device_type="cpu",
@@ -59,7 +60,7 @@ def bringing(optimizer: type[torch.optim.Optimizer]) -> Model:
 def test_data_parallel_is_nobodys_choice_unless_the_dense_optimizer_has_the_rule() -> None:
     assert "data_parallel" in kinds(registry(), Model())
     assert "data_parallel" not in kinds(registry(), Model(), replicate=False)
-    other = build_sharders(registry(), fused_params={"weight_decay": 0.1})
+    other = build_sharders(prepared(registry()), fused_params={"weight_decay": 0.1})
     assert "data_parallel" not in kinds(registry(), Model(), other)
 
 
@@ -89,13 +90,15 @@ def test_columns_are_split_as_the_tables_own_optimizer_allows() -> None:
     assert not COLUMN_WISE & kinds(registry(), bringing(RowWiseAdagrad))
     assert kinds(of_adagrad, bringing(torch.optim.SGD)) >= COLUMN_WISE
     of_params: Any = [EmbeddingBagCollectionSharder({"learning_rate": 0.1})]  # FBGEMM's SGD
-    assert kinds(of_adagrad, Model(), build_sharders(of_adagrad) + of_params) >= COLUMN_WISE
+    assert (
+        kinds(of_adagrad, Model(), build_sharders(prepared(of_adagrad)) + of_params) >= COLUMN_WISE
+    )
 
 
 def test_constraints_of_a_trainer_go_before_the_data() -> None:
     wishes = {"a": ParameterConstraints(batch_sizes=[7, 7], min_partition=4)}
     constraints = table_constraints(
-        registry((make(RowWise), ["a"])),
+        prepared(registry((make(RowWise), ["a"]))),
         tables_of(Model()),
         profile=profile(f=8.0),
         device_type="cpu",
@@ -134,7 +137,8 @@ def test_a_module_that_is_sharded_as_a_whole_needs_a_sharder() -> None:
     bags._is_weighted = True
     processors = PositionWeightedModuleCollection(dict.fromkeys(["f", "g", "h"], 3))
     model = nn.ModuleDict({"own": OwnProcessed(bags, processors)})
-    planner = build_planner(registry(), world_size=2, profile=profile())
+    ready = prepared(registry())
+    planner = build_planner(ready, world_size=2, profile=profile())
     message = "own is a OwnProcessed, which .*; but no sharder is for that type, .* inside"
     with pytest.raises(SetupError, match=message):
-        planner.plan(model, build_sharders(registry()))
+        planner.plan(model, ready.sharders())

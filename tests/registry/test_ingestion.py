@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 
 from recd_plugins.cli import main
 from recd_plugins.data.ingestion import check_ingestion
+from recd_plugins.data.loader import build_dataloader
 from recd_plugins.errors import PluginError, RegistryError
 from recd_plugins.registry import Registry, load_registry
 
@@ -147,7 +148,7 @@ def test_what_it_refuses_has_the_line_of_its_entry():
     with pytest.raises(RegistryError, match=r"registry\.yaml:4 ingestion: no engine to check"):
         check_ingestion(registry("{refuses: check}"))
     with pytest.raises(RegistryError, match=r"registry\.yaml:4 ingestion: no engine to open"):
-        registry("{refuses: open}").dataloader(0, 1)
+        build_dataloader(registry("{refuses: open}"), 0, 1)
     result = recd("run", str(write("{refuses: check}")))
     assert result.exit_code == 1
     assert "registry.yaml:4 ingestion: no engine to check; start one" in result.output
@@ -159,20 +160,20 @@ def test_whatever_else_it_raises_names_it_and_its_line():
     with pytest.raises(PluginError, match=place.format("check", "check")):
         check_ingestion(registry("{fails: check}"))
     with pytest.raises(PluginError, match=place.format("open", "open")):
-        registry("{fails: open}").dataloader(0, 1)
-    batches = iter(registry("{fails: read}").dataloader(0, 1))
+        build_dataloader(registry("{fails: open}"), 0, 1)
+    batches = iter(build_dataloader(registry("{fails: read}"), 0, 1))
     next(batches)
     with pytest.raises(PluginError, match=place.format("reading", "read")):
         next(batches)
     with pytest.raises(PluginError, match=place.format("report", "report")):
-        registry("{fails: report}").dataloader(0, 1).report()
+        build_dataloader(registry("{fails: report}"), 0, 1).report()
     with pytest.raises(PluginError, match=place.format("close", "close")):
-        registry("{fails: close}").dataloader(0, 1).close()
+        build_dataloader(registry("{fails: close}"), 0, 1).close()
 
 
 @pytest.mark.usefixtures("folder")
 def test_the_loader_closes_it_and_reports_its_figures():
-    with registry("{readers: 3}").dataloader(0, 1) as loader:
+    with build_dataloader(registry("{readers: 3}"), 0, 1) as loader:
         assert dict(loader.report()) == {"readers": 3, "closed": 0}
         assert len(list(loader)) == len(loader)
     assert dict(loader.report()) == {"readers": 3, "closed": 1}

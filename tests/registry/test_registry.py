@@ -10,6 +10,7 @@ import pytest
 
 import recd_plugins
 from recd_plugins.errors import PluginError, RegistryError
+from recd_plugins.registry import Prepared
 
 REGISTRY = """\
 version: 1
@@ -138,18 +139,17 @@ def test_its_methods_have_the_types_of_what_they_call():
     from recd_plugins.distributed import build_sharders
     from recd_plugins.planning import build_planner
     from recd_plugins.training.pipeline import build_train_pipeline
-    from recd_plugins.training.prepare import prepare_model
 
     functions: dict[str, Callable[..., Any]] = {
-        "prepare": prepare_model,
         "planner": build_planner,
         "sharders": build_sharders,
         "dataloader": build_dataloader,
         "train_pipeline": build_train_pipeline,
     }
     for name, function in functions.items():
-        method = signature(getattr(recd_plugins.Registry, name))
-        theirs = [p for p in signature(function).parameters.values() if p.name != "registry"]
+        method = signature(getattr(Prepared, name))
+        own = ("registry", "prepared")
+        theirs = [p for p in signature(function).parameters.values() if p.name not in own]
         assert list(method.parameters.values())[1:] == theirs, name
         assert method.return_annotation == signature(function).return_annotation, name
 

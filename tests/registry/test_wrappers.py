@@ -87,7 +87,8 @@ def test_each_stands_around_those_before_it(tmp_path: Path, plugins_dir: Path) -
     wrapped = registry.wrapped_dataset
     reader = wrapped.reader(rank=0, world_size=1, batch_size=1, split="train")
     assert str(reader) == "bb(a(reader))"
-    assert registry.expected_groups() == {"b": 1.0}
+    assert isinstance(wrapped, DatasetWrapper)
+    assert wrapped.expected_groups() == {"b": 1.0}
     assert wrapped.schema() == registry.dataset.schema()
     plain = registry.dataset.reader(rank=0, world_size=1, batch_size=1, split="train")
     assert str(plain) == "reader", "the dataset itself is as it was"

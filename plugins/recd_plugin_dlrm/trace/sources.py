@@ -64,8 +64,8 @@ def registry_pieces(
         DataError: the data is missing or wrong.
         PluginError: a plugin failed.
     """
-    from recd_plugins.access.lookups import RegistryLookups
     from recd_plugins.access.measure import training_rows
+    from recd_plugins.data.lookups import RegistryLookups
 
     lookups = RegistryLookups(registry)
     for batch in training_rows(registry, rows):

@@ -18,7 +18,7 @@ from recd_plugins import upstream_noise
 from recd_plugins.data.loader import DataLoader
 from recd_plugins.data.stalls import StallMeter
 from recd_plugins.distributed.launch import launch
-from recd_plugins.registry import Registry, load_registry
+from recd_plugins.registry import Prepared, load_registry
 from recd_plugins.training.assembly import assemble
 
 _WARMUP, _ALONE = 5, 40
@@ -66,8 +66,8 @@ def _feed(rank: int, world_size: int, path: Path, steps: int) -> Fed:
     device = torch.device("cpu")
     registry = load_registry(path, plugins_dir=PLUGINS)
     parts = assemble(registry, "plugins", device)
-    pipeline = parts.registry.train_pipeline(parts.dmp, parts.optimizer, device)
-    with _ready_loader(parts.registry) as loader:
+    pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
+    with _ready_loader(parts.prepared) as loader:
         ready = cycle(list(islice(loader, 2)))
     parts.dmp.train()
     alone_seconds = _timed(lambda: pipeline.progress(ready))
@@ -78,7 +78,7 @@ def _feed(rank: int, world_size: int, path: Path, steps: int) -> Fed:
         # A pipeline has batches of the iterator before in it: its first steps take them.
         with (
             contextlib.redirect_stderr(said),
-            parts.registry.dataloader(rank, world_size) as fed,
+            parts.prepared.dataloader(rank, world_size) as fed,
             contextlib.closing(stalls.metered(fed)) as batches,
         ):
             for _ in range(_WARMUP):
@@ -95,10 +95,10 @@ def _feed(rank: int, world_size: int, path: Path, steps: int) -> Fed:
     return Fed(alone_seconds, seconds, waited, readers, said.getvalue())
 
 
-def _ready_loader(registry: Registry) -> DataLoader:
+def _ready_loader(prepared: Prepared) -> DataLoader:
     """The rank itself reads, a few batches."""
-    own = replace(registry.with_training({"workers": 0}), ingestion=None)
-    return own.dataloader(rank=0, world_size=1)
+    own = replace(prepared.registry.with_training({"workers": 0}), ingestion=None)
+    return replace(prepared, registry=own).dataloader(rank=0, world_size=1)
 
 
 def _timed(step: Callable[[], object]) -> float:

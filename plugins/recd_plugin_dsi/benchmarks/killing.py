@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recd_plugin_dsi.benchmarks.setup import BATCH, PLUGINS, write_registry
+from recd_plugins.data.loader import build_dataloader
 from recd_plugins.distributed.launch import launch
 from recd_plugins.registry import load_registry
 
@@ -59,7 +60,7 @@ def epoch_with_kills(folder: Path, batches: int, seconds: float) -> Killed:
 def _rows(rank: int, world_size: int, path: Path) -> list[int]:
     registry = load_registry(path, plugins_dir=PLUGINS)
     found: list[int] = []
-    with registry.dataloader(rank=rank, world_size=world_size) as loader:
+    with build_dataloader(registry, rank=rank, world_size=world_size) as loader:
         for batch in loader:
             assert batch.sparse_features is not None, "the table has a sparse feature"
             found += batch.sparse_features.values().tolist()

@@ -168,8 +168,8 @@ def _train(rank: int, world_size: int, job: Job) -> Training:
     registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
     registry = without_stores(registry.with_training(job.overrides))
     parts = assemble(registry, "plugins", device)
-    pipeline = parts.registry.train_pipeline(parts.dmp, parts.optimizer, device)
-    with parts.registry.dataloader(rank=rank, world_size=world_size, device=device) as loader:
+    pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
+    with parts.prepared.dataloader(rank=rank, world_size=world_size, device=device) as loader:
         ready = list(islice(_epochs(loader), _READY))
     batches = cycle(ready)
     clock = clock_of(device)

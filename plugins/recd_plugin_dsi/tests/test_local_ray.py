@@ -10,6 +10,7 @@ import pytest
 from tests import forked
 
 from recd_plugin_dsi.tests.numbered import registry
+from recd_plugins.data.loader import build_dataloader
 from recd_plugins.errors import SetupError
 
 OPTIONS = {
@@ -76,7 +77,7 @@ def test_nothing_is_left_of_a_trainer_that_is_ended(how):
 def test_a_lost_cluster_is_an_error(lost):
     """Nothing of it stays; that of its host is noticed at once."""
     before = set(below(os.getpid()))
-    with registry(OPTIONS, seconds=0.05).dataloader(0, 1) as loader:
+    with build_dataloader(registry(OPTIONS, seconds=0.05), 0, 1) as loader:
         batches = iter(loader)
         next(batches)
         started = set(below(os.getpid())) - before

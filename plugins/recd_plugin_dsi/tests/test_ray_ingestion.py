@@ -10,6 +10,7 @@ import pytest
 
 from recd_plugin_dsi.ray_ingestion import RayIngestion
 from recd_plugin_dsi.tests.numbered import BATCH, ROWS, registry
+from recd_plugins.data.loader import build_dataloader
 from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.testing.contracts import IngestionContract
 
@@ -59,7 +60,7 @@ def test_killed_readers_lose_and_repeat_no_row(ray_address, capfd):
     seen: dict[int, list[int]] = {0: [], 1: []}
     # The ranks wait for readers, however slow the machine is: those that are killed are at work.
     slow = registry(ray, seconds=0.15)
-    with slow.dataloader(0, 2) as first, slow.dataloader(1, 2) as second:
+    with build_dataloader(slow, 0, 2) as first, build_dataloader(slow, 1, 2) as second:
         for step, pair in enumerate(zip(first, second, strict=True)):
             for rank, batch in enumerate(pair):
                 seen[rank] += numbers([batch])
@@ -71,13 +72,13 @@ def test_killed_readers_lose_and_repeat_no_row(ray_address, capfd):
     assert deaths >= 1
     assert sorted(seen[0] + seen[1]) == list(range(ROWS))
     for rank, rows in seen.items():
-        assert rows == numbers(registry(None).dataloader(rank, 2)), "the order, too"
+        assert rows == numbers(build_dataloader(registry(None), rank, 2)), "the order, too"
     assert "a reader died" in capfd.readouterr().err
 
 
 def test_a_block_that_kills_its_readers_is_an_error(ray_address):
     deadly = registry(options(ray_address, readers=1, deaths=1), deadly=500)
-    with deadly.dataloader(0, 1) as loader, pytest.raises(SetupError) as caught:
+    with build_dataloader(deadly, 0, 1) as loader, pytest.raises(SetupError) as caught:
         list(loader)
     assert "readers of rank 0 died 2 times over the same block" in str(caught.value)
     assert "lower readers" in str(caught.value)
@@ -86,19 +87,19 @@ def test_a_block_that_kills_its_readers_is_an_error(ray_address):
 def test_goes_on_elsewhere(ray_address, tmp_path):
     """Embedded, on Ray by two ranks, embedded by three: every row once, but the remainder."""
     plain, on_ray = registry(None), registry(options(ray_address, readers=1))
-    loader = plain.dataloader(0, 2)
+    loader = build_dataloader(plain, 0, 2)
     seen = numbers(islice(loader, 7))
     state = loader.state_dict()
-    other = plain.dataloader(1, 2)
+    other = build_dataloader(plain, 1, 2)
     seen += numbers(islice(other, 7))
-    with on_ray.dataloader(0, 2) as first, on_ray.dataloader(1, 2) as second:
+    with build_dataloader(on_ray, 0, 2) as first, build_dataloader(on_ray, 1, 2) as second:
         for each in (first, second):
             each.load_state_dict(state)
             seen += numbers(islice(each, 11))
         assert first.state_dict() == second.state_dict()
         state = first.state_dict()
     for rank in range(3):
-        loader = plain.dataloader(rank, 3)
+        loader = build_dataloader(plain, rank, 3)
         loader.load_state_dict(state)
         seen += numbers(loader)
     assert len(seen) == len(set(seen)) > ROWS - 3 * BATCH
@@ -108,14 +109,14 @@ def test_a_reader_without_blocks_of_its_own(ray_address, tmp_path):
     """Every reader reads all and makes its share; one that dies makes its share anew."""
     ray = options(ray_address, readers=2)
     unskippable = registry(ray, in_blocks=False, deadly=500, only_once=tmp_path / "died")
-    with unskippable.dataloader(0, 1) as loader:
-        assert numbers(loader) == numbers(registry(None).dataloader(0, 1))
+    with build_dataloader(unskippable, 0, 1) as loader:
+        assert numbers(loader) == numbers(build_dataloader(registry(None), 0, 1))
     assert (tmp_path / "died").exists()
 
 
 def test_more_readers_while_the_trainer_waits(ray_address, capfd):
     ray = options(ray_address, cpus_per_reader=1.5, max_readers=8, stall_window=8, memory="1MB")
-    with registry(ray, seconds=0.1).dataloader(0, 1) as loader:
+    with build_dataloader(registry(ray, seconds=0.1), 0, 1) as loader:
         assert sorted(numbers(loader)) == list(range(ROWS))
         assert loader.report()["most readers"] == 2
     said = capfd.readouterr().err
@@ -126,12 +127,12 @@ def test_more_readers_while_the_trainer_waits(ray_address, capfd):
 def test_more_readers_than_the_cluster_has_cores(ray_address):
     ray = options(ray_address, readers=9, cpus_per_reader=1)
     with pytest.raises(RegistryError, match="9 readers of each of 1 ranks take 9 CPUs, and Ray"):
-        registry(ray).dataloader(0, 1)
+        build_dataloader(registry(ray), 0, 1)
 
 
 def test_a_read_that_is_left_ends_the_work_of_its_readers(ray_address):
     slow = registry(options(ray_address, readers=1, memory="1MB"), seconds=0.1)
-    with slow.dataloader(0, 1) as loader:
+    with build_dataloader(slow, 0, 1) as loader:
         batches = iter(loader)
         next(batches)
         assert soon(readers_of_ray)
@@ -147,8 +148,8 @@ def made(folder):
 
 def test_an_iteration_that_was_left_and_is_not_closed(ray_address):
     """The next one has its own batches; it can be closed at any time, also after the feed."""
-    expected = numbers(registry(None).dataloader(0, 1))
-    with registry(options(ray_address, readers=1)).dataloader(0, 1) as loader:
+    expected = numbers(build_dataloader(registry(None), 0, 1))
+    with build_dataloader(registry(options(ray_address, readers=1)), 0, 1) as loader:
         start = loader.state_dict()
         left = iter(loader)
         next(left)
@@ -163,11 +164,11 @@ def test_an_iteration_that_was_left_and_is_not_closed(ray_address):
 
 def test_a_feed_has_the_readers_of_the_one_before(ray_address):
     """Of other data, and another rank."""
-    expected = [numbers(registry(None).dataloader(rank, 2)) for rank in range(2)]
+    expected = [numbers(build_dataloader(registry(None), rank, 2)) for rank in range(2)]
     ray = options(ray_address, readers=1)
     feeds = []
     for rank in range(2):
-        with registry(ray, in_blocks=not rank).dataloader(rank, 2) as loader:
+        with build_dataloader(registry(ray, in_blocks=not rank), rank, 2) as loader:
             assert numbers(loader) == expected[rank]
             feeds.append(loader._feed._feed)
     assert feeds[0]._processes == feeds[1]._processes
@@ -176,6 +177,6 @@ def test_a_feed_has_the_readers_of_the_one_before(ray_address):
 def test_readers_without_blocks_of_their_own_pass_on_each_batch(ray_address, tmp_path):
     ray = options(ray_address, readers=2)
     slow = registry(ray, in_blocks=False, seconds=0.2, made=tmp_path)
-    with slow.dataloader(0, 1) as loader:
+    with build_dataloader(slow, 0, 1) as loader:
         next(iter(loader))
         assert made(tmp_path) < ROWS / BATCH / 2, "not the whole share of a reader"

@@ -16,7 +16,7 @@ from recd_plugin_flexshard.report.tier_report import TierReport
 from recd_plugins import upstream_noise
 from recd_plugins.distributed.byte_counter import Traffic
 from recd_plugins.distributed.sharders import stock_sharders
-from recd_plugins.registry import Registry, load_registry
+from recd_plugins.registry import Prepared, load_registry
 from recd_plugins.testing.benchmark import keep_freed_memory
 from recd_plugins.training.assembly import assemble
 from recd_plugins.training.table_parts import sections_of
@@ -72,11 +72,11 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:
         stock = SIDES[name].sharders == "stock"
         sharders = stock_sharders(registry.training) if stock else None
         parts = assemble(registry, "plugins", CPU, sharders=sharders)
-        loader = parts.registry.dataloader(rank=rank, world_size=world_size, device=CPU)
+        loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=CPU)
         batches = list(islice(loader, job.num_batches))
         trainers[name] = RankTrainer(parts.dmp, parts.optimizer, batches)
         ids = sum(from_every_rank(trainers[name].num_ids)) / world_size
-        tables = _tables(parts.registry)
+        tables = _tables(parts.prepared)
         tiers = sections_of(parts, None, []).get("tiers")
         assert tiers is None or isinstance(tiers, TierReport)
         trained[name] = Trained(
@@ -94,7 +94,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:
     return trained
 
 
-def _tables(registry: Registry) -> list[TableTiers]:
+def _tables(prepared: Prepared) -> list[TableTiers]:
     """The tables that have tiers."""
-    parts = (part for part in registry.parts if isinstance(part, TieredPart))
+    parts = (part for part in prepared.table_parts if isinstance(part, TieredPart))
     return [table for part in parts for table in part.plan.tables]

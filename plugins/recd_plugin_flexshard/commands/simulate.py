@@ -108,7 +108,7 @@ def _source(
 
     if data:
         tables = {table.name: table for table in candidate.tables}
-        return RegistryBatches(candidate.registry, [tables[table.name] for table in plan.tables])
+        return RegistryBatches(candidate.prepared, [tables[table.name] for table in plan.tables])
     if profile_path is None:
         return DrawnBatches(plan, seed)
     profile = AccessProfile.load(profile_path)

@@ -20,7 +20,7 @@ from recd_plugins.errors import DataError, SetupError
 if TYPE_CHECKING:
     from recd_plugins.data.row_pipeline import RowPipeline
     from recd_plugins.interfaces import Rows, Table
-    from recd_plugins.registry import Registry
+    from recd_plugins.registry import Prepared
 
 
 class DrawnBatches:
@@ -113,27 +113,28 @@ class RegistryBatches:
     same rows, with all lists as they are.
 
     Args:
-        registry: prepared for a model that looks up ``tables`` in an EmbeddingCollection.
+        prepared: a model that looks up ``tables`` in an EmbeddingCollection.
         tables: of the plan, in its order.
 
     Raises:
         SetupError: a table is not looked up as sequences.
     """
 
-    def __init__(self, registry: Registry, tables: list[Table]) -> None:
+    def __init__(self, prepared: Prepared, tables: list[Table]) -> None:
         from recd_plugins.data.plain import PlainConverter
-        from recd_plugins.data.row_pipeline import RowPipeline
+        from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 
+        registry = prepared.registry
         self.name = f"batches of {registry.path}"
         self._registry = registry
         self._tables = tables
         pooled = [table.name for table in tables if table.pooled]
         if pooled:
             raise SetupError(f"tables {', '.join(pooled)} are looked up in bags, not as sequences")
-        plain = replace(
-            registry, converter=PlainConverter(PlainConverter.Options()), converter_fitted=False
+        plain = replace(registry, converter=PlainConverter(PlainConverter.Options()))
+        self._pipeline, self._plain = (
+            RowPipeline(each, fitted_transforms(each, prepared)) for each in (registry, plain)
         )
-        self._pipeline, self._plain = RowPipeline(registry), RowPipeline(plain)
 
     def read(
         self, routes: list[TableRoute], rank: int, steps: int

@@ -81,11 +81,8 @@ def planned_tiers(registry: Registry, spec: TopologySpec) -> PlannedTiers:
     """
     registry.dataset.prepare()
     candidate = with_plugins(registry, spec)
-    prepared = candidate.registry.prepared
-    assert prepared is not None, "the model was prepared"
-    plans = {
-        field: part.plan for field, part in prepared.parts.items() if isinstance(part, TieredPart)
-    }
+    parts = candidate.prepared.parts.items()
+    plans = {field: part.plan for field, part in parts if isinstance(part, TieredPart)}
     if plans:
         return PlannedTiers(candidate, plans)
     names = [cls.name for cls in register_shardings()]

@@ -43,11 +43,10 @@ def prepared(folder: Path, converter: str, profile: Path | str) -> Candidate:
 
 
 def played_over_predicted(candidate: Candidate) -> dict[str, float]:
-    assert candidate.registry.prepared is not None
-    (part,) = candidate.registry.parts
+    (part,) = candidate.prepared.table_parts
     plan = part.plan
     tables = {table.name: table for table in candidate.tables}
-    source = RegistryBatches(candidate.registry, [tables[table.name] for table in plan.tables])
+    source = RegistryBatches(candidate.prepared, [tables[table.name] for table in plan.tables])
     played = simulate(plan, source, STEPS).tiered.tiers
     return {
         tier: (played[tier].sent_integers + played[tier].sent_floats).mean() / predicted.bytes
@@ -65,6 +64,6 @@ def test_every_tier_sends_what_is_predicted(tmp_path: Path, converter: str) -> N
 def test_counts_of_all_rows_promise_too_few_cold_bytes(tmp_path: Path) -> None:
     first = prepared(tmp_path, "recd.ikjt", "null")
     profile = tmp_path / "all.parquet"
-    measure_access(first.registry, first.tables, deduplicated=False).save(profile)
+    measure_access(first.prepared.registry, first.tables, deduplicated=False).save(profile)
     ratios = played_over_predicted(prepared(tmp_path, "recd.ikjt", profile))
     assert ratios["cold"] > 1.1

@@ -20,7 +20,7 @@ from recd_plugins.errors import NoPlanError, RegistryError, SetupError
 from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.planning.topologies import load_topology, this_machine
-from recd_plugins.registry import Registry, load_registry
+from recd_plugins.registry import Prepared, load_registry
 from recd_plugins.training.prepare import build_model
 
 from .conftest import ELSEWHERE, ROWS, SEQUENCES, MakeRegistry
@@ -28,13 +28,13 @@ from .conftest import ELSEWHERE, ROWS, SEQUENCES, MakeRegistry
 THREE = {"plan_for": ELSEWHERE, "dedupe": "none", "profile_rows": 1024}
 
 
-def prepared(path: Path) -> tuple[Registry, nn.Module, nn.Module]:
-    """The registry, its model before and after."""
+def prepared(path: Path) -> tuple[nn.Module, Prepared]:
+    """The model before, and after."""
     registry = load_registry(path)
     torch.manual_seed(0)
     before = build_model(registry, registry.dataset.schema())
     torch.manual_seed(0)
-    return registry, before, registry.prepare(build_model(registry, registry.dataset.schema()))
+    return before, registry.prepare(build_model(registry, registry.dataset.schema()))
 
 
 def tiered(model: nn.Module) -> dict[str, TieredEmbeddingCollection]:
@@ -45,10 +45,10 @@ def tiered(model: nn.Module) -> dict[str, TieredEmbeddingCollection]:
     }
 
 
-def tiers_of(registry: Registry) -> dict[str, TableTiers]:
+def tiers_of(prepared: Prepared) -> dict[str, TableTiers]:
     return {
         table.name: table
-        for part in registry.parts
+        for part in prepared.table_parts
         if isinstance(part, TieredPart)
         for table in part.plan.tables
     }
@@ -58,7 +58,8 @@ def test_one_collection_with_tiers_takes_the_place_of_the_other(
     make_registry: MakeRegistry,
 ) -> None:
     entry = {"use": "flexshard.three_tier", "tables": SEQUENCES[:2], "options": THREE}
-    registry, before, model = prepared(make_registry("flexshard.two_tier", sharding=[entry]))
+    before, found = prepared(make_registry("flexshard.two_tier", sharding=[entry]))
+    model = found.model
     (path, module), *more = tiered(model).items()
     assert path == "sequences"
     assert not more
@@ -68,10 +69,10 @@ def test_one_collection_with_tiers_takes_the_place_of_the_other(
     assert model.state_dict().keys() == before.state_dict().keys()
     for name, value in before.state_dict().items():
         torch.testing.assert_close(model.state_dict()[name], value, rtol=0, atol=0)
-    assert tiers_of(registry).keys() == set(SEQUENCES[:2])
+    assert tiers_of(found).keys() == set(SEQUENCES[:2])
     for name, tiers in module.tiers.items():
         assert (len(tiers.hot), len(tiers.flex)) == (
-            tiers_of(registry)[name].hot, tiers_of(registry)[name].flex
+            tiers_of(found)[name].hot, tiers_of(found)[name].flex
         )  # fmt: skip
 
 
@@ -81,40 +82,40 @@ def test_several_entries_take_tables_of_one_collection(make_registry: MakeRegist
         {"use": "flexshard.joint", "tables": SEQUENCES[1:2]},
         {"use": "torchrec.table_wise", "tables": SEQUENCES[2:]},
     ]
-    registry, _, model = prepared(make_registry("", sharding=entries))
-    (module,) = tiered(model).values()
+    _, found = prepared(make_registry("", sharding=entries))
+    (module,) = tiered(found.model).values()
     assert list(module.tiers) == SEQUENCES[:2]
-    assert registry.prepared is not None
-    assert list(registry.prepared.parts) == ["sharding[0]", "sharding[1]"]
-    plan = registry.planner().plan(model, registry.sharders())
+    assert list(found.parts) == ["sharding[0]", "sharding[1]"]
+    plan = found.planner().plan(found.model, found.sharders())
     kinds = {name: sharding.sharding_type for name, sharding in plan.plan["sequences"].items()}
     assert list(kinds.values()) == ["row_wise", "row_wise", "table_wise"]
 
 
 def test_a_model_of_ones_own_may_be_the_collection_itself(make_registry: MakeRegistry) -> None:
     registry = load_registry(make_registry("flexshard.two_tier", pooling=[]))
-    (other,) = tiered(prepared(make_registry("flexshard.two_tier"))[2]).values()
-    model = registry.prepare(
+    (other,) = tiered(prepared(make_registry("flexshard.two_tier"))[1].model).values()
+    found = registry.prepare(
         EmbeddingCollection(tables=other.embedding_configs(), device=torch.device("meta"))
     )
-    assert isinstance(model, TieredEmbeddingCollection)
+    assert isinstance(found.model, TieredEmbeddingCollection)
 
 
 def test_the_setting_is_that_of_the_topology(make_registry: MakeRegistry) -> None:
     registry = load_registry(make_registry("flexshard.joint"))
-    here = setting_of(registry)
+    model = build_model(registry, registry.dataset.schema())
+    here = setting_of(registry, model)
     assert (here.world_size, here.ranks_per_node, here.nodes) == (4, 2, 2)
     spec = load_topology("zionex-a100-40g", nodes=4, ranks_per_node=8)
-    there = setting_of(registry, spec)
+    there = setting_of(registry, model, spec)
     assert (there.world_size, there.ranks_per_node, there.device_type) == (32, 8, "cuda")
     assert there.rates == spec.collective_rates
     assert cluster_of(there).batch_size == 32
     sizes = []
     for topology in (None, spec):
         candidate = with_plugins(load_registry(make_registry("flexshard.joint")), topology)
-        parts = candidate.registry.prepared.parts
+        parts = candidate.prepared.parts
         assert parts["sharding[0]"].plan.cluster.nodes == (4 if topology else 2)
-        sizes.append({name: (t.hot, t.flex) for name, t in tiers_of(candidate.registry).items()})
+        sizes.append({name: (t.hot, t.flex) for name, t in tiers_of(candidate.prepared).items()})
     assert sizes[0] != sizes[1]
 
 
@@ -127,7 +128,7 @@ def test_the_planner_reckons_with_cold_traffic_and_copies(make_registry: MakeReg
     with_tiers = candidate(make_registry("flexshard.three_tier", THREE))
     without = candidate(make_registry("torchrec.row_wise"))
     mine, theirs = (c.plan(topology.to_torchrec(), 32) for c in (with_tiers, without))
-    shares = [tiers_of(with_tiers.registry)[name].cold_share for name in SEQUENCES]
+    shares = [tiers_of(with_tiers.prepared)[name].cold_share for name in SEQUENCES]
     for name, share in zip(SEQUENCES, shares, strict=True):
         (a,) = (o for o in mine.options if o.name == name)
         (b,) = (o for o in theirs.options if o.name == name)
@@ -140,7 +141,7 @@ def test_the_planner_reckons_with_cold_traffic_and_copies(make_registry: MakeReg
 def test_copies_that_do_not_fit(make_registry: MakeRegistry) -> None:
     options = {**THREE, "budget": "100x"}
     with_tiers = candidate(make_registry("flexshard.two_tier", options))
-    (module,) = tiered(with_tiers.model).values()
+    (module,) = tiered(with_tiers.prepared.model).values()
     copies = module.overlay_bytes(2, "rowwise_adagrad")
     tables = 5 * ROWS * (8 + 1) * 4
     spec = this_machine(2, nodes=2).model_copy(update={"ddr_bytes": tables // 2 + copies // 2})
@@ -210,9 +211,9 @@ def test_pooled_tables_and_unknown_options_are_refused(make_registry: MakeRegist
 
 def test_other_plugins_may_not_shard_tiers_otherwise(make_registry: MakeRegistry) -> None:
     cache = [{"use": "torchrec.uvm", "tables": ["t_seq_0_0"]}]
-    registry, _, model = prepared(make_registry("flexshard.joint", cache=cache))
+    _, found = prepared(make_registry("flexshard.joint", cache=cache))
     with pytest.raises(SetupError, match=r"flexshard\.joint set different compute_kernels"):
-        registry.planner(model=model)
+        found.planner()
 
 
 def test_entries_of_one_collection_are_retiered_together(make_registry: MakeRegistry) -> None:

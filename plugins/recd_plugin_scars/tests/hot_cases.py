@@ -38,7 +38,7 @@ def count_moves(rank: int, world_size: int, path: Path) -> list[Step]:
     found: list[Step] = []
     before = 0
     with counted("read"), counted("write"):
-        for batch in registry.dataloader(rank, world_size):
+        for batch in parts.prepared.dataloader(rank, world_size):
             calls.clear()
             loss, _ = parts.dmp(batch)
             loss.backward()

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from recd_plugins.data.check_ids import check_ids
 from recd_plugins.data.model_input import Placement, lower
 from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
+from recd_plugins.data.transforms import Transforms
 from recd_plugins.model_tables import rows_by_feature
 
 if TYPE_CHECKING:
@@ -54,9 +54,10 @@ def sent_reads(registry: Registry, tables: Sequence[Table], rows: int | None) ->
         tables: with their features, which the data has.
         rows: no more batches than hold so many; None: all.
     """
-    pipeline = RowPipeline(registry)
+    fit_converter(registry)
     placement = Placement(pooled=_features(tables, True), sequence=_features(tables, False))
-    num_embeddings = rows_by_feature(tables)
+    transforms = Transforms.of(registry, placement, rows_by_feature(tables))
+    pipeline = RowPipeline(registry, transforms)
     samples = 0
     for batch_rows in pipeline.reading(
         registry.dataset.reader(
@@ -64,7 +65,6 @@ def sent_reads(registry: Registry, tables: Sequence[Table], rows: int | None) ->
         )
     ):
         batch = pipeline.batch(batch_rows)
-        check_ids(batch, num_embeddings, batch_rows)
         lowered = lower(batch, placement)
         pooled, sequences = _ids(lowered.sparse_features), _ids(lowered.sequence_features)
         every_row = _ids_of_every_row(batch)

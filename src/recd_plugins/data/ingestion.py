@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.work import Work
-from recd_plugins.interfaces import Feed, Reader, Split
+from recd_plugins.interfaces import Feed, Ingestion, Reader
 from recd_plugins.plugin_call import plugin_call, plugin_items
-from recd_plugins.registry.entries import at_entry
+from recd_plugins.registry.entries import Entry, at_entry
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry
@@ -28,18 +29,21 @@ def check_ingestion(registry: Registry) -> None:
 
 
 class IngestionFeed(Feed):
-    """What the registry's ingestion opens for one rank and split.
+    """What the ingestion of a registry opens for one rank and split.
+
+    Args:
+        path: of the registry file.
+        entry: of its ingestion.
+        work: of the rank.
 
     Raises:
         RegistryError: it cannot run here; names the line of its entry.
-        PluginError: a plugin cannot be sent to readers, or the ingestion failed.
+        PluginError: the ingestion failed.
     """
 
-    def __init__(self, registry: Registry, rank: int, world_size: int, split: Split) -> None:
-        assert registry.ingestion is not None, "the caller looked"
-        work = Work.of(registry, rank, world_size, split)
-        self._plugin = registry.ingestion.plugin
-        with at_entry(registry.path, registry.ingestion), plugin_call(self._plugin, "open"):
+    def __init__(self, path: Path, entry: Entry[Ingestion], work: Work) -> None:
+        self._plugin = entry.plugin
+        with at_entry(path, entry), plugin_call(self._plugin, "open"):
             self._feed = self._plugin.open(work)
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:

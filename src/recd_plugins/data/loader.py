@@ -1,4 +1,4 @@
-"""``Registry.dataloader``: from a reader's rows to the input of a model, resumable."""
+"""``Prepared.dataloader``: from a reader's rows to the input of a model, resumable."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import torch
 from recd_plugins.activity import doing
 from recd_plugins.data.ingestion import IngestionFeed
 from recd_plugins.data.model_input import ModelInput
-from recd_plugins.data.row_pipeline import RowPipeline
+from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
+from recd_plugins.data.work import Work
 from recd_plugins.interfaces import Feed, Reader, Split
 
 if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
+    from recd_plugins.registry import Prepared, Registry
 
 
 class DataLoader:
@@ -88,12 +89,22 @@ def build_dataloader(
     world_size: int,
     split: Split = "train",
     device: torch.device | None = None,
+    *,
+    prepared: Prepared | None = None,
 ) -> DataLoader:
     """A loader of this rank's share of a split, ``training.batch_size`` rows a batch.
 
-    Batches are in host memory, pinned where ``device`` is a CUDA device. They suit the model that
-    ``Registry.prepare`` saw last; without one, the demo model. ``training.workers`` processes make
-    them, the same ones in the same order as this process alone.
+    Batches are in host memory, pinned where ``device`` is a CUDA device. ``training.workers``
+    processes make them, the same ones in the same order as this process alone.
+
+    Args:
+        registry: whose data is read.
+        rank: of those that share it.
+        world_size: how many.
+        split: of the dataset.
+        device: of the model.
+        prepared: the model, by ``registry``: batches suit it, and their ids its tables. Without it
+            they are those of the demo model, for who only looks at data: ids are not checked.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -101,23 +112,26 @@ def build_dataloader(
         RegistryError: a pattern matches no feature, or a wrapper of the dataset does not suit the
             model.
     """
-    if split == "train":
-        registry.check_wrappers()
-    reader = registry.wrapped_dataset.reader(
+    if prepared is not None and split == "train":
+        prepared.check_wrappers()
+    reader = (prepared or registry).wrapped_dataset.reader(
         rank=rank, world_size=world_size, batch_size=registry.training.batch_size, split=split
     )
     pin_memory = device is not None and device.type == "cuda"
-    return DataLoader(reader, _feed(registry, rank, world_size, split), pin_memory)
+    return DataLoader(reader, _feed(registry, rank, world_size, split, prepared), pin_memory)
 
 
-def _feed(registry: Registry, rank: int, world_size: int, split: Split) -> Feed:
+def _feed(
+    registry: Registry, rank: int, world_size: int, split: Split, prepared: Prepared | None
+) -> Feed:
+    if registry.ingestion is None and not registry.training.workers:
+        return _OwnFeed(RowPipeline(registry, fitted_transforms(registry, prepared)))
+    work = Work.of(registry, rank, world_size, split, prepared)
     if registry.ingestion is not None:
-        return IngestionFeed(registry, rank, world_size, split)
-    if registry.training.workers:
-        from recd_plugins.data.workers import Workers
+        return IngestionFeed(registry.path, registry.ingestion, work)
+    from recd_plugins.data.workers import Workers
 
-        return Workers(registry, rank, world_size, split)
-    return _OwnFeed(RowPipeline(registry))
+    return Workers(work, registry.training.workers)
 
 
 class _OwnFeed(Feed):

@@ -19,7 +19,7 @@ from recd_plugins.plugin_call import plugin_call, plugin_items
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
-    from recd_plugins.registry import Registry
+    from recd_plugins.registry import Prepared, Registry
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -28,11 +28,10 @@ T = TypeVar("T")
 class RowPipeline:
     """Converts, preprocesses and lowers batches of rows, and looks at what plugins return.
 
-    Model inputs suit the model that ``Registry.prepare`` saw last; without one, the demo model.
-
     Args:
         registry: whose dataset is read.
-        transforms: those of the trainer, in a reader; made of ``registry`` without them.
+        transforms: say what model the inputs suit; the demo model, with ids that are not checked,
+            without them.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -41,9 +40,7 @@ class RowPipeline:
     """
 
     def __init__(self, registry: Registry, transforms: Transforms | None = None) -> None:
-        if transforms is None:
-            fit_converter(registry)
-            transforms = Transforms.of(registry)
+        transforms = transforms or fitted_transforms(registry)
         self._dataset = registry.wrapped_dataset
         self._batch_size = registry.training.batch_size
         self._schema = transforms.schema
@@ -96,6 +93,22 @@ def _timed(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) ->
     return result, time.perf_counter() - start
 
 
+def fitted_transforms(registry: Registry, prepared: Prepared | None = None) -> Transforms:
+    """Those of a registry, its converter fitted, for the model that is prepared.
+
+    Args:
+        registry: its converter and preprocessing.
+        prepared: None: for the demo model, with ids that are not checked.
+
+    Raises:
+        RecdError: what ``RowPipeline`` raises.
+    """
+    fit_converter(registry)
+    if prepared is None:
+        return Transforms.of(registry)
+    return Transforms.of(registry, prepared.placement, prepared.num_embeddings)
+
+
 def fit_converter(registry: Registry, rows: Rows | None = None) -> None:
     """Show the converter the first rows of the training split, the same on every rank, once.
 
@@ -103,13 +116,13 @@ def fit_converter(registry: Registry, rows: Rows | None = None) -> None:
         registry: whose converter it is.
         rows: ``first_rows``, which are read without it.
     """
-    if registry.converter_fitted:
+    if registry.converter.is_fitted:
         return
     if rows is None:
         rows = first_rows(registry)
     with plugin_call(registry.converter, "fit"):
         registry.converter.fit(rows, registry.dataset.schema())
-    registry.converter_fitted = True
+    registry.converter.is_fitted = True
 
 
 def first_rows(registry: Registry) -> Rows:

@@ -33,8 +33,18 @@ class Transforms:
     num_embeddings: Mapping[str, int]
 
     @classmethod
-    def of(cls, registry: Registry) -> Transforms:
+    def of(
+        cls,
+        registry: Registry,
+        placement: Placement | None = None,
+        num_embeddings: Mapping[str, int] | None = None,
+    ) -> Transforms:
         """Those of a registry whose converter is fitted.
+
+        Args:
+            registry: its converter and preprocessing.
+            placement: of the model's features; the demo model's without it.
+            num_embeddings: rows of the table of each feature; ids of others are not checked.
 
         Raises:
             RegistryError: a pattern matches no feature.
@@ -42,11 +52,11 @@ class Transforms:
         # Imported here: the demo model's placement needs torchrec's modules, readers do not.
         from recd_plugins.data.placement import plan_placement
 
-        schema, prepared = registry.dataset.schema(), registry.prepared
+        schema = registry.dataset.schema()
         return cls(
             schema,
             registry.converter,
             build_preprocess(registry, schema),
-            prepared.placement if prepared else plan_placement(registry, schema),
-            prepared.num_embeddings if prepared else {},
+            plan_placement(registry, schema) if placement is None else placement,
+            num_embeddings or {},
         )

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.built_in_kinds import BY_NAME
+from recd_plugins.data.lookups import RegistryLookups
 from recd_plugins.data.model_input import ModelInput
-from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
+from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import Dataset, Plugin, Reader, Split
@@ -30,7 +31,7 @@ from recd_plugins.plugin_modules import load_file, modules_of_files
 from recd_plugins.processes import portable
 
 if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
+    from recd_plugins.registry import Prepared, Registry
 
 #: A position: JSON values, those of ``Reader.state_dict``.
 State = dict[str, Any]
@@ -85,17 +86,32 @@ class Work:
     _pickled: bytes
 
     @classmethod
-    def of(cls, registry: Registry, rank: int, world_size: int, split: Split = "train") -> Work:
+    def of(
+        cls,
+        registry: Registry,
+        rank: int,
+        world_size: int,
+        split: Split = "train",
+        prepared: Prepared | None = None,
+    ) -> Work:
         """The work of one rank; fits the converter where nobody has yet.
+
+        Args:
+            registry: whose data is read.
+            rank, world_size, split: whose share of which split.
+            prepared: as ``build_dataloader`` has it.
 
         Raises:
             PluginError: a plugin, or what it holds, cannot be pickled.
             RecdError: what ``RowPipeline`` raises.
         """
-        fit_converter(registry)
-        transforms = Transforms.of(registry)
+        transforms = fitted_transforms(registry, prepared)
+        known = _for_readers(registry)
+        lookups = RegistryLookups(known)
+        if prepared is not None and registry.wrappers:
+            lookups = RegistryLookups(known, prepared.lookups.tables, prepared.lookups.parts)
         try:
-            pickled = pickle.dumps((_for_readers(registry), transforms))
+            pickled = pickle.dumps((known, lookups, transforms))
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise PluginError(
                 f"{registry.path}: its plugins cannot be sent to a reader: {error}. Plugins travel "
@@ -120,21 +136,24 @@ class Work:
         for name, file in self.modules.items():
             load_file(name, file)
         try:
-            registry, transforms = pickle.loads(self._pickled)
+            registry, lookups, transforms = pickle.loads(self._pickled)
         except (ImportError, AttributeError) as error:
             raise PluginError(
                 f"a reader in {platform.node()} lacks a plugin of the trainer: {error}; install "
                 "the same distributions there"
             ) from error
-        return WorkReader(self, registry, transforms)
+        return WorkReader(self, registry, lookups, transforms)
 
 
 class WorkReader:
     """Makes blocks of batches; one thread uses it at a time."""
 
-    def __init__(self, work: Work, registry: Registry, transforms: Transforms) -> None:
+    def __init__(
+        self, work: Work, registry: Registry, lookups: RegistryLookups, transforms: Transforms
+    ) -> None:
         self._work = work
         self._registry = registry
+        self._lookups = lookups
         self._pipeline = RowPipeline(registry, transforms)
 
     def blocks(
@@ -200,7 +219,7 @@ class WorkReader:
 
     @cached_property
     def _dataset(self) -> Dataset:
-        return self._registry.wrapped_dataset
+        return self._registry.wrap_dataset(self._lookups)
 
 
 def hand_out(blocks: Iterable[Block], reader: Reader) -> Iterator[ModelInput]:
@@ -222,7 +241,6 @@ def hand_out(blocks: Iterable[Block], reader: Reader) -> Iterator[ModelInput]:
 
 def _for_readers(registry: Registry) -> Registry:
     """Without what only trainers use; transformations travel beside it."""
-    prepared, asked = registry.prepared, registry.batches_of
     return replace(
         registry.with_training({"workers": 0}),
         pooling=(),
@@ -231,9 +249,6 @@ def _for_readers(registry: Registry) -> Registry:
         ingestion=None,
         kinds=BY_NAME,
         further={},
-        # Wrappers ask for tables and what is done to them.
-        prepared=prepared if registry.wrappers else None,
-        batches_of=_for_readers(asked) if asked and registry.wrappers else None,
     )
 
 

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from itertools import count
-from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -23,24 +22,21 @@ from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.work import Block, State, Work, hand_out
 from recd_plugins.data.worker_processes import WorkerContext, WorkerDied
 from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.interfaces import Feed, Reader, Split
+from recd_plugins.interfaces import Feed, Reader
 from recd_plugins.processes import portable
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
 
 
 class Workers(Feed):
-    """``training.workers`` processes that share the batches of one rank.
+    """Processes that share the batches of one rank.
 
-    Raises:
-        PluginError: the options of a plugin cannot be pickled.
+    Args:
+        work: of the rank.
+        num_workers: how many.
     """
 
-    def __init__(self, registry: Registry, rank: int, world_size: int, split: Split) -> None:
-        self._num_workers = registry.training.workers
-        self._rank = rank
-        self._work = Work.of(registry, rank, world_size, split)
+    def __init__(self, work: Work, num_workers: int) -> None:
+        self._work = work
+        self._num_workers = num_workers
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:
         """The batches from the position of ``reader`` to the end of the epoch.
@@ -62,7 +58,7 @@ class Workers(Feed):
                     return
             except WorkerDied as died:
                 deaths += 1
-                what = f"reader worker {died.worker} of rank {self._rank} {died.how}"
+                what = f"reader worker {died.worker} of rank {self._work.rank} {died.how}"
                 if deaths == 3:
                     raise SetupError(
                         f"{what}, the third death without a batch in between{died.remedy}. With "

@@ -76,7 +76,7 @@ def check_sharded_as_wholes(model: nn.Module) -> None:
             raise ExactnessError(
                 f"{left.path} is a {kind}, and only the tables inside it are sharded, so that what "
                 "it does to ids or weights is each rank's own: give DistributedModelParallel a "
-                f"sharder of {kind}, as registry.sharders() has TorchRec's defaults"
+                f"sharder of {kind}, as prepared.sharders() has TorchRec's defaults"
             )
 
 

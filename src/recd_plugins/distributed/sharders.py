@@ -35,7 +35,7 @@ from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import SharderArguments
 
 if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
+    from recd_plugins.registry import Prepared
     from recd_plugins.registry.schema import TrainingSpec
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
 
 
 def build_sharders(
-    registry: Registry,
+    prepared: Prepared,
     base: Sequence[ModuleSharder[nn.Module]] = (),
     *,
     fused_params: Mapping[str, Any] | None = None,
@@ -197,10 +197,11 @@ def build_sharders(
 
     The tables' optimizer runs inside the backward pass, as ``training:`` says, unless
     ``fused_params`` or the parameter of a table (``apply_optimizer_in_backward``) name another;
-    TorchRec lets the parameter's win. Call it after ``prepare``, which makes the table parts.
+    TorchRec lets the parameter's win.
 
     Args:
-        registry: says the optimizer, the coalesced tables, and those with kernels of their own.
+        prepared: its registry says the optimizer, and it which tables are coalesced and which have
+            kernels of their own.
         base: sharders of a trainer, as it would give them to DistributedModelParallel. Those of
             TorchRec for EmbeddingBagCollection and EmbeddingCollection lend their fused_params,
             qcomm_codecs_registry and use_index_dedup to the exact ones; others stay as they are.
@@ -215,20 +216,21 @@ def build_sharders(
     """
     of_bags = Lent.by(base, EmbeddingBagCollectionSharder, fused_params, qcomm_codecs_registry)
     of_sequences = Lent.by(base, EmbeddingCollectionSharder, fused_params, qcomm_codecs_registry)
-    of_training = _of_training(registry)
+    registry, kernels = prepared.registry, prepared.lookup_kernels
+    of_training = _of_training(registry.training)
     params = of_sequences.over(of_training)
     bags = ExactEmbeddingBagCollectionSharder(
         of_bags.over(of_training),
         of_bags.qcomm_codecs_registry,
-        kernels=registry.lookup_kernels,
-        coalesced=registry.coalesced,
+        kernels=kernels,
+        coalesced=prepared.coalesced,
     )
     sequences = ExactEmbeddingCollectionSharder(
         dict(params),
         of_sequences.qcomm_codecs_registry,
         of_sequences.use_index_dedup,
-        kernels=registry.lookup_kernels,
-        coalesced=registry.coalesced,
+        kernels=kernels,
+        coalesced=prepared.coalesced,
     )
     sharders: list[ModuleSharder[nn.Module]] = [
         bags,
@@ -237,7 +239,7 @@ def build_sharders(
     ]
     made_by = {sharder.module_type: ("recd_plugins", sharder) for sharder in sharders}
     for entry in registry.sharding:
-        given = SharderArguments(dict(params), registry.lookup_kernels, registry.coalesced)
+        given = SharderArguments(dict(params), kernels, prepared.coalesced)
         for sharder in entry.plugin.sharders(given):
             name, first = made_by.setdefault(sharder.module_type, (entry.plugin.name, sharder))
             where = f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name}"
@@ -296,8 +298,8 @@ def _as_planned(
     return tuple(each.as_planned(params, configs) for each in kernels)
 
 
-def _of_training(registry: Registry) -> dict[str, Any]:
-    return fused_params(registry.training)
+def _of_training(training: TrainingSpec) -> dict[str, Any]:
+    return fused_params(training)  # not the argument of that name
 
 
 def _check_plan(

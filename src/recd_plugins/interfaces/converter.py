@@ -17,6 +17,8 @@ class Converter(Plugin, ABC):
     """Turns Arrow columns into jagged tensors: the form of a feature changes, never a value."""
 
     kind: ClassVar[str] = "converter"
+    #: Whether ``fit`` was called; who calls it sets it.
+    is_fitted: bool = False
 
     def fit(self, sample: Rows, schema: FeatureSchema) -> None:
         """Look at the first batch of the data, the same on every rank, before ``convert``.

@@ -32,7 +32,7 @@ class FeatureLookups:
 
 
 class Lookups(ABC):
-    """What a registry knows of the model that it prepared last, and of what samples look up."""
+    """What a registry knows of the model that it has prepared, and of what samples look up."""
 
     @property
     @abstractmethod
@@ -40,7 +40,7 @@ class Lookups(ABC):
         """The model's tables.
 
         Raises:
-            SetupError: no model was prepared yet.
+            SetupError: no model is prepared.
         """
 
     @property
@@ -49,7 +49,7 @@ class Lookups(ABC):
         """What sharding and cache entries do to the tables.
 
         Raises:
-            SetupError: no model was prepared yet.
+            SetupError: no model is prepared.
         """
 
     @abstractmethod

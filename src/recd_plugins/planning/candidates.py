@@ -18,7 +18,7 @@ from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import rows_pooled
-from recd_plugins.registry import Registry
+from recd_plugins.registry import Prepared, Registry
 from recd_plugins.training.assembly import without_plugins
 from recd_plugins.training.prepare import build_model
 
@@ -30,21 +30,19 @@ class Candidate:
     Table parts suit one topology and batch size: see ``with_plugins``.
 
     Attributes:
-        registry: prepared.
-        model: on the meta device, so that tables of any size take no memory.
+        prepared: its model is on the meta device, so that tables of any size take no memory.
         sharders: of its embedding modules.
         profile: of the features as this model is fed them.
     """
 
-    registry: Registry
-    model: nn.Module
+    prepared: Prepared
     sharders: list[ModuleSharder[nn.Module]]
     profile: DataProfile
 
     @property
     def tables(self) -> list[Table]:
         """The embedding tables of the model."""
-        return tables_of(self.model)
+        return tables_of(self.prepared.model)
 
     def plan(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> Planned:
         """The plan that training makes with so many rows a rank, with room for activations.
@@ -54,7 +52,7 @@ class Candidate:
             RecdError: plugins and tables do not go together.
         """
         planner = self._planner(topology, batch_size, activation_bytes)
-        return planner.plan_in_detail(self.model, self.sharders)
+        return planner.plan_in_detail(self.prepared.model, self.sharders)
 
     def fits(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> bool:
         """Whether ``plan`` finds one that fits into memory.
@@ -63,14 +61,14 @@ class Candidate:
             RecdError: plugins and tables do not go together.
         """
         planner = self._planner(topology, batch_size, activation_bytes)
-        return planner.fits(self.model, self.sharders)
+        return planner.fits(self.prepared.model, self.sharders)
 
     def activation_bytes(self, compute: Compute, batch_size: int) -> int:
         """What a forward pass of a rank keeps beside its lookups in sharded tables."""
         pooled = rows_pooled(self.tables, self.profile, compute, batch_size)
         of_parts = sum(
             part.activation_bytes(table, self.profile.ids(table, batch_size))
-            for part in self.registry.parts
+            for part in self.prepared.table_parts
             for table in self.tables
         )
         return round(
@@ -80,8 +78,8 @@ class Candidate:
     def _planner(
         self, topology: Topology, batch_size: int, activation_bytes: int
     ) -> RegistryPlanner:
-        registry = self.registry.with_training({"batch_size": batch_size})
-        return registry.planner(
+        prepared = self.prepared.with_training({"batch_size": batch_size})
+        return prepared.planner(
             topology, profile=self.profile, activation_bytes=activation_bytes, replicate=True
         )
 
@@ -101,19 +99,23 @@ def with_plugins(
     Raises:
         RecdError: the registry has no model, or the data is missing or wrong.
     """
-    data = data or RegistryData(registry)
     with torch.device("meta"):
-        model = registry.prepare(
-            build_model(registry, registry.dataset.schema()),
-            setting_of(registry, topology, data=data),
-        )
-    return Candidate(registry, model, registry.sharders(), data.profile())
+        model = build_model(registry, registry.dataset.schema())
+        data = data or RegistryData(registry, model)
+        prepared = registry.prepare(model, setting_of(registry, model, topology, data=data))
+    return Candidate(prepared, prepared.sharders(), data.profile())
 
 
 def as_plain(candidate: Candidate) -> Candidate:
     """The same without plugins, fed plain KJTs: the baseline of ``recd run --compare``."""
-    registry = candidate.registry
+    registry = candidate.prepared.registry
     with torch.device("meta"):
         model = build_model(registry, registry.dataset.schema())
         plain = without_plugins(registry, model)
-    return Candidate(plain, model, stock_sharders(registry.training), candidate.profile.plain())
+    return Candidate(plain, stock_sharders(registry.training), candidate.profile.plain())
+
+
+def data_of_model(registry: Registry) -> RegistryData:
+    """The training split of a registry, as the model of its ``model:`` section knows it."""
+    with torch.device("meta"):
+        return RegistryData(registry, build_model(registry, registry.dataset.schema()))

@@ -15,16 +15,16 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.data.row_pipeline import RowPipeline, first_rows
+from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fit_converter
+from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.planning.activations import counting_saved
 from recd_plugins.planning.stages import stage_of
-from recd_plugins.registry import Prepared
 from recd_plugins.training.sequence_pooling import SequencePooling
 
 if TYPE_CHECKING:
-    from recd_plugins.data.model_input import ModelInput
+    from recd_plugins.data.model_input import ModelInput, Placement
     from recd_plugins.registry import Registry
 
 # Rows to look at, enough that lengths are those of the data; and rows to count on, spread over
@@ -99,14 +99,11 @@ def measure_compute(registry: Registry) -> Compute:
         }
     )
     plain = PlainConverter(PlainConverter.Options())
-    small = replace(
-        registry, spec=spec, converter=plain, converter_fitted=False, sharding=(), cache=()
-    )
+    small = replace(registry, spec=spec, converter=plain, sharding=(), cache=())
     model = build_model(small, small.dataset.schema())
     put_poolings(small, model)
-    small.prepared = Prepared(model.placement, {})
     pools_all_rows = registry.model.pool_rows == "all"
-    return count_operations(model, _sample(small), pools_all_rows=pools_all_rows)
+    return count_operations(model, _sample(small, model.placement), pools_all_rows=pools_all_rows)
 
 
 def count_operations(
@@ -144,11 +141,12 @@ def count_operations(
     )
 
 
-def _sample(registry: Registry) -> ModelInput:
+def _sample(registry: Registry, placement: Placement) -> ModelInput:
     """Some of the first rows; every id is the only one that the model's tables have."""
     rows = _spread(first_rows(registry), _COUNTED)
+    fit_converter(registry, rows)
     counted = registry.with_training({"batch_size": len(rows)})
-    batch = next(RowPipeline(counted).read([rows]))
+    batch = next(RowPipeline(counted, Transforms.of(registry, placement)).read([rows]))
     return replace(
         batch,
         sparse_features=_first_id(batch.sparse_features),

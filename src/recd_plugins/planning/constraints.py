@@ -14,7 +14,7 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Table
+from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.model_tables import EmbeddingModule
 from recd_plugins.planning.table_optimizers import TableOptimizer
 from recd_plugins.plugin_call import plugin_call
@@ -22,8 +22,9 @@ from recd_plugins.registry.resolve import did_you_mean, shortened
 from recd_plugins.registry.table_answers import check_answers
 
 if TYPE_CHECKING:
+    from recd_plugins.interfaces import TablePart
     from recd_plugins.planning.profile import DataProfile, FeatureProfile
-    from recd_plugins.registry import Entry, Registry
+    from recd_plugins.registry import Entry, Prepared, Registry, TrainingSpec
 
 _UNSET = ParameterConstraints()
 _COLUMN_WISE = {
@@ -42,7 +43,7 @@ _BY_ROWS = {
 
 
 def table_constraints(
-    registry: Registry,
+    prepared: Prepared,
     tables: Sequence[Table],
     *,
     profile: DataProfile,
@@ -63,9 +64,9 @@ def table_constraints(
     and returns as many rows of one id as a batch has distinct ids, as those of its first feature.
 
     Args:
-        registry: its sharding and cache entries constrain the tables that they name; its batch
-            size is that of a rank.
-        tables: of the model.
+        prepared: the sharding and cache entries of its registry constrain the tables that they
+            name, as do its parts; the batch size is that of a rank.
+        tables: of the model, as plugins left it.
         profile: lengths and dedupe factors of the features.
         device_type: ``cpu`` or ``cuda``.
         optimizers: of the tables, where they are known; else ``training:`` says them all.
@@ -75,20 +76,19 @@ def table_constraints(
         left: modules that TorchRec's own sharders take.
 
     Raises:
-        RegistryError: a pattern matches no table, or two entries claim one.
         PluginError: a plugin constrains a table that is none of its own.
         SetupError: two plugins, or one and ``wishes``, set the same thing for one table in
             different ways; ``wishes`` name no table of the model; a data-parallel table would lose
             the optimizer that its parameter brings.
     """
-    wishes = wishes or {}
+    registry, wishes = prepared.registry, wishes or {}
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], str] = {}
     sources = [
         (
             f"{registry.path}:{entry.line} {entry.field}: ",
             entry.plugin.name,
-            _constraints(registry, entry, claimed),
+            _constraints(prepared.parts.get(entry.field), entry, claimed),
         )
         for entry, claimed in _claims(registry, tables)
     ]
@@ -106,14 +106,14 @@ def table_constraints(
     others = [table for module in left for table in module.tables]
     _check_names(wishes, [*tables, *others])
     _keep_optimizers(merged, optimizers or {})
-    replicated = _replicated(registry, tables)
+    replicated = _replicated(registry.sharding, tables)
     tables = [*tables, *others]
     for table in tables:
         features = [profile.of(feature) for feature in table.features]
         if table.name in replicated:
             # Data-parallel kernels are fed every row.
             features = [feature.plain() for feature in features]
-        own_share = math.prod(part.sharded_share(table.name) for part in registry.parts)
+        own_share = math.prod(part.sharded_share(table.name) for part in prepared.table_parts)
         merged[table.name] = _with_batch_sizes(
             merged.get(table.name, _UNSET),
             table,
@@ -122,18 +122,18 @@ def table_constraints(
             own_share,
             profile,
         )
-    not_replicated = _not_replicated(replicated, tables, profile, device_type, registry.coalesced)
+    not_replicated = _not_replicated(replicated, tables, profile, device_type, prepared.coalesced)
     not_replicated |= {table.name for table in others}
     for table in tables:
         if merged[table.name].sharding_types is None:
-            optimizer = (optimizers or {}).get(table.name) or _of_training(registry)
+            optimizer = (optimizers or {}).get(table.name) or _of_training(registry.training)
             merged[table.name] = replace(
                 merged[table.name],
                 sharding_types=_kinds_of_its_own_accord(
                     optimizer.elementwise,
                     replicated=replicate
                     and table.name not in not_replicated
-                    and optimizer == _of_training(registry),
+                    and optimizer == _of_training(registry.training),
                 ),
             )
     for module in left:
@@ -143,9 +143,9 @@ def table_constraints(
     return merged
 
 
-def _of_training(registry: Registry) -> TableOptimizer:
-    params = fused_params(registry.training)
-    return TableOptimizer("", registry.training.optimizer == "sgd", params)
+def _of_training(training: TrainingSpec) -> TableOptimizer:
+    params = fused_params(training)
+    return TableOptimizer("", training.optimizer == "sgd", params)
 
 
 def _check_names(wishes: Mapping[str, ParameterConstraints], tables: Sequence[Table]) -> None:
@@ -197,10 +197,9 @@ def _of_left(
 
 
 def _constraints(
-    registry: Registry, entry: Entry[Any], tables: list[Table]
+    part: TablePart | None, entry: Entry[Any], tables: list[Table]
 ) -> dict[str, ParameterConstraints]:
     plugin = entry.plugin
-    part = None if registry.prepared is None else registry.prepared.parts.get(entry.field)
     with plugin_call(plugin, "constraints"):
         constraints = dict(plugin.constraints(tables))
         if part is not None:
@@ -235,9 +234,6 @@ def _claims(registry: Registry, tables: Sequence[Table]) -> list[tuple[Any, list
 
     ``prepare`` has checked the patterns on the model as it was; a plugin may have renamed tables.
     """
-    if registry.prepared is None:
-        registry.claim("sharding", [table.name for table in tables])
-        registry.claim("cache", [table.name for table in tables])
     return [
         (entry, [table for table in tables if entry.matches(table.name)])
         for entry in (*registry.sharding, *registry.cache)
@@ -281,11 +277,11 @@ def _with_batch_sizes(
     return constraints
 
 
-def _replicated(registry: Registry, tables: Sequence[Table]) -> set[str]:
+def _replicated(entries: Sequence[Entry[Sharding]], tables: Sequence[Table]) -> set[str]:
     """Tables that a plugin replicates."""
     return {
         table.name
-        for entry in registry.sharding
+        for entry in entries
         if entry.plugin.replicates
         for table in tables
         if entry.matches(table.name)

@@ -18,6 +18,7 @@ from recd_plugins.interfaces.dataset import Origin
 
 if TYPE_CHECKING:
     from recd_plugins.data.batch import Batch
+    from recd_plugins.data.transforms import Transforms
     from recd_plugins.registry import Registry
 
 
@@ -55,12 +56,17 @@ class DistinctIds:
 
 
 def measure_distinct(
-    registry: Registry, rows: Rows, batch: Batch, tables: Sequence[Table]
+    registry: Registry,
+    transforms: Transforms,
+    rows: Rows,
+    batch: Batch,
+    tables: Sequence[Table],
 ) -> dict[str, DistinctIds]:
     """The distinct ids of each of ``tables`` in a batch, by table name.
 
     Args:
-        registry: that converts rows.
+        registry: whose dataset the rows are of.
+        transforms: that made ``batch`` of them.
         rows: of the batch.
         batch: what they become.
         tables: whose features the batch has.
@@ -68,7 +74,18 @@ def measure_distinct(
     if not tables:
         return {}
     sizes = sorted({max(1, len(rows) >> halvings) for halvings in range(_HALVINGS + 1)})
-    parts = [[_ids(batch)] if size == len(rows) else _parts(registry, rows, size) for size in sizes]
+
+    def of_parts(size: int) -> list[dict[str, Tensor]]:
+        """The rows as batches of ``size``, ids by feature."""
+        if size == len(rows):
+            return [_ids(batch)]
+        pipeline = RowPipeline(registry.with_training({"batch_size": size}), transforms)
+        return [
+            _ids(pipeline.batch(Rows(rows.data.slice(start, size), _behind(rows.origins, start))))
+            for start in range(0, len(rows) - size + 1, size)
+        ]
+
+    parts = [of_parts(size) for size in sizes]
     return {
         table.name: DistinctIds(
             tuple(sizes),
@@ -76,15 +93,6 @@ def measure_distinct(
         )
         for table in tables
     }
-
-
-def _parts(registry: Registry, rows: Rows, size: int) -> list[dict[str, Tensor]]:
-    """The rows as batches of ``size``, ids by feature."""
-    pipeline = RowPipeline(registry.with_training({"batch_size": size}))
-    return [
-        _ids(pipeline.batch(Rows(rows.data.slice(start, size), _behind(rows.origins, start))))
-        for start in range(0, len(rows) - size + 1, size)
-    ]
 
 
 def _behind(origins: Sequence[Origin], row: int) -> tuple[Origin, ...]:

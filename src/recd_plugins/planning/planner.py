@@ -38,17 +38,16 @@ from recd_plugins.planning.topologies import TopologySpec, this_machine
 
 if TYPE_CHECKING:
     from recd_plugins.interfaces import TablePart
-    from recd_plugins.registry import Registry
+    from recd_plugins.registry import Prepared
     from recd_plugins.registry.schema import TrainingSpec
 
 _Constraints = dict[str, ParameterConstraints]
 
 
 def build_planner(
-    registry: Registry,
+    prepared: Prepared,
     topology: Topology | None = None,
     *,
-    model: nn.Module | None = None,
     profile: DataProfile | None = None,
     activation_bytes: int = 0,
     world_size: int | None = None,
@@ -57,12 +56,12 @@ def build_planner(
     constraints: Mapping[str, ParameterConstraints] | None = None,
     replicate: bool = False,
 ) -> RegistryPlanner:
-    """A planner for models that are trained as ``registry`` says.
+    """A planner for models that are trained as a registry says.
 
     Args:
-        registry: its batch size, sharding and caches.
+        prepared: the model, which is checked at once, and the batch size, sharding and caches of
+            its registry.
         topology: the ranks and their memory; ``default_topology`` of the next arguments without.
-        model: checked at once where it is given; ``plan`` and ``collective_plan`` check theirs.
         profile: lengths and dedupe factors of the features; without it ``measure_profile``, which
             reads the first rows of the data.
         activation_bytes: to leave free on each rank for what a forward pass keeps beside lookups.
@@ -78,18 +77,22 @@ def build_planner(
             whose parameters bring an optimizer never are.
 
     Raises:
-        RegistryError: a pattern matches no table of ``model``, or two entries claim one.
         DataError: without a ``profile``: the data is missing or wrong.
         SetupError: plugins or ``constraints`` contradict each other. From ``plan``: there is no
             plan, a module has no sharder, or a table would lose its optimizer; says why.
     """
+    registry = prepared.registry
     if topology is None:
-        topology = machine_of(registry, world_size, local_world_size, device).to_torchrec()
-    known = profile or measure_profile(registry)
+        topology = machine_of(registry.training, world_size, local_world_size, device).to_torchrec()
+    known = profile or measure_profile(
+        registry,
+        num_embeddings=prepared.num_embeddings,
+        coalesced=[table for table in prepared.tables if table.name in prepared.coalesced],
+    )
 
     def of_tables(module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> _Constraints:
         return table_constraints(
-            registry,
+            prepared,
             tables_of(module),
             profile=known,
             device_type=topology.compute_device,
@@ -99,21 +102,22 @@ def build_planner(
             left=left_modules(module),
         )
 
-    if model is not None:
-        of_tables(model, registry.sharders())
-    return RegistryPlanner(topology, registry.training, of_tables, activation_bytes, registry.parts)
+    of_tables(prepared.model, prepared.sharders())
+    return RegistryPlanner(
+        topology, registry.training, of_tables, activation_bytes, prepared.table_parts
+    )
 
 
 def machine_of(
-    registry: Registry,
+    training: TrainingSpec,
     world_size: int | None = None,
     local_world_size: int | None = None,
     device: torch.device | None = None,
 ) -> TopologySpec:
-    """The ranks that ``registry`` is trained on from here, on machines like this one.
+    """The ranks that a registry is trained on from here, on machines like this one.
 
     Args:
-        registry: says how many ranks, where there is no process group.
+        training: says how many ranks, where there is no process group.
         world_size: ranks; those of the process group, else of the registry, without it.
         local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it; the
             registry's where its ``world_size`` counts.
@@ -126,8 +130,8 @@ def machine_of(
         if dist.is_initialized():
             world_size = dist.get_world_size()
         else:
-            world_size = registry.training.ranks
-            local_world_size = local_world_size or registry.training.ranks_per_node
+            world_size = training.ranks
+            local_world_size = local_world_size or training.ranks_per_node
     return _machine(world_size, local_world_size, device)
 
 

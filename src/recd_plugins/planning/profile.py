@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from recd_plugins.data.arrow import sparse_column
+from recd_plugins.data.model_input import Placement
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fit_converter
 from recd_plugins.data.statistics import FeatureStatistics
+from recd_plugins.data.transforms import Transforms
 from recd_plugins.planning.distinct import DistinctIds, measure_distinct
 from recd_plugins.sparse.dedup import Deduplicator
 
@@ -102,12 +104,22 @@ class DataProfile:
         return replace(self, features=features, distinct={})
 
 
-def measure_profile(registry: Registry) -> DataProfile:
+def measure_profile(
+    registry: Registry,
+    *,
+    num_embeddings: Mapping[str, int] | None = None,
+    coalesced: Sequence[Table] = (),
+) -> DataProfile:
     """The profile of the training split as the registry converts and preprocesses it.
 
     The first batch shows which features the converter deduplicates, and how. Where the table
     carries statistics, lengths and shares of repeated rows and ids are the whole table's; else they
     too are the first batch's. Distinct ids of coalesced tables are always that batch's.
+
+    Args:
+        registry: its dataset, converter and preprocessing.
+        num_embeddings: rows of the table of each feature; ids of others are not checked.
+        coalesced: tables whose ids are made unique before they are sent.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -116,9 +128,9 @@ def measure_profile(registry: Registry) -> DataProfile:
     """
     rows = first_rows(registry)
     fit_converter(registry, rows)
-    batch = RowPipeline(registry).batch(rows)
-    coalesced = [table for table in registry.tables if table.name in registry.coalesced]
-    distinct = measure_distinct(registry, rows, batch, coalesced)
+    transforms = Transforms.of(registry, Placement(), num_embeddings)  # nothing is lowered
+    batch = RowPipeline(registry, transforms).batch(rows)
+    distinct = measure_distinct(registry, transforms, rows, batch, coalesced)
     groups = list(_groups(batch))
     seen = {name: profile for group in groups for name, profile in group.items()}
     known = registry.dataset.statistics()

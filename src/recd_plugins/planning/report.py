@@ -249,7 +249,7 @@ def report_side(
         batch_size=batch_size,
         world_size=spec.world_size,
         local_world_size=spec.ranks_per_node,
-        parts=candidate.registry.parts,
+        parts=candidate.prepared.table_parts,
     )
     return SideReport(
         batch_size,
@@ -273,7 +273,7 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Ta
         features = [candidate.profile.of(feature) for feature in table.features]
         all_ids = sum(feature.length for feature in features) * batch_size
         ids = candidate.profile.ids(table, batch_size)
-        parts = candidate.registry.parts
+        parts = candidate.prepared.table_parts
         found.append(
             TableReport(
                 table.name,
@@ -316,9 +316,11 @@ def _cached_rows(option: ShardingOption) -> int | None:
 def _memory(
     candidate: Candidate, planned: Planned, spec: TopologySpec, activation_bytes: int
 ) -> dict[str, NDArray[np.int64]]:
-    training = candidate.registry.training
+    training = candidate.prepared.registry.training
     on_gpu = spec.device == "cuda"
-    beside = memory_of_parts(candidate.registry.parts, spec.ranks_per_node, training.optimizer)
+    beside = memory_of_parts(
+        candidate.prepared.table_parts, spec.ranks_per_node, training.optimizer
+    )
     tables = ("embeddings", "optimizer")
     names = (*tables, *beside, *(name for name in COMPONENTS if name not in tables))
     parts = {name: np.zeros(spec.world_size, np.int64) for name in names}
@@ -327,7 +329,7 @@ def _memory(
             held = static.hbm if on_gpu else static.ddr
             whole = shard.storage.hbm if on_gpu else shard.storage.ddr
             known = row_memory(
-                candidate.registry.parts, option, shard, training.optimizer, spec.device
+                candidate.prepared.table_parts, option, shard, training.optimizer, spec.device
             )
             if known is not None:
                 state = known.optimizer
@@ -340,7 +342,7 @@ def _memory(
     for name, held in beside.items():
         parts[name] += held
     parts["activations"] += activation_bytes
-    parts["dense layers"] += dense_bytes(candidate.model, candidate.sharders, training)
+    parts["dense layers"] += dense_bytes(candidate.prepared.model, candidate.sharders, training)
     parts["reserve"] += round(RESERVED_SHARE * spec.memory_bytes)
     return parts
 

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from recd_plugins.interfaces import Setting, Table, TrainingData
+from recd_plugins.model_tables import embedding_modules, rows_by_feature
 from recd_plugins.planning.planner import machine_of
 from recd_plugins.planning.profile import DataProfile, measure_profile
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from recd_plugins.access.profile import AccessProfile
     from recd_plugins.planning.topologies import TopologySpec
     from recd_plugins.registry import Registry
@@ -22,17 +25,29 @@ class RegistryData(TrainingData):
     """The training split of a registry.
 
     Args:
-        registry: its dataset, converter, preprocessing and batch size; prepared, if it checks ids.
+        registry: its dataset, converter, preprocessing and batch size; and its sharding entries
+            say which tables are coalesced.
+        model: not prepared yet; its tables are read here, and the ids that they are asked for
+            checked. Without it nothing is checked, and nothing coalesced.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, model: nn.Module | None = None) -> None:
         self._registry = registry
+        modules = [] if model is None else list(embedding_modules(model))
+        self._tables = [table for module in modules if module.ours for table in module.tables]
+        self._num_embeddings = rows_by_feature(
+            table for module in modules if module.takes_rows for table in module.tables
+        )
         self._access: dict[tuple[tuple[Table, ...], int | None, bool], AccessProfile] = {}
 
     @cached_property
     def _profile(self) -> DataProfile:
         with _off_meta():
-            return measure_profile(self._registry)
+            return measure_profile(
+                self._registry,
+                num_embeddings=self._num_embeddings,
+                coalesced=coalesced_tables(self._registry, self._tables),
+            )
 
     def profile(self) -> DataProfile:
         """See ``TrainingData.profile``."""
@@ -58,8 +73,21 @@ def _off_meta() -> torch.device:
     return torch.device("cpu")
 
 
+def coalesced_tables(registry: Registry, tables: Sequence[Table]) -> list[Table]:
+    """Those of ``tables`` whose ids a sharding entry makes unique before they are sent.
+
+    Raises:
+        RegistryError: a pattern matches no table, or two entries claim one.
+    """
+    claims = registry.claim("sharding", [table.name for table in tables]) if tables else {}
+    return [
+        table for table in tables if table.name in claims and claims[table.name].plugin.coalesces
+    ]
+
+
 def setting_of(
     registry: Registry,
+    model: nn.Module,
     topology: TopologySpec | None = None,
     *,
     device: torch.device | None = None,
@@ -69,6 +97,7 @@ def setting_of(
 
     Args:
         registry: its batch size, optimizer and data.
+        model: not prepared yet.
         topology: the ranks; ``machine_of`` this process without it.
         device: of the tables of that machine; CPU without it.
         data: in place of the registry's own, as what another setting has measured already.
@@ -76,7 +105,7 @@ def setting_of(
     Raises:
         SetupError: the ranks do not fill nodes.
     """
-    spec = topology or machine_of(registry, device=device)
+    spec = topology or machine_of(registry.training, device=device)
     return Setting(
         world_size=spec.world_size,
         ranks_per_node=spec.ranks_per_node,
@@ -86,5 +115,5 @@ def setting_of(
         rates=spec.collective_rates,
         sections=spec.sections,
         memory_bytes=spec.memory_bytes,
-        data=data or RegistryData(registry),
+        data=data or RegistryData(registry, model),
     )

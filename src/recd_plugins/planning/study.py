@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from recd_plugins.errors import NoPlanError
-from recd_plugins.planning.candidates import Candidate, as_plain, with_plugins
+from recd_plugins.planning.candidates import Candidate, as_plain, data_of_model, with_plugins
 from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.largest_batch import largest_batch
 from recd_plugins.planning.report import PlanReport, SideReport, report_side
-from recd_plugins.planning.setting import RegistryData
 from recd_plugins.planning.stage_times import StageCosts
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import Registry
@@ -43,7 +42,7 @@ class Study:
             NoPlanError: the plan with the plugins does not fit.
             RecdError: registry, data and model do not go together.
         """
-        data, start = RegistryData(registry), registry.training.batch_size
+        data, start = data_of_model(registry), registry.training.batch_size
         at_start = with_plugins(registry, self.spec, data)
         plain = as_plain(at_start)
 

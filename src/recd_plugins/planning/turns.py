@@ -46,11 +46,11 @@ def steps_in_turns(
         lead: steps of a turn before those to measure.
         measured: steps of a turn to measure. Steps whose next batches are of the next size follow.
     """
-    pipeline = parts.registry.train_pipeline(parts.dmp, parts.optimizer, device)
+    pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
     with ExitStack() as stack:
         loaders = {
             size: stack.enter_context(
-                parts.registry.with_training({"batch_size": size}).dataloader(
+                parts.prepared.with_training({"batch_size": size}).dataloader(
                     rank=rank, world_size=world_size, device=device
                 )
             )

@@ -2,7 +2,8 @@
 
 from recd_plugins.registry.entries import Entry, at_entry
 from recd_plugins.registry.from_file import load_registry
-from recd_plugins.registry.registry import Prepared, Registry
+from recd_plugins.registry.prepared import Prepared
+from recd_plugins.registry.registry import Registry
 from recd_plugins.registry.schema import (
     CheckpointSpec,
     ModelSpec,

@@ -1,8 +1,8 @@
-"""The parts that a registry file chooses, and the methods by which a trainer takes them."""
+"""The parts that a registry file chooses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -22,29 +22,16 @@ from recd_plugins.interfaces import (
     Pooling,
     Preprocessing,
     Sharding,
-    Split,
-    Table,
 )
-from recd_plugins.interfaces.table_part import by_class
-from recd_plugins.registry.entries import Entry, at_entry, claim
+from recd_plugins.registry.entries import Entry, claim
+from recd_plugins.registry.prepared import Prepared
 from recd_plugins.registry.resolve import did_you_mean, two_readers
 from recd_plugins.registry.schema import ModelSpec, RegistrySpec, TrainingSpec
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
-    from torch.optim import Optimizer
-    from torchrec.distributed.planner import Topology
-    from torchrec.distributed.planner.types import ParameterConstraints
-    from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
-    from recd_plugins.data.loader import DataLoader
-    from recd_plugins.data.model_input import Placement
-    from recd_plugins.distributed.lookup_kernels import LookupKernels
-    from recd_plugins.interfaces import Setting, TablePart
-    from recd_plugins.planning.planner import RegistryPlanner
-    from recd_plugins.planning.profile import DataProfile
-    from recd_plugins.training.pipeline import CheckedTrainPipeline
+    from recd_plugins.interfaces import Lookups, Setting
 
 #: Kinds that a registry has an attribute for, of the same name.
 TYPED_KINDS = frozenset(
@@ -53,25 +40,6 @@ TYPED_KINDS = frozenset(
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """What ``Registry.prepare`` learnt of a model, so that batches and plan suit it.
-
-    Attributes:
-        placement: which features the model looks up how.
-        num_embeddings: rows of the table of each feature.
-        parts: what sharding and cache entries do to the tables, by ``Entry.field``.
-        tables: of the model, before sharding plugins replaced any.
-        coalesced: names of those whose ids are made unique before they are sent.
-    """
-
-    placement: Placement
-    num_embeddings: Mapping[str, int]
-    parts: Mapping[str, TablePart] = field(default_factory=dict)
-    tables: tuple[Table, ...] = ()
-    coalesced: frozenset[str] = frozenset()
-
-
-@dataclass
 class Registry:
     """What a registry file says, with its plugins made. Entries that are not enabled are left out.
 
@@ -81,10 +49,6 @@ class Registry:
         dataset: without its wrappers.
         wrappers: of the dataset; each stands around those before it. Their patterns are empty.
         ingestion: who makes batches, None for the ranks; its patterns are empty.
-        prepared: what ``prepare`` learnt of the model it saw last.
-        batches_of: the registry whose batches this one's loaders read, where that is another one:
-            its wrappers ask that one what samples look up.
-        converter_fitted: whether the converter has seen its sample.
         kinds: that sections of the file may be of, by name.
         further: entries of the kinds that have no attribute here, by kind.
     """
@@ -99,9 +63,6 @@ class Registry:
     cache: tuple[Entry[Cache], ...]
     wrappers: tuple[Entry[DatasetWrapper], ...] = ()
     ingestion: Entry[Ingestion] | None = None
-    batches_of: Registry | None = None
-    prepared: Prepared | None = None
-    converter_fitted: bool = False
     kinds: Mapping[str, Kind] = field(default_factory=lambda: dict(built_in_kinds.BY_NAME))
     further: Mapping[str, tuple[Entry[Any], ...]] = field(default_factory=dict)
 
@@ -111,60 +72,23 @@ class Registry:
         return self.spec.model
 
     @property
-    def parts(self) -> tuple[TablePart, ...]:
-        """What entries do to the tables of the model that ``prepare`` saw last."""
-        return tuple(self.prepared.parts.values()) if self.prepared else ()
-
-    @property
-    def lookup_kernels(self) -> tuple[LookupKernels, ...]:
-        """Those of the tables of that model that TorchRec's kernels are not to look up."""
-        kernels = (cls.kernels(parts) for cls, parts in by_class(self.parts).items())
-        return tuple(each for each in kernels if each is not None)
-
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """Those of the model that ``prepare`` saw last, before plugins replaced any."""
-        return self.prepared.tables if self.prepared else ()
-
-    @property
-    def coalesced(self) -> frozenset[str]:
-        """Those tables of the model that ``prepare`` saw last whose ids are coalesced."""
-        return self.prepared.coalesced if self.prepared else frozenset()
-
-    @property
     def training(self) -> TrainingSpec:
         """How training runs."""
         return self.spec.training
 
     @property
     def wrapped_dataset(self) -> Dataset:
-        """``dataset`` in its wrappers: what training and evaluation read."""
-        from recd_plugins.access.lookups import RegistryLookups
+        """``dataset`` in its wrappers, which know no model: for who reads rows alone."""
+        from recd_plugins.data.lookups import RegistryLookups
 
+        return self.wrap_dataset(RegistryLookups(self))
+
+    def wrap_dataset(self, lookups: Lookups) -> Dataset:
+        """``dataset`` in its wrappers, which ask ``lookups`` what samples look up."""
         dataset = self.dataset
         for entry in self.wrappers:
-            dataset = entry.plugin.over(dataset, RegistryLookups(self.batches_of or self))
+            dataset = entry.plugin.over(dataset, lookups)
         return dataset
-
-    def check_wrappers(self) -> None:
-        """Let each wrapper of the dataset see whether it suits the model, once one is prepared.
-
-        Raises:
-            RegistryError: it does not; names the line of its entry.
-        """
-        if (self.batches_of or self).prepared is None:
-            return
-        dataset = self.wrapped_dataset
-        for entry in reversed(self.wrappers):
-            assert isinstance(dataset, DatasetWrapper), "each entry is one wrapper"
-            with at_entry(self.path, entry):
-                dataset.check()
-            dataset = dataset.inner
-
-    def expected_groups(self) -> Mapping[str, float]:
-        """The share of samples that the outermost wrapper expects of each group."""
-        dataset = self.wrapped_dataset
-        return dataset.expected_groups() if isinstance(dataset, DatasetWrapper) else {}
 
     def with_training(self, overrides: Mapping[str, Any]) -> Registry:
         """The same with fields of the ``training`` section set.
@@ -246,11 +170,11 @@ class Registry:
             )
         return kinds[name]
 
-    def prepare(self, model: nn.Module, setting: Setting | None = None) -> nn.Module:
-        """The model with poolings, and with what sharding plugins replace; batches then suit it.
+    def prepare(self, model: nn.Module, setting: Setting | None = None) -> Prepared:
+        """The model with poolings, and with what sharding plugins replace, ready to be sharded.
 
         Args:
-            model: not sharded; may stand on the meta device.
+            model: not sharded; may stand on the meta device. It is changed in place.
             setting: the ranks that it will be sharded for; those that this process is one of, or
                 would start, without it (:func:`recd_plugins.planning.setting.setting_of`).
 
@@ -262,90 +186,13 @@ class Registry:
 
         return prepare_model(self, model, setting)
 
-    def planner(
-        self,
-        topology: Topology | None = None,
-        *,
-        model: nn.Module | None = None,
-        profile: DataProfile | None = None,
-        activation_bytes: int = 0,
-        world_size: int | None = None,
-        local_world_size: int | None = None,
-        device: torch.device | None = None,
-        constraints: Mapping[str, ParameterConstraints] | None = None,
-        replicate: bool = False,
-    ) -> RegistryPlanner:
-        """TorchRec's planner, told of sharding, caches and deduplication.
+    if not TYPE_CHECKING:
 
-        :func:`recd_plugins.planning.build_planner` describes the arguments.
-
-        Raises:
-            RegistryError: a pattern matches no table of ``model``, or two entries claim one.
-            DataError: without a ``profile``: the data is missing or wrong.
-            SetupError: plugins or ``constraints`` contradict each other. From ``plan``: there is
-                no plan; says why.
-        """
-        from recd_plugins.planning import build_planner
-
-        return build_planner(
-            self,
-            topology,
-            model=model,
-            profile=profile,
-            activation_bytes=activation_bytes,
-            world_size=world_size,
-            local_world_size=local_world_size,
-            device=device,
-            constraints=constraints,
-            replicate=replicate,
-        )
-
-    def sharders(
-        self,
-        base: Sequence[ModuleSharder[nn.Module]] = (),
-        *,
-        fused_params: Mapping[str, Any] | None = None,
-        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
-    ) -> list[ModuleSharder[nn.Module]]:
-        """Sharders of TorchRec's modules, exact on CPU too, and those of the sharding plugins.
-
-        :func:`recd_plugins.distributed.build_sharders` describes the arguments.
-
-        Raises:
-            SetupError: two sharders are for one module type, or cannot be joined.
-        """
-        from recd_plugins.distributed import build_sharders
-
-        return build_sharders(
-            self, base, fused_params=fused_params, qcomm_codecs_registry=qcomm_codecs_registry
-        )
-
-    def dataloader(
-        self,
-        rank: int,
-        world_size: int,
-        split: Split = "train",
-        device: torch.device | None = None,
-    ) -> DataLoader:
-        """A resumable loader of this rank's share of a split, for the model ``prepare`` saw last.
-
-        Batches are in host memory, pinned where ``device`` is a CUDA device.
-
-        Raises:
-            DataError: the data is missing or wrong.
-            RegistryError: a pattern matches no feature.
-        """
-        from recd_plugins.data.loader import build_dataloader
-
-        return build_dataloader(self, rank, world_size, split, device)
-
-    def train_pipeline(
-        self, dmp: nn.Module, optimizer: Optimizer, device: torch.device
-    ) -> CheckedTrainPipeline:
-        """TorchRec's pipelined training loop over ``dmp``.
-
-        Its first ``progress`` raises RecdError where an embedding module is not pipelined.
-        """
-        from recd_plugins.training.pipeline import build_train_pipeline
-
-        return build_train_pipeline(dmp, optimizer, device)
+        def __getattr__(self, name: str) -> Any:
+            """Say what has to be called first to who asks for what only ``Prepared`` has."""
+            if name in vars(Prepared) and name not in vars(Registry):
+                raise AttributeError(
+                    f"a registry has no {name} before it has seen the model; prepare it first: "
+                    f"prepared = registry.prepare(model); prepared.{name}"
+                )
+            return object.__getattribute__(self, name)  # raises again what it did

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -16,9 +16,9 @@ from recd_plugins.data.placement import plan_placement
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed import stock_sharders
 from recd_plugins.distributed.lookup_kernels import kept_tables
-from recd_plugins.interfaces import Setting, Table
+from recd_plugins.interfaces import Setting, Table, TablePart
 from recd_plugins.model_tables import rows_by_feature, tables_of
-from recd_plugins.planning.setting import setting_of
+from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.registry import Prepared, Registry
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
@@ -34,14 +34,14 @@ class Assembled:
     """What a trainer needs.
 
     Attributes:
-        registry: prepared; its loaders suit the model.
+        prepared: the model as it was sharded; its loaders suit it.
         dmp: the sharded model.
         optimizer: over all of its parameters.
         tables: of the model.
         setting: what its sharding plugins decided by; None of a baseline.
     """
 
-    registry: Registry
+    prepared: Prepared
     dmp: DistributedModelParallel
     optimizer: CombinedOptimizer
     tables: tuple[Table, ...]
@@ -77,17 +77,18 @@ def assemble(
     model: torch.nn.Module = build_model(registry, schema)
     setting = None
     if side == "baseline":
-        batches_of = _batches_of(registry, model, device) if registry.wrappers else None
-        registry = replace(without_plugins(registry, model), batches_of=batches_of)
+        prepared = without_plugins(registry, model)
+        if registry.wrappers:
+            prepared = replace(prepared, batch_parts=_batch_parts(registry, prepared, device))
         own = stock_sharders(registry.training)
     else:
-        setting = setting_of(registry, device=device)
-        model = registry.prepare(model, setting)
-        own = registry.sharders()
+        setting = setting_of(registry, model, device=device)
+        prepared = registry.prepare(model, setting)
+        model = prepared.model
+        own = prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
     tables = tuple(tables_of(model))
-    planner = registry.planner(
-        model=model,
+    planner = prepared.planner(
         profile=None if setting is None else setting.data.profile(),
         world_size=dist.get_world_size(),
         device=device,
@@ -114,29 +115,25 @@ def assemble(
     )
     dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
-    return Assembled(registry, dmp, optimizer, tables, setting)
+    return Assembled(prepared, dmp, optimizer, tables, setting)
 
 
-def without_plugins(registry: Registry, model: torch.nn.Module) -> Registry:
+def without_plugins(registry: Registry, model: torch.nn.Module) -> Prepared:
     """The same data, values and model; no deduplication, no sharding and no cache plugin."""
     placement = plan_placement(registry, registry.dataset.schema())
     put_poolings(registry, model)
-    return replace(
-        registry,
-        converter=PlainConverter(PlainConverter.Options()),
-        converter_fitted=False,
-        sharding=(),
-        cache=(),
-        prepared=Prepared(placement, rows_by_feature(tables_of(model))),
+    plain = replace(
+        registry, converter=PlainConverter(PlainConverter.Options()), sharding=(), cache=()
     )
+    tables = tuple(tables_of(model))
+    return Prepared(plain, model, placement, rows_by_feature(tables), tables)
 
 
-def _batches_of(registry: Registry, model: torch.nn.Module, device: torch.device) -> Registry:
-    """What wrappers of the dataset ask: the registry with the parts of its tables."""
-    tables = tables_of(model)
-    placement = plan_placement(registry, registry.dataset.schema())
-    prepared = Prepared(placement, rows_by_feature(tables), tables=tuple(tables))
-    registry = replace(registry, prepared=prepared)
-    parts = prepare_parts(registry, tables, setting_of(registry, device=device))
-    registry.prepared = replace(prepared, parts=parts)
-    return registry
+def _batch_parts(
+    registry: Registry, plain: Prepared, device: torch.device
+) -> Mapping[str, TablePart]:
+    """What the entries of ``registry`` do to the tables of a baseline's model, were it theirs."""
+    # Nothing is coalesced of a baseline.
+    data = RegistryData(replace(registry, sharding=()), plain.model)
+    setting = setting_of(registry, plain.model, device=device, data=data)
+    return prepare_parts(registry, plain.tables, setting)

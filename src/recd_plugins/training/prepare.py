@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
@@ -15,7 +16,6 @@ from recd_plugins.distributed import guard
 from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces import (
     FeatureSchema,
-    Pooling,
     Setting,
     Sharding,
     Table,
@@ -88,18 +88,14 @@ def _check_tables(registry: Registry, names: list[str]) -> None:
         )
 
 
-def prepare_model(
-    registry: Registry, model: nn.Module, setting: Setting | None = None
-) -> nn.Module:
+def prepare_model(registry: Registry, model: nn.Module, setting: Setting | None = None) -> Prepared:
     """Put what the registry names into ``model``; each change is logged.
-
-    Afterwards ``Registry.dataloader`` gives batches in the form that this model takes.
 
     Args:
         registry: says what goes where.
         model: any model with EmbeddingBagCollections (fed ``batch.sparse_features``) and
             EmbeddingCollections (fed ``batch.sequence_features`` and pooled by SequencePooling).
-        setting: the ranks that it will be sharded for; ``setting_of(registry)`` without it.
+        setting: the ranks that it will be sharded for; ``setting_of(registry, model)`` without it.
 
     Raises:
         RegistryError: a pattern matches no table or feature, or two entries claim one.
@@ -114,29 +110,23 @@ def prepare_model(
     claims = registry.claim("sharding", [table.name for table in tables])
     registry.claim("cache", [table.name for table in tables])
     plugins = {name: entry.plugin for name, entry in claims.items()}
-    # Plugins that look at the data see it as the model will.
-    coalesced = frozenset(name for name, plugin in plugins.items() if plugin.coalesces)
-    registry.prepared = Prepared(
-        placement_of(model, plugins),
-        num_embeddings,
-        tables=tuple(tables),
-        coalesced=coalesced,
-    )
-    setting = setting or setting_of(registry)
+    placement_of(model, plugins)  # refuses what cannot be, before plugins change the model
+    setting = setting or setting_of(registry, model)
     for entry in registry.sharding:
         claimed = [table for table in tables if claims.get(table.name) is entry]
-        model = _rewritten(registry, model, entry, claimed, setting)
+        model = _rewritten(registry.path, model, entry, claimed, setting)
     parts = prepare_parts(registry, tables, setting)
     put_poolings(registry, model)
     guard(model)
-    registry.prepared = Prepared(
+    return Prepared(
+        registry,
+        model,
         placement_of(model, plugins),
         num_embeddings,
-        parts,
         tuple(tables),
-        coalesced,
+        parts,
+        frozenset(name for name, plugin in plugins.items() if plugin.coalesces),
     )
-    return model
 
 
 def _refuse_claims(registry: Registry, modules: Sequence[EmbeddingModule]) -> None:
@@ -160,13 +150,13 @@ def _refuse_claims(registry: Registry, modules: Sequence[EmbeddingModule]) -> No
 
 
 def _rewritten(
-    registry: Registry,
+    path: Path,
     model: nn.Module,
     entry: Entry[Sharding],
     tables: list[Table],
     setting: Setting,
 ) -> nn.Module:
-    with plugin_call(entry.plugin, "rewrite"), at_entry(registry.path, entry):
+    with plugin_call(entry.plugin, "rewrite"), at_entry(path, entry):
         rewritten = entry.plugin.rewrite(model, tables, setting)
     if not isinstance(rewritten, nn.Module):
         raise PluginError(
@@ -190,7 +180,8 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
         for feature in module.features:
             entry = claims.get(feature)
             if entry is not None:
-                _put(registry, module, feature, entry)
+                with at_entry(registry.path, entry):
+                    module.put(feature, entry.plugin)
                 logger.info("%s pools %s", entry.plugin.name, feature)
             elif feature not in module.pooled_by:
                 raise RecdError(
@@ -198,11 +189,6 @@ def put_poolings(registry: Registry, model: nn.Module) -> None:
                     "name it in a pooling: entry"
                 )
     _check_targets(registry, model, modules)
-
-
-def _put(registry: Registry, module: SequencePooling, feature: str, entry: Entry[Pooling]) -> None:
-    with at_entry(registry.path, entry):
-        module.put(feature, entry.plugin)
 
 
 def _check_targets(

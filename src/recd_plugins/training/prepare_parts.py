@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recd_plugins.errors import PluginError, SetupError
@@ -38,22 +39,22 @@ def prepare_parts(
     why: dict[str, str] = {}
     for entry in registry.sharding:
         claimed = [table for table in tables if sharded.get(table.name) is entry]
-        if (part := _part(registry, entry, claimed, setting)) is not None:
+        if (part := _part(registry.path, entry, claimed, setting)) is not None:
             parts[entry.field] = part
             why |= part.needs_stock_kernels()
     for cache in registry.cache:
         claimed = [table for table in tables if cached.get(table.name) is cache]
-        if (part := _part(registry, cache, claimed, setting)) is not None:
+        if (part := _part(registry.path, cache, claimed, setting)) is not None:
             parts[cache.field] = part
-            _check_kernels(registry, cache, part, claimed, sharded, why)
+            _check_kernels(registry.path, cache, part, claimed, sharded, why)
     return parts
 
 
 def _part(
-    registry: Registry, entry: Entry[Sharding] | Entry[Cache], tables: list[Table], setting: Setting
+    path: Path, entry: Entry[Sharding] | Entry[Cache], tables: list[Table], setting: Setting
 ) -> TablePart | None:
     plugin = entry.plugin
-    with plugin_call(plugin, "part"), at_entry(registry.path, entry):
+    with plugin_call(plugin, "part"), at_entry(path, entry):
         part = plugin.part(tables, setting)
     if part is not None and not isinstance(part, TablePart):
         raise PluginError(f"{plugin.name}: part returned {part!r}; expected a TablePart or None")
@@ -61,7 +62,7 @@ def _part(
 
 
 def _check_kernels(
-    registry: Registry,
+    path: Path,
     entry: Entry[Cache],
     part: TablePart,
     claimed: Sequence[Table],
@@ -83,7 +84,7 @@ def _check_kernels(
         if (sharding := sharded.get(table)) is None:
             continue
         where = f"{sharding.plugin.name} ({sharding.field}, line {sharding.line})"
-        with at_entry(registry.path, entry):
+        with at_entry(path, entry):
             if sharding.plugin.replicates:
                 raise SetupError(
                     f"table {table} has a cache, and {where} puts it whole on every rank, where "

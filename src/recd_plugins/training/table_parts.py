@@ -42,7 +42,7 @@ def sections_of(
     if assembled.setting is None:  # a baseline has no parts
         return {}
     found: dict[str, Section] = {}
-    for cls, parts in by_class(assembled.registry.parts).items():
+    for cls, parts in by_class(assembled.prepared.table_parts).items():
         run = TrainedRun(
             assembled.dmp.module,
             assembled.dmp.plan,

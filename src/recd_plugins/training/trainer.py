@@ -23,7 +23,7 @@ from recd_plugins.distributed.table_report import describe_tables
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Section, Split
 from recd_plugins.planning.stages import StageTimes
-from recd_plugins.registry import Registry, TrainingSpec, load_registry
+from recd_plugins.registry import Prepared, Registry, TrainingSpec, load_registry
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
@@ -138,9 +138,10 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         start_server()
     device = device_of_rank(job.device)
     parts = assemble(registry, job.side, device)
-    dmp, optimizer, registry = parts.dmp, parts.optimizer, parts.registry
-    pipeline = registry.train_pipeline(dmp, optimizer, device)
-    loader = registry.dataloader(rank=rank, world_size=world_size, device=device)
+    dmp, optimizer, prepared = parts.dmp, parts.optimizer, parts.prepared
+    registry = prepared.registry
+    pipeline = prepared.train_pipeline(dmp, optimizer, device)
+    loader = prepared.dataloader(rank=rank, world_size=world_size, device=device)
 
     block = loader.batches_a_block()
     # The baseline of a comparison is no run of its own: nobody looks on, it leaves no checkpoints.
@@ -174,7 +175,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     source = Source(loader, progress, training.epochs, training.steps)
     stalls = StallMeter(device)
     batches = callbacks.watched(stalls.metered(source))
-    meter = Meter(dmp, device, channels_of(registry.parts, dmp.module), stalls)
+    meter = Meter(dmp, device, channels_of(prepared.table_parts, dmp.module), stalls)
     profile = StepProfile(device, warmup=0)
     first = progress.step + 1 + Meter.COUNTED_STEPS
     profiled = range(first, first + PROFILED_STEPS if job.breakdown else first)
@@ -215,7 +216,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
                 saved_step = progress.step
     peak = peak_bytes(device)
     # Before evaluation, which counts too.
-    observed = observed_by(registry.parts, dmp.module, progress.step - first_step)
+    observed = observed_by(prepared.table_parts, dmp.module, progress.step - first_step)
     losses += finite.losses(pending, len(losses))
     if checkpoints is not None and progress.step > saved_step:
         _save(checkpoints, finite, dmp, optimizer, progress.with_states(losses, callbacks.states()))
@@ -233,7 +234,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         peak_memory_bytes=max(peak for _, peak, *_ in ranks),
         losses=losses,
         train=predictions.summarize(),
-        test=_evaluate(registry, dmp, pipeline, rank, world_size, device, finite),
+        test=_evaluate(prepared, dmp, pipeline, rank, world_size, device, finite),
         stages=StageTimes.mean([stages for stages, _ in profiles]) if profiles else None,
         step_memory=max(
             (memory for _, memory in profiles), key=lambda memory: memory.peak, default=None
@@ -243,7 +244,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
             sum_by_kind([count.sent_by_channel for count in counts]) if counts else None,
             [observed for _, _, observed, *_ in ranks],
         ),
-        groups=GroupReport.of([groups for *_, groups, _ in ranks], registry.expected_groups()),
+        groups=GroupReport.of([groups for *_, groups, _ in ranks], prepared.expected_groups()),
         stalls=StallReport.of(
             [waited for *_, waited in ranks],
             training.workers,
@@ -278,7 +279,7 @@ def splits_of(registry: Registry) -> tuple[Split, ...]:
 
 
 def _evaluate(
-    registry: Registry,
+    prepared: Prepared,
     dmp: nn.Module,
     pipeline: CheckedTrainPipeline,
     rank: int,
@@ -288,9 +289,9 @@ def _evaluate(
 ) -> Quality | None:
     """Quality on the test split, where there is one and the registry wants it."""
     split: Split = "test"
-    if split not in splits_of(registry):
+    if split not in splits_of(prepared.registry):
         return None
-    loader = registry.dataloader(rank=rank, world_size=world_size, split=split, device=device)
+    loader = prepared.dataloader(rank=rank, world_size=world_size, split=split, device=device)
     predictions = Predictions()
     losses: list[Tensor] = []
     dmp.eval()

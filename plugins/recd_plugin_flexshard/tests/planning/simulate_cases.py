@@ -82,10 +82,9 @@ def steps(
         ]
     )
     training = TrainingSpec(optimizer="sgd", learning_rate=0.1)
-    registry: Any = SimpleNamespace(
-        training=training, sharding=(), lookup_kernels=(), coalesced=frozenset()
-    )
-    sharders = build_sharders(registry)
+    registry = SimpleNamespace(training=training, sharding=())
+    prepared: Any = SimpleNamespace(registry=registry, lookup_kernels=(), coalesced=frozenset())
+    sharders = build_sharders(prepared)
     names = {dist.group.WORLD.group_name: "cold"}
     if tiered:
         module = TieredEmbeddingCollection(module, TIERS)

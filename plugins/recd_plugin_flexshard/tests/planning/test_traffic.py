@@ -125,9 +125,7 @@ def test_ranks_send_what_is_predicted(tmp_path: Path, converter: str) -> None:
     registry = load_registry(path)
     registry.dataset.prepare()
     spec = load_topology("machine", nodes=2, ranks_per_node=2, device="cpu")
-    prepared = with_plugins(registry, spec).registry.prepared
-    assert prepared is not None
-    (part,) = prepared.parts.values()
+    (part,) = with_plugins(registry, spec).prepared.table_parts
     plan = part.plan
     seen = run_on_ranks(cases.all_batches, 4, path, local_world_size=2)
     sent: Counter[tuple[str, str]] = sum((rank.sent for rank in seen), Counter())

@@ -28,7 +28,7 @@ class Seen:
 def all_batches(rank: int, world_size: int, registry: Path) -> Seen:
     device = torch.device("cpu")
     parts = assemble(load_registry(registry), "plugins", device)
-    loader = parts.registry.dataloader(rank=rank, world_size=world_size, device=device)
+    loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
     names = tier_groups().names
     sent: Counter[tuple[str, str]] = Counter()
     steps = lists = 0

@@ -73,15 +73,14 @@ class Model(nn.Module):
 def train(rank: int, world_size: int, path: Path, sharding: str | None, profiled: bool) -> Any:
     """Losses of a trainer whose optimizer, pipeline and DMP are none of this package's."""
     registry = load_registry(path, sharding=sharding)
-    model: nn.Module = Model()
-    model = registry.prepare(model)
-    sharders = registry.sharders()
-    planner = registry.planner(model=model, device=CPU)
+    prepared = registry.prepare(Model())
+    sharders = prepared.sharders()
+    planner = prepared.planner(device=CPU)
     dmp = DistributedModelParallel(
-        model,
+        prepared.model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=CPU,
-        plan=planner.collective_plan(model, sharders, dist.group.WORLD),
+        plan=planner.collective_plan(prepared.model, sharders, dist.group.WORLD),
         sharders=sharders,
     )
     optimizer = KeyedOptimizerWrapper(
@@ -89,7 +88,7 @@ def train(rank: int, world_size: int, path: Path, sharding: str | None, profiled
         lambda parameters: torch.optim.Adam(parameters, lr=0.01),
     )
     pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU)
-    batches = iter(registry.dataloader(rank, world_size))
+    batches = iter(prepared.dataloader(rank, world_size))
     losses = []
     with step_profile(warmup=1) as profile:
         for _ in range(5):

@@ -56,7 +56,7 @@ class OneTrainer:
         )
         self.batch_size = registry.training.batch_size
         self.dmp, self.optimizer = parts.dmp, parts.optimizer
-        loader = parts.registry.dataloader(
+        loader = parts.prepared.dataloader(
             rank=dist.get_rank(), world_size=dist.get_world_size(), device=device
         )
         self.batches = list(islice(loader, max(2, num_batches // variant.batch)))
@@ -67,7 +67,7 @@ class OneTrainer:
         self._vector_bytes = 2 * 4 * registry.model.embedding_dim
         self._device = device
         self._around: Iterator[Any] = cycle(self.batches)
-        self._pipeline = parts.registry.train_pipeline(self.dmp, self.optimizer, device)
+        self._pipeline = parts.prepared.train_pipeline(self.dmp, self.optimizer, device)
         self._losses: list[Tensor] = []
         self.profiled = StepProfile(device, warmup=0)
         self.pooling_shares: list[dict[Stage, float]] = []

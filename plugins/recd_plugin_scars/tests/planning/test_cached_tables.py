@@ -25,6 +25,7 @@ from recd_plugin_scars.runtime.spec import HostMemory, MappedFile, TableCache
 from recd_plugin_torchrec.column_wise import ColumnWise
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugins.access.profile import TableAccess
+from recd_plugins.data.model_input import Placement
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
 from recd_plugins.model_tables import tables_of
@@ -89,8 +90,8 @@ def registry(
     *,
     storage: HostMemory | MappedFile | None = None,
     sharding: Any = None,
-) -> Registry:
-    """Whose tables ``exponents`` are cached, prepared."""
+) -> Prepared:
+    """A model whose tables ``exponents`` are cached."""
     spec = RegistrySpec.model_validate(
         {
             "version": 1,
@@ -110,22 +111,22 @@ def registry(
     }
     nothing: Any = None
     entry = Entry[Cache](Caches(Caches.Options()), tuple(exponents), "cache[0]", 10)
-    return Registry(
+    reg = Registry(
         path=Path("registry.yaml"),
         spec=spec,
         dataset=nothing,
         converter=PlainConverter(PlainConverter.Options()),
-        converter_fitted=True,
         preprocessing=(),
         pooling=(),
         sharding=() if sharding is None else (Entry(sharding, ("*",), "sharding[0]", 9),),
         cache=(entry,),
-        prepared=Prepared(nothing, {}, {"cache[0]": CachePart(caches, plan)}),
     )
+    parts = {"cache[0]": CachePart(caches, plan)}
+    return Prepared(reg, model(*exponents), Placement(), {}, parts=parts)
 
 
-def part_of(reg: Registry) -> CachePart:
-    (part,) = reg.parts
+def part_of(ready: Prepared) -> CachePart:
+    (part,) = ready.table_parts
     assert isinstance(part, CachePart)
     return part
 
@@ -136,35 +137,40 @@ def topology(device: str, ranks: int = 2) -> Topology:
     return load_topology("zionex-a100-40g", nodes=1, ranks_per_node=ranks).to_torchrec()
 
 
-def constraints(reg: Registry, module: nn.Module, device: str) -> dict[str, ParameterConstraints]:
-    return table_constraints(reg, tables_of(module), profile=DataProfile({}), device_type=device)
+def constraints(ready: Prepared, module: nn.Module, device: str) -> dict[str, ParameterConstraints]:
+    return table_constraints(ready, tables_of(module), profile=DataProfile({}), device_type=device)
 
 
-def options(reg: Registry, module: nn.Module, device: str) -> dict[tuple[str, str], ShardingOption]:
+def options(
+    ready: Prepared, module: nn.Module, device: str
+) -> dict[tuple[str, str], ShardingOption]:
     """By table and sharding type."""
     where = topology(device)
-    enumerator = SortedEnumerator(where, constraints(reg, module, device), reg.training, reg.parts)
-    found = enumerator.enumerate(module, reg.sharders())
+    enumerator = SortedEnumerator(
+        where, constraints(ready, module, device), ready.registry.training, ready.table_parts
+    )
+    found = enumerator.enumerate(module, ready.sharders())
     return {
         (option.name, option.sharding_type): option
         for option in found
-        if (option.name in part_of(reg).caches) == (option.compute_kernel == "fused_uvm_caching")
+        if (option.name in part_of(ready).caches) == (option.compute_kernel == "fused_uvm_caching")
     }
 
 
-def static_bytes(reg: Registry, module: nn.Module, device: str, kind: str) -> list[Any]:
+def static_bytes(ready: Prepared, module: nn.Module, device: str, kind: str) -> list[Any]:
     """Storage of the shards of table a without inputs and outputs."""
     where = topology(device)
-    enumerator = SortedEnumerator(where, constraints(reg, module, device), reg.training, reg.parts)
-    found = enumerator.enumerate(module, reg.sharders())
+    enumerator = SortedEnumerator(
+        where, constraints(ready, module, device), ready.registry.training, ready.table_parts
+    )
+    found = enumerator.enumerate(module, ready.sharders())
     chosen = [o for o in found if (o.name, o.sharding_type) == ("a", kind)]
     return enumerator.static_storage(chosen)["a"]
 
 
-def fast_bytes(reg: Registry, rows: int, dim: int, share: float) -> int:
+def fast_bytes(ready: Prepared, rows: int, dim: int, share: float) -> int:
     """Of a shard: cached rows, cold rows of two batches, and the row map."""
-    assert reg.prepared is not None
-    statistics = part_of(reg)._plan.statistics("a")
+    statistics = part_of(ready)._plan.statistics("a")
     cold = statistics.expected_lookups * statistics.expected_miss_rate(share) * rows / ROWS
     slots = min(rows, round(share * rows) + round(2 * cold))
     return slots * (4 * dim + STATE + 16) + 4 * rows
@@ -185,10 +191,10 @@ def test_memory_is_that_of_the_tiers(
         "column_wise": ColumnWise(ColumnWise.Options(shards=2)),
     }[kind]
     storage = MappedFile(Path("slow")) if in_file else HostMemory()
-    reg = registry({"a": 1.1}, 0.05, storage=storage, sharding=sharding)
-    fast = fast_bytes(reg, rows, dim, 0.05)
+    ready = registry({"a": 1.1}, 0.05, storage=storage, sharding=sharding)
+    fast = fast_bytes(ready, rows, dim, 0.05)
     slow = 0 if in_file else rows * (4 * dim + STATE)
-    for shard in static_bytes(reg, model("a"), device, kind):
+    for shard in static_bytes(ready, model("a"), device, kind):
         found = (shard.hbm, shard.ddr)
         assert found == ((fast, slow) if device == "cuda" else (0, fast + slow))
 
@@ -201,21 +207,21 @@ def test_a_table_in_a_file_may_be_larger_than_memory() -> None:
         (0.5, HostMemory(), False),
         (1.5, HostMemory(), True),
     ):
-        reg = registry({"a": 1.1}, 0.05, storage=storage)
+        ready = registry({"a": 1.1}, 0.05, storage=storage)
         memory = int(part * ROWS * (4 * DIM + STATE) / (1 - RESERVED_SHARE))
         there = where.model_copy(update={"ddr_bytes": memory}).to_torchrec()
-        planner = build_planner(reg, there, profile=DataProfile({}))
-        assert planner.fits(module, reg.sharders()) == fits, (part, storage)
+        planner = build_planner(ready, there, profile=DataProfile({}))
+        assert planner.fits(module, ready.sharders()) == fits, (part, storage)
 
 
 def test_other_tables_keep_their_kernels() -> None:
-    reg = registry({"a": 1.1}, 0.05)
-    found = constraints(reg, model("a", "b"), "cpu")
+    ready = registry({"a": 1.1}, 0.05)
+    found = constraints(ready, model("a", "b"), "cpu")
     assert found["a"].compute_kernels == ["fused_uvm_caching"]
     assert found["b"].compute_kernels is None
     assert found["b"].cache_params is None
-    planned = build_planner(reg, topology("cpu"), profile=DataProfile({})).plan(
-        model("a", "b"), reg.sharders()
+    planned = build_planner(ready, topology("cpu"), profile=DataProfile({})).plan(
+        model("a", "b"), ready.sharders()
     )
     kernels = {
         name: sharding.compute_kernel for name, sharding in cast(Any, planned.plan["bags"]).items()
@@ -226,13 +232,16 @@ def test_other_tables_keep_their_kernels() -> None:
 @pytest.mark.parametrize("share", [0.0, 1.0])
 def test_nothing_and_everything_can_be_cached(share: float) -> None:
     """TorchRec's planner takes load factors strictly between 0 and 1."""
-    reg, module = registry({"a": 1.1}, share), model("a")
-    plan = build_planner(reg, topology("cpu"), profile=DataProfile({})).plan(module, reg.sharders())
+    ready, module = registry({"a": 1.1}, share), model("a")
+    plan = build_planner(ready, topology("cpu"), profile=DataProfile({})).plan(
+        module, ready.sharders()
+    )
     params = cast(Any, plan.plan["bags"])
     assert 0 < params["a"].cache_params.load_factor < 1
     configs = cast(Any, module)["bags"].embedding_bag_configs()
     assert (
-        as_planned(part_of(reg).caches, params, configs)["a"].num_cached_rows(ROWS) == share * ROWS
+        as_planned(part_of(ready).caches, params, configs)["a"].num_cached_rows(ROWS)
+        == share * ROWS
     )
 
 
@@ -247,12 +256,11 @@ def test_misses_take_time_by_where_they_come_from() -> None:
             (0.5, HostMemory()),
             (0.05, MappedFile(Path("slow"))),
         ):
-            reg = registry({"a": 1.1}, share, storage=storage)
-            assert reg.prepared is not None
-            statistics = part_of(reg)._plan.statistics("a")
+            ready = registry({"a": 1.1}, share, storage=storage)
+            statistics = part_of(ready)._plan.statistics("a")
             cold = statistics.expected_lookups * statistics.expected_miss_rate(share)
             slower = 1.0 if isinstance(storage, HostMemory) else rate * 1000 / 2**30
-            perf = options(reg, module, device)["a", "table_wise"].shards[0].perf
+            perf = options(ready, module, device)["a", "table_wise"].shards[0].perf
             assert perf is not None
             assert perf.prefetch_compute == pytest.approx(cold * DIM * 4 / rate * slower)
             times.append(perf.total)
@@ -262,24 +270,24 @@ def test_misses_take_time_by_where_they_come_from() -> None:
 
 def scaled(budget: int) -> dict[str, float]:
     """Load factors that TorchRec's proposer finds for three tables, from 1 % of each."""
-    reg, module = registry({"a": 1.4, "b": 1.1, "c": 0.6}, 0.01), model("a", "b", "c")
+    ready, module = registry({"a": 1.4, "b": 1.1, "c": 0.6}, 0.01), model("a", "b", "c")
     spec = load_topology("zionex-a100-40g", nodes=1, ranks_per_node=1)
     where = spec.model_copy(update={"hbm_bytes": budget}).to_torchrec()
-    found = constraints(reg, module, "cuda")
+    found = constraints(ready, module, "cuda")
     found = {name: replace(each, sharding_types=["table_wise"]) for name, each in found.items()}
     planner = EmbeddingShardingPlanner(
         topology=where,
         batch_size=BATCH_SIZE,
-        enumerator=SortedEnumerator(where, found, reg.training, reg.parts),
-        storage_reservation=Reservation(reg.training),
+        enumerator=SortedEnumerator(where, found, ready.registry.training, ready.table_parts),
+        storage_reservation=Reservation(ready.registry.training),
         proposer=EmbeddingOffloadScaleupProposer(),
         constraints=found,
         debug=False,
     )
-    plan = cast(Any, planner.plan(module, reg.sharders()).plan["bags"])
+    plan = cast(Any, planner.plan(module, ready.sharders()).plan["bags"])
     configs = cast(Any, module)["bags"].embedding_bag_configs()
     kept = {name: c for name, c in plan.items() if c.compute_kernel == "fused_uvm_caching"}
-    caches = as_planned(part_of(reg).caches, kept, configs)
+    caches = as_planned(part_of(ready).caches, kept, configs)
     return {name: caches[name].load_factor if name in kept else 1.0 for name in plan}
 
 

@@ -169,7 +169,8 @@ class Wrong(RowPolicy):
 def test_a_policy_of_others_gives_free_slots_back(
     given: Callable[[Slots], Slots], wrong: str | None
 ) -> None:
-    cache = TableCache(partial(Wrong, given=given), 2 / ROWS)
+    policy: Any = partial(Wrong, given=given)
+    cache = TableCache(policy, 2 / ROWS)
     _, kernel = pair(config_of([ROWS]), {"t0": cache})
     held = kernel(batch_of([[0], []]))  # row 0 stays, as this batch is on its way
     with pytest.raises(PluginError, match=wrong) if wrong else nullcontext():

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.batch import Batch
-from recd_plugins.data.loader import DataLoader
+from recd_plugins.data.loader import DataLoader, build_dataloader
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
 from recd_plugins.data.reader import PlannedReader
@@ -179,8 +179,8 @@ class IngestionContract(PluginContract):
         self, registry: Registry, split: Split, rank: int, world_size: int
     ) -> None:
         """Two epochs; the position after the last batch of one is the start of the next."""
-        alone = replace(registry, ingestion=None).dataloader(rank, world_size, split)
-        with registry.dataloader(rank, world_size, split) as loader:
+        alone = build_dataloader(replace(registry, ingestion=None), rank, world_size, split)
+        with build_dataloader(registry, rank, world_size, split) as loader:
             for _epoch in range(2):
                 expected = _read(alone)
                 assert len(expected) == len(loader)
@@ -189,11 +189,11 @@ class IngestionContract(PluginContract):
 
     def test_goes_on_at_any_batch(self, registry: Registry) -> None:
         """By the same feed, each time after an iteration that was left early."""
-        alone = replace(registry, ingestion=None).dataloader(0, 2)
+        alone = build_dataloader(replace(registry, ingestion=None), 0, 2)
         start = alone.state_dict()
         expected = _read(alone)
         positions = [start, *(position for _, position in expected)]
-        with registry.dataloader(0, 2) as loader:
+        with build_dataloader(registry, 0, 2) as loader:
             for step, position in enumerate(positions[:-1]):
                 loader.load_state_dict(json.loads(json.dumps(position)))
                 _assert_same(list(islice(_each(loader), 2)), expected[step : step + 2])
@@ -204,9 +204,9 @@ class IngestionContract(PluginContract):
         """Every row of an epoch once."""
         numbers: list[float] = []
         with (
-            registry.dataloader(0, 2) as first,
-            registry.dataloader(1, 2) as second,
-            registry.dataloader(0, 1, "test") as test,
+            build_dataloader(registry, 0, 2) as first,
+            build_dataloader(registry, 1, 2) as second,
+            build_dataloader(registry, 0, 1, "test") as test,
         ):
             next(iter(test))
             for pair in zip(first, second, strict=True):
@@ -223,11 +223,11 @@ class IngestionContract(PluginContract):
     ) -> None:
         """The same error at the same batch, and again when it is read again."""
         registry = _registry(plugin, **options)
-        alone = replace(registry, ingestion=None).dataloader(0, 1)
+        alone = build_dataloader(replace(registry, ingestion=None), 0, 1)
         expected, before = _failure(alone)
         assert type(expected) is kind
         *_, (_, position) = before
-        with registry.dataloader(0, 1) as loader:
+        with build_dataloader(registry, 0, 1) as loader:
             for _attempt in range(2):
                 error, batches = _failure(loader)
                 assert type(error) is kind
@@ -237,7 +237,7 @@ class IngestionContract(PluginContract):
                 before = []  # it goes on where the error was
 
     def test_report_is_figures(self, registry: Registry) -> None:
-        with registry.dataloader(0, 1) as loader:
+        with build_dataloader(registry, 0, 1) as loader:
             _read(loader)
             open_report = dict(loader.report())
         for report in (open_report, dict(loader.report())):
@@ -247,12 +247,12 @@ class IngestionContract(PluginContract):
 
     def test_nothing_is_left_when_it_is_closed(self, registry: Registry) -> None:
         """Also where an iteration was left early, and where nothing was read."""
-        with registry.dataloader(0, 1) as warm_up:
+        with build_dataloader(registry, 0, 1) as warm_up:
             next(iter(warm_up))
         before = {id(item) for item in self.left_over()}
-        loader = registry.dataloader(0, 1)
+        loader = build_dataloader(registry, 0, 1)
         next(iter(loader))
-        unread = registry.dataloader(0, 1)
+        unread = build_dataloader(registry, 0, 1)
         for each in (loader, unread, loader):  # the second call does nothing
             each.close()
         for _ in range(200):

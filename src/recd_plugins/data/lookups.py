@@ -15,28 +15,41 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from recd_plugins.data.preprocess import Preprocess
-    from recd_plugins.registry import Prepared, Registry
+    from recd_plugins.registry import Registry
 
 
 class RegistryLookups(Lookups):
-    """Those of a registry.
+    """Those of a registry. They travel to readers by pickle.
 
     Args:
-        registry: its preprocessing is used, and what it learnt of the model that it prepared.
+        registry: its preprocessing is used.
+        tables: of the model; None where none is prepared.
+        parts: what its entries do to them.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        tables: Sequence[Table] | None = None,
+        parts: Sequence[TablePart] = (),
+    ) -> None:
         self._registry = registry
+        self._tables = tables
+        self._parts = parts
 
     @property
     def tables(self) -> Sequence[Table]:
         """See ``Lookups.tables``."""
-        return self._prepared.tables
+        if self._tables is None:
+            raise self._no_model()
+        return self._tables
 
     @property
     def parts(self) -> Sequence[TablePart]:
         """See ``Lookups.parts``."""
-        return list(self._prepared.parts.values())
+        if self._tables is None:
+            raise self._no_model()
+        return self._parts
 
     def of(self, rows: Rows, features: Sequence[str]) -> Mapping[str, FeatureLookups]:
         """See ``Lookups.of``. Of a feature in layout ``list_dict`` each list is preprocessed once.
@@ -77,14 +90,11 @@ class RegistryLookups(Lookups):
                 found[name] = _lookups(jagged.values(), jagged.lengths(), inverse)
         return found
 
-    @property
-    def _prepared(self) -> Prepared:
-        if self._registry.prepared is None:
-            raise SetupError(
-                f"{self._registry.path}: which tables there are is known when Registry.prepare has "
-                "seen the model; call it before the first batch is read"
-            )
-        return self._registry.prepared
+    def _no_model(self) -> SetupError:
+        return SetupError(
+            f"{self._registry.path}: which tables there are is known when Registry.prepare has "
+            "seen the model: read by what it returns, as prepared.dataloader()"
+        )
 
     @cached_property
     def _preprocess(self) -> Preprocess:
