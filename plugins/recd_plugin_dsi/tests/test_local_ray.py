@@ -25,11 +25,12 @@ _TRAINER = """
 import signal, time
 from recd_plugin_dsi.tests.numbered import registry
 from recd_plugin_dsi.tests.test_local_ray import OPTIONS
+from recd_plugins.data.loader import build_dataloader
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 addresses = []
 for feed in ("the first", "one that has the cluster of the first"):
-    loader = registry(OPTIONS, seconds=0.05).dataloader(0, 1)
+    loader = build_dataloader(registry(OPTIONS, seconds=0.05), 0, 1)
     addresses.append(loader._feed._feed._cluster.address)
     batches = iter(loader)
     next(batches)
