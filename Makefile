@@ -55,6 +55,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache --config layers.ini
 
 clean:
 	rm -rf $(VENV) .data .mypy_cache .pytest_cache .ruff_cache .hypothesis

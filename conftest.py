@@ -69,7 +69,7 @@ _SLOW = (
     "test_third_party_*.py",
     "recd_plugin_scars/tests/report/test_cached_run.py",
     "training/test_checkpoint.py",
-    "training/test_dcn_run.py",
+    "model/test_dcn_run.py",
     "recd_plugin_flexshard/tests/report/test_tiers.py",
     # Bad inputs of every kind, and every option with every value.
     "fuzz/*",

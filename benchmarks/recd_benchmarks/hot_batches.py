@@ -214,9 +214,9 @@ def _source(name: str, folder: Path, text: str, *, sessions: bool) -> Source:
     """Profile the data, and find how much of each table is to be hot."""
     from recd_plugins.access.measure import measure_access
     from recd_plugins.interfaces import DatasetWrapper
+    from recd_plugins.model.build import build_model
     from recd_plugins.model_tables import tables_of
     from recd_plugins.registry import load_registry
-    from recd_plugins.training.prepare import build_model
 
     path, profile = folder / f"{name}.yaml", folder / f"{name}.access.parquet"
     path.write_text(text, encoding="utf-8")

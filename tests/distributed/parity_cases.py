@@ -39,10 +39,10 @@ from recd_plugins.data.model_input import ModelInput, lower
 from recd_plugins.distributed.guards import check_every_parameter_is_trained
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.interfaces import Pooling
+from recd_plugins.model.sequence_pooling import PoolRows
 from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.sequence_pooling import PoolRows
 from recd_plugins.training.weights import copy_weights
 
 CPU = torch.device("cpu")

@@ -131,7 +131,7 @@ def test_training_takes_the_same_plan(make_registry) -> None:
     registry = make_registry()
     spec = load_topology("machine", ranks=2)
     planned = with_plugins(registry).plan(spec.to_torchrec(), registry.training.batch_size)
-    from recd_plugins.training.prepare import build_model
+    from recd_plugins.model.build import build_model
 
     again = make_registry()
     prepared = again.prepare(build_model(again, again.dataset.schema()))

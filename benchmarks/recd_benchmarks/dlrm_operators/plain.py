@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from recd_benchmarks.dlrm_operators.configuration import FEATURES, NUM_DENSE
+from recd_plugins.model.dlrm import DLRM
+from recd_plugins.model.interactions import CrossInteraction
 from recd_plugins.model_tables import table_name
 from recd_plugins.registry.schema import ModelSpec
-from recd_plugins.training.dlrm import DLRM
-from recd_plugins.training.interactions import CrossInteraction
 
 
 class PlainModel(nn.Module):

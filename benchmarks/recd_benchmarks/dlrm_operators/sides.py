@@ -27,8 +27,8 @@ from recd_benchmarks.dlrm_operators.parts import mark
 from recd_benchmarks.dlrm_operators.plain import PlainModel
 from recd_plugins.data.model_input import ModelInput, Placement
 from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder, fused_params
+from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model_tables import table_name
-from recd_plugins.training.dlrm import DLRM
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.pipeline import build_train_pipeline
 from recd_plugins.training.weights import copy_weights

@@ -23,9 +23,9 @@ from recd_plugins.data.model_input import Placement
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.interfaces import Pooling
 from recd_plugins.manager import PluginManager
+from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model_tables import table_name
 from recd_plugins.registry.schema import ModelSpec, TrainingSpec
-from recd_plugins.training.dlrm import DLRM
 from recd_plugins.training.optimizer import build_optimizer
 
 TABLE = table_name(FEATURE)

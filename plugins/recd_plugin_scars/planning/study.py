@@ -151,7 +151,7 @@ def cached_tables(registry: Registry) -> list[Table]:
     """
     import torch
 
-    from recd_plugins.training.prepare import build_model
+    from recd_plugins.model.build import build_model
 
     if registry.model is None:
         raise RecdError(f"{registry.path}: no model: section says which tables there are; add one")

@@ -293,8 +293,8 @@ def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Tab
         )
     import torch
 
+    from recd_plugins.model.build import build_model
     from recd_plugins.model_tables import tables_of
-    from recd_plugins.training.prepare import build_model
 
     with torch.device("meta"):
         return tables_of(build_model(registry, registry.dataset.schema()))

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ModuleSharder
 
+from recd_plugins.data.placement import plan_placement
+from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed import stock_sharders
 from recd_plugins.interfaces import Table, TrainingData
-from recd_plugins.model_tables import tables_of
+from recd_plugins.model.build import build_model
+from recd_plugins.model.poolings import put_poolings
+from recd_plugins.model_tables import rows_by_feature, tables_of
 from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned, RegistryPlanner
 from recd_plugins.planning.profile import DataProfile
@@ -19,8 +23,6 @@ from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import rows_pooled
 from recd_plugins.registry import Prepared, Registry
-from recd_plugins.training.assembly import without_plugins
-from recd_plugins.training.prepare import build_model
 
 
 @dataclass(frozen=True)
@@ -119,3 +121,14 @@ def data_of_model(registry: Registry) -> RegistryData:
     """The training split of a registry, as the model of its ``model:`` section knows it."""
     with torch.device("meta"):
         return RegistryData(registry, build_model(registry, registry.dataset.schema()))
+
+
+def without_plugins(registry: Registry, model: nn.Module) -> Prepared:
+    """The same data, values and model; no deduplication, no sharding and no cache plugin."""
+    placement = plan_placement(registry, registry.dataset.schema())
+    put_poolings(registry, model)
+    plain = replace(
+        registry, converter=PlainConverter(PlainConverter.Options()), sharding=(), cache=()
+    )
+    tables = tuple(tables_of(model))
+    return Prepared(plain, model, placement, rows_by_feature(tables), tables)

@@ -19,9 +19,11 @@ from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fit_converte
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Origin, Rows
+from recd_plugins.model.build import build_model
+from recd_plugins.model.poolings import put_poolings
+from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.planning.activations import counting_saved
 from recd_plugins.planning.stages import stage_of
-from recd_plugins.training.sequence_pooling import SequencePooling
 
 if TYPE_CHECKING:
     from recd_plugins.data.model_input import ModelInput, Placement
@@ -85,9 +87,6 @@ def measure_compute(registry: Registry) -> Compute:
         RecdError: the registry has no model, or it does not fit the data.
         DataError: the data is missing or wrong.
     """
-    # Imported here: it needs the planner.
-    from recd_plugins.training.prepare import build_model, put_poolings
-
     if registry.model is None:
         raise RecdError(f"{registry.path}: no model: section, so there is nothing to count")
     spec = registry.spec.model_copy(

@@ -12,17 +12,16 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
-from recd_plugins.data.placement import plan_placement
-from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed import stock_sharders
 from recd_plugins.distributed.lookup_kernels import kept_tables
 from recd_plugins.interfaces import Setting, Table, TablePart
-from recd_plugins.model_tables import rows_by_feature, tables_of
+from recd_plugins.model.build import build_model
+from recd_plugins.model_tables import tables_of
+from recd_plugins.planning.candidates import without_plugins
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.registry import Prepared, Registry
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.prepare import build_model, put_poolings
 from recd_plugins.training.prepare_parts import prepare_parts
 from recd_plugins.training.weights import copy_weights
 
@@ -116,17 +115,6 @@ def assemble(
     dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
     return Assembled(prepared, dmp, optimizer, tables, setting)
-
-
-def without_plugins(registry: Registry, model: torch.nn.Module) -> Prepared:
-    """The same data, values and model; no deduplication, no sharding and no cache plugin."""
-    placement = plan_placement(registry, registry.dataset.schema())
-    put_poolings(registry, model)
-    plain = replace(
-        registry, converter=PlainConverter(PlainConverter.Options()), sharding=(), cache=()
-    )
-    tables = tuple(tables_of(model))
-    return Prepared(plain, model, placement, rows_by_feature(tables), tables)
 
 
 def _batch_parts(

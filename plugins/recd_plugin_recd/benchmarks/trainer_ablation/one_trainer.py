@@ -23,12 +23,12 @@ from recd_plugins.distributed.sharders import (
     fused_params,
 )
 from recd_plugins.errors import RecdError
+from recd_plugins.model.dlrm import DLRM
+from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.planning.stages import Stage
 from recd_plugins.registry import Registry, TrainingSpec
 from recd_plugins.training.assembly import assemble
 from recd_plugins.training.breakdown import StepProfile, static_bytes
-from recd_plugins.training.dlrm import DLRM
-from recd_plugins.training.sequence_pooling import SequencePooling
 
 
 class OneTrainer:

@@ -14,9 +14,10 @@ from recd_plugins.data.batch import Batch
 from recd_plugins.data.model_input import Placement, lower
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema
+from recd_plugins.model.build import build_model
+from recd_plugins.model.dlrm import DLRM
+from recd_plugins.model.poolings import put_poolings
 from recd_plugins.registry import ModelSpec, Registry, load_registry
-from recd_plugins.training.dlrm import DLRM
-from recd_plugins.training.prepare import build_model, put_poolings
 
 
 def test_the_order_of_a_keyed_tensor_does_not_matter() -> None:

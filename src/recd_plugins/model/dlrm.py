@@ -19,10 +19,10 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
 from recd_plugins.data.model_input import ModelInput, Placement
 from recd_plugins.errors import RecdError
+from recd_plugins.model.interactions import interaction_of
+from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.model_tables import table_name
 from recd_plugins.registry.schema import ModelSpec
-from recd_plugins.training.interactions import interaction_of
-from recd_plugins.training.sequence_pooling import SequencePooling
 
 Output = tuple[Tensor, Tensor, Tensor]
 

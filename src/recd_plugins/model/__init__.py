@@ -1,0 +1,1 @@
+"""The built-in model, and poolings of sequences for models of any make."""
