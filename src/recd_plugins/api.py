@@ -6,7 +6,13 @@ by name, where a registry file uses it::
     from recd_plugins.api import Preprocessing, hookimpl
 
     REQUIRES_API = 1
+
+What needs torch is imported when it is asked for: the bases of sharders and sharded modules, and
+what a step takes. Modules that declare plugins import these names inside methods.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from recd_plugins.errors import (
     DataError,
@@ -60,6 +66,30 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.plugin_check import API_VERSION
 
+if TYPE_CHECKING:
+    from recd_plugins.distributed.lookup_kernels import LookupKernels
+    from recd_plugins.distributed.sharded_modules import (
+        ExactSequenceContext,
+        ExactShardedEmbeddingBagCollection,
+        ExactShardedEmbeddingCollection,
+    )
+    from recd_plugins.distributed.sharders import (
+        ExactEmbeddingBagCollectionSharder,
+        ExactEmbeddingCollectionSharder,
+    )
+    from recd_plugins.planning.work import Work
+
+#: Modules of names that need torch.
+_WITH_TORCH = {
+    "ExactEmbeddingBagCollectionSharder": "recd_plugins.distributed.sharders",
+    "ExactEmbeddingCollectionSharder": "recd_plugins.distributed.sharders",
+    "ExactSequenceContext": "recd_plugins.distributed.sharded_modules",
+    "ExactShardedEmbeddingBagCollection": "recd_plugins.distributed.sharded_modules",
+    "ExactShardedEmbeddingCollection": "recd_plugins.distributed.sharded_modules",
+    "LookupKernels": "recd_plugins.distributed.lookup_kernels",
+    "Work": "recd_plugins.planning.work",
+}
+
 __all__ = [
     "API_VERSION",
     "Cache",
@@ -68,12 +98,18 @@ __all__ = [
     "DataError",
     "Dataset",
     "DatasetWrapper",
+    "ExactEmbeddingBagCollectionSharder",
+    "ExactEmbeddingCollectionSharder",
+    "ExactSequenceContext",
+    "ExactShardedEmbeddingBagCollection",
+    "ExactShardedEmbeddingCollection",
     "ExactnessError",
     "FeatureLookups",
     "FeatureSchema",
     "Feed",
     "Ingestion",
     "Kind",
+    "LookupKernels",
     "Lookups",
     "Origin",
     "PlanAnswer",
@@ -107,5 +143,12 @@ __all__ = [
     "TargetPooling",
     "TrainedRun",
     "TrainingData",
+    "Work",
     "hookimpl",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WITH_TORCH:
+        return getattr(import_module(_WITH_TORCH[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

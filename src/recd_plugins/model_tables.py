@@ -48,7 +48,7 @@ class EmbeddingModule:
 
     @property
     def ours(self) -> bool:
-        """Whether ``Registry.sharders`` shards it, and plugins may have its tables.
+        """Whether ``Prepared.sharders`` shards it, and plugins may have its tables.
 
         ``DistributedModelParallel`` matches types exactly, so a subclass is another module.
         """

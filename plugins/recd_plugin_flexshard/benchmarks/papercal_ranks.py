@@ -77,7 +77,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:
         trainers[name] = RankTrainer(parts.dmp, parts.optimizer, batches)
         ids = sum(from_every_rank(trainers[name].num_ids)) / world_size
         tables = _tables(parts.prepared)
-        tiers = sections_of(parts, None, []).get("tiers")
+        tiers = sections_of(parts, None, [], taken=()).get("tiers")
         assert tiers is None or isinstance(tiers, TierReport)
         trained[name] = Trained(
             ids=ids,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar
 
@@ -111,7 +112,8 @@ class RowPolicy(ABC):
         """
 
 
-PolicyMaker = type[RowPolicy] | partial[RowPolicy]
+PolicyMaker = Callable[[ShardRows], RowPolicy]
+"""A class of policies, or ``functools.partial`` of one."""
 
 
 def class_of(maker: PolicyMaker) -> type[RowPolicy]:

@@ -89,7 +89,7 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         _check_plan(params, self.shardable_parameters(module))
         check_kernels(self._kernels, params, device)
         with _known_to_fbgemm(self.fused_params):
-            return ExactShardedEmbeddingBagCollection(
+            return self.sharded_module_type(
                 module,
                 params,
                 env,

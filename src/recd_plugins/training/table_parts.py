@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
 from recd_plugins.distributed.byte_counter import Channel
+from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Section, TablePart, TrainedRun
 from recd_plugins.interfaces.table_part import by_class
 from recd_plugins.training.assembly import Assembled
@@ -30,7 +31,11 @@ def observed_by(parts: Sequence[TablePart], model: nn.Module, steps: int) -> Obs
 
 
 def sections_of(
-    assembled: Assembled, sent: Mapping[str, float] | None, ranks: Sequence[Observed]
+    assembled: Assembled,
+    sent: Mapping[str, float] | None,
+    ranks: Sequence[Observed],
+    *,
+    taken: Collection[str],
 ) -> dict[str, Section]:
     """What table parts report, by the name of the section.
 
@@ -38,6 +43,10 @@ def sections_of(
         assembled: the trained model.
         sent: bytes of all ranks in one step by channel; None where nothing was counted.
         ranks: what each has observed.
+        taken: names in the report that sections cannot have.
+
+    Raises:
+        PluginError: two parts report sections of one name, or one has a name that is taken.
     """
     if assembled.setting is None:  # a baseline has no parts
         return {}
@@ -51,7 +60,13 @@ def sections_of(
             sent,
             [rank[_name(cls)] for rank in ranks],
         )
-        found |= {section.name: section for section in cls.sections(parts, run)}
+        for section in cls.sections(parts, run):
+            if section.name in taken or section.name in found:
+                raise PluginError(
+                    f"{_name(cls)} reports a section {section.name}, which the report of a run "
+                    "has already: give it another name"
+                )
+            found[section.name] = section
     return found
 
 

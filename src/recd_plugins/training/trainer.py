@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -243,6 +243,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
             parts,
             sum_by_kind([count.sent_by_channel for count in counts]) if counts else None,
             [observed for _, _, observed, *_ in ranks],
+            taken={field.name for field in fields(Result)},
         ),
         groups=GroupReport.of([groups for *_, groups, _ in ranks], prepared.expected_groups()),
         stalls=StallReport.of(

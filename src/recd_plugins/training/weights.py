@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
+from recd_plugins.errors import SetupError
+
 
 def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor]) -> None:
     """Set every local shard of a sharded state dict from the whole tensors of the same names.
@@ -17,11 +19,20 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor]) -> Non
     on the CPU, so two plans of one model would start differently. Load ``sharded`` afterwards
     (``load_state_dict``): modules may have copies of rows, which follow their tables then.
 
+    What a sharded module keeps besides, which is no table, stays as the module made it.
+
     Raises:
-        KeyError: ``whole`` lacks a name.
+        SetupError: ``whole`` lacks a table.
     """
     with torch.no_grad():
         for name, target in sharded.items():
+            if name not in whole:
+                if isinstance(target, ShardedTensor):
+                    raise SetupError(
+                        f"the sharded model has a table {name}, which the model has not: a sharded "
+                        "module names its tables in state dicts as the module that it was made of"
+                    )
+                continue
             source = whole[name]
             if isinstance(target, ShardedTensor):
                 for shard in target.local_shards():

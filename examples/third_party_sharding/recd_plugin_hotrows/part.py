@@ -1,0 +1,103 @@
+"""What copies of hot rows do to their tables, from plan to report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from recd_plugins.api import Section, StepShape, Table, TablePart, TrainedRun
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.types import ParameterSharding
+
+    from recd_plugins.api import Work
+
+CHANNEL = "hot_rows"
+
+
+class HotTable(NamedTuple):
+    """Rows that every rank has, the share of ids that read them, and scalars a row."""
+
+    rows: int
+    share: float
+    width: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the copies."""
+        return 4 * self.rows * self.width
+
+
+class HotPart(TablePart):
+    """Copies of rows, and the all-reduce of their gradients."""
+
+    def __init__(self, tables: Mapping[str, HotTable], world_size: int) -> None:
+        self.tables, self.world_size = tables, world_size
+
+    def needs_stock_kernels(self) -> Mapping[str, str]:
+        return dict.fromkeys(self.tables, "has copies of its rows, so that it cannot be cached")
+
+    def sharded_share(self, table: str) -> float:
+        return 1 - self.tables[table].share if table in self.tables else 1.0
+
+    def memory_of_rank(self, *_: Any) -> Mapping[str, int]:
+        """Copies and their gradients."""
+        return {"hot rows": sum(2 * table.num_bytes for table in self.tables.values())}
+
+    def activation_bytes(self, table: Table, ids: float) -> float:
+        hot = self.tables.get(table.name)
+        return 4 * hot.width * hot.share * ids if hot else 0.0
+
+    def work(
+        self, table: Table, _: ParameterSharding, step: StepShape
+    ) -> Iterable[tuple[slice, Work]]:
+        """Lookups on every rank, and its part of the all-reduce."""
+        from recd_plugins.api import Work
+
+        if (hot := self.tables.get(table.name)) is not None:
+            ids = hot.share * step.profile.ids(table, step.batch_size)
+            reduced = 2 * (step.world_size - 1) / step.world_size * hot.num_bytes
+            looked_up = 4 * hot.width * ids
+            work = Work(ids_looked_up=ids, bytes_looked_up=looked_up, bytes_reduced=reduced)
+            yield slice(None), work
+
+    def figures(self, table: str) -> Mapping[str, Any]:
+        hot = self.tables.get(table)
+        return {"hot_rows": hot.rows, "hot_share": hot.share} if hot else {}
+
+    def words(self, table: str) -> Sequence[str]:
+        return [f"{self.tables[table].rows:,} hot rows"] if table in self.tables else []
+
+    def channels(self, model: nn.Module) -> Mapping[Any, str]:
+        from recd_plugin_hotrows.sharded import ShardedHotCollection
+
+        return {
+            (module.group.group_name, "all_reduce"): CHANNEL
+            for module in model.modules()
+            if isinstance(module, ShardedHotCollection)
+        }
+
+    @classmethod
+    def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
+        sent = None if run.sent is None else run.sent[CHANNEL]
+        tables = [table for part in parts for table in part.tables.values()]
+        expected = 2 * (run.setting.world_size - 1) * sum(table.num_bytes for table in tables)
+        return [Sent(sent, expected)]
+
+
+class Sent(Section):
+    """Bytes of gradients of copies in a step of all ranks."""
+
+    name = "hot_rows"
+
+    def __init__(self, counted: float | None, predicted: float) -> None:
+        self.counted, self.predicted = counted, predicted
+
+    def as_json(self) -> Any:
+        return {"bytes": {"counted": self.counted, "predicted": self.predicted}}
+
+    def shown(self, run: str) -> Sequence[str]:
+        counted = "-" if self.counted is None else f"{self.counted:,.0f}"
+        text = f"gradients of hot rows, a step: {counted} bytes, predicted {self.predicted:,.0f}"
+        return [f"{run} {text}".strip()]

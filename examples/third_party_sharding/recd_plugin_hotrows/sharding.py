@@ -1,0 +1,93 @@
+"""``hotrows.replicated``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from recd_plugins.api import PluginOptions, Setting, SetupError, SharderArguments, Sharding, Table
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import ModuleSharder
+
+    from recd_plugin_hotrows.part import HotPart
+
+
+class HotRows(Sharding):
+    """The most read rows of sequence tables on every rank, the tables table-wise."""
+
+    name = "hotrows.replicated"
+
+    class Options(PluginOptions):
+        rows: int = Field(gt=0, description="Rows of each table that every rank has.")
+
+    options: Options
+
+    def rewrite(self, model: nn.Module, tables: Sequence[Table], setting: Setting) -> nn.Module:
+        """Put a ``HotCollection`` where the model has an EmbeddingCollection with some of them."""
+        from torchrec import EmbeddingCollection
+
+        from recd_plugin_hotrows.collection import HotCollection
+
+        hot = {
+            name: access.rows[: self.options.rows] for name, access in self._read(tables, setting)
+        }
+        for parent in list(model.modules()):
+            for name, child in parent.named_children():
+                if isinstance(child, EmbeddingCollection) and any(
+                    config.name in hot for config in child.embedding_configs()
+                ):
+                    setattr(parent, name, HotCollection(child, hot))
+        return model
+
+    def part(self, tables: Sequence[Table], setting: Setting) -> HotPart | None:
+        from recd_plugin_hotrows.part import HotPart, HotTable
+
+        found = {
+            table.name: HotTable(
+                min(self.options.rows, len(access.rows)),
+                access.covered(self.options.rows),
+                table.embedding_dim,
+            )
+            for table, (_, access) in zip(tables, self._read(tables, setting), strict=True)
+        }
+        return HotPart(found, setting.world_size) if found else None
+
+    def constraints(self, tables: Sequence[Table]) -> Mapping[str, ParameterConstraints]:
+        from torchrec.distributed.planner.types import ParameterConstraints
+
+        return {
+            table.name: ParameterConstraints(
+                sharding_types=["table_wise"], compute_kernels=["fused"]
+            )
+            for table in tables
+        }
+
+    def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
+        from recd_plugin_hotrows.sharded import HotSharder
+
+        params, kernels, coalesced = arguments
+        return [HotSharder(params, kernels=kernels, coalesced=coalesced)]
+
+    def _read(self, tables: Sequence[Table], setting: Setting) -> list[tuple[str, Any]]:
+        """How often each row of a table is read, by its name."""
+        if pooled := [table.name for table in tables if table.pooled]:
+            raise SetupError(
+                f"{self.name} is for tables of sequences, and {', '.join(pooled)} are looked up in "
+                "bags: name their features in a pooling: entry, or take torchrec.table_wise"
+            )
+        if tables and setting.optimizer != "sgd":
+            raise SetupError(
+                f"{self.name} trains its copies by sgd, and training.optimizer is "
+                f"{setting.optimizer}: change it, or take torchrec.table_wise"
+            )
+        profile = setting.data.access(tables, 65_536) if tables else None
+        return [
+            (table.name, profile.covering(table.name, table.num_embeddings))
+            for table in tables
+            if profile is not None
+        ]

@@ -1,0 +1,27 @@
+"""Weights of sharded modules, set from whole tables."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed._shard import sharded_tensor
+from torch.distributed._shard.sharding_spec import ChunkShardingSpec
+
+from recd_plugins.errors import SetupError
+from recd_plugins.training.weights import copy_weights
+
+
+def test_what_a_module_keeps_besides_stays() -> None:
+    sharded = {"over.weight": torch.zeros(2), "count": torch.tensor(3)}
+    copy_weights(sharded, {"over.weight": torch.ones(2)})
+    assert sharded["over.weight"].tolist() == [1, 1]
+    assert sharded["count"] == 3
+
+
+def test_a_table_of_another_name_is_refused() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        table = sharded_tensor.zeros(ChunkShardingSpec(0, ["rank:0/cpu"]), 4, 2)
+        with pytest.raises(SetupError, match=r"has a table embeddings\.other\.weight, which"):
+            copy_weights({"embeddings.other.weight": table}, {})
+    finally:
+        dist.destroy_process_group()
