@@ -35,7 +35,7 @@ def sections_of(
     sent: Mapping[str, float] | None,
     ranks: Sequence[Observed],
     *,
-    taken: Collection[str],
+    taken: Collection[str] = (),
 ) -> dict[str, Section]:
     """What table parts report, by the name of the section.
 
