@@ -216,5 +216,5 @@ def _not_finite(
     where = f"row {row}, column {name!r}" if rows is None else place(rows, name, row)
     return DataError(
         f"{where}: preprocessing {steps[first].name} makes {made} of {given}; give it numbers that "
-        "it takes (recd.clamp before it keeps them between bounds), or leave the row out"
+        "it takes (a step before it may keep them between bounds), or leave the row out"
     )

@@ -368,7 +368,7 @@ def _explain(
         f"no plan fits batches of {training.batch_size:,} rows: without them and optimizer state "
         f"the tables take {_bytes(sum(size.values()))}{of_parts}, on {topology.world_size} ranks "
         f"with {_bytes(memory)} each; the largest: {listed}. Use more ranks, smaller batches or "
-        "smaller tables, or let large tables be split: torchrec.row_wise"
+        "smaller tables, or let large tables be split by rows"
     )
 
 

@@ -234,7 +234,7 @@ def schema_problems(
         document: what was validated.
         base: where in it the validated part stands.
         model: the model of that part.
-        what: what its keys are, in words, as ``key`` or ``option of recd.ikjt``.
+        what: what its keys are, in words, as ``key`` or ``option of acme.hash``.
         error: pydantic's.
     """
     data: Any = document.data

@@ -80,7 +80,7 @@ class FiniteRun:
         again = "" if newest is None else ", and go on from there with --resume"
         return RecdError(
             f"{self.name}: {what}, so the run ends here and saves nothing more; {saved}. Lower "
-            "training.learning_rate, or keep dense features small by preprocessing (recd.clamp)"
+            "training.learning_rate, or keep dense features small by preprocessing"
             f"{again}"
         )
 

@@ -88,8 +88,8 @@ def _check_kernels(
             if sharding.plugin.replicates:
                 raise SetupError(
                     f"table {table} has a cache, and {where} puts it whole on every rank, where "
-                    "nothing is fetched: leave one of them out, or shard the table with "
-                    "torchrec.table_wise, row_wise or column_wise"
+                    "nothing is fetched: leave one of them out, or shard the table by "
+                    "rows, by columns or as a whole"
                 )
             if table in why:
                 raise SetupError(f"table {table} has a cache, and {where} {why[table]}")
