@@ -65,7 +65,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Count:
-    """Of all jobs: requests for columns, bytes of them, and bytes that the columns have."""
+    """Counts of all jobs: requests for columns, bytes of them, and bytes that the columns have."""
 
     requests: int
     read: int

@@ -34,7 +34,7 @@ class Window:
 
     @property
     def share(self) -> float:
-        """Of its time that the trainer waited."""
+        """The share of its time that the trainer waited."""
         return self.waited / self.seconds if self.seconds else 0.0
 
     def add(self, seconds: float, waited: float, making: float) -> None:

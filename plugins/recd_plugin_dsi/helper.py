@@ -58,7 +58,7 @@ class Helper:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The id of the process."""
         return self._process.pid
 
     @property
@@ -126,7 +126,7 @@ class Helper:
 
 
 def serve() -> Connection:
-    """In the process: its connection. Ctrl-C is the trainer's."""
+    """The connection of the process, for code that runs in it. Ctrl-C is the trainer's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)  # or Ray's processes would keep it open

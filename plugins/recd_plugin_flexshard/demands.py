@@ -1,4 +1,4 @@
-"""From tables to what the cost model is told of them."""
+"""The demands of tables: what the cost model is told of them."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class TieredPart(TablePart):
         )
 
     def collectives(self, tables: Collection[str]) -> int:
-        """Those of the flex rows, where a table has some."""
+        """The collectives of the flex rows, where a table has some."""
         from recd_plugins.planning.work import COLLECTIVES
 
         return COLLECTIVES * any(t.flex for name, t in self._tables.items() if name in tables)

@@ -1,4 +1,4 @@
-"""From demands and a cluster to a plan of tiers."""
+"""A plan of tiers, made of demands and a cluster."""
 
 from __future__ import annotations
 

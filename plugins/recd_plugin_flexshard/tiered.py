@@ -25,7 +25,7 @@ class TieredSharding(Sharding):
     strategy: ClassVar[Literal["two_tier", "three_tier", "joint"]]
 
     class Options(TierOptions):
-        """Those that all have."""
+        """The options that all have."""
 
     options: TierOptions
     _planned: tuple[tuple[Sequence[Table], Setting], TierPlan] | None = None
@@ -85,7 +85,7 @@ class TieredSharding(Sharding):
         }
 
     def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
-        """That of TieredEmbeddingCollections."""
+        """The sharder of TieredEmbeddingCollections."""
         from recd_plugin_flexshard.runtime import TieredEmbeddingCollectionSharder
 
         return [

@@ -48,7 +48,7 @@ class Shape:
 
     @cached_property
     def keep(self) -> NDArray[np.float64]:
-        """By clock, the probability that it stands still."""
+        """The probability that the clock stands still, by clock."""
         return np.array(list({feature.clock: feature.keep for feature in self.features}.values()))
 
     @property

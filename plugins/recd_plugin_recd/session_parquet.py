@@ -163,7 +163,7 @@ class SessionParquet(Dataset):
         )
 
     def statistics(self) -> TableStatistics | None:
-        """Those in the footers of the files, None where one has none, or rows are left out."""
+        """The statistics in the files' footers, None where one has none, or rows are left out."""
         return None if self.options.where else read_footers(self._table.locations)
 
     def session_keys(self) -> SessionKeys:

@@ -94,7 +94,7 @@ class CachePart(TablePart):
         return RowMemory(fast, rows * row, 0)
 
     def fetch_bandwidth(self, table: str) -> float | None:
-        """That of files, for tables in some."""
+        """The bandwidth of files, for tables in some."""
         from recd_plugins.planning.stage_times import FILE
 
         cache = self.caches.get(table)

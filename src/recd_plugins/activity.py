@@ -48,7 +48,7 @@ def reached(step: int) -> None:
 def doing(
     what: str, *, processes: Mapping[str, int] | None = None, long: bool | None = None
 ) -> Iterator[None]:
-    """In the context the process is at this; what is long stays so where it is not said."""
+    """A context in which the process is at this; what is long stays so where it is not said."""
     before = _current
     _set(
         replace(

@@ -46,7 +46,7 @@ class Kinds:
 
     @property
     def usable(self) -> dict[str, Kind]:
-        """Those that share neither name nor section with another, by name."""
+        """The kinds that share neither name nor section with another, by name."""
         return {kind.name: kind for kind in self._origins if not self._others(kind)}
 
     def origin(self, kind: Kind) -> str:

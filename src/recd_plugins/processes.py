@@ -18,7 +18,7 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def end_with_parent() -> None:
-    """From now on this process ends when the one that started it does, however that ends."""
+    """End this process, from now on, when the one that started it does, however that ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "called in a process that multiprocessing started"
     sentinel = parent.sentinel

@@ -98,7 +98,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:  # noq
 
 
 def mean_parts(measured: Measured) -> dict[Part, float]:
-    """Of the profiled steps."""
+    """The mean of each part over the profiled steps."""
     return {
         part: sum(step[part] for step in measured.parts) / len(measured.parts) for part in PARTS
     }

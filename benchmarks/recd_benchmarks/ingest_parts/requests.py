@@ -16,7 +16,7 @@ class Request:
 
 
 def of_columns(requests: Sequence[Request], sizes: dict[str, int]) -> list[Request]:
-    """Those that read columns. A request that reaches the end of its file is for the footer."""
+    """The requests that read columns. One that reaches the end of its file is for the footer."""
     return [each for each in requests if each.stop < sizes[each.path]]
 
 

@@ -17,7 +17,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class TsvIndex:
-    """Of one file.
+    """The index of one file.
 
     Attributes:
         size, mtime_ns: of the file when it was read.

@@ -36,7 +36,7 @@ class Piece:
 def text_pieces(
     path: Path, columns: Sequence[str], features: Sequence[str], rows: int | None
 ) -> Iterator[Piece]:
-    """Those of a text file, of which a row is a number of each column.
+    """The pieces of a text file, of which a row is a number of each column.
 
     Args:
         path: see ``read_text``, as for ``columns``.
@@ -58,7 +58,7 @@ def text_pieces(
 def registry_pieces(
     registry: Registry, features: Sequence[str], rows: int | None
 ) -> Iterator[Piece]:
-    """Those of the training split of a registry's dataset, as preprocessing leaves them.
+    """The pieces of the training split of a registry's dataset, as preprocessing leaves them.
 
     Raises:
         DataError: the data is missing or wrong.

@@ -46,7 +46,7 @@ class TableTrace:
 
     @property
     def median_distance(self) -> int | None:
-        """Of the accesses that are not the first of their id; None where there are none."""
+        """The median of accesses that are not the first of their id; None where there are none."""
         sums = np.cumsum(self.counts[1:])
         if not len(sums):
             return None

@@ -43,11 +43,11 @@ class Fed:
     said: str
 
     def stall_share(self, steps: int) -> float:
-        """Of the time of the last steps, waiting."""
+        """The waiting share of the time of the last steps."""
         return sum(self.waited[-steps:]) / sum(self.seconds[-steps:])
 
     def throughput_of_trainer(self, steps: int) -> float:
-        """Of the last steps, over that of the trainer alone."""
+        """The throughput of the last steps, over that of the trainer alone."""
         return self.alone_seconds / fmean(self.seconds[-steps:])
 
 

@@ -105,7 +105,7 @@ class ReaderPlan:
 
     @cached_property
     def curve(self) -> list[Point]:
-        """From no reader to twice as many as it takes."""
+        """The points from no reader to twice as many as it takes."""
         last = max(4, 2 * (self.readers or 1)) if self.readers is not None else 8
         step = max(1, last // _LINES)
         numbers = sorted({0, 1, *range(step, last + 1, step), *filter(None, [self.readers])})
@@ -113,7 +113,7 @@ class ReaderPlan:
 
     @property
     def share_here(self) -> float:
-        """Of its time, what the trainer would wait on this machine with the readers it takes."""
+        """The share of its time that the trainer would wait here with the readers it takes."""
         return min(point.share_here for point in self.curve)
 
     def as_json(self) -> dict[str, Any]:

@@ -43,14 +43,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Drift:
-    """By phase, the share of the ids that go to the cold tier, in the phase's second half."""
+    """The share of the ids that go to the cold tier, by phase, in the phase's second half."""
 
     stay: list[float]
     follow: list[float]
 
     @property
     def regained(self) -> float:
-        """Of what the tiers that stay have lost in the last phase."""
+        """The regained share of what the tiers that stay have lost in the last phase."""
         return (self.stay[-1] - self.follow[-1]) / (self.stay[-1] - self.stay[0])
 
     def figures(self) -> list[Figure]:
@@ -83,7 +83,7 @@ def measure_drift(ranks: Ranks, size: Scaled, phases: int, retier_every: int) ->
 
 
 def cold_shares(rank: int, world_size: int, job: Job) -> list[list[float]]:
-    """By phase, for tiers that stay and for tiers that follow. A collective call."""
+    """Cold shares by phase, for tiers that stay and for tiers that follow. A collective call."""
     upstream_noise.silence()
     return [_train(rank, world_size, job, every) for every in (None, job.retier_every)]
 

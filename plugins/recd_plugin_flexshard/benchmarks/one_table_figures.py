@@ -76,7 +76,7 @@ class OneTable:
         return [ours / stock for ours, stock in pairs]
 
     def figures(self) -> list[Figure]:
-        """Of all sides."""
+        """The figures of all sides."""
         return [
             self._reduction("rm2_a2a_reduction", THREE_TIER, paper=0.856, goal=0.856),
             self._reduction("rm2_a2a_reduction_2_tier", TWO_TIER, paper=0.77),
@@ -105,7 +105,7 @@ class OneTable:
         return float(np.abs(losses - losses[0]).max())
 
     def reduction_table(self) -> Detail:
-        """By side."""
+        """The table of reductions by side."""
         rows: list[list[str | float]] = []
         for side in self.trained:
             shares: list[str | float] = ["0", "0", "", "", "0"]

@@ -83,7 +83,7 @@ SMALL_CLUSTER = "3-tier, for 4 x 2"
 
 
 def make_plans(size: Scaled, popularity: Popularity) -> Plans:
-    """Of the popularity itself, and of a profile measured on samples that are not trained on."""
+    """Plans of the popularity itself, and of a profile measured on samples nobody trains on."""
     known = TableDemand(
         FEATURE,
         popularity.num_embeddings,
@@ -104,7 +104,7 @@ def make_plans(size: Scaled, popularity: Popularity) -> Plans:
 
 
 def row_tiers(plan: TierPlan) -> RowTiers:
-    """Of the one table of a plan."""
+    """The tiers of the one table of a plan."""
     (table,) = plan.tables
     return RowTiers(table.hot_rows, table.flex_rows)
 

@@ -100,7 +100,7 @@ def mean_over_ranks(sent: Counter[Traffic]) -> dict[Traffic, float]:
 
 
 def all_to_all_bytes(sent: Mapping[Traffic, float]) -> float:
-    """Of the all-to-alls between all ranks: ids and lengths, embeddings and gradients."""
+    """Bytes of the all-to-alls between all ranks: ids and lengths, embeddings and gradients."""
     return sum(
         num
         for traffic, num in sent.items()

@@ -35,7 +35,7 @@ class Joint:
     coalesce: bool = False
 
     def plan(self, model: str, minimise: Literal["time", "bytes"]) -> TierPlan:
-        """For one of the paper's models, at the memory of plain row-wise sharding."""
+        """The plan for one of the paper's models, at the memory of plain row-wise sharding."""
         options = replace(
             paper.OPTIONS,
             memory_multiplier=self.memory_multiplier,
@@ -91,7 +91,7 @@ def notes() -> list[str]:
 
 
 def neutrality() -> dict[tuple[str, str], float]:
-    """By model and plan, memory of the paper's rows over what their coverage frees, off 1.
+    """Memory of the paper's rows over what their coverage frees, off 1, by model and plan.
 
     Data-parallel rows take ``M - 1/U`` rows of memory each and flex rows ``M/W - 1/U``, together as
     much as the activations of the data-parallel accesses (section 4.3).

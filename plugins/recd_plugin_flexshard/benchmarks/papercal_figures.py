@@ -38,7 +38,7 @@ class Papercal:
         return [ours / stock for ours, stock in pairs]
 
     def figures(self) -> list[Figure]:
-        """Of joint plans on deduplicated batches."""
+        """The figures of joint plans on deduplicated batches."""
         return [
             Figure.of(
                 "joint_a2a_reduction",

@@ -12,7 +12,7 @@ from recd_plugins.testing.benchmark import Size
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of all parts.
+    """The sizes of all parts.
 
     Attributes:
         rm2: the scaled table.

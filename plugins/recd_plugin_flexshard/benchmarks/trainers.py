@@ -85,7 +85,7 @@ class RankTrainer:
         return sum(kjt.values().numel() for kjt in sequences if kjt is not None) / len(sequences)
 
     def losses(self) -> list[float]:
-        """By step, the mean over ranks. A collective call."""
+        """Losses by step, the mean over ranks. A collective call."""
         stacked = torch.stack(self._losses).double()
         dist.all_reduce(stacked)
         return (stacked / dist.get_world_size()).tolist()

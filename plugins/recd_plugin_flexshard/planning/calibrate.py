@@ -66,7 +66,7 @@ class MemoryPoint:
 
     @property
     def bytes(self) -> float:
-        """Of the fullest moment."""
+        """Bytes at the fullest moment."""
         return self.held_bytes + self.peak_bytes
 
 

@@ -229,7 +229,7 @@ class RowCosts:
 
     @property
     def mem_dp_rw(self) -> float:
-        """From this w on a row takes less memory in the data-parallel than in the row-wise tier."""
+        """The w from which a row takes less memory in the data-parallel than the row-wise tier."""
         return _ratio(self.hot_static - self.row_wise_static, self.saved)
 
     @property
@@ -239,7 +239,7 @@ class RowCosts:
 
     @property
     def comm_dp_rw(self) -> float:
-        """From this w on a row takes less time in the data-parallel than in the row-wise tier."""
+        """The w from which a row takes less time in the data-parallel than the row-wise tier."""
         return _ratio(self.ar_global, self.a2a_global)
 
     @property

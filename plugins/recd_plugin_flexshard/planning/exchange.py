@@ -38,22 +38,22 @@ class Exchange:
 
     @property
     def ids_sent(self) -> NDArray[np.int64]:
-        """To other ranks."""
+        """Ids sent to other ranks."""
         return self.ids_out - self._ids_own
 
     @property
     def ids_received(self) -> NDArray[np.int64]:
-        """From other ranks."""
+        """Ids received from other ranks."""
         return self.ids_in - self._ids_own
 
     @property
     def scalars_received(self) -> NDArray[np.int64]:
-        """From other ranks, forward; as many go back to them as gradients."""
+        """Scalars received from other ranks, forward; as many go back to them as gradients."""
         return self.scalars_out - self._scalars_own
 
     @property
     def scalars_sent(self) -> NDArray[np.int64]:
-        """To other ranks, forward; gradients of as many come back."""
+        """Scalars sent to other ranks, forward; gradients of as many come back."""
         return self.scalars_in - self._scalars_own
 
 

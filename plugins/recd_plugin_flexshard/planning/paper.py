@@ -113,7 +113,7 @@ class PowerLaw(NamedTuple):
     exponent: float
 
     def accesses(self, stops: NDArray[np.float64]) -> NDArray[np.float64]:
-        """To all rows before each of ``stops``."""
+        """The accesses to all rows before each of ``stops``."""
         power = 1 - self.exponent
         return self.first * self.start / power * ((stops / self.start) ** power - 1)
 

@@ -41,7 +41,7 @@ class TierRows:
 
     @property
     def cold_share(self) -> float:
-        """Of the accesses."""
+        """The cold share of the accesses."""
         return max(0.0, 1.0 - self.hot_share - self.flex_share)
 
     def as_json(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class EntryTiers:
 
     @property
     def tables(self) -> tuple[TierRows, ...]:
-        """Of ``plan``, in its order."""
+        """The tables of ``plan``, in its order."""
         return tuple(
             TierRows(
                 table.name,

@@ -104,7 +104,7 @@ class TableRoute:
 
 
 def routes_of(plan: TierPlan) -> list[TableRoute]:
-    """Of the tables of ``plan``, as one EmbeddingCollection has them, in their order."""
+    """The routes of the tables of ``plan``, as one EmbeddingCollection has them, in their order."""
     first, routes = 0, []
     for table in plan.tables:
         routes.append(TableRoute(table, plan.cluster, first, plan.options.coalesce))

@@ -121,7 +121,7 @@ class PlayedSide:
 
     @property
     def seconds(self) -> CollectiveSeconds:
-        """Of a step, the mean over steps."""
+        """Seconds of a step, the mean over steps."""
 
         def mean(tier: Tier) -> float:
             return float(self.tiers[tier].seconds.mean()) if tier in self.tiers else 0.0

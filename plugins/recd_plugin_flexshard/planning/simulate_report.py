@@ -195,7 +195,7 @@ def _ranks(played: Simulation) -> Table:
 
 
 def plot(report: SimulationReport, path: Path) -> None:
-    """Of each entry what ranks get, from the one with most to the one with least, and the times.
+    """A plot by entry of what ranks get, from the most to the least, and of the times.
 
     Args:
         report: what to show.

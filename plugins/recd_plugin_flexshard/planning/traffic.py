@@ -36,7 +36,7 @@ ID_BYTES, LENGTH_BYTES = 8, 4
 
 
 def num_features(plan: TierPlan) -> int:
-    """Of all tables of ``plan``."""
+    """The number of features of all tables of ``plan``."""
     return sum(table.demand.features for table in plan.tables)
 
 

@@ -210,7 +210,8 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
 
     @property
     def fused_optimizer(self) -> CombinedOptimizer:
-        """Of the tables, in the form of tables without tiers; all ranks use its state together."""
+        """The tables' optimizer, in the form of tables without tiers; all ranks use its state
+        together."""
         return self._folding_optimizer
 
     @property

@@ -141,7 +141,7 @@ class FoldingOptimizer(CombinedOptimizer):
     # An optimizer around this one asks for the state, and for nothing else, in its state_dict.
     @property
     def state(self) -> Any:
-        """By parameter."""
+        """The state by parameter."""
         self._fold()
         return super().state
 

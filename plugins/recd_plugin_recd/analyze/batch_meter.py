@@ -65,7 +65,7 @@ class BatchMeter:
                 self._measure()
 
     def result(self) -> BatchSummary:
-        """Of all batches so far."""
+        """The summary of all batches so far."""
         if not self._batches and self._num_waiting:
             self._measure()
         all_ids, stored = self._ids.tolist()

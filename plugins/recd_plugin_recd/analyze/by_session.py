@@ -48,7 +48,7 @@ class BySession:
 
     @cached_property
     def statistics(self) -> TableStatistics:
-        """Of the whole sample."""
+        """The statistics of the whole sample."""
         return TableStatistics.merge(self._parts)
 
     def groups(self, among: Sequence[str]) -> tuple[GroupReport, ...]:

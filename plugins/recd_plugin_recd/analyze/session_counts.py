@@ -92,7 +92,7 @@ class SessionCounts:
         self._row += len(hashes)
 
     def result(self) -> SessionSummary:
-        """Of all rows so far, at least one."""
+        """The summary of all rows so far, at least one."""
         if self._open is not None:
             run_hash, place, length = self._open
             self._wait(np.array([run_hash], np.uint64), np.array([place]), np.array([length]))

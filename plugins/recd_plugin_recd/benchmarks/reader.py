@@ -1,4 +1,4 @@
-"""From Parquet to preprocessed tensors on one thread: deduplicated in storage, and not at all.
+"""Preprocessed tensors from Parquet on one thread: deduplicated in storage, and not at all.
 
 Filling reads a batch of Arrow columns, converting makes KJTs or IKJTs of it, preprocessing hashes
 every id. Sides take turns, a pass over its table each. Time is that of the processor. Memory that

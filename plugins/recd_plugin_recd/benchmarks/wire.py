@@ -1,4 +1,4 @@
-"""From a reader to a trainer: bytes of batches without duplicates against all of their rows.
+"""Bytes from a reader to a trainer: batches without duplicates against all of their rows.
 
 Every side is the same batches of PAPERCAL, lowered for a model that keeps ``seq_`` features as
 sequences, and encoded as readers on other machines send them.

@@ -84,7 +84,7 @@ class _JaggedColumn:
         self._items = np.array([_items(chunk, item) for chunk in chunks], np.int64)
 
     def offsets(self, places: _Places) -> NDArray[np.int32]:
-        """Of the column that ``take`` will make."""
+        """The offsets of the column that ``take`` will make."""
         offsets = np.empty(len(places.rows) + 1, np.int32)
         size = int(_new_offsets(self._offsets, places.batches, places.rows, offsets))
         if size > _MOST_ITEMS:

@@ -47,7 +47,7 @@ class Keys:
 
     @classmethod
     def of(cls, sessions: Any, times: Any) -> Keys:
-        """From two Arrow arrays without nulls."""
+        """The keys of two Arrow arrays without nulls."""
         names = None
         if pt.is_integer(sessions.type):
             numbers = sessions.to_numpy()
@@ -70,7 +70,7 @@ class Keys:
         return np.lexsort((self.times, self.sessions))
 
     def take(self, order: NDArray[np.int64]) -> Keys:
-        """Those rows, in that order."""
+        """The keys of the rows in ``order``, in that order."""
         return Keys(self.sessions[order], self.times[order], self.names)
 
     def session(self, row: int) -> int | str | bytes:

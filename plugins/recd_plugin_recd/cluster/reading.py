@@ -43,7 +43,7 @@ class Input:
 
     @property
     def row_size(self) -> RowSize:
-        """Of the rows that were read so far."""
+        """The size of the rows that were read so far."""
         return RowSize(self._row_bytes, self._copied_share)
 
     def peek(self) -> bool:
@@ -74,7 +74,7 @@ class Input:
             yield kept.column(self._keys.session), kept.column(self._keys.timestamp)
 
     def rows(self, read: Callable[[int], None]) -> Iterator[pa.RecordBatch]:
-        """Those that stay, in the order of the input; ``read`` is told of all.
+        """The rows that stay, in the order of the input; ``read`` is told of all.
 
         Raises:
             DataError: a feature has a null, or a file is damaged.

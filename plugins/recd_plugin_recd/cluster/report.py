@@ -46,7 +46,7 @@ class Report:
         return asdict(self)
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The report in lines for people."""
         before = "" if self.bytes_in is None else f"{_size(self.bytes_in)} -> "
         lines = [
             f"{self.target}: {self.rows:,} rows, {self.sessions:,} sessions, "
@@ -61,7 +61,7 @@ class Report:
 
 
 def make_report(source: Source, options: ClusterOptions, table: Path, seconds: float) -> Report:
-    """Of the table that a run made, by the statistics in its footers."""
+    """The report of the table that a run made, by the statistics in its footers."""
     files = sorted(table.rglob("*.parquet"))
     statistics = read_footers(files)
     assert statistics is not None, "TableWriter writes them"

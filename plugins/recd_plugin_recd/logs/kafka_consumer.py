@@ -211,7 +211,7 @@ class KafkaConsumer:
 
 
 def written_until(folder: Path, topic: str) -> dict[int, int]:
-    """By partition, the offset behind the last one that a file of ``folder`` has.
+    """The offset behind the last one that a file of ``folder`` has, by partition.
 
     Raises:
         DataError: two files have the same offsets.

@@ -67,7 +67,7 @@ class TargetAttention(nn.Module):
         return torch.einsum("bhd,hde->bhe", queries, keys)
 
     def outputs(self, sums: Tensor) -> Tensor:
-        """From weighted sums of values of the sequence, ``[B, heads, D]``, to ``[B, D]``."""
+        """Vectors ``[B, D]``, from weighted sums of values of the sequence, ``[B, heads, D]``."""
         weights = self.value_projection.weight.view(self.heads, -1, sums.shape[2])
         values = torch.einsum("bhe,hde->bhd", sums, weights).flatten(1)
         vectors: Tensor = self.out_projection(values + self.value_projection.bias)

@@ -53,7 +53,7 @@ class ByRegistry:
     cached: Result
 
     def figures(self) -> list[Figure]:
-        """That both train the same."""
+        """The figure of whether both train the same."""
         return [
             Figure.of(
                 "registry_loss_max_abs_diff",

@@ -151,12 +151,12 @@ class Cells:
         return self.trained[side][0].bytes / self.steps
 
     def error(self, side: str) -> float:
-        """Of the prediction, relative to it."""
+        """The error of the prediction, relative to it."""
         return abs(self.counted(side) / self.predicted[side] - 1)
 
     @property
     def loss_max_abs_diff(self) -> float:
-        """Of any side and step from those of the plain one."""
+        """The largest difference of the loss of any side and step from that of the plain one."""
         plain = np.array(self.trained[PLAIN][0].losses)
         runs = [run for side in self.trained.values() for run in side]
         return max(float(np.abs(np.array(run.losses) - plain).max()) for run in runs)
@@ -221,7 +221,7 @@ class Cells:
         ]
 
     def details(self) -> list[Detail]:
-        """Of each side and step: bytes counted and predicted, both ways; rows, and time."""
+        """A table by side, of a step: bytes counted and predicted, both ways; rows, and time."""
         headings = [
             "",
             "MB read",

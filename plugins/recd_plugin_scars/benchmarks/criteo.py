@@ -56,7 +56,7 @@ class Criteo:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Of each table."""
+        """The rows of each table."""
         return tuple(-(-rows // self.scale) for rows in CARDINALITIES)
 
     def accesses(self) -> Iterator[TableAccess]:

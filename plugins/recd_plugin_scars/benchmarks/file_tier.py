@@ -64,7 +64,7 @@ class FileWorkload:
 
     @property
     def rows(self) -> int:
-        """Of the table."""
+        """The rows of the table."""
         return TIMES_MEMORY * self.memory // (4 * self.embedding_dim)
 
     def access(self) -> TableAccess:
@@ -95,7 +95,7 @@ class FileTier:
 
     @property
     def loss_max_abs_diff(self) -> float:
-        """Of the sides, in any step of any turn."""
+        """The largest difference of the losses of the sides, in any step of any turn."""
         pairs = zip(self.plain, self.ours, strict=True)
         return max(
             float(np.abs(np.array(plain.losses) - np.array(ours.losses)).max())
@@ -123,7 +123,7 @@ class FileTier:
         ]
 
     def details(self) -> list[Detail]:
-        """Of each side."""
+        """The times and rows of each side."""
         workload, traffic = self.workload, self.ours[0].traffic
         rows: list[list[str | float]] = []
         for side, runs in ((self.baseline, self.plain), (OURS, self.ours)):

@@ -71,7 +71,7 @@ class MemoryLimit:
             return found
 
     def set(self) -> None:
-        """From now on the limit holds; called by a process in the cgroup that made its tables.
+        """Set the limit from now on; called by a process in the cgroup that made its tables.
 
         What it wrote goes to the disk first: version 1 ends a process that has too many pages
         which only wait for that.

@@ -35,7 +35,7 @@ NUM_DENSE = 13
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a model.
+    """The shape of a model.
 
     Attributes:
         features: with one table each, ``t_FEATURE``.

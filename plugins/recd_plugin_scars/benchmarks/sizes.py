@@ -14,7 +14,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of all parts.
+    """The sizes of all parts.
 
     Attributes:
         cells: tables like Criteo's.

@@ -45,12 +45,12 @@ class Growth:
 
     @property
     def coalesced(self) -> float:
-        """By how much distinct rows are more."""
+        """The factor by which distinct rows are more."""
         return self.more.unique_rows / self.once.unique_rows
 
     @property
     def both(self) -> float:
-        """By how much distinct rows that are not cached are more; 1 where all are cached."""
+        """The factor by which distinct rows not cached are more; 1 where all are cached."""
         return self.more.misses / self.once.misses if self.once.misses > 1e-6 else 1.0
 
     @property
@@ -64,7 +64,7 @@ class Growth:
         return self.coalesced, self.both, "" if self.claim is None else f"< {self.claim:g}"
 
     def row(self, moved: TableTraffic) -> list[str | float]:
-        """Of a table: MB of each kind."""
+        """The line of a table: MB of each kind."""
         kinds = (moved.plain_bytes, moved.coalesced_bytes, moved.cached_bytes, moved.bytes)
         return [self.name, *(round(kind / 1e6, 4) for kind in kinds)]
 
@@ -114,7 +114,7 @@ def _histograms() -> Iterator[Growth]:
 
 
 def histogram_file() -> Path | None:
-    """Of the real reuse histograms, if there is one.
+    """The file of the real reuse histograms, if there is one.
 
     Raises:
         RecdError: the environment variable names no file.

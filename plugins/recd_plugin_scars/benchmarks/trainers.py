@@ -87,7 +87,7 @@ class Job:
         }
 
     def caches(self, side: Side) -> dict[str, TableCache]:
-        """Of one side."""
+        """The caches of one side, by table."""
         return {
             table: TableCache(
                 policy=side.policy,
@@ -125,7 +125,7 @@ class Trained:
 
     @property
     def miss_rate(self) -> float:
-        """Of the distinct rows of batches."""
+        """The miss rate of the distinct rows of batches."""
         return self.traffic.misses / self.traffic.unique_rows
 
 
@@ -247,6 +247,6 @@ class _Timer:
         self._losses.append(loss.detach())
 
     def losses(self) -> list[float]:
-        """Of every step."""
+        """The losses of every step."""
         stacked: list[float] = torch.stack(self._losses).double().tolist()
         return stacked

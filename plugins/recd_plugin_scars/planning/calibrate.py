@@ -57,7 +57,7 @@ class CacheCalibration:
     moves: dict[int, float]
 
     def text(self) -> str:
-        """In words."""
+        """The calibration in words."""
         rates = self.rates
         return (
             f"measured: {rates.step_seconds * 1e3:.3g} ms an iteration, "

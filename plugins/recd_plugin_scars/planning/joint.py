@@ -111,7 +111,7 @@ class RowOrder:
         return [int(count) for count in counts]
 
     def bytes(self, place: int) -> float:
-        """Of all rows before ``place``."""
+        """Bytes of all rows before ``place``."""
         segment, part = self._at(place)
         return float(self._byte_ends[segment]) + (part * self._row_bytes[segment] if part else 0.0)
 
@@ -131,14 +131,14 @@ class RowOrder:
         return int(self._ends[np.searchsorted(-self._rates, -1 / samples, "left")])
 
     def fetched_bytes(self, place: int, batch_size: float) -> float:
-        """Of distinct rows of a batch that are not before ``place``: sum of d * u."""
+        """Bytes of distinct rows of a batch that are not before ``place``: sum of d * u."""
         segment, part = self._at(place)
         seen = -np.expm1(-batch_size * self._rates[segment:])
         fetched = float(seen @ self._bytes[segment:])
         return fetched - part * float(seen[0] * self._row_bytes[segment]) if part else fetched
 
     def cost(self, place: int, memory: Memory, costs: StepCosts) -> float:
-        """Of a sample, with the rows before ``place`` cached and the batch that fits beside them.
+        """The cost of a sample, with the rows before ``place`` cached and the batch that then fits.
 
         ``f = sample + (tau + byte * sum of d * u) / b`` (SCARS, section II, with the fixed cost of
         an iteration, without which caching more would win wherever a sample takes much memory).

@@ -35,7 +35,7 @@ class Segments:
 
     @property
     def num_rows(self) -> NDArray[np.int64]:
-        """Of each segment."""
+        """The number of rows of each segment."""
         return np.diff(self.ends)
 
 
@@ -65,7 +65,7 @@ class TableLoad:
 
     @property
     def name(self) -> str:
-        """Of the table."""
+        """The name of the table."""
         return self.access.table
 
     @property

@@ -45,7 +45,7 @@ class CachedTable:
 
     @property
     def cached_bytes(self) -> int:
-        """Of the fast tier, for rows that stay."""
+        """Bytes of the fast tier, for rows that stay."""
         return self.cached * self.traffic.row_bytes
 
     @cached_property
@@ -141,7 +141,7 @@ class CachePlan:
 
     @property
     def cached_bytes(self) -> int:
-        """Of the fast tier, for rows that stay."""
+        """Bytes of the fast tier, for rows that stay."""
         return sum(table.cached_bytes for table in self.tables.values())
 
 

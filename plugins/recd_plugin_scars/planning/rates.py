@@ -50,12 +50,12 @@ class CacheRates(BaseModel):
 
 
 def measured_rates(topology: TopologySpec) -> CacheRates | None:
-    """Those of the section ``cache``; None where nothing was measured."""
+    """The rates of the section ``cache``; None where nothing was measured."""
     found = topology.sections.get(SECTION)
     assert found is None or isinstance(found, CacheRates), "the package declares it"
     return found
 
 
 def rates_of(topology: TopologySpec) -> CacheRates:
-    """Those of the section ``cache``, or what the bandwidths allow."""
+    """The rates of the section ``cache``, or what the bandwidths allow."""
     return measured_rates(topology) or CacheRates.of_topology(topology)

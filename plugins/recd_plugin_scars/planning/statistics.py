@@ -28,7 +28,8 @@ class AccessStatistics(CacheStatistics):
         return self._rows.unique
 
     def expected_miss_rate(self, clf: float) -> float:
-        """Of distinct rows, with a cache of the share ``clf`` of the table; 1 to 0, falling."""
+        """The miss rate of distinct rows, falling from 1 to 0 with ``clf``, the cached share of the
+        table."""
         if not 0 < clf < 1:
             return float(clf <= 0)
         rows = self._rows

@@ -14,7 +14,7 @@ Policy = Literal["static", "lfu", "lru"]
 
 @dataclass(frozen=True)
 class TableTraffic:
-    """Of one table in a step of all ranks, expected.
+    """The traffic of one table in a step of all ranks, expected.
 
     A miss is read from the slow tier once, and written back once, with its optimizer state.
 
@@ -46,12 +46,12 @@ class TableTraffic:
 
     @property
     def bytes_read(self) -> float:
-        """Of the slow tier, with coalescing and the cache."""
+        """Bytes read of the slow tier, with coalescing and the cache."""
         return self.misses * self.row_bytes
 
     @property
     def bytes_written(self) -> float:
-        """To the slow tier, likewise."""
+        """Bytes written to the slow tier, likewise."""
         return self.misses * self.row_bytes
 
     @property
@@ -100,7 +100,7 @@ def traffic(
     held: float = 0,
     policy: Policy = "static",
 ) -> dict[str, TableTraffic]:
-    """By table, of one step of all ranks.
+    """The traffic by table, of one step of all ranks.
 
     Table-wise and row-wise sharding come to the same: a row has one owner, which sees the ids of
     all ranks. ``TableTraffic.column_wise`` is for the third.

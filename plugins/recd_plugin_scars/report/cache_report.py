@@ -91,7 +91,7 @@ class CacheReport(Section):
 
     @property
     def observed_bytes(self) -> float | None:
-        """Of the slow tier in a step, of all tables; None of a run without steps."""
+        """Bytes of the slow tier in a step, of all tables; None of a run without steps."""
         return _sum([table.observed for table in self.tables])
 
     @property

@@ -27,7 +27,7 @@ class Static(RowPolicy):
 
 
 class LeastRecentlyUsed(RowPolicy):
-    """At most ``capacity`` rows stay: those whose batches were done last.
+    """The policy by which at most ``capacity`` rows stay: those whose batches were done last.
 
     Of the rows of one batch, those leave first that it names first.
     """
@@ -82,7 +82,8 @@ class LeastRecentlyUsed(RowPolicy):
 
 
 class LeastFrequentlyUsed(LeastRecentlyUsed):
-    """At most ``capacity`` rows stay: those that the most batches used, since the start.
+    """The policy by which at most ``capacity`` rows stay: those that the most batches used, since
+    the start.
 
     Uses count while a row is not in the fast tier, too. Of equally often used rows, the longest
     unused leave first.

@@ -92,14 +92,14 @@ class TableCache:
 
     @property
     def policy_class(self) -> type[RowPolicy]:
-        """Of the policy."""
+        """The class of the policy."""
         from recd_plugin_scars.runtime.row_policy import class_of
 
         return class_of(self.policy_maker)
 
     @property
     def policy_name(self) -> str:
-        """For reports."""
+        """The name of the policy, for reports."""
         return self.policy_class.name
 
     def _check_policy(self) -> None:

@@ -36,7 +36,7 @@ class FlushingOptimizer(EmbeddingFusedOptimizer):
 
     @property
     def state(self) -> Any:
-        """By parameter."""
+        """The state by parameter."""
         if self._flush is not None:
             self._flush()
         return self._state

@@ -42,7 +42,7 @@ def most_read_first(rows: Rows, counts: Counts) -> tuple[Rows, Counts]:
 
 
 def keep_most_read(rows: Rows, counts: Counts, bound: int) -> tuple[Rows, Counts, float]:
-    """At most ``bound`` of the rows, with counts that are the third value too low at most.
+    """The most read rows, at most ``bound``, with counts that are the third value too low at most.
 
     Misra-Gries' step: the count of the most read row that must go is taken off all counts, and
     rows that keep one stay. More than ``bound`` rows lose that much, so over any number of such

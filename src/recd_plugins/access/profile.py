@@ -63,7 +63,7 @@ class TableAccess:
         total: float | None = None,
         error: float = 0.0,
     ) -> Self:
-        """Of distinct rows in any order; ``total`` is the sum of ``accesses`` without it."""
+        """Access to distinct rows in any order; ``total`` is the sum of ``accesses`` without it."""
         ordered = most_read_first(rows, accesses)
         if total is None:
             total = float(accesses.sum())

@@ -44,7 +44,7 @@ def deduplicated_tables(registry: Registry, tables: Sequence[Table]) -> set[str]
 
 
 def sent_reads(registry: Registry, tables: Sequence[Table], rows: int | None) -> Iterator[Reads]:
-    """Of the training split's whole batches, as the reader of a single rank cuts them.
+    """The reads of the training split's whole batches, as the reader of a single rank cuts them.
 
     A sequence is looked up as ``lower`` puts it into the KJT of sequences, a pooled feature as it
     puts it into that of pooled ones.

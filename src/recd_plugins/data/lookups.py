@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class RegistryLookups(Lookups):
-    """Those of a registry. They travel to readers by pickle.
+    """The lookups of a registry. They travel to readers by pickle.
 
     Args:
         registry: its preprocessing is used.

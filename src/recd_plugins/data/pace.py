@@ -61,7 +61,7 @@ class Pace:
         return self.training + self.arrival
 
     def stall_share(self, readers: int) -> float:
-        """Of its time, what the trainer waits for data, 0 to 1; 0 readers: it reads itself."""
+        """The share of time that the trainer waits for data, 0 to 1; 0 readers: it reads itself."""
         if readers == 0:
             own = self.making + self.arrival
             return own / (own + self.training) if own else 0.0
@@ -86,7 +86,7 @@ class Pace:
         return None
 
     def utilisation(self, readers: int) -> float:
-        """Of its time, what each of so many readers is busy: at most 1."""
+        """The share of its time that each of so many readers is busy: at most 1."""
         return min(1.0, self.making / (readers * self.taking)) if self.taking else 1.0
 
     def _follow(self, readers: int) -> tuple[float, float]:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def plan_placement(registry: Registry, schema: FeatureSchema) -> Placement:
-    """For the demo model: features that a pooling entry claims are sequences, tables that a
-    replicating sharding entry claims are replicated, and all else is pooled.
+    """The placement for the demo model: features that a pooling entry claims are sequences, tables
+    that a replicating sharding entry claims are replicated, and all else is pooled.
 
     Raises:
         RegistryError: a pattern matches no feature or no table, or two entries claim one.

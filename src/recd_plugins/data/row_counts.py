@@ -141,7 +141,7 @@ class RowCounts:
 
 
 def digest_of_footer(footer: pq.FileMetaData) -> str:
-    """Of row groups, places and statistics: some file systems do not say when a file changed."""
+    """Digest of row groups, places and statistics: not all file systems say when files change."""
     sink = io.BytesIO()
     footer.write_metadata_file(sink)
     return hashlib.sha256(sink.getbuffer()).hexdigest()

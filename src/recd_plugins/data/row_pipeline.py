@@ -1,4 +1,4 @@
-"""From a reader's rows to the input of a model, in the trainer or in a reader worker."""
+"""The input of a model, made of a reader's rows in the trainer or in a reader worker."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _timed(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) ->
 
 
 def fitted_transforms(registry: Registry, prepared: Prepared | None = None) -> Transforms:
-    """Those of a registry, its converter fitted, for the model that is prepared.
+    """The transforms of a registry, its converter fitted, for the model that is prepared.
 
     Args:
         registry: its converter and preprocessing.

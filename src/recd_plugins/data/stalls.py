@@ -119,11 +119,11 @@ class Stalls:
 
     @property
     def share(self) -> float:
-        """Of a step, waiting; 0 to 1."""
+        """The waiting share of a step, 0 to 1."""
         return sum(self.shares().values())
 
     def shares(self) -> dict[str, float]:
-        """Of a step, waiting, by cause."""
+        """The waiting shares of a step, by cause."""
         return {
             cause: seconds / self.step_seconds if self.step_seconds else 0.0
             for cause, seconds in self.seconds.items()
@@ -131,7 +131,7 @@ class Stalls:
 
     @property
     def training_seconds(self) -> float:
-        """Of a step without waiting."""
+        """Seconds of a step without waiting."""
         return self.step_seconds - sum(self.seconds.values())
 
 
@@ -158,7 +158,7 @@ class StallTotals:
         self._steps += 1
 
     def mean(self) -> Stalls | None:
-        """Of all steps so far; None without any."""
+        """The mean of all steps so far; None without any."""
         if not self._steps:
             return None
         means = [total / self._steps for total in self._sums]
@@ -240,9 +240,9 @@ class StallMeter:
             yield batch
 
     def recent(self) -> Stalls | None:
-        """Of the last turns; the wait for the first batch is in none. None before the second batch.
+        """The stalls of the last turns, without the wait for the first batch.
 
-        On CUDA it waits for the device.
+        None before the second batch. On CUDA it waits for the device.
         """
         totals = StallTotals()
         for seconds, wait in self._window:

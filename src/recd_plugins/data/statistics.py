@@ -147,7 +147,7 @@ class TableStatistics:
 
     @staticmethod
     def merge(parts: Iterable[TableStatistics]) -> TableStatistics:
-        """Of several tables as one; a session that goes on from one to the next counts twice.
+        """The statistics of several tables as one; a session that goes on in the next counts twice.
 
         Raises:
             ValueError: there are no parts, or their features differ.

@@ -88,7 +88,7 @@ class StatisticsAccumulator:
         return changed
 
     def result(self) -> TableStatistics:
-        """Of all rows so far."""
+        """The statistics of all rows so far."""
         sessions = self._rows - self._pairs
         features = {
             name: FeatureStatistics(self._rows, sessions, int(ids), *map(int, counts))

@@ -39,7 +39,7 @@ class Transforms:
         placement: Placement | None = None,
         num_embeddings: Mapping[str, int] | None = None,
     ) -> Transforms:
-        """Those of a registry whose converter is fitted.
+        """The transforms of a registry whose converter is fitted.
 
         Args:
             registry: its converter and preprocessing.

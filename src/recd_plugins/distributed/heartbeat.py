@@ -143,7 +143,7 @@ class Heart:
 
 
 def key(rank: int) -> str:
-    """Of a rank's beat in the store."""
+    """The key of a rank's beat in the store."""
     return f"recd/beat/{rank}"
 
 

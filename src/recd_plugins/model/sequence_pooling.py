@@ -181,7 +181,7 @@ class _Group:
         return self.sequences[0].lengths().numel()
 
     def each(self, vectors: Tensor) -> dict[str, Tensor]:
-        """By feature. Unbound, for the gradients then meet in one tensor, not in one each."""
+        """Vectors by feature, unbound: the gradients then meet in one tensor, not in one each."""
         return dict(zip(self.features, vectors.unbind(1), strict=True))
 
 

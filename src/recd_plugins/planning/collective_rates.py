@@ -52,7 +52,7 @@ class CollectiveRates(BaseModel):
         intra, inter = topology.intra_node_bandwidth, topology.inter_node_bandwidth
 
         def rate(in_node: float, across: float) -> CollectiveRate:
-            """For a byte put in, so many are sent through either link."""
+            """The rate where for a byte put in so many are sent through either link."""
             seconds = max(in_node / intra, across / inter)
             return CollectiveRate(bytes_per_second=1 / (seconds or 1 / intra))
 

@@ -1,4 +1,4 @@
-"""In which order TorchRec's planner tries plans, and when it stops."""
+"""The order in which TorchRec's planner tries plans, and when it stops."""
 
 from __future__ import annotations
 

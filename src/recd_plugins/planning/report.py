@@ -117,7 +117,7 @@ class SideReport:
         return np.sum(list(self.memory.values()), axis=0, dtype=np.int64)
 
     def samples_per_second(self, world_size: int) -> float:
-        """Of all ranks."""
+        """Samples a second of all ranks."""
         return world_size * self.batch_size / self.seconds.total
 
     def as_json(self) -> dict[str, Any]:

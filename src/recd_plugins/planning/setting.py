@@ -74,7 +74,7 @@ def _off_meta() -> torch.device:
 
 
 def coalesced_tables(registry: Registry, tables: Sequence[Table]) -> list[Table]:
-    """Those of ``tables`` whose ids a sharding entry makes unique before they are sent.
+    """The tables whose ids a sharding entry makes unique before they are sent.
 
     Raises:
         RegistryError: a pattern matches no table, or two entries claim one.

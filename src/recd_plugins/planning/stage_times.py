@@ -61,7 +61,7 @@ class AllToAllCost(StageCost):
 
 
 class AllReduceCost(StageCost):
-    """Of dense gradients."""
+    """All-reduces of dense gradients."""
 
     bytes_reduced: Seconds = Field(default=0.0, description="For a byte sent.")
 

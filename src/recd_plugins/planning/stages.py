@@ -49,7 +49,7 @@ class StageTimes:
 
     @classmethod
     def mean(cls, times: Sequence[Self]) -> Self:
-        """Of several ranks or steps."""
+        """The mean of several ranks or steps."""
         return cls(**{s: sum(getattr(each, s) for each in times) / len(times) for s in STAGES})
 
 

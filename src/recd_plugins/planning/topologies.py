@@ -104,12 +104,12 @@ class TopologySpec(BaseModel):
 
     @property
     def memory_bytes(self) -> int:
-        """Of a rank, where tables live."""
+        """Bytes of a rank's memory, where tables live."""
         return self.hbm_bytes if self.device == "cuda" and self.hbm_bytes else self.ddr_bytes
 
     @property
     def collective_rates(self) -> CollectiveRates:
-        """Those of the section ``collectives``, or what the bandwidths allow."""
+        """The rates of the section ``collectives``, or what the bandwidths allow."""
         return self.collectives or CollectiveRates.of_topology(self)
 
     @property

@@ -72,7 +72,7 @@ class Prepared:
 
     @property
     def lookup_kernels(self) -> tuple[LookupKernels, ...]:
-        """Those of the tables that TorchRec's kernels are not to look up."""
+        """The lookup kernels of the tables that TorchRec's kernels are not to look up."""
         kernels = (cls.kernels(parts) for cls, parts in by_class(self.table_parts).items())
         return tuple(each for each in kernels if each is not None)
 

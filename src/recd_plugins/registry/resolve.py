@@ -105,7 +105,7 @@ def _meant(word: str, known: Iterable[str]) -> str:
 
 
 def shortened(names: list[str]) -> str:
-    """At most eight of ``names``, and how many more there are."""
+    """The first of ``names``, eight at most, and how many more there are."""
     more = len(names) - 8
     return ", ".join(names[:8]) + (f" and {more} more" if more > 0 else "")
 

@@ -148,7 +148,7 @@ def overlap(
     length: Any,
     max_shift: Any,
 ) -> Any:
-    """By how many values a row moved on: the smallest k for which previous[k:] begins the current.
+    """The values by which a row moved on: the smallest k for which previous[k:] begins the current.
 
     Only a k up to ``max_shift`` at which the first values match is compared in full.
 

@@ -122,7 +122,7 @@ class PartialInverseKeyedJaggedTensor(Pipelineable):
         return float(self._lengths.sum().item()) / stored if stored else 1.0
 
     def split(self) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-        """Of each feature: its key, stored ids, and offsets and lengths ``[B]`` of the rows."""
+        """Each feature's key, stored ids, and offsets and lengths ``[B]`` of the rows."""
         parts = zip(
             self._keys,
             torch.split(self._values, self._length_per_key),

@@ -1,4 +1,4 @@
-"""From a registry to a sharded model and its optimizer, with the plugins or without them."""
+"""A sharded model and its optimizer, made of a registry, with the plugins or without them."""
 
 from __future__ import annotations
 

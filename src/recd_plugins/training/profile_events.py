@@ -1,4 +1,4 @@
-"""From the events of one profiled step to seconds by stage and bytes over time."""
+"""Seconds by stage and bytes over time, from the events of one profiled step."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class StallReport:
 
     @property
     def share(self) -> float:
-        """Of a step, the mean over ranks."""
+        """The waiting share of a step, the mean over ranks."""
         return sum(self.mean_shares().values())
 
     @property
@@ -53,11 +53,11 @@ class StallReport:
 
     @property
     def worst(self) -> Stalls:
-        """Of that rank."""
+        """The stalls of the worst rank."""
         return self.ranks[self.worst_rank]
 
     def mean_shares(self) -> dict[str, float]:
-        """Of a step by cause, the mean over ranks."""
+        """The waiting shares of a step by cause, the mean over ranks."""
         shares = [rank.shares() for rank in self.ranks]
         return {cause: sum(each[cause] for each in shares) / len(shares) for cause in CAUSES}
 

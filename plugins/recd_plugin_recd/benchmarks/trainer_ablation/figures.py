@@ -1,4 +1,4 @@
-"""From what was measured of one model to figures and tables."""
+"""Figures and tables, made of what was measured of one model."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Ablation:
         return by_multiple[largest_batch(memory, self._memory(BASELINE))]
 
     def factors(self, stock: Variant = BASELINE) -> DedupeFactors:
-        """Of the work of a stock trainer over that of the deduplicated one."""
+        """The factors of the work of a stock trainer over that of the deduplicated one."""
         before, after = self._of(stock), self._of(DEDUP)
         ids = _ratio(_total(before.ids), _total(after.ids))
         return DedupeFactors(
@@ -106,7 +106,7 @@ class Ablation:
 
     @property
     def loss_max_abs_diff(self) -> float:
-        """Of trainers on equal samples, the largest difference of the losses of one step.
+        """The largest difference of the losses of one step, of trainers on equal samples.
 
         In two rounds of the batches: trained on the same few again and again, a model amplifies
         rounding without end.

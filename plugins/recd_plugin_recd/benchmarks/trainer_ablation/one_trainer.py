@@ -89,7 +89,7 @@ class OneTrainer:
         self._losses.append(loss)
 
     def steps(self, count: int) -> None:
-        """That many steps, done when this returns."""
+        """Do so many steps, which are done when this returns."""
         for _ in range(count):
             self.step()
         if self._device.type == "cuda":
@@ -136,7 +136,7 @@ class OneTrainer:
         return static_bytes(self.dmp, self.optimizer)
 
     def losses(self) -> list[float]:
-        """By step, the mean over ranks. A collective call."""
+        """Losses by step, the mean over ranks. A collective call."""
         stacked = torch.stack(self._losses).double().cpu()
         dist.all_reduce(stacked)
         return (stacked / dist.get_world_size()).tolist()

@@ -103,7 +103,7 @@ class ConverterContract(PluginContract):
         _check_equal(plugin.convert(rows, schema), rows, schema)
 
     def test_stores_equal_rows_once(self, plugin: Converter, rows: Rows) -> None:
-        """Of ``deduplicated``; the planner is told of all features in ikjts and partials."""
+        """Features of ``deduplicated``; the planner is told of all in ikjts and partials."""
         plugin.fit(rows, _SCHEMA)
         batch = plugin.convert(rows, _SCHEMA)
         unique: dict[str, int] = {}

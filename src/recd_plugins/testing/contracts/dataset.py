@@ -27,7 +27,7 @@ class DatasetContract(PluginContract):
     split: ClassVar[Split] = "train"
 
     def rows_left_out(self, world_size: int, batch_size: int) -> int:
-        """At most so many rows fill no batch on every rank; override it where rows are dealt in
+        """The most rows that fill no batch on every rank; override it where rows are dealt in
         larger pieces."""
         return world_size * batch_size - 1
 
@@ -96,7 +96,7 @@ class DatasetContract(PluginContract):
 
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_goes_on_where_a_state_was_taken(self, dataset: Dataset, world_size: int) -> None:
-        """At every step, on every rank, in a new reader, through JSON."""
+        """States of every step, on every rank, in a new reader, through JSON."""
         for rank in range(world_size):
             reader = self._reader(dataset, rank, world_size)
             states, batches = [_state(reader)], []

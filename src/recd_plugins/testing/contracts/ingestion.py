@@ -188,7 +188,7 @@ class IngestionContract(PluginContract):
                 assert loader.state_dict() == alone.state_dict()
 
     def test_goes_on_at_any_batch(self, registry: Registry) -> None:
-        """By the same feed, each time after an iteration that was left early."""
+        """Positions given to the same feed, each time after an iteration that was left early."""
         alone = build_dataloader(replace(registry, ingestion=None), 0, 2)
         start = alone.state_dict()
         expected = _read(alone)

@@ -15,7 +15,7 @@ class SkewedData(TrainingData):
     """Data that reads an eighth of the rows of each table much more often than the others."""
 
     def profile(self) -> DataProfile:
-        """Of features with one id a row."""
+        """The profile of features with one id a row."""
         return DataProfile({})
 
     def access(
