@@ -8,6 +8,10 @@ import numba
 import pyarrow as pa
 import pyarrow.parquet
 
+import recd_plugins.data.placement
+import recd_plugins.data.row_pipeline
+import recd_plugins.data.workers  # noqa: F401
+
 
 @numba.njit(cache=True)
 def _nothing() -> None:
