@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from recd_plugins.errors import PluginError
+
 if TYPE_CHECKING:
     import click
     from rich.console import RenderableType
@@ -105,13 +107,17 @@ class PlanMode(ABC):
             click.UsageError: says which.
         """
 
-    def calibrate(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
+    def calibrate(
+        self,
+        question: PlanQuestion,  # noqa: ARG002
+        path: Path,  # noqa: ARG002
+    ) -> tuple[TopologySpec, RenderableType]:
         """Measure for ``--calibrate``, and write the topology file ``path``.
 
         Returns:
             The topology to plan for, and what was measured, for the terminal.
         """
-        raise NotImplementedError
+        raise PluginError(f"recd plan {self.flag} measures nothing: it has no calibrate")
 
     @abstractmethod
     def plan(self, question: PlanQuestion) -> PlanAnswer:
