@@ -138,10 +138,11 @@ def _limited(arguments: tuple[str, ...]) -> Iterator[None]:
 
 
 def _tree(without: Iterable[str]) -> dict[str, str]:
-    """Every file below this folder and what is in it."""
+    """Every file below this folder and what is in it, but for bytecode that imports leave."""
     found = {}
     ignored = set(without)
     for folder, folders, files in os.walk("."):
+        folders[:] = [name for name in folders if name != "__pycache__"]
         if folder == ".":
             folders[:] = [name for name in folders if name not in ignored]
             files = [name for name in files if name not in ignored]
