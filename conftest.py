@@ -52,6 +52,7 @@ _SLOW = (
     "docs/test_how_to_pages.py",
     "docs/test_plugin_pages.py",
     "docs/test_program_pages.py",
+    "docs/test_site.py",
     "recd_plugin_scars/tests/test_page.py",
     "recd_plugin_dlrm/tests/test_trace_pages.py",
     "docs/test_trainer_page.py",

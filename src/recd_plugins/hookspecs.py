@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 hookspec = pluggy.HookspecMarker("recd_plugins")
 hookimpl = pluggy.HookimplMarker("recd_plugins")
+"""The decorator of functions that implement a hook."""
 
 
 @hookspec

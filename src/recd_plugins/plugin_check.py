@@ -12,8 +12,8 @@ from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Plugin, PluginOptions
 from recd_plugins.plugin_modules import qualified
 
-#: Of ``recd_plugins.api``: goes up by one where a plugin that is newer needs what older ones lack.
 API_VERSION = 1
+"""The version of the API: goes up by one where plugins may need what older ones lack."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
 

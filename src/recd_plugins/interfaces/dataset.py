@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from recd_plugins.interfaces.lookups import Lookups
 
 Split = Literal["train", "test"]
+"""The splits of a dataset."""
 
 
 @dataclass(frozen=True)
