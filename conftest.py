@@ -46,6 +46,7 @@ _SLOW = (
     "recd_plugin_scars/tests/runtime/test_mapped_file.py",
     "distributed/test_launch.py::test_torchrun",
     "docs/test_analyze_page.py",
+    "docs/test_batch_page.py",
     "docs/test_dataset_wrapper_page.py",
     "recd_plugin_flexshard/tests/test_page.py",
     "recd_plugin_scars/tests/test_hot_batches_section.py",
