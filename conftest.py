@@ -47,6 +47,7 @@ _SLOW = (
     "distributed/test_launch.py::test_torchrun",
     "docs/test_analyze_page.py",
     "docs/test_batch_page.py",
+    "docs/test_call_order.py",
     "docs/test_dataset_wrapper_page.py",
     "recd_plugin_flexshard/tests/test_page.py",
     "recd_plugin_scars/tests/test_hot_batches_section.py",

@@ -1,0 +1,159 @@
+"""Plugins are called in the order that docs/plugins/README.md says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.docs.pages import page
+
+from recd_plugins.cli import main
+
+TABLE = page("plugins/README.md").split("## When what is called")[1].split("\n## ")[0]
+CALLS = [tuple(call.split(".")) for call in re.findall(r"`([A-Z]\w+\.\w+)`", TABLE)]
+
+PLUGINS = '''
+"""A plugin of each kind, which notes its calls."""
+
+from functools import wraps
+
+from recd_plugin_recd.kjt import KjtConverter
+from recd_plugin_recd.pooling.reductions import MeanPooling
+from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugins import api
+
+CALLS = {calls}
+
+
+def note(text):
+    with open("{notes}", "a") as notes:
+        print(text, file=notes)
+
+
+def noted(cls):
+    for kind, method in CALLS:
+        if kind == cls.__name__:
+            setattr(cls, method, _noted(getattr(cls, method), f"{{kind}}.{{method}}"))
+    return cls
+
+
+def _noted(plain, name):
+    @wraps(plain)
+    def call(*arguments, **named):
+        found = [a for a in arguments if hasattr(a, "parameters")] if "rewrite" in name else []
+        note(" ".join([name, *{{p.device.type for model in found for p in model.parameters()}}]))
+        return plain(*arguments, **named)
+
+    return staticmethod(call) if hasattr(plain, "__self__") else call
+
+
+@noted
+class Dataset(SessionParquet):
+    "Notes its calls."
+
+    name = "order.dataset"
+
+
+@noted
+class Converter(KjtConverter):
+    "Notes its calls."
+
+    name = "order.converter"
+
+
+@noted
+class Preprocessing(api.Preprocessing):
+    "Notes its calls."
+
+    name = "order.preprocessing"
+
+    def transform(self, values, offsets):
+        return values % 100, offsets
+
+
+@noted
+class Pooling(MeanPooling):
+    "Notes its calls."
+
+    name = "order.pooling"
+
+
+@noted
+class TablePart(api.TablePart):
+    pass
+
+
+@noted
+class Sharding(api.Sharding):
+    "Notes its calls."
+
+    name = "order.sharding"
+
+    def part(self, tables, setting):
+        return TablePart()
+
+
+@noted
+class Cache(api.Cache):
+    "Notes its calls."
+
+    name = "order.cache"
+
+    def check(self, device):
+        pass
+
+
+@noted
+class Callback(api.Callback):
+    "Notes its calls."
+
+    name = "order.callback"
+
+
+@api.hookimpl
+def register_plugins():
+    return [Dataset, Converter, Preprocessing, Pooling, Sharding, Cache, Callback]
+'''
+
+REGISTRY = """
+version: 1
+dataset:
+  use: order.dataset
+  options: {path: table, sparse: [seq_0_0, item_0], generate: {rows: 128, row_group_rows: 64}}
+converter: {use: order.converter}
+preprocessing: [{use: order.preprocessing, features: ["*"]}]
+pooling: [{use: order.pooling, features: [seq_0_0]}]
+sharding: [{use: order.sharding, tables: ["t_*"]}]
+cache: [{use: order.cache, tables: [t_item_0]}]
+callbacks: [{use: order.callback}]
+model: {embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}
+training: {batch_size: 32, ranks: 1, evaluate: false}
+"""
+
+
+def calls_of(command: str, folder: Path) -> list[str]:
+    """Calls of a command, each where it was first made."""
+    (folder / "plugins").mkdir()
+    code = PLUGINS.format(calls=CALLS, notes=folder / "notes")
+    (folder / "plugins" / "order.py").write_text(code, encoding="utf-8")
+    (folder / "registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    options = ["--plugins-dir", str(folder / "plugins")]
+    done = CliRunner().invoke(main, [*options, command, "registry.yaml"])
+    assert done.exit_code == 0, done.output
+    return list(dict.fromkeys((folder / "notes").read_text(encoding="utf-8").splitlines()))
+
+
+def test_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = [call.partition(" ")[0] for call in calls_of("run", tmp_path)]
+    assert found == [".".join(call) for call in CALLS]
+
+
+def test_a_plan_is_made_on_the_meta_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = calls_of("plan", tmp_path)
+    assert "Sharding.rewrite meta" in found
+    assert "Sharding.rewrite cpu" not in found
+    assert not any(call.startswith(("Callback", "TablePart.channels")) for call in found)
