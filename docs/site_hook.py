@@ -35,7 +35,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             name = path.relative_to(ROOT).as_posix()
             site.append(File.generated(config, name, abs_src_path=str(path)))
     for module in public_modules():
-        site.append(File.generated(config, f"docs/api/{module}.md", content=f"::: {module}\n"))
+        text = f"---\ntitle: {module}\n---\n\n::: {module}\n"
+        site.append(File.generated(config, f"docs/api/{module}.md", content=text))
     pages = [page.src_uri for page in site.documentation_pages()]
     config.nav = [expanded(entry, pages) for entry in config.nav or []]
     return site
