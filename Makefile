@@ -62,4 +62,4 @@ check: setup
 	$(BIN)/lint-imports --no-cache --config layers.ini
 
 clean:
-	rm -rf $(VENV) .data .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .data build/site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,7 @@
-"""The batch of docs/batch.md goes through every stage with the numbers that the page shows."""
+"""The batch of docs/batch.md goes through every stage with the numbers that the page shows.
+
+It uses recd.session_parquet and torchrec.table_wise.
+"""
 
 from __future__ import annotations
 

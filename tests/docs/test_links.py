@@ -1,4 +1,8 @@
-"""Links between the pages of this repository lead somewhere, and to every page of docs."""
+"""Links between the pages of this repository lead somewhere, and to every page of docs.
+
+Also to those of recd_plugin_dlrm, recd_plugin_dsi, recd_plugin_flexshard, recd_plugin_recd,
+recd_plugin_scars and recd_plugin_torchrec: where one is absent, this is left out.
+"""
 
 from __future__ import annotations
 

@@ -12,8 +12,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
+
+from recd_plugins import api
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +38,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_public_name_is_on_its_page(site: Path) -> None:
     pages = sorted((site / "docs" / "api").glob("*.html"))
-    assert {"recd_plugins.api", "recd_plugins.testing.contracts"} <= {page.stem for page in pages}
+    modules = walk_packages(getattr(api, "__path__", ()), "recd_plugins.api.")
+    public = {"recd_plugins.api", *(module.name for module in modules)}
+    assert public | {"recd_plugins.testing.contracts"} <= {page.stem for page in pages}
     for page in pages:
         html = page.read_text(encoding="utf-8")
         names = getattr(importlib.import_module(page.stem), "__all__", ())
