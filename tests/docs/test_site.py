@@ -53,4 +53,4 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
         html = page.read_text(encoding="utf-8")
         loaded = re.findall(r"<(?:link|script|img|iframe)\b[^>]*(?:src|href)=\"?([^\" >]+)", html)
         assert [url for url in loaded if re.match(r"(https?:)?//", url)] == [], page
-    assert (site / "search" / "search_index.js").exists()
+    assert (site / "search" / "search_index.json").exists()
