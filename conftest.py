@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+from tests.covering import cells_of_today
 
 _ROOT = Path(__file__).parent
 _BUILT_IN = set(
@@ -110,6 +111,8 @@ _SLOW = (
 )
 #: One after the other, and first: they count or kill readers of Ray on the whole machine.
 _RAY = ("recd_plugin_dsi/tests/*", "examples/test_ray_readers.py")
+#: On one worker, too: a benchmark runs once for all tests that look at its report.
+_BENCHMARKS = ("benchmarks/test_*",)
 
 # Processes of ranks, of readers and of programs are forked from a server that has imported all that
 # any of them needs, once.
@@ -119,15 +122,18 @@ forkserver.set_forkserver_preload = lambda modules_names: None
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Tests of a file share what it makes, and those on Ray the machine: one worker has them."""
+    """Tests of a file share what it makes, and some those of several: one worker has them."""
     from xdist.scheduler import LoadFileScheduling
 
-    class ByFileAndRay(LoadFileScheduling):
+    class BySharing(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file: str = super()._split_scope(nodeid)
-            return "ray" if any(map(Path(file).match, _RAY)) else file
+            for together in (_RAY, _BENCHMARKS):
+                if any(map(Path(file).match, together)):
+                    return together[0]
+            return file
 
-    return ByFileAndRay(config, log)
+    return BySharing(config, log)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -149,7 +155,8 @@ def pytest_report_header() -> str | None:
     return f"left out: tests that use {', '.join(sorted(_ABSENT))}" if _ABSENT else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _leave_out_cells(config, items)
     files = {item.path for item in items}
     on_ray = {file for file in files if any(map(file.match, _RAY))}
     slow_tests = {file: _slow_tests(file) for file in files}
@@ -184,6 +191,21 @@ def pytest_collection_finish() -> None:
     # Thousands of tests, and what they import, stay: no collection of garbage looks at them again.
     gc.collect()
     gc.freeze()
+
+
+def _leave_out_cells(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of each test with parameters, keep the cells of today."""
+    matrices: dict[Any, dict[tuple[str, ...], pytest.Item]] = {}
+    for item in items:
+        if callspec := getattr(item, "callspec", None):
+            test = (item.parent, getattr(item, "originalname", item.name))
+            matrices.setdefault(test, {})[tuple(map(repr, callspec.params.values()))] = item
+    for matrix in matrices.values():
+        chosen = set(cells_of_today(list(matrix)))
+        left_out = {item for cell, item in matrix.items() if cell not in chosen}
+        if left_out:
+            config.hook.pytest_deselected(items=list(left_out))
+            items[:] = [item for item in items if item not in left_out]
 
 
 def _slow_tests(file: Path) -> tuple[str, ...]:

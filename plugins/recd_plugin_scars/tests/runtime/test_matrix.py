@@ -7,9 +7,11 @@ rows in memory and in files, of an EmbeddingBagCollection and an EmbeddingCollec
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
 
 import pytest
+from tests.covering import cells_of_today
 
 from recd_plugin_scars.tests.runtime.matrix_cases import (
     FORMS,
@@ -25,22 +27,25 @@ from recd_plugin_scars.tests.runtime.matrix_cases import (
 from recd_plugins.testing.gloo import run_on_ranks
 
 
-def cases_of(sharding: str) -> list[Case]:
-    return [
-        Case(
-            Training(sharding, FORMS[form], OPTIMIZERS[optimizer]),
-            ROWS[rows],
-            lookahead=bool(lookahead),
-            turn=form + optimizer + rows + lookahead,
-        )
-        for form, optimizer, rows, lookahead in product(range(2), range(2), range(4), range(2))
-    ]
+def cases_of(world_size: int, sharding: str) -> list[Case]:
+    """The cases of today, of one launch."""
+    cells = list(product((1, 2), SHARDINGS, range(2), range(2), range(4), range(2)))
+    # With the same rows and lookahead each has another turn, so that all of them meet.
+    turns: Counter[tuple[int, int]] = Counter()
+    cases = []
+    for ranks, by, form, optimizer, rows, lookahead in cells_of_today(cells):
+        training = Training(by, FORMS[form], OPTIMIZERS[optimizer])
+        case = Case(training, ROWS[rows], lookahead=bool(lookahead), turn=turns[rows, lookahead])
+        turns[rows, lookahead] += 1
+        if (ranks, by) == (world_size, sharding):
+            cases.append(case)
+    return cases
 
 
 @pytest.mark.parametrize("sharding", SHARDINGS)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_parity(world_size: int, sharding: str) -> None:
-    cases = cases_of(sharding)
+    cases = cases_of(world_size, sharding)
     by_rank = run_on_ranks(run_cases, world_size, cases)
     for case, *differences in zip(cases, *by_rank, strict=True):
         for difference in differences:
@@ -50,7 +55,7 @@ def test_parity(world_size: int, sharding: str) -> None:
 
 def test_the_matrix_has_every_policy_and_storage() -> None:
     tables = ("b0", "b1", "b2", "s0", "s1", "s2", "s3")
-    cases = cases_of("table_wise")
+    cases = [case for ranks, by in product((1, 2), SHARDINGS) for case in cases_of(ranks, by)]
     for case in cases:
         for kind in "bs":
             policies = {case.policy(table) for table in tables if table[0] == kind}
