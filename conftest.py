@@ -22,6 +22,8 @@ _PRESENT = {
 #: Built-in plugins whose folder was taken away: tests that use them are left out.
 _ABSENT = _BUILT_IN - _PRESENT
 os.environ["RECD_ONLY"] = ",".join(sorted(_PRESENT))
+if _ABSENT:  # what says that it is installed may still be there
+    os.environ["RECD_WITHOUT"] = ",".join(sorted(_ABSENT))
 # Before torch is imported, here and in programs: there are as many workers as cores, and threads of
 # OpenMP that wait for one another take the time of others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

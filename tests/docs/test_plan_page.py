@@ -1,4 +1,7 @@
-"""The examples of docs/commands/plan.md run, and print what the page says."""
+"""The examples of docs/commands/plan.md run, and print what the page says.
+
+Where recd_plugin_flexshard or recd_plugin_scars is absent, this is left out.
+"""
 
 from __future__ import annotations
 
