@@ -80,12 +80,16 @@ def recd(environment: dict[str, str], *arguments: object) -> str:
 
 
 def framework_imports(module: Path, package: str) -> set[str]:
-    """The modules of recd-plugins, and of plugins but ``package``, that a file imports."""
+    """The modules of recd-plugins, and of plugins but ``package``, that a file imports.
+
+    Of what it imports from ``recd_plugins`` itself: names.
+    """
     names = set()
     for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            assert not node.level, "imports are absolute"
-            names.add(node.module or "")
+            assert node.module is not None, "imports are absolute"
+            parts = {each.name for each in node.names} if node.module == "recd_plugins" else {""}
+            names |= {f"{node.module}.{part}".rstrip(".") for part in parts}
         elif isinstance(node, ast.Import):
             names |= {each.name for each in node.names}
     own = {name for name in names if name.partition(".")[0] == package}

@@ -40,7 +40,6 @@ def recd(*arguments):
 
 for arguments in ("plugins", "doctor", "schema", "plan --help", "bench --help", "--help"):
     print(recd(*arguments.split()))
-# Not recd_benchmarks, which measure several plugins together.
 for found in pkgutil.walk_packages([site], onerror=print):
     if found.name.startswith("recd_plugin") and not found.name.endswith(".__main__"):
         try:

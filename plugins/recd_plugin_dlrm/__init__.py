@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.api import hookimpl
 
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.interfaces import Dataset
+    from recd_plugins.api import Dataset
 
 
 @hookimpl
@@ -33,4 +33,4 @@ def register_commands(cli: click.Group) -> None:
 
 @hookimpl
 def register_benchmarks() -> Sequence[str]:
-    return ["recd_plugin_dlrm.benchmarks.traces"]
+    return [f"recd_plugin_dlrm.benchmarks.{name}" for name in ("dlrm", "traces")]

@@ -15,9 +15,8 @@ from recd_plugin_dlrm.random_rows import (
     schema_of,
     units_of,
 )
-from recd_plugins.data.read_plan import Piece, ReadPlan
-from recd_plugins.data.reader import PlannedReader, digest
-from recd_plugins.interfaces import Dataset, FeatureSchema, Origin, Reader, Rows, Split
+from recd_plugins.api import Dataset, FeatureSchema, Origin, Reader, Rows, Split
+from recd_plugins.api.reading import Piece, PlannedReader, ReadPlan, digest
 
 # Raised when the same options would give other rows.
 _VERSION = 1

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from recd_plugin_dlrm.draws import stream_of
-from recd_plugins.data.read_plan import Unit
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import FeatureSchema, PluginOptions, Split
+from recd_plugins.api import DataError, FeatureSchema, PluginOptions, Split
+from recd_plugins.api.reading import Unit
 
 #: Rows that are made, stored and read at once.
 UNIT_ROWS = 4096

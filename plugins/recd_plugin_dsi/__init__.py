@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recd_plugins.hookspecs import hookimpl
-from recd_plugins.interfaces import Ingestion, PlanMode
+from recd_plugins.api import Ingestion, PlanMode, hookimpl
 
 
 @hookimpl

@@ -15,7 +15,7 @@ import psutil
 
 from recd_plugin_dsi.helper import Helper
 from recd_plugin_dsi.options import RayOptions
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 # Of a cluster that is there: it answers at once.
 _CONNECT_SECONDS = 5.0

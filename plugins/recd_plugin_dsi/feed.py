@@ -16,12 +16,9 @@ from recd_plugin_dsi.cluster import join
 from recd_plugin_dsi.helper import Helper
 from recd_plugin_dsi.options import RayOptions
 from recd_plugin_dsi.standby import Standby, keep, place_of, take
-from recd_plugins.activity import doing
-from recd_plugins.data.model_input import ModelInput
-from recd_plugins.data.wire import decode
-from recd_plugins.data.work import Block, State, Work, hand_out
-from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Feed, Reader
+from recd_plugins.api import Feed, Reader, SetupError
+from recd_plugins.api.batches import ModelInput
+from recd_plugins.api.ingestion import Block, State, Work, decode, doing, hand_out
 
 # Of a read that was left: for the block that is in the making.
 _STOP_SECONDS = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 #: The oldest one whose tasks ``limit.py`` can bound, and the first that is refused unseen.
 OLDEST, TOO_NEW = (2, 60), (2, 61)

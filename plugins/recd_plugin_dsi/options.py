@@ -6,8 +6,8 @@ from typing import Annotated, Self
 
 from pydantic import Field, StrictInt, field_validator, model_validator
 
-from recd_plugins.byte_sizes import read_bytes
-from recd_plugins.interfaces import PluginOptions
+from recd_plugins.api import PluginOptions
+from recd_plugins.api.files import read_bytes
 
 Count = Annotated[StrictInt, Field(gt=0)]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from recd_plugin_dsi.options import RayOptions
-from recd_plugins.interfaces import Ingestion
+from recd_plugins.api import Ingestion
 
 if TYPE_CHECKING:
-    from recd_plugins.data.work import Work
-    from recd_plugins.interfaces import Feed
+    from recd_plugins.api import Feed
+    from recd_plugins.api.ingestion import Work
 
 
 class RayIngestion(Ingestion):

@@ -15,11 +15,10 @@ import pyarrow as pa
 # A store of the cluster for small values; the name has an underscore, and there is no other.
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 
-from recd_plugins.errors import RecdError
-from recd_plugins.processes import portable
+from recd_plugins.api import RecdError
 
 if TYPE_CHECKING:
-    from recd_plugins.data.work import Block, State, WorkReader
+    from recd_plugins.api.ingestion import Block, State, WorkReader
 
 
 def make_blocks(
@@ -51,7 +50,7 @@ def warm_up(work: bytes, position: State) -> None:
 
 
 def _blocks(number: int, work: bytes, position: State, stride: int | None) -> Iterable[Block]:
-    from recd_plugins.data.work import Block
+    from recd_plugins.api.ingestion import Block, portable
 
     try:
         reader = _open(work)
@@ -65,15 +64,15 @@ def _blocks(number: int, work: bytes, position: State, stride: int | None) -> It
 # Ray keeps its processes from one task to the next, and from one epoch to the next.
 @lru_cache(maxsize=1)
 def _open(work: bytes) -> WorkReader:
-    from recd_plugins import upstream_noise
+    from recd_plugins.api.commands import silence_upstream
 
-    upstream_noise.silence()
+    silence_upstream()
     reader: WorkReader = pickle.loads(work).open()
     return reader
 
 
 def _row(block: Block, again: bool) -> pa.Table:
-    from recd_plugins.data.wire import encode
+    from recd_plugins.api.ingestion import encode
 
     start = time.perf_counter()
     data = encode(block)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.api import hookimpl
 
 if TYPE_CHECKING:
     import click
     from pydantic import BaseModel
 
-    from recd_plugins.interfaces import PlanMode, Sharding
+    from recd_plugins.api import PlanMode, Sharding
 
 
 @hookimpl

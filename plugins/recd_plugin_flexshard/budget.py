@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from recd_plugins.byte_sizes import read_bytes
+from recd_plugins.api.files import read_bytes
 
 _MULTIPLE = re.compile(r"(\d+(?:\.\d+)?)\s*[xX]")
 

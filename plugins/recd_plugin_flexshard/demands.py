@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from recd_plugin_flexshard.planning import TableDemand
-from recd_plugins.errors import DataError
-from recd_plugins.registry.resolve import did_you_mean, shortened
+from recd_plugins.api import DataError
+from recd_plugins.api.registry import did_you_mean, shortened
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.options import TierOptions
-    from recd_plugins.access.profile import TableAccess
-    from recd_plugins.interfaces import Setting, Table
+    from recd_plugins.api import Setting, Table
+    from recd_plugins.api.access import TableAccess
 
 
 def demands_of(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, field_validator
 
 from recd_plugin_flexshard.budget import read_budget
-from recd_plugins.access.options import AccessOptions
+from recd_plugins.api.access import AccessOptions
 
 Count = Annotated[StrictInt, Field(gt=0)]
 DedupeFactor = Annotated[float, Field(ge=1, allow_inf_nan=False)]

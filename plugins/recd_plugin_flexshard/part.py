@@ -7,16 +7,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugin_flexshard.planning import TierPlan
-from recd_plugins.interfaces import Section, StepShape, Table, TablePart, TrainedRun
+from recd_plugins.api import Section, StepShape, Table, TablePart, TrainedRun
 
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.types import ParameterSharding
 
-    from recd_plugins.distributed.byte_counter import Channel, Kind
-    from recd_plugins.planning.work import Work
+    from recd_plugins.api import Work
+    from recd_plugins.api.distributed import Channel, CollectiveKind
 
-_COLLECTIVES: dict[str, Kind] = {
+_COLLECTIVES: dict[str, CollectiveKind] = {
     "cold": "all_to_all",
     "hot": "all_reduce",
     "flex": "all_to_all",
@@ -82,7 +82,8 @@ class TieredPart(TablePart):
         ranks of the node, so a rank looks up as many as it sends. Gradients of the copies are
         reduced, of hot rows over all ranks, of flex rows over those that hold the same ones.
         """
-        from recd_plugins.planning.work import EVERY_RANK, ID_BYTES, SCALAR_BYTES, Work
+        from recd_plugins.api import Work
+        from recd_plugins.api.planning import EVERY_RANK, ID_BYTES, SCALAR_BYTES
 
         tiers = self._tables.get(table.name)
         if tiers is None:
@@ -104,7 +105,7 @@ class TieredPart(TablePart):
 
     def collectives(self, tables: Collection[str]) -> int:
         """The collectives of the flex rows, where a table has some."""
-        from recd_plugins.planning.work import COLLECTIVES
+        from recd_plugins.api.planning import COLLECTIVES
 
         return COLLECTIVES * any(t.flex for name, t in self._tables.items() if name in tables)
 

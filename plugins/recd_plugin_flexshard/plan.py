@@ -19,12 +19,12 @@ from recd_plugin_flexshard.planning.sections import (
     collectives_of,
     memory_of,
 )
-from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.api import RecdError, SetupError
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.options import OtherCluster, TierOptions
     from recd_plugin_flexshard.planning import Strategy
-    from recd_plugins.interfaces import Setting, Table
+    from recd_plugins.api import Setting, Table
 
 
 def plan(
@@ -76,7 +76,7 @@ def _costs(options: TierOptions, memory: TierMemory | None, world_size: int) -> 
 
 
 def _other(other: OtherCluster, setting: Setting) -> tuple[Cluster, TierMemory | None]:
-    from recd_plugins.planning.topologies import load_topology
+    from recd_plugins.api.planning import load_topology
 
     try:
         spec = load_topology(

@@ -9,7 +9,7 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from recd_plugin_flexshard.runtime import TieredEmbeddingCollection
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.runtime import RowTiers

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from recd_plugin_flexshard.options import TierOptions
-from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Setting, SharderArguments, Sharding, Table
-from recd_plugins.registry.resolve import shortened
+from recd_plugins.api import Setting, SetupError, SharderArguments, Sharding, Table
+from recd_plugins.api.registry import shortened
 
 if TYPE_CHECKING:
     from torch import nn

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from recd_plugins.hookspecs import hookimpl
+from recd_plugins.api import hookimpl
 
 if TYPE_CHECKING:
     import click
 
-    from recd_plugins.interfaces import Converter, Dataset, Pooling, Preprocessing
+    from recd_plugins.api import Converter, Dataset, Pooling, Preprocessing
 
 
 @hookimpl
@@ -68,7 +68,7 @@ def register_commands(cli: click.Group) -> None:
 @hookimpl
 def register_benchmarks() -> Sequence[str]:
     names = (
-        *("accuracy", "cluster", "convert", "fill", "jagged", "logs"),
-        *("preprocess", "reader", "storage", "train", "trainer", "wire"),
+        *("accuracy", "cluster", "convert", "fill", "ingest", "jagged"),
+        *("logs", "preprocess", "reader", "storage", "train", "trainer", "wire"),
     )
     return [f"recd_plugin_recd.benchmarks.{name}" for name in names]

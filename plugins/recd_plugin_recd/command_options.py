@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.cli.options import AT_LEAST_1
+from recd_plugins.api.commands import AT_LEAST_1
 
 
 def _named(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:

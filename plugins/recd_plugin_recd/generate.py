@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0
-from recd_plugins.errors import DataError
-from recd_plugins.progress import progress_bars
-from recd_plugins.scratch_folder import put, scratch_folder
+from recd_plugins.api import DataError
+from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, progress_bars
+from recd_plugins.api.files import put, scratch_folder
 
 if TYPE_CHECKING:
     from recd_plugin_recd.papercal_table import TableOptions

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator
 
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Converter, FeatureSchema, PluginOptions, Rows
+from recd_plugins.api import Converter, DataError, FeatureSchema, PluginOptions, Rows
 
 if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
-    from recd_plugins.sparse import InverseKeyedJaggedTensor
-    from recd_plugins.sparse.dedup import Deduplicator
+    from recd_plugins.api.batches import Batch, InverseKeyedJaggedTensor
+    from recd_plugins.api.columns import Deduplicator
 
 #: Ids stored when only neighbours are compared, in multiples of those stored when all rows are.
 _NEARLY_ALL = 1.01
@@ -79,7 +77,7 @@ class IkjtConverter(Converter):
 
     @cached_property
     def _deduplicate(self) -> Deduplicator:
-        from recd_plugins.sparse.dedup import Deduplicator
+        from recd_plugins.api.columns import Deduplicator
 
         return Deduplicator(neighbours_only=self.options.compare == "neighbours")
 
@@ -125,9 +123,8 @@ class IkjtConverter(Converter):
 
     def convert(self, rows: Rows, schema: FeatureSchema) -> Batch:
         """A batch; the first one is also the sample if ``fit`` was not called."""
-        from recd_plugins.data.arrow import dense_features, labels, sparse_column
-        from recd_plugins.data.batch import Batch
-        from recd_plugins.sparse.from_columns import kjt_from_columns
+        from recd_plugins.api.batches import Batch, kjt_from_columns
+        from recd_plugins.api.columns import dense_features, labels, sparse_column
 
         if self._groups is None:
             self.fit(rows, schema)
@@ -145,15 +142,15 @@ class IkjtConverter(Converter):
         self, rows: Rows, groups: Sequence[Sequence[str]]
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
         """The unique rows of each group of features."""
-        from recd_plugins.data.arrow import sparse_column
-        from recd_plugins.sparse.from_columns import ikjts_from_columns
+        from recd_plugins.api.batches import ikjts_from_columns
+        from recd_plugins.api.columns import sparse_column
 
         columns = [{name: sparse_column(rows, name) for name in group} for group in groups]
         return ikjts_from_columns(columns, len(rows), self._deduplicate)
 
     def _compare_neighbours_if_enough(self, sample: Rows) -> None:
         """Leave other rows aside where neighbours are nearly all of the equal ones."""
-        from recd_plugins.sparse.dedup import Deduplicator
+        from recd_plugins.api.columns import Deduplicator
 
         groups = [group.features for group in self.report() if group.deduplicated]
         compare_all = self._deduplicate

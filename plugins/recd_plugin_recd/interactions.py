@@ -22,10 +22,8 @@ from recd_plugin_recd.interactions_log import (
     TIMESTAMP,
     InteractionLog,
 )
-from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
-from recd_plugins.data.reader import PlannedReader
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import (
+from recd_plugins.api import (
+    DataError,
     Dataset,
     FeatureSchema,
     Origin,
@@ -35,6 +33,7 @@ from recd_plugins.interfaces import (
     SessionKeys,
     Split,
 )
+from recd_plugins.api.reading import Piece, PlannedReader, ReadPlan, Unit
 
 #: Makes the rows of events from their places.
 RowsOf = Callable[[NDArray[np.int64]], pa.RecordBatch]

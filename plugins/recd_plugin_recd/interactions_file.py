@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 SEPARATORS = {".inter": "\t", ".tsv": "\t", ".csv": ",", ".dat": "::", ".data": "\t"}
 #: Files of MovieLens that begin with data.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recd_plugins.data.plain import PlainConverter
+from recd_plugins.api.reading import PlainConverter
 
 
 class KjtConverter(PlainConverter):

@@ -7,10 +7,10 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from recd_plugin_recd.ikjt import IkjtConverter
-from recd_plugins.interfaces import Rows
+from recd_plugins.api import Rows
 
 if TYPE_CHECKING:
-    from recd_plugins.sparse import InverseKeyedJaggedTensor
+    from recd_plugins.api.batches import InverseKeyedJaggedTensor
 
 
 class ListDictConverter(IkjtConverter):
@@ -25,9 +25,8 @@ class ListDictConverter(IkjtConverter):
     def _deduplicated(
         self, rows: Rows, groups: Sequence[Sequence[str]]
     ) -> tuple[InverseKeyedJaggedTensor, ...]:
-        from recd_plugins.data.arrow import broken_list, dictionary_column
-        from recd_plugins.sparse.dictionaries import BrokenListError
-        from recd_plugins.sparse.from_columns import ikjts_from_dictionaries
+        from recd_plugins.api.batches import ikjts_from_dictionaries
+        from recd_plugins.api.columns import BrokenListError, broken_list, dictionary_column
 
         stored, by_ids = {}, []
         for number, group in enumerate(groups):

@@ -12,9 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
-from recd_plugins.errors import DataError
-from recd_plugins.files import parse_json, why_not
-from recd_plugins.scratch_folder import scratch_folder
+from recd_plugins.api import DataError
+from recd_plugins.api.files import parse_json, scratch_folder, why_not
 
 #: Key of the Parquet metadata under which a file says how it was generated, as JSON.
 PROVENANCE = b"recd.papercal"

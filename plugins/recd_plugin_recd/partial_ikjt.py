@@ -11,13 +11,11 @@ from pydantic import Field, model_validator
 
 from recd_plugin_recd.ikjt import IkjtConverter, check_features
 from recd_plugin_recd.list_dict import ListDictConverter
-from recd_plugins.interfaces import Converter, FeatureSchema, PluginOptions, Rows
+from recd_plugins.api import Converter, FeatureSchema, PluginOptions, Rows
 
 if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
-    from recd_plugins.sparse import PartialInverseKeyedJaggedTensor
-    from recd_plugins.sparse.dedup import JaggedColumn
-    from recd_plugins.sparse.partial import RowPacker
+    from recd_plugins.api.batches import Batch, PartialInverseKeyedJaggedTensor
+    from recd_plugins.api.columns import JaggedColumn, RowPacker
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class PartialIkjtConverter(Converter):
 
     @cached_property
     def _pack(self) -> RowPacker:
-        from recd_plugins.sparse.partial import RowPacker
+        from recd_plugins.api.columns import RowPacker
 
         return RowPacker(self.options.max_shift)
 
@@ -96,7 +94,7 @@ class PartialIkjtConverter(Converter):
         Raises:
             DataError: ``sample`` cannot be read, or an option names what is no sparse feature.
         """
-        from recd_plugins.data.arrow import sparse_column
+        from recd_plugins.api.columns import sparse_column
 
         if self.options.features != "auto":
             check_features(f"{self.name}: features", self.options.features, schema)
@@ -126,11 +124,12 @@ class PartialIkjtConverter(Converter):
         self, rows: Rows, names: Sequence[str]
     ) -> tuple[PartialInverseKeyedJaggedTensor, ...]:
         """Features by their distinct lists where storage tells these, by all rows elsewhere."""
-        from recd_plugins.data.arrow import broken_list, dictionary_column, sparse_column
-        from recd_plugins.sparse.dictionaries import BrokenListError
-        from recd_plugins.sparse.from_columns import (
-            partial_from_columns,
-            partial_from_dictionaries,
+        from recd_plugins.api.batches import partial_from_columns, partial_from_dictionaries
+        from recd_plugins.api.columns import (
+            BrokenListError,
+            broken_list,
+            dictionary_column,
+            sparse_column,
         )
 
         found = {name: dictionary_column(rows, name) for name in names}
@@ -147,7 +146,7 @@ class PartialIkjtConverter(Converter):
         return tuple(partials)
 
     def _choose(self, columns: dict[str, JaggedColumn], num_rows: int) -> dict[str, Choice]:
-        from recd_plugins.sparse.dedup import Deduplicator
+        from recd_plugins.api.columns import Deduplicator
 
         if not columns:
             return {}

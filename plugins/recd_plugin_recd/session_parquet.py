@@ -13,16 +13,8 @@ import pyarrow.types as pt
 from pydantic import Field, NonNegativeInt
 
 from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of
-from recd_plugins.data.buffered_file import ReadOptions
-from recd_plugins.data.list_dict import is_list_dict
-from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.read_plan import Piece, ReadPlan
-from recd_plugins.data.reader import PlannedReader, digest
-from recd_plugins.data.row_filter import Condition
-from recd_plugins.data.statistics import TableStatistics, read_footers
-from recd_plugins.data.storage import Storage, Url
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import (
+from recd_plugins.api import (
+    DataError,
     Dataset,
     FeatureSchema,
     PluginOptions,
@@ -30,6 +22,17 @@ from recd_plugins.interfaces import (
     Rows,
     SessionKeys,
     Split,
+)
+from recd_plugins.api.reading import Piece, PlannedReader, ReadPlan, digest
+from recd_plugins.api.tables import (
+    Condition,
+    ParquetTable,
+    ReadOptions,
+    Storage,
+    TableStatistics,
+    Url,
+    is_list_dict,
+    read_footers,
 )
 
 _LISTS = pa.list_(pa.int64())
@@ -210,7 +213,7 @@ class SessionParquet(Dataset):
     def _count(self, table: ParquetTable) -> None:
         """The rows that the filter keeps, which readers find counted then."""
         if table.num_to_count:
-            from recd_plugins.progress import progress_bars
+            from recd_plugins.api.commands import progress_bars
 
             with progress_bars() as add_bar:
                 table.counted(add_bar(f"counting rows of {table.root}", table.num_to_count))

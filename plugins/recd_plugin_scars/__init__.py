@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import BaseModel
 
-from recd_plugins.hookspecs import hookimpl
-from recd_plugins.interfaces import Cache, Dataset, PlanMode
+from recd_plugins.api import Cache, Dataset, PlanMode, hookimpl
 
 
 @hookimpl
@@ -40,4 +39,4 @@ def register_plans() -> Sequence[type[PlanMode]]:
 
 @hookimpl
 def register_benchmarks() -> Sequence[str]:
-    return ["recd_plugin_scars.benchmarks.scars"]
+    return [f"recd_plugin_scars.benchmarks.{name}" for name in ("hot_batches", "scars")]

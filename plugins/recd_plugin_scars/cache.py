@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from recd_plugin_scars.options import CacheOptions, FileStorage
-from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Cache, Setting, Table
+from recd_plugins.api import Cache, Setting, SetupError, Table
 
 if TYPE_CHECKING:
     import torch

@@ -13,13 +13,12 @@ from pydantic import Field, StrictInt, model_validator
 
 from recd_plugin_scars.hot_order import sort_rows, whole_sessions
 from recd_plugin_scars.window_reader import WindowReader
-from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import DatasetWrapper, Lookups, PluginOptions, Reader, Rows, Split
+from recd_plugins.api import DatasetWrapper, Lookups, PluginOptions, Reader, Rows, SetupError, Split
 
 if TYPE_CHECKING:
     from recd_plugin_scars.hot_rows import HotRows, HotTable
     from recd_plugin_scars.part import CachePart
-    from recd_plugins.access.profile import AccessProfile
+    from recd_plugins.api.access import AccessProfile
 
 Count = Annotated[StrictInt, Field(gt=0)]
 
@@ -151,7 +150,7 @@ class HotBatches(DatasetWrapper):
 
     @cached_property
     def _profile(self) -> AccessProfile | None:
-        from recd_plugins.access.profile import AccessProfile
+        from recd_plugins.api.access import AccessProfile
 
         return None if self.options.profile is None else AccessProfile.load(self.options.profile)
 
@@ -227,7 +226,7 @@ class _HotOrder:
         }
 
     def sort(self, window: Sequence[Rows]) -> Iterator[Rows]:
-        from recd_plugins.data.row_table import RowTable
+        from recd_plugins.api.reading import RowTable
 
         hot_rows = self._wrapper.hot_rows
         hot = np.concatenate([hot_rows.samples(rows) for rows in window])

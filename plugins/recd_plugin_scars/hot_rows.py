@@ -11,7 +11,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.interfaces import Lookups, Rows
+from recd_plugins.api import Lookups, Rows
 
 
 @dataclass(frozen=True, eq=False)

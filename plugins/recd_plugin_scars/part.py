@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugin_scars.planning import CachePlan
 from recd_plugin_scars.runtime.spec import HostMemory, TableCache
-from recd_plugins.interfaces import RowMemory, Section, StepShape, Table, TablePart, TrainedRun
+from recd_plugins.api import RowMemory, Section, StepShape, Table, TablePart, TrainedRun
 
 if TYPE_CHECKING:
     from torch import nn
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ParameterSharding
 
     from recd_plugin_scars.runtime.kernels import CachedKernels
-    from recd_plugins.planning.work import Work
+    from recd_plugins.api import Work
 
 _KERNEL = "fused_uvm_caching"
 # Bytes of a cached table beside rows and their state: where each row is, and what each slot holds
@@ -95,10 +95,14 @@ class CachePart(TablePart):
 
     def fetch_bandwidth(self, table: str) -> float | None:
         """The bandwidth of files, for tables in some."""
-        from recd_plugins.planning.stage_times import FILE
+        from recd_plugins.api.planning import FILE_BYTES_PER_SECOND
 
         cache = self.caches.get(table)
-        return None if cache is None or isinstance(cache.storage, HostMemory) else FILE
+        return (
+            None
+            if cache is None or isinstance(cache.storage, HostMemory)
+            else FILE_BYTES_PER_SECOND
+        )
 
     def work(
         self,
@@ -107,7 +111,8 @@ class CachePart(TablePart):
         step: StepShape,  # noqa: ARG002
     ) -> Iterable[tuple[slice, Work]]:
         """What the slow tier moves, of each shard on its rank."""
-        from recd_plugins.planning.work import Work, shards_of
+        from recd_plugins.api import Work
+        from recd_plugins.api.planning import shards_of
 
         if table.name not in self.caches or table.name not in self.expected:
             return

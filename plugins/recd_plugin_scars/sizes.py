@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict
 
 from recd_plugin_scars.planning import CachePlan, TableLoad, row_bytes
-from recd_plugins.byte_sizes import read_bytes
-from recd_plugins.errors import SetupError
-from recd_plugins.registry.resolve import shortened
+from recd_plugins.api import SetupError
+from recd_plugins.api.files import read_bytes
+from recd_plugins.api.registry import shortened
 
 if TYPE_CHECKING:
     from recd_plugin_scars.options import CacheOptions
     from recd_plugin_scars.planning.traffic import Policy
-    from recd_plugins.interfaces import Setting, Table
+    from recd_plugins.api import Setting, Table
 
 
 class _Step(TypedDict):

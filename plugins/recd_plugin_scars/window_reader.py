@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any, Protocol
 
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Reader, Rows
+from recd_plugins.api import DataError, Reader, Rows
 
 State = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from recd_plugins.interfaces import PluginOptions, Sharding
+from recd_plugins.api import PluginOptions, Sharding
 
 
 class CoalesceOptions(PluginOptions):

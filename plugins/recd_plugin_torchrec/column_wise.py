@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, cast
 from pydantic import Field
 
 from recd_plugin_torchrec.coalescing import CoalesceOptions, CoalescingSharding
-from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Table
+from recd_plugins.api import SetupError, Table
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints

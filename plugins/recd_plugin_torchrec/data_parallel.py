@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from recd_plugins.interfaces import Sharding, Table
+from recd_plugins.api import Sharding, Table
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from recd_plugin_torchrec.coalescing import CoalescingSharding
-from recd_plugins.interfaces import Table
+from recd_plugins.api import Table
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints

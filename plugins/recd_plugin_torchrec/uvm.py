@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from pydantic import Field
 
-from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Cache, PluginOptions, Table
+from recd_plugins.api import Cache, PluginOptions, SetupError, Table
 
 if TYPE_CHECKING:
     import torch

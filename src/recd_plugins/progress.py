@@ -29,3 +29,28 @@ def progress_bars() -> Iterator[AddBar]:
         yield add
         for task in bars.tasks:
             bars.update(task.id, total=task.completed)
+
+
+@contextmanager
+def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar that is told how many rows were read."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda rows: bar.advance(task, rows)

@@ -77,8 +77,8 @@ def test_a_benchmark_of_a_plugin_has_its_own_options(folder: Path) -> None:
         (('["acme_bench.lookup"]', '"acme_bench.lookup"'), "return a list of modules"),
         (('"acme_bench.lookup"', "5"), "register_benchmarks returned 5; name modules, as acme."),
         (
-            ("acme_bench.lookup", "acme_bench.dlrm"),
-            "benchmark dlrm is acme_bench.dlrm, and recd_benchmarks.dlrm already; rename one, or",
+            ('["acme_bench.lookup"]', '["acme_bench.lookup", "other.lookup"]'),
+            "benchmark lookup is other.lookup, and acme_bench.lookup already; rename one, or",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from recd_plugins.data import row_pipeline
 from recd_plugins.data.row_pipeline import RowPipeline
-from recd_plugins.data.stalls import CAUSES, MakingTimes, StallMeter, StallTotals
+from recd_plugins.data.stalls import STALL_CAUSES, MakingTimes, StallMeter, StallTotals
 from recd_plugins.data.work import Block
 from recd_plugins.training.meter import Meter
 
@@ -54,7 +54,7 @@ def test_causes_add_up_to_the_wait(fill, convert, preprocess, transfer, arrival,
     causes = making.causes_of(waited)
     assert sum(causes) == pytest.approx(waited)
     assert min(causes) >= 0
-    assert causes[CAUSES.index("transfer")] >= min(arrival, waited) * 0.999
+    assert causes[STALL_CAUSES.index("transfer")] >= min(arrival, waited) * 0.999
 
 
 def test_a_batch_made_in_the_trainer_is_waited_for_as_long_as_it_takes():

@@ -13,7 +13,7 @@ from recd_plugins.errors import NoPlanError, RecdError
 from recd_plugins.planning.candidates import as_plain, with_plugins
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.report import COMPONENTS, PlanReport
-from recd_plugins.planning.report_text import compressed, render, size
+from recd_plugins.planning.report_text import compressed, render, size_text
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import TopologySpec, load_topology, topology_names
 from recd_plugins.registry import Registry
@@ -144,7 +144,7 @@ def test_huge_tables_take_no_memory(make_registry) -> None:
     made = report(registry, load_topology("dgx-h100", nodes=2))
     total = made.plugins.memory["embeddings"].sum()
     assert total == pytest.approx(6 * 2**28 * 128 * 4, rel=0.01)
-    assert size(total) == "768.0 GiB"
+    assert size_text(total) == "768.0 GiB"
     # One node has no room on its GPUs for all of it.
     made = report(registry, load_topology("dgx-h100"))
     held = made.plugins.memory["embeddings"].sum() + made.plugins.host_memory.sum()

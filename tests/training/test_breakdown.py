@@ -29,7 +29,7 @@ from recd_plugins.training.breakdown import StepProfile, static_bytes, step_prof
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.pipeline import build_train_pipeline
 from recd_plugins.training.profile_events import (
-    STEP,
+    PROFILED_STEP,
     Span,
     StepEvents,
     StepMemory,
@@ -194,7 +194,7 @@ def milliseconds(name: str, start: int, end: int, **attributes: Any) -> Span:
 
 
 def test_a_moment_belongs_to_the_innermost_stage() -> None:
-    step = milliseconds(STEP, 0, 100)
+    step = milliseconds(PROFILED_STEP, 0, 100)
     events = StepEvents(
         step,
         host=[
@@ -214,7 +214,7 @@ def test_a_moment_belongs_to_the_innermost_stage() -> None:
 
 def test_a_kernel_that_computes_hides_one_that_communicates() -> None:
     events = StepEvents(
-        milliseconds(STEP, 0, 100),
+        milliseconds(PROFILED_STEP, 0, 100),
         host=[
             milliseconds("[lookup]_[bags]_[table_wise]", 0, 5, is_region=True, operator=1),
             milliseconds("aten::index", 1, 2, operator=2),
@@ -234,7 +234,7 @@ def test_a_kernel_that_computes_hides_one_that_communicates() -> None:
 
 
 def test_memory_above_the_start() -> None:
-    step = milliseconds(STEP, 100, 200)
+    step = milliseconds(PROFILED_STEP, 100, 200)
     at = [(50, 999), (100, 100), (150, 300), (175, -300), (250, 10**6)]
     events = StepEvents(step, allocations=[(moment * 10**6, size) for moment, size in at])
     assert memory_of_step(events) == StepMemory(

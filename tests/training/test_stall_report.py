@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from recd_plugins.data.stalls import CAUSES, MakingTimes, Stalls
+from recd_plugins.data.stalls import STALL_CAUSES, MakingTimes, Stalls
 from recd_plugins.training import stall_report
 from recd_plugins.training.stall_report import StallReport, stall_table
 
@@ -19,7 +19,7 @@ def stalls(
     *waited: float, training: float = 1.0, making: float = 0.0, arrival: float = 0.0
 ) -> Stalls:
     """A trainer that trains ``training`` seconds a step and waits so many, by cause."""
-    seconds = dict(zip(CAUSES, waited, strict=True))
+    seconds = dict(zip(STALL_CAUSES, waited, strict=True))
     return Stalls(
         steps=10,
         step_seconds=training + sum(waited),

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from recd_plugins.hookspecs import hookimpl
-from recd_plugins.interfaces import PluginOptions, Preprocessing
+from recd_plugins.api import PluginOptions, Preprocessing, hookimpl
 
 if TYPE_CHECKING:
     from torch import Tensor

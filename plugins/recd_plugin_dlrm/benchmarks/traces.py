@@ -18,8 +18,8 @@ from recd_plugin_dlrm.trace.distances import profile_ids
 from recd_plugin_dlrm.trace.generator import TraceGenerator
 from recd_plugin_dlrm.trace.least_new import generator_of, worst_difference
 from recd_plugin_dlrm.trace.table_trace import TableTrace, total_variation
-from recd_plugins.interfaces import Dataset
-from recd_plugins.manager import PluginManager
+from recd_plugins.api import Dataset
+from recd_plugins.api.registry import PluginManager
 from recd_plugins.testing.benchmark import (
     Detail,
     Figure,

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, OUTPUT
-from recd_plugins.progress import progress_bars
+from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, OUTPUT, progress_bars
 
 
 @click.group()
@@ -63,7 +62,7 @@ def convert(
     """
     from recd_plugin_dlrm.criteo.convert import ConvertOptions
     from recd_plugin_dlrm.criteo.convert import convert as run
-    from recd_plugins.files import check_writable, write_json
+    from recd_plugins.api.files import check_writable, write_json
 
     if json_path is not None:
         check_writable(json_path)

@@ -17,10 +17,16 @@ from recd_plugin_dlrm.criteo.rows import RawRows
 from recd_plugin_dlrm.criteo.tables import CACHE
 from recd_plugin_dlrm.criteo.tsv import BadLinePolicy, BadLines, TsvStream
 from recd_plugin_dlrm.criteo.tsv_index import stamp
-from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.errors import DataError
-from recd_plugins.files import read_note, real_path, write_note
-from recd_plugins.work_folder import WorkFolder, machine_start, work_folder
+from recd_plugins.api import DataError
+from recd_plugins.api.columns import TableWriter
+from recd_plugins.api.files import (
+    WorkFolder,
+    machine_start,
+    read_note,
+    real_path,
+    work_folder,
+    write_note,
+)
 
 _MARK = b"recd.criteo"
 _VERSION = 1

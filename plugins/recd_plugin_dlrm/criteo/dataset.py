@@ -12,21 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from recd_plugin_dlrm.criteo.rows import DENSE, LABEL, SPARSE
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import (
-    Dataset,
-    FeatureSchema,
-    PluginOptions,
-    Reader,
-    Rows,
-    Split,
-)
+from recd_plugins.api import DataError, Dataset, FeatureSchema, PluginOptions, Reader, Rows, Split
 
 if TYPE_CHECKING:
     from recd_plugin_dlrm.criteo.day import Day
     from recd_plugin_dlrm.criteo.encoding import IdCoder
     from recd_plugin_dlrm.criteo.tables import CriteoTables, Start
-    from recd_plugins.data.read_plan import Piece, Unit
+    from recd_plugins.api.reading import Piece, Unit
 
 # Passes over less than this are over before a progress bar could tell anything.
 _ROWS_WITH_PROGRESS = 2_000_000
@@ -118,8 +110,7 @@ class Criteo(Dataset):
         return ("train",) if self.options.evaluate == "nothing" else ("train", "test")
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
-        from recd_plugins.data.read_plan import ReadPlan
-        from recd_plugins.data.reader import PlannedReader, digest
+        from recd_plugins.api.reading import PlannedReader, ReadPlan, digest
 
         options = self.options
         if split not in self.splits():
@@ -144,7 +135,7 @@ class Criteo(Dataset):
         )
 
     def _units(self, split: Split) -> tuple[Unit, ...]:
-        from recd_plugins.data.read_plan import Unit
+        from recd_plugins.api.reading import Unit
 
         return tuple(
             Unit(number, group, stretch.first_row, stretch.num_rows)
@@ -211,7 +202,7 @@ class Criteo(Dataset):
 @contextmanager
 def _progress() -> Iterator[Start]:
     """Progress bars of what takes a while; what is soon done shows none."""
-    from recd_plugins.progress import AddBar, progress_bars
+    from recd_plugins.api.commands import AddBar, progress_bars
 
     with ExitStack() as stack:
         add_bar: AddBar | None = None

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugin_dlrm.criteo.rows import RawRows
-from recd_plugins.interfaces import Origin
+from recd_plugins.api import Origin
 
 #: Rows that are read at once where files have no units of their own.
 UNIT_ROWS = 16_384

@@ -23,8 +23,8 @@ from recd_plugin_dlrm.criteo.id_counts import (
     write_arrays,
 )
 from recd_plugin_dlrm.criteo.rows import SPARSE
-from recd_plugins.data.reader import digest
-from recd_plugins.errors import DataError, RecdError
+from recd_plugins.api import DataError, RecdError
+from recd_plugins.api.reading import digest
 
 MISSING, UNKNOWN, FIRST = 0, 1, 2
 _VERSION = 1

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugin_dlrm.criteo.rows import DENSE, LABEL, SPARSE, RawRows
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 DenseWord = Literal["log1p", "stored"]
 Int64s = NDArray[np.int64]

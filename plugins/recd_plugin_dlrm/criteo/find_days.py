@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 Format = Literal["TSV", "TSV, gzip", "TSV, zstd", "Parquet", "npy"]
 

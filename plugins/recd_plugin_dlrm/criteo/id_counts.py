@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugin_dlrm.criteo.rows import SPARSE
-from recd_plugins.files import new_file
+from recd_plugins.api.files import new_file
 
 Int64s = NDArray[np.int64]
 

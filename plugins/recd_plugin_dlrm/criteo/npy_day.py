@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_dlrm.criteo.day import Day, Stretch, even_starts
 from recd_plugin_dlrm.criteo.rows import DENSE, SPARSE, RawRows
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Origin
+from recd_plugins.api import DataError, Origin
 
 # Rows at the beginning and at the end that tell one file from another of its size.
 _EDGE = 1024

@@ -13,10 +13,9 @@ import pyarrow.types as pt
 
 from recd_plugin_dlrm.criteo.day import Day, Stretch
 from recd_plugin_dlrm.criteo.rows import COLUMNS, DENSE, LABEL, SPARSE, RawRows
-from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.read_plan import Piece
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Origin
+from recd_plugins.api import DataError, Origin
+from recd_plugins.api.reading import Piece
+from recd_plugins.api.tables import ParquetTable
 
 #: What files are written with.
 SCHEMA = pa.schema(

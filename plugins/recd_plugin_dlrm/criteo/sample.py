@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from recd_plugin_dlrm.criteo.rows import COLUMNS, DENSE, LABEL, SPARSE, RawRows
 from recd_plugin_dlrm.criteo.tsv import compression_of
-from recd_plugins.errors import DataError, RecdError
-from recd_plugins.files import new_file
+from recd_plugins.api import DataError, RecdError
+from recd_plugins.api.files import new_file
 
 SampleFormat = Literal["tsv", "gz", "zst", "npy"]
 

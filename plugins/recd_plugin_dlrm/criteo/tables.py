@@ -14,7 +14,7 @@ from recd_plugin_dlrm.criteo.parquet_day import ParquetDay
 from recd_plugin_dlrm.criteo.tsv import BadLines
 from recd_plugin_dlrm.criteo.tsv_day import TsvDay
 from recd_plugin_dlrm.criteo.tsv_index import load_index, make_index
-from recd_plugins.interfaces import Split
+from recd_plugins.api import Split
 
 if TYPE_CHECKING:
     from recd_plugin_dlrm.criteo.dataset import Criteo

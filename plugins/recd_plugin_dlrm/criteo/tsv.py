@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from recd_plugin_dlrm.criteo.rows import COLUMNS, DENSE, LABEL, RawRows
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 BadLinePolicy = Literal["error", "skip"]
 

@@ -10,8 +10,7 @@ from recd_plugin_dlrm.criteo.day import UNIT_ROWS, Day, Stretch, even_starts
 from recd_plugin_dlrm.criteo.rows import RawRows
 from recd_plugin_dlrm.criteo.tsv import BadLines, TsvStream, compression_of
 from recd_plugin_dlrm.criteo.tsv_index import TsvIndex, stamp
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Origin
+from recd_plugins.api import DataError, Origin
 
 
 class TsvDay(Day):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from recd_plugin_dlrm.criteo.day import UNIT_ROWS
 from recd_plugin_dlrm.criteo.tsv import BadLines, TsvStream
-from recd_plugins.errors import DataError, RecdError
-from recd_plugins.files import read_note, write_note
+from recd_plugins.api import DataError, RecdError
+from recd_plugins.api.files import read_note, write_note
 
 _VERSION = 1
 

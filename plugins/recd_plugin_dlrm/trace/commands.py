@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, OUTPUT, FiniteFloat, report_options
+from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, OUTPUT, FiniteFloat, report_options
 
 if TYPE_CHECKING:
     from recd_plugin_dlrm.trace.profile import TraceProfile
@@ -68,8 +68,8 @@ def profile_command(
 
     from recd_plugin_dlrm.trace.profile_file import write_profile
     from recd_plugin_dlrm.trace.report import plot_profile, profile_json, render_profile
-    from recd_plugins.cli.profile_output import check_outputs
-    from recd_plugins.files import write_json
+    from recd_plugins.api.commands import check_outputs
+    from recd_plugins.api.files import write_json
 
     check_outputs(output, force, json_path, plot_path)
     if source.suffix in (".yaml", ".yml"):
@@ -128,8 +128,8 @@ def generate_command(
 
     from recd_plugin_dlrm.trace.profile_file import read_profile
     from recd_plugin_dlrm.trace.report import plot_synthetic, render_synthetic, synthetic_json
-    from recd_plugins.cli.profile_output import check_outputs
-    from recd_plugins.files import write_json
+    from recd_plugins.api.commands import check_outputs
+    from recd_plugins.api.files import write_json
 
     check_outputs(output, force, json_path, plot_path)
     compared = _generate(read_profile(profile), output, accesses, tables, seed, min_new)
@@ -145,14 +145,14 @@ def _profile_text(
 ) -> TraceProfile:
     from recd_plugin_dlrm.trace.profile import profile_pieces
     from recd_plugin_dlrm.trace.sources import choose, text_pieces
-    from recd_plugins.cli.profile_output import progress
+    from recd_plugins.api.commands import row_progress
 
     names = [name.strip() for name in (columns or "id").split(",")]
     if not all(names) or len(set(names)) < len(names):
         raise click.UsageError(f"--columns {columns} has an empty name, or one twice")
     chosen = choose([f"t_{name}" for name in names], tables)
     features = [name.removeprefix("t_") for name in chosen]
-    with progress(f"reading {source.name}", rows) as advance:
+    with row_progress(f"reading {source.name}", rows) as advance:
         pieces = text_pieces(source, names, features, rows)
         return profile_pieces(pieces, features, str(source), advance)
 
@@ -162,18 +162,17 @@ def _profile_registry(
 ) -> TraceProfile:
     from recd_plugin_dlrm.trace.profile import profile_pieces
     from recd_plugin_dlrm.trace.sources import choose, registry_pieces
-    from recd_plugins import load_registry, upstream_noise
-    from recd_plugins.cli.profile_output import progress
-    from recd_plugins.plugin_call import plugin_call
+    from recd_plugins.api.commands import row_progress, silence_upstream
+    from recd_plugins.api.registry import load_registry, plugin_call
 
-    upstream_noise.silence()
+    silence_upstream()
     registry = load_registry(source, plugins_dir=plugins_dir)
     with plugin_call(registry.dataset, "prepare"):
         registry.dataset.prepare()
         sparse = registry.dataset.schema().sparse
     chosen = choose([f"t_{name}" for name in sparse], tables)
     features = [name.removeprefix("t_") for name in chosen]
-    with progress(f"reading {source.name}", rows) as advance:
+    with row_progress(f"reading {source.name}", rows) as advance:
         pieces = registry_pieces(registry, features, rows)
         return profile_pieces(pieces, features, str(source), advance)
 
@@ -190,7 +189,7 @@ def _generate(
     from recd_plugin_dlrm.trace.report import Synthetic
     from recd_plugin_dlrm.trace.sources import choose
     from recd_plugin_dlrm.trace.writer import write_trace
-    from recd_plugins.cli.profile_output import progress
+    from recd_plugins.api.commands import row_progress
 
     traces = [profile.tables[name] for name in choose(list(profile.tables), tables)]
     if accesses is None:
@@ -209,7 +208,7 @@ def _generate(
         "seed": seed,
         "p0": {each.profile.table: each.new_share for each in generators},
     }
-    with progress(f"drawing {output.name}", accesses) as advance:
+    with row_progress(f"drawing {output.name}", accesses) as advance:
         write_trace(output, generators, accesses, provenance, advance)
     return [
         Synthetic(each.profile, each.new_share, each.num_ids, each.counts) for each in generators

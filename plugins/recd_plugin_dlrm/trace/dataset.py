@@ -10,11 +10,9 @@ from typing import Any
 from pydantic import Field, PositiveInt
 
 from recd_plugin_dlrm.random_rows import UNIT_ROWS, DrawnRowOptions, schema_of
-from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.read_plan import ReadPlan, Unit
-from recd_plugins.data.reader import PlannedReader, digest
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Dataset, FeatureSchema, Reader, Split
+from recd_plugins.api import DataError, Dataset, FeatureSchema, Reader, Split
+from recd_plugins.api.reading import PlannedReader, ReadPlan, Unit, digest
+from recd_plugins.api.tables import ParquetTable
 
 
 class Trace(Dataset):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from recd_plugin_dlrm.trace import kernels
 from recd_plugin_dlrm.trace.lru_stack import LruStack
 from recd_plugin_dlrm.trace.table_trace import TableTrace
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 
 class TraceGenerator:

@@ -9,7 +9,7 @@ from pathlib import Path
 from recd_plugin_dlrm.trace.distances import StackDistances
 from recd_plugin_dlrm.trace.sources import Piece
 from recd_plugin_dlrm.trace.table_trace import TableTrace
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from recd_plugin_dlrm.trace.profile import TraceProfile
 from recd_plugin_dlrm.trace.table_trace import TableTrace
-from recd_plugins.errors import DataError
-from recd_plugins.files import check_regular, new_file, parse_json
+from recd_plugins.api import DataError
+from recd_plugins.api.files import check_regular, new_file, parse_json
 
 _KEY = b"recd_plugin_dlrm.trace_profile"
 _VERSION = 1

@@ -16,7 +16,7 @@ from rich.table import Table
 from recd_plugin_dlrm.trace.least_new import worst_difference
 from recd_plugin_dlrm.trace.profile import TraceProfile
 from recd_plugin_dlrm.trace.table_trace import SHARES, TableTrace, total_variation
-from recd_plugins.files import write_figure
+from recd_plugins.api.files import write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugin_dlrm.trace.text_file import read_text
-from recd_plugins.errors import DataError
-from recd_plugins.registry.resolve import did_you_mean, shortened
+from recd_plugins.api import DataError
+from recd_plugins.api.registry import did_you_mean, shortened
 
 if TYPE_CHECKING:
-    from recd_plugins.interfaces import FeatureLookups
-    from recd_plugins.registry import Registry
+    from recd_plugins.api import FeatureLookups
+    from recd_plugins.api.registry import Registry
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +64,8 @@ def registry_pieces(
         DataError: the data is missing or wrong.
         PluginError: a plugin failed.
     """
-    from recd_plugins.access.measure import training_rows
-    from recd_plugins.data.lookups import RegistryLookups
+    from recd_plugins.api.access import training_rows
+    from recd_plugins.api.registry import RegistryLookups
 
     lookups = RegistryLookups(registry)
     for batch in training_rows(registry, rows):

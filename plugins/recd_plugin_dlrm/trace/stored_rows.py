@@ -18,13 +18,12 @@ from recd_plugin_dlrm.trace.least_new import generator_of
 from recd_plugin_dlrm.trace.profile_file import read_profile
 from recd_plugin_dlrm.trace.sources import choose
 from recd_plugin_dlrm.trace.table_trace import TableTrace
-from recd_plugins.errors import DataError
-from recd_plugins.files import check_regular, new_file, parse_json
-from recd_plugins.progress import progress_bars
+from recd_plugins.api import DataError
+from recd_plugins.api.files import check_regular, new_file, parse_json
 
 if TYPE_CHECKING:
     from recd_plugin_dlrm.trace.dataset import Trace
-    from recd_plugins.interfaces import Split
+    from recd_plugins.api import Split
 
 _KEY = b"recd_plugin_dlrm.trace_rows"
 # Raised when the same options would give other rows.
@@ -69,6 +68,8 @@ class StoredRows:
                     "another path"
                 )
             return
+        from recd_plugins.api.commands import progress_bars
+
         with progress_bars() as add_bar:
             rows = self._options.rows + self._options.test_rows
             self._write(wanted, add_bar(f"drawing {path.name}", rows))

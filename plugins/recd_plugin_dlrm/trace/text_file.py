@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugin_dlrm.trace.text_kernels import FINE, NO_NUMBER, OTHER_COLUMNS, parse_ids
-from recd_plugins.errors import DataError
-from recd_plugins.files import check_regular
+from recd_plugins.api import DataError
+from recd_plugins.api.files import check_regular
 
 _BYTES = 1 << 23
 _SHOWN = 40

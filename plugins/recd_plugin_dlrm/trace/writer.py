@@ -13,7 +13,7 @@ import pyarrow.csv as pv
 import pyarrow.parquet as pq
 
 from recd_plugin_dlrm.trace.generator import TraceGenerator
-from recd_plugins.files import new_file
+from recd_plugins.api.files import new_file
 
 #: Key of the Parquet metadata under which a trace says how it was drawn, as JSON.
 PROVENANCE = b"recd_plugin_dlrm.trace"

@@ -14,12 +14,11 @@ from statistics import fmean, median
 import torch
 
 from recd_plugin_dsi.benchmarks.setup import PLUGINS
-from recd_plugins import upstream_noise
-from recd_plugins.data.loader import DataLoader
-from recd_plugins.data.stalls import StallMeter
-from recd_plugins.distributed.launch import launch
-from recd_plugins.registry import Prepared, load_registry
-from recd_plugins.training.assembly import assemble
+from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.distributed import launch
+from recd_plugins.api.ingestion import DataLoader, StallMeter
+from recd_plugins.api.registry import Prepared, load_registry
+from recd_plugins.api.training import assemble
 
 _WARMUP, _ALONE = 5, 40
 
@@ -62,7 +61,7 @@ def alone(path: Path) -> float:
 
 
 def _feed(rank: int, world_size: int, path: Path, steps: int) -> Fed:
-    upstream_noise.silence()
+    silence_upstream()
     device = torch.device("cpu")
     registry = load_registry(path, plugins_dir=PLUGINS)
     parts = assemble(registry, "plugins", device)

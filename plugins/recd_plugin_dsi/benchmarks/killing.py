@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recd_plugin_dsi.benchmarks.setup import BATCH, PLUGINS, write_registry
-from recd_plugins.data.loader import build_dataloader
-from recd_plugins.distributed.launch import launch
-from recd_plugins.registry import load_registry
+from recd_plugins.api.distributed import launch
+from recd_plugins.api.ingestion import build_dataloader
+from recd_plugins.api.registry import load_registry
 
 SECONDS_BETWEEN_KILLS = 10.0
 # Processes that touched their file in so many seconds read.

@@ -53,7 +53,7 @@ def run(size: Size) -> Findings:
 def _autoscaling(found: Findings, folder: Path, size: Size) -> None:
     from recd_plugin_dsi.benchmarks.feeding import Fed, alone, feed
     from recd_plugin_dsi.benchmarks.setup import BLOCK, write_registry, write_table
-    from recd_plugins.data.pace import Pace
+    from recd_plugins.api.ingestion import Pace
 
     steps, last = _STEPS[size], _LAST[size]
     batches = steps + 24

@@ -7,8 +7,8 @@ from functools import partial
 
 import click
 
-from recd_plugins.cli.options import FiniteFloat
-from recd_plugins.interfaces import PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.api.commands import FiniteFloat
 
 
 class ReadersPlan(PlanMode):
@@ -38,7 +38,7 @@ class ReadersPlan(PlanMode):
         from recd_plugin_dsi.planning.report_plot import plot
         from recd_plugin_dsi.planning.report_text import render
         from recd_plugin_dsi.planning.study import study_readers
-        from recd_plugins.data.pace import STALL_TARGET
+        from recd_plugins.api.ingestion import STALL_TARGET
 
         assert question.batch_size is not None, "the batch size is not looked for"
         question.say("preparing the data")

@@ -17,18 +17,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recd_plugins import upstream_noise
-from recd_plugins.clock import clock_of
-from recd_plugins.data.stalls import MakingTimes
-from recd_plugins.data.wire import decode, encode
-from recd_plugins.data.work import Block, Work
-from recd_plugins.distributed.device import device_of_rank
-from recd_plugins.distributed.launch import backend_for, launch
-from recd_plugins.errors import RecdError
-from recd_plugins.registry import Registry, load_registry
-from recd_plugins.training.assembly import assemble
-from recd_plugins.training.memory import peak_bytes
-from recd_plugins.training.trainer import Job
+from recd_plugins.api import RecdError
+from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.distributed import backend_for, device_of_rank, launch
+from recd_plugins.api.ingestion import Block, MakingTimes, Work, clock_of, decode, encode
+from recd_plugins.api.registry import Registry, load_registry
+from recd_plugins.api.training import Job, assemble, peak_bytes
 
 _ROUNDS = 5
 # Of a round: whole blocks, until there are so many batches and so many seconds.
@@ -104,7 +98,7 @@ def measure(
 
 
 def _read(_rank: int, _world_size: int, work: Work, position: dict[str, Any]) -> Reading:
-    upstream_noise.silence()
+    silence_upstream()
     reader = work.open()
     blocks = _endless(lambda: reader.blocks(position, 0, 1))
     _round(blocks, batches=1, seconds=0.0)
@@ -163,7 +157,7 @@ def _mean(makings: Sequence[MakingTimes]) -> MakingTimes:
 
 
 def _train(rank: int, world_size: int, job: Job) -> Training:
-    upstream_noise.silence()
+    silence_upstream()
     device = device_of_rank(job.device)
     registry = load_registry(job.registry, plugins_dir=job.plugins_dir)
     registry = without_stores(registry.with_training(job.overrides))

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from recd_plugin_dsi.planning.measure import Reading, Training
-from recd_plugins.data.pace import Pace
-from recd_plugins.data.stalls import CAUSES
+from recd_plugins.api.ingestion import STALL_CAUSES, Pace
 
 # Numbers of readers that are shown, at the most.
 _LINES = 12
@@ -130,7 +129,7 @@ class ReaderPlan:
             "ranks_per_node": self.ranks_here,
             "block_batches": self.block,
             "reader": {
-                **{f"{cause}_seconds": getattr(making, cause) for cause in CAUSES},
+                **{f"{cause}_seconds": getattr(making, cause) for cause in STALL_CAUSES},
                 "batch_seconds": self.pace.making,
                 "arrival_seconds": self.pace.arrival,
                 "deviation_seconds": self.reading.deviation,

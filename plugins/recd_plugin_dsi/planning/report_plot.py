@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recd_plugin_dsi.planning.report import ReaderPlan
-from recd_plugins.files import write_figure
+from recd_plugins.api.files import write_figure
 
 
 def plot(plan: ReaderPlan, path: Path) -> None:

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from recd_plugin_dsi.planning.report import ReaderPlan
-from recd_plugins.data.stalls import CAUSES
-from recd_plugins.planning.report_text import size
+from recd_plugins.api.ingestion import STALL_CAUSES
+from recd_plugins.api.planning import size_text
 
 
 def render(plan: ReaderPlan) -> RenderableType:
@@ -20,7 +20,7 @@ def render(plan: ReaderPlan) -> RenderableType:
 def _measured(plan: ReaderPlan) -> Table:
     table = _new("Seconds of a batch of one rank", "", "ms")
     making = plan.reading.making
-    for cause in CAUSES:
+    for cause in STALL_CAUSES:
         table.add_row(cause, f"{getattr(making, cause) * 1e3:.2f}")
     table.add_row("one reader", f"{plan.pace.making * 1e3:.2f}")
     table.add_row("  of processors", f"{plan.reading.cpu_seconds * 1e3:.2f}")
@@ -52,10 +52,10 @@ def _needs(plan: ReaderPlan) -> Text:
     memory = plan.reading.memory_bytes
     lines = [
         f"readers: {readers} of a rank, {on_node} of a node, {readers * plan.ranks} in all; "
-        f"memory {size(memory)} each, {size(on_node * memory)} on a node",
-        f"a batch has {size(plan.reading.batch_bytes)} on the wire: "
-        f"{size(plan.bytes_per_second)}/s to a rank, "
-        f"{size(plan.bytes_per_second * plan.ranks_here)}/s to a node",
+        f"memory {size_text(memory)} each, {size_text(on_node * memory)} on a node",
+        f"a batch has {size_text(plan.reading.batch_bytes)} on the wire: "
+        f"{size_text(plan.bytes_per_second)}/s to a rank, "
+        f"{size_text(plan.bytes_per_second * plan.ranks_here)}/s to a node",
     ]
     return Text("\n".join(lines if readers else lines[1:]))
 

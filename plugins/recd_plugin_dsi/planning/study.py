@@ -7,10 +7,10 @@ from pathlib import Path
 
 from recd_plugin_dsi.planning.measure import measure, without_stores
 from recd_plugin_dsi.planning.report import ReaderPlan
-from recd_plugins.cores import available_cores
-from recd_plugins.distributed.device import choose_device
-from recd_plugins.registry import Registry
-from recd_plugins.training.trainer import Job
+from recd_plugins.api.distributed import choose_device
+from recd_plugins.api.ingestion import available_cores
+from recd_plugins.api.registry import Registry
+from recd_plugins.api.training import Job
 
 
 def study_readers(

@@ -16,8 +16,8 @@ from recd_plugin_flexshard.benchmarks.one_table_plans import (
 from recd_plugin_flexshard.benchmarks.one_table_ranks import by_tier
 from recd_plugin_flexshard.benchmarks.trainers import RankTrainer, from_every_rank
 from recd_plugin_flexshard.runtime import RowTiers
-from recd_plugins import upstream_noise
-from recd_plugins.distributed.launch import Ranks
+from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.distributed import Ranks
 from recd_plugins.testing.benchmark import Detail, Figure
 
 #: Each phase, this share of the rows change places among each other.
@@ -84,7 +84,7 @@ def measure_drift(ranks: Ranks, size: Scaled, phases: int, retier_every: int) ->
 
 def cold_shares(rank: int, world_size: int, job: Job) -> list[list[float]]:
     """Cold shares by phase, for tiers that stay and for tiers that follow. A collective call."""
-    upstream_noise.silence()
+    silence_upstream()
     return [_train(rank, world_size, job, every) for every in (None, job.retier_every)]
 
 

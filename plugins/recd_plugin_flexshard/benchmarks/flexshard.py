@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recd_plugins.errors import RecdError
+from recd_plugins.api import RecdError
 from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def plot(result: dict[str, Any], folder: Path) -> list[Path]:
 
 def _ranks() -> Any:
     from recd_plugin_flexshard.benchmarks.one_table_plans import NODES, RANKS_PER_NODE
-    from recd_plugins.distributed.launch import Ranks
+    from recd_plugins.api.distributed import Ranks
 
     return Ranks(NODES * RANKS_PER_NODE, local_world_size=RANKS_PER_NODE)
 

@@ -19,14 +19,11 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollection,
     TieredEmbeddingCollectionSharder,
 )
-from recd_plugins.data.model_input import Placement
-from recd_plugins.distributed.sharders import fused_params
-from recd_plugins.interfaces import Pooling
-from recd_plugins.manager import PluginManager
-from recd_plugins.model.dlrm import DLRM
-from recd_plugins.model_tables import table_name
-from recd_plugins.registry.schema import ModelSpec, TrainingSpec
-from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.api import Pooling
+from recd_plugins.api.batches import Placement
+from recd_plugins.api.distributed import fused_params
+from recd_plugins.api.model import DLRM, build_optimizer, table_name
+from recd_plugins.api.registry import ModelSpec, PluginManager, TrainingSpec
 
 TABLE = table_name(FEATURE)
 # Rates that do not amplify rounding: losses are compared.

@@ -26,7 +26,7 @@ from recd_plugin_flexshard.benchmarks.one_table_ranks import (
 from recd_plugin_flexshard.benchmarks.popularity import Popularity
 from recd_plugin_flexshard.planning import TierTraffic, traffic
 from recd_plugin_flexshard.runtime import RowTiers
-from recd_plugins.distributed.launch import Ranks
+from recd_plugins.api.distributed import Ranks
 from recd_plugins.testing.benchmark import Detail, Figure
 
 STOCK = "row-wise (TorchRec)"

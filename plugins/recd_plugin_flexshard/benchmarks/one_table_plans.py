@@ -17,7 +17,7 @@ from recd_plugin_flexshard.planning import (
     plan_tiers,
 )
 from recd_plugin_flexshard.runtime import RowTiers
-from recd_plugins.access.counting import TableCounter
+from recd_plugins.api.access import TableCounter
 
 #: Nodes, and ranks of each, that play the plans.
 NODES, RANKS_PER_NODE = 4, 2

@@ -12,8 +12,8 @@ from recd_plugin_flexshard.benchmarks.one_table import shard
 from recd_plugin_flexshard.benchmarks.popularity import Popularity
 from recd_plugin_flexshard.benchmarks.trainers import RankTrainer, from_every_rank, timed_turns
 from recd_plugin_flexshard.runtime import RowTiers, tier_groups
-from recd_plugins import upstream_noise
-from recd_plugins.distributed.byte_counter import Traffic
+from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.distributed import Traffic
 from recd_plugins.testing.benchmark import keep_freed_memory
 
 #: The group of what is not sent by a tier.
@@ -62,7 +62,7 @@ class Trained:
 
 def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:  # noqa: ARG001
     """Train every side, in turns. A collective call."""
-    upstream_noise.silence()
+    silence_upstream()
     keep_freed_memory()
     rng = np.random.default_rng((1, rank))
     batches = [job.popularity.batch(rng, job.batch_size) for _ in range(job.num_batches)]

@@ -94,10 +94,9 @@ training:
 
 def write_registries(folder: Path, workload: Workload) -> dict[str, Path]:
     """A registry file by side; the data is generated, and its accesses are counted."""
-    from recd_plugins.access.measure import measure_access
-    from recd_plugins.model.build import build_model
-    from recd_plugins.model_tables import tables_of
-    from recd_plugins.registry import load_registry
+    from recd_plugins.api.access import measure_access
+    from recd_plugins.api.model import build_model, tables_of
+    from recd_plugins.api.registry import load_registry
 
     rows = workload.batch_size * workload.num_batches * NODES * RANKS_PER_NODE
     profiles: dict[str, Path] = {}

@@ -17,7 +17,7 @@ from recd_plugin_flexshard.benchmarks.papercal import (
     write_registries,
 )
 from recd_plugin_flexshard.benchmarks.papercal_ranks import Job, Trained, measure
-from recd_plugins.distributed.launch import Ranks
+from recd_plugins.api.distributed import Ranks
 from recd_plugins.testing.benchmark import Detail, Figure
 
 

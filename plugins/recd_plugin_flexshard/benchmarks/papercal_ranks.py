@@ -13,13 +13,11 @@ from recd_plugin_flexshard.benchmarks.trainers import CPU, RankTrainer, from_eve
 from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import TableTiers
 from recd_plugin_flexshard.report.tier_report import TierReport
-from recd_plugins import upstream_noise
-from recd_plugins.distributed.byte_counter import Traffic
-from recd_plugins.distributed.sharders import stock_sharders
-from recd_plugins.registry import Prepared, load_registry
+from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.distributed import Traffic, stock_sharders
+from recd_plugins.api.registry import Prepared, load_registry
+from recd_plugins.api.training import assemble, sections_of
 from recd_plugins.testing.benchmark import keep_freed_memory
-from recd_plugins.training.assembly import assemble
-from recd_plugins.training.table_parts import sections_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Trained:
 
 def measure(rank: int, world_size: int, job: Job) -> dict[str, Trained]:
     """Every side, by name. A collective call."""
-    upstream_noise.silence()
+    silence_upstream()
     # Or each large tensor is memory that the system clears page by page, the baseline's above all.
     keep_freed_memory()
     trained: dict[str, Trained] = {}

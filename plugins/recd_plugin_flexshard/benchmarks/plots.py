@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from recd_plugin_flexshard.benchmarks.one_table_figures import TIER_TABLE
-from recd_plugins.errors import RecdError
+from recd_plugins.api import RecdError
 from recd_plugins.testing.svg import COLORS, GREY, write_svg
 
 _BARS = (("observed", 2, COLORS[0]), ("predicted", 3, GREY))

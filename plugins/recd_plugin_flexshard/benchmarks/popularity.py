@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.planning import TableDemand
-from recd_plugins.data.model_input import ModelInput
+from recd_plugins.api.batches import ModelInput
 
 FEATURE = "history"
 NUM_DENSE = 4

@@ -14,10 +14,9 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.keyed import CombinedOptimizer
 
-from recd_plugins.data.model_input import ModelInput
-from recd_plugins.distributed import CollectiveBytes
-from recd_plugins.distributed.byte_counter import Traffic
-from recd_plugins.training.pipeline import build_train_pipeline
+from recd_plugins.api.batches import ModelInput
+from recd_plugins.api.distributed import CollectiveBytes, Traffic
+from recd_plugins.api.training import build_train_pipeline
 
 T = TypeVar("T")
 CPU = torch.device("cpu")

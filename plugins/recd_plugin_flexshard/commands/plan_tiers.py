@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.cli.options import ABOVE_0, SHARE
-from recd_plugins.interfaces import PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.api.commands import ABOVE_0, SHARE
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from recd_plugins.planning.topologies import TopologySpec
-    from recd_plugins.registry import Registry
+    from recd_plugins.api.planning import TopologySpec
+    from recd_plugins.api.registry import Registry
 
 
 class TiersPlan(PlanMode):

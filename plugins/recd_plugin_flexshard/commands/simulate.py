@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
-from recd_plugins.cli.options import (
+from recd_plugins.api.commands import (
     AT_LEAST_1,
     COUNT_FROM_0,
     check_reports,
@@ -18,12 +18,12 @@ from recd_plugins.cli.options import (
     report_options,
     topology_options,
 )
-from recd_plugins.files import write_json
+from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.planning import TierPlan
     from recd_plugin_flexshard.planning.simulate import Source
-    from recd_plugins.planning.candidates import Candidate
+    from recd_plugins.api.planning import Candidate
 
 
 @click.command()
@@ -73,12 +73,13 @@ def simulate(
     from recd_plugin_flexshard.planning.simulate import simulate as play
     from recd_plugin_flexshard.planning.simulate_report import SimulationReport, plot, render
     from recd_plugin_flexshard.planning.tier_study import planned_tiers
-    from recd_plugins import load_registry, upstream_noise
+    from recd_plugins.api.commands import silence_upstream
+    from recd_plugins.api.registry import load_registry
 
     if data and profile_path is not None:
         raise click.UsageError("--data plays real batches, --profile drawn ones: leave one out")
     check_reports(json_path, plot_path)
-    upstream_noise.silence()
+    silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     if batch_size is not None:
         loaded = loaded.with_training({"batch_size": batch_size})
@@ -104,7 +105,7 @@ def _source(
 ) -> Source:
     from recd_plugin_flexshard.planning import TableDemand
     from recd_plugin_flexshard.planning.sources import DrawnBatches, RegistryBatches
-    from recd_plugins.access import AccessProfile
+    from recd_plugins.api.access import AccessProfile
 
     if data:
         tables = {table.name: table for table in candidate.tables}

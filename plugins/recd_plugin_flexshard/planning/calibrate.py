@@ -29,13 +29,11 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollection,
     TieredEmbeddingCollectionSharder,
 )
-from recd_plugins import upstream_noise
-from recd_plugins.distributed.device import device_of_rank
-from recd_plugins.distributed.launch import backend_for, launch
-from recd_plugins.distributed.sharders import fused_params
-from recd_plugins.planning.fitting import fit_costs
-from recd_plugins.registry import TrainingSpec
-from recd_plugins.training.breakdown import StepProfile
+from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.distributed import backend_for, device_of_rank, fused_params, launch
+from recd_plugins.api.planning import fit_costs
+from recd_plugins.api.registry import TrainingSpec
+from recd_plugins.api.training import StepProfile
 
 _BYTES_PER_SCALAR = 4
 # Accesses of a rank and step: enough for small buffers not to count, few enough to take no time.
@@ -145,7 +143,7 @@ def _measure(
     lookups: int,
     device_type: str,
 ) -> list[MemoryPoint]:
-    upstream_noise.silence()
+    silence_upstream()
     device = device_of_rank(device_type)
     row_bytes = dim * _BYTES_PER_SCALAR
     found = []

@@ -13,11 +13,10 @@ from recd_plugin_flexshard.planning.measure_collectives import measure_collectiv
 from recd_plugin_flexshard.planning.report_text import COLLECTIVE_NAMES
 from recd_plugin_flexshard.planning.sections import SECTION
 from recd_plugin_flexshard.planning.tier_study import planned_tiers
-from recd_plugins.errors import SetupError
-from recd_plugins.planning.collective_rates import CollectiveRates
-from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.registry import Registry
-from recd_plugins.training.calibration_file import refuse_existing, write_topology
+from recd_plugins.api import SetupError
+from recd_plugins.api.planning import CollectiveRates, TopologySpec
+from recd_plugins.api.registry import Registry
+from recd_plugins.api.training import refuse_existing, write_topology
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugin_flexshard.planning.cluster import Cluster
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 
 @dataclass(frozen=True)

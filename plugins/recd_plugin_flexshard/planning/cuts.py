@@ -9,7 +9,7 @@ from functools import cached_property
 from recd_plugin_flexshard.planning.cluster import Cluster, CollectiveSeconds
 from recd_plugin_flexshard.planning.costs import CostOptions, Load, RowCosts, row_wise
 from recd_plugin_flexshard.planning.ranking import Prefix, Ranking
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 # Of a sum over all rows, relative.
 _ROUNDING = 1e-12

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 if TYPE_CHECKING:
-    from recd_plugins.access.profile import TableAccess
+    from recd_plugins.api.access import TableAccess
 
 
 @dataclass(frozen=True, eq=False)

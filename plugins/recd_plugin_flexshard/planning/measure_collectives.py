@@ -11,10 +11,8 @@ import torch
 import torch.distributed as dist
 
 from recd_plugin_flexshard.runtime.groups import tier_groups
-from recd_plugins.distributed.device import device_of_rank
-from recd_plugins.distributed.launch import backend_for, launch
-from recd_plugins.planning.collective_rates import CollectiveRate, CollectiveRates
-from recd_plugins.planning.fitting import fit_costs
+from recd_plugins.api.distributed import backend_for, device_of_rank, launch
+from recd_plugins.api.planning import CollectiveRate, CollectiveRates, fit_costs
 
 #: Bytes that a rank puts in: latency decides the first, bandwidth the last.
 SIZES = (2**12, 2**16, 2**20, 2**22)

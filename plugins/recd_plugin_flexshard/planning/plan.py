@@ -16,7 +16,7 @@ from recd_plugin_flexshard.planning.cuts import CutModel, Cuts
 from recd_plugin_flexshard.planning.demand import TableDemand
 from recd_plugin_flexshard.planning.joint import joint
 from recd_plugin_flexshard.planning.ranking import Ranking, TableRanking
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 Strategy = Literal["row_wise", "data_parallel", "two_tier", "three_tier", "joint"]
 

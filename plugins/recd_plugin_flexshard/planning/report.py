@@ -8,7 +8,7 @@ from typing import Any
 
 from recd_plugin_flexshard.planning.cluster import CollectiveSeconds
 from recd_plugin_flexshard.planning.plan import Strategy, TierPlan
-from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.api.planning import TopologySpec
 
 #: Strategies that stand side by side.
 STRATEGIES: tuple[Strategy, ...] = ("two_tier", "three_tier", "joint")

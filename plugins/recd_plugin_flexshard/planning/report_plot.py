@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from recd_plugin_flexshard.planning.plan import TierPlan
 from recd_plugin_flexshard.planning.report import EntryTiers, TiersReport
 from recd_plugin_flexshard.planning.report_text import POINT_NAMES, words
-from recd_plugins.files import write_figure
+from recd_plugins.api.files import write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from recd_plugin_flexshard.planning.cluster import CollectiveSeconds
 from recd_plugin_flexshard.planning.plan import TierPlan
 from recd_plugin_flexshard.planning.report import EntryTiers, TierRows, TiersReport, merged
 from recd_plugin_flexshard.planning.sections import memory_of
-from recd_plugins.planning.report_text import size, topology_line
+from recd_plugins.api.planning import size_text, topology_line
 
 # Tables up to this many have a line each; of more, those with the most accesses.
 _LINES = 16
@@ -106,7 +106,7 @@ def _strategies(entry: EntryTiers) -> Table:
     table.add_column("", no_wrap=True)
     _numbers(table, "DP", "", "flex", "", "a2a saved", "memory", "x RW")
     memory = entry.plan.row_wise_memory_bytes
-    table.add_row("row-wise (RW)", "-", "", "-", "", "0.0%", size(memory), "1.00")
+    table.add_row("row-wise (RW)", "-", "", "-", "", "0.0%", size_text(memory), "1.00")
     for strategy, plan in entry.alternatives.items():
         rows = merged(plan)
         table.add_row(
@@ -114,7 +114,7 @@ def _strategies(entry: EntryTiers) -> Table:
             *_tier(rows.hot, rows.hot_share),
             *_tier(rows.flex, rows.flex_share),
             f"{plan.a2a_reduction:.1%}",
-            size(plan.memory_bytes),
+            size_text(plan.memory_bytes),
             _ratio(plan),
             style="bold" if strategy == entry.plan.strategy else None,
         )
@@ -157,7 +157,7 @@ def _points(entry: EntryTiers) -> Table:
             POINT_NAMES[name],
             f"{merged(plan).hot:,}",
             f"{plan.a2a_reduction:.1%}",
-            size(plan.memory_bytes),
+            size_text(plan.memory_bytes),
             _ratio(plan),
             _milliseconds(plan.seconds.exposed(overlap)),
         )
@@ -198,7 +198,7 @@ def _ratio(plan: TierPlan) -> str:
 def _budget(plan: TierPlan) -> str:
     options = plan.options
     if options.memory_bytes is not None:
-        return size(options.memory_bytes)
+        return size_text(options.memory_bytes)
     if options.memory_ratio == 1:
         return "the memory of row-wise"
     return f"{options.memory_ratio:g} times the memory of row-wise"

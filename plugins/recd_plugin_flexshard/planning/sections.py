@@ -9,9 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from recd_plugin_flexshard.planning.cluster import Cluster, Collective, Collectives
 
 if TYPE_CHECKING:
-    from recd_plugins.interfaces import Setting
-    from recd_plugins.planning.collective_rates import CollectiveRates
-    from recd_plugins.planning.topologies import TopologySpec
+    from recd_plugins.api import Setting
+    from recd_plugins.api.planning import CollectiveRates, TopologySpec
 
 #: Its name in a topology.
 SECTION = "tiers"

@@ -17,9 +17,8 @@ from rich.text import Text
 from recd_plugin_flexshard.planning.report import topology_json
 from recd_plugin_flexshard.planning.simulate import PlayedSide, Simulation, imbalance
 from recd_plugin_flexshard.planning.traffic import TIERS, TierTraffic, traffic
-from recd_plugins.files import write_figure
-from recd_plugins.planning.report_text import size, topology_line
-from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.api.files import write_figure
+from recd_plugins.api.planning import TopologySpec, size_text, topology_line
 
 _NAMES = {
     "cold": "cold: all-to-all",
@@ -151,7 +150,7 @@ def _collectives(played: Simulation) -> Table:
             table.add_row(
                 _NAMES[name],
                 *_sent(tier.sent),
-                size(predicted[name].bytes),
+                size_text(predicted[name].bytes),
                 f"{tier.seconds.mean() * 1e3:,.3f}",
                 f"{predicted[name].seconds * 1e3:,.3f}",
             )
@@ -160,7 +159,7 @@ def _collectives(played: Simulation) -> Table:
 
 def _sent(by_rank: NDArray[np.int64]) -> tuple[str, str]:
     spread = _spread(by_rank)
-    return size(spread["mean"]), size(spread["max"])
+    return size_text(spread["mean"]), size_text(spread["max"])
 
 
 def _ranks(played: Simulation) -> Table:
@@ -180,11 +179,11 @@ def _ranks(played: Simulation) -> Table:
             *(f"{side.seconds.exposed(overlap) * 1e3:,.3f}" for side in sides),
             f"{plan.seconds.exposed(overlap) * 1e3:,.3f}",
         )
-    table.add_row("memory, mean", *(size(side.memory.mean()) for side in sides), "")
+    table.add_row("memory, mean", *(size_text(side.memory.mean()) for side in sides), "")
     table.add_row(
         "memory, fullest rank",
-        *(size(side.memory.max()) for side in sides),
-        size(plan.memory_bytes),
+        *(size_text(side.memory.max()) for side in sides),
+        size_text(plan.memory_bytes),
     )
     for name, by_rank in (
         ("bytes received, max / mean", [side.received for side in sides]),

@@ -15,12 +15,12 @@ from recd_plugin_flexshard.planning.demand import TableDemand
 from recd_plugin_flexshard.planning.plan import TierPlan
 from recd_plugin_flexshard.planning.routes import TableRoute
 from recd_plugin_flexshard.planning.simulate import Lookups
-from recd_plugins.errors import DataError, SetupError
+from recd_plugins.api import DataError, SetupError
 
 if TYPE_CHECKING:
-    from recd_plugins.data.row_pipeline import RowPipeline
-    from recd_plugins.interfaces import Rows, Table
-    from recd_plugins.registry import Prepared
+    from recd_plugins.api import Rows, Table
+    from recd_plugins.api.batches import RowPipeline
+    from recd_plugins.api.registry import Prepared
 
 
 class DrawnBatches:
@@ -121,8 +121,8 @@ class RegistryBatches:
     """
 
     def __init__(self, prepared: Prepared, tables: list[Table]) -> None:
-        from recd_plugins.data.plain import PlainConverter
-        from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
+        from recd_plugins.api.batches import RowPipeline, fitted_transforms
+        from recd_plugins.api.reading import PlainConverter
 
         registry = prepared.registry
         self.name = f"batches of {registry.path}"

@@ -20,12 +20,9 @@ from recd_plugin_flexshard.planning.plan import (
     two_tier_curve,
 )
 from recd_plugin_flexshard.planning.report import STRATEGIES, EntryTiers, TiersReport
-from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.planning.candidates import Candidate, with_plugins
-from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.registry import Registry
-from recd_plugins.registry.entries import at_entry
-from recd_plugins.registry.resolve import shortened
+from recd_plugins.api import RecdError, SetupError
+from recd_plugins.api.planning import Candidate, TopologySpec, with_plugins
+from recd_plugins.api.registry import Registry, at_entry, shortened
 
 # Plans of a curve: those of two tiers take less time.
 _TWO_TIER_PLANS, _PLANS = 96, 32

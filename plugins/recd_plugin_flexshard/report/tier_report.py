@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from recd_plugin_flexshard.planning import TIERS, Tier, TierPlan, plan_tiers, traffic
-from recd_plugins.interfaces import Section
-from recd_plugins.training.figure_text import bytes_text
+from recd_plugins.api import Section
+from recd_plugins.api.files import bytes_text
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.runtime.retier import RetierReport

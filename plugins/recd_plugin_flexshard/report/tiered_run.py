@@ -9,8 +9,8 @@ from torch import nn
 from recd_plugin_flexshard.planning import TierPlan
 from recd_plugin_flexshard.report.tier_report import OtherTables, TierReport
 from recd_plugin_flexshard.runtime import ShardedTieredEmbeddingCollection
-from recd_plugins.interfaces import TrainedRun
-from recd_plugins.planning.work import bytes_of_tables
+from recd_plugins.api import TrainedRun
+from recd_plugins.api.planning import bytes_of_tables
 
 
 def report_tiers(plans: Sequence[TierPlan], run: TrainedRun) -> TierReport:

@@ -9,7 +9,7 @@ from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from recd_plugin_flexshard.runtime.tiers import RowTiers
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 _SCALAR_BYTES = 4
 # Of a copy: which row of its table it is.

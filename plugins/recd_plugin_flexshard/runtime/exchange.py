@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
 
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 PIECE_BYTES = 64 << 20
 

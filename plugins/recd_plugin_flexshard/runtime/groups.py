@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 
 @dataclass(frozen=True)

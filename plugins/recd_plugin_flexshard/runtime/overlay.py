@@ -15,7 +15,7 @@ from torch.autograd.profiler import record_function
 from torchrec.distributed import comm_ops
 
 from recd_plugin_flexshard.runtime.update_rule import UpdateRule
-from recd_plugins.errors import ExactnessError
+from recd_plugins.api import ExactnessError
 
 # In a profile: the learning of copies is part of the lookup, as that of a fused kernel is.
 LOOKUP_REGION = "[lookup]_[tiers]"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recd_plugins.access.counts import add_counts, keep_most_read
+from recd_plugins.api.access import add_counts, keep_most_read
 
 HOT, FLEX, COLD = range(3)
 # Counts from here on are one class where the least count of a chosen row is sought.

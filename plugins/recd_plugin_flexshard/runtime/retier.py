@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from recd_plugin_flexshard.runtime.recent_accesses import Chosen, RecentAccesses, choose_rows
 from recd_plugin_flexshard.runtime.split import Split, TierIndex
 from recd_plugin_flexshard.runtime.tiers import RowTiers
-from recd_plugins.access.counts import add_counts
+from recd_plugins.api.access import add_counts
 
 _logger = logging.getLogger(__name__)
 _TIERS = ("cold", "hot", "flex")

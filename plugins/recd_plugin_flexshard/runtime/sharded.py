@@ -33,13 +33,13 @@ from recd_plugin_flexshard.runtime.split import Split, TierIndex
 from recd_plugin_flexshard.runtime.state import CopiedRows, FoldingOptimizer
 from recd_plugin_flexshard.runtime.tracking import flex_lookup, hot_lookup
 from recd_plugin_flexshard.runtime.update_rule import update_rules
-from recd_plugins.distributed.batch_form import refuse_inverse_indices
-from recd_plugins.distributed.sharded_modules import (
+from recd_plugins.api import (
+    ExactnessError,
     ExactSequenceContext,
     ExactShardedEmbeddingCollection,
+    SetupError,
 )
-from recd_plugins.distributed.torchrec_internals import require_attributes
-from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.api.distributed import refuse_inverse_indices, require_attributes
 
 
 @dataclass

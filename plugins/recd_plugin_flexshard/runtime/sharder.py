@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from recd_plugin_flexshard.runtime.collection import TieredEmbeddingCollection
 from recd_plugin_flexshard.runtime.sharded import ShardedTieredEmbeddingCollection
-from recd_plugins.distributed.sharders import ExactEmbeddingCollectionSharder
+from recd_plugins.api import ExactEmbeddingCollectionSharder
 
 
 class TieredEmbeddingCollectionSharder(ExactEmbeddingCollectionSharder):

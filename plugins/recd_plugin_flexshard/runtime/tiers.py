@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from torch import Tensor, nn
 from torchrec.distributed.batched_embedding_kernel import BatchedFusedEmbedding
 
-from recd_plugins.distributed.torchrec_internals import require_attributes
-from recd_plugins.errors import ExactnessError
+from recd_plugins.api import ExactnessError
+from recd_plugins.api.distributed import require_attributes
 
 _REFUSED_OPTIONS = ("weight_decay", "gradient_clipping", "max_norm", "weight_decay_mode")
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from recd_plugin_recd.analyze.session_counts import histogram, merge_histograms
-from recd_plugins.sparse.dedup import Deduplicator
+from recd_plugins.api.columns import Deduplicator
 
 
 @dataclass(frozen=True)

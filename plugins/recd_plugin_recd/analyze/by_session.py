@@ -11,9 +11,9 @@ from recd_plugin_recd.analyze.batch_meter import BatchMeter
 from recd_plugin_recd.analyze.co_changes import CoChanges
 from recd_plugin_recd.analyze.report import GroupReport
 from recd_plugin_recd.analyze.session_sample import SessionSample
-from recd_plugins.data.statistics import FeatureStatistics, TableStatistics
-from recd_plugins.data.statistics_accumulator import StatisticsAccumulator
-from recd_plugins.interfaces import SessionKeys
+from recd_plugins.api import SessionKeys
+from recd_plugins.api.columns import StatisticsAccumulator
+from recd_plugins.api.tables import FeatureStatistics, TableStatistics
 
 #: Figures whose sampling error is told.
 _FIGURES: dict[str, Callable[[FeatureStatistics], float]] = {

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.cli.options import AT_LEAST_1
-from recd_plugins.errors import DataError
-from recd_plugins.progress import progress_bars
+from recd_plugins.api import DataError
+from recd_plugins.api.commands import AT_LEAST_1, progress_bars
 
 if TYPE_CHECKING:
     from recd_plugin_recd.analyze.nulls import Nulls
@@ -74,8 +73,8 @@ def analyze(
 
     from recd_plugin_recd.analyze.study import study
     from recd_plugin_recd.analyze.terminal import show
-    from recd_plugins.data.source import open_source
-    from recd_plugins.files import json_text, write_text
+    from recd_plugin_recd.source import open_source
+    from recd_plugins.api.files import json_text, write_text
 
     source = open_source(path, session=session, timestamp=timestamp, plugins_dir=plugins_dir)
     with progress_bars() as add_bar:

@@ -9,10 +9,9 @@ from typing import Literal
 import pyarrow as pa
 import pyarrow.types as pt
 
-from recd_plugins.data.arrow import place
-from recd_plugins.data.list_dict import is_list_dict, to_lists
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Rows
+from recd_plugins.api import DataError, Rows
+from recd_plugins.api.columns import place
+from recd_plugins.api.tables import is_list_dict, to_lists
 
 Nulls = Literal["error", "empty"]
 

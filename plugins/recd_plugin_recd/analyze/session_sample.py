@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_plugin_recd.analyze.session_counts import HASHES
-from recd_plugins.interfaces import SessionKeys
+from recd_plugins.api import SessionKeys
 
 #: Random parts of the sample, from whose differences sampling errors follow.
 NUM_PARTS = 16

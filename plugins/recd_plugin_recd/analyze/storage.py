@@ -10,10 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugins.data.list_dict import Layout
-from recd_plugins.data.source import Source
-from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.interfaces import SessionKeys
+from recd_plugin_recd.source import Source
+from recd_plugins.api import SessionKeys
+from recd_plugins.api.columns import TableWriter
+from recd_plugins.api.tables import Layout
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,10 @@ from recd_plugin_recd.analyze.session_counts import SessionCounts
 from recd_plugin_recd.analyze.session_sample import SessionSample
 from recd_plugin_recd.analyze.storage import StorageEstimate, stored_bytes, written_bytes
 from recd_plugin_recd.cluster.downsample import hash_sessions
-from recd_plugins.data.arrow import sparse_column
-from recd_plugins.data.list_dict import Layout
-from recd_plugins.data.source import Source
-from recd_plugins.data.statistics import FeatureStatistics, TableStatistics, dedupe_factor
-from recd_plugins.data.statistics_accumulator import StatisticsAccumulator, session_column
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Rows
+from recd_plugin_recd.source import Source
+from recd_plugins.api import DataError, Rows
+from recd_plugins.api.columns import StatisticsAccumulator, session_column, sparse_column
+from recd_plugins.api.tables import FeatureStatistics, Layout, TableStatistics, dedupe_factor
 
 #: Rows of a table that are written anew in their order, to see what they take.
 _ROWS_TO_WRITE = 8192

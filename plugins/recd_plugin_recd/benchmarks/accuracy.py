@@ -17,11 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugin_recd.papercal import SCHEMA, Layout, chunks, make_rows, row_keys
-from recd_plugins.distributed.launch import launch
+from recd_plugins.api.distributed import launch
+from recd_plugins.api.training import Quality, Side, session
 from recd_plugins.testing.benchmark import Figure, Size, movielens
-from recd_plugins.training.assembly import Side
-from recd_plugins.training.quality import Quality
-from recd_plugins.training.session import session
 
 SUMMARY = "NE and AUC after training on clustered and on interleaved rows (RecD, section 6.2)"
 

@@ -7,8 +7,8 @@ from itertools import islice
 import pyarrow as pa
 
 from recd_plugin_recd.papercal import FEATURES, NUM_DENSE, chunks, make_rows, row_keys
-from recd_plugins.data.list_dict import decoded_field, list_dict_field, to_list_dict
-from recd_plugins.interfaces import FeatureSchema, Origin, Rows
+from recd_plugins.api import FeatureSchema, Origin, Rows
+from recd_plugins.api.tables import decoded_field, list_dict_field, to_list_dict
 
 BATCH_SIZE = 4096
 SCHEMA = FeatureSchema(

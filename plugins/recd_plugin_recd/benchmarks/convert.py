@@ -20,18 +20,22 @@ from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugin_recd.kjt import KjtConverter
 from recd_plugin_recd.list_dict import ListDictConverter
 from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
-from recd_plugins.data.arrow import dictionary_column, sparse_column
-from recd_plugins.interfaces import Rows
-from recd_plugins.sparse.dedup import Deduplicator, JaggedColumn
-from recd_plugins.sparse.dictionaries import DictionaryColumn
-from recd_plugins.sparse.from_columns import (
+from recd_plugins.api import Rows
+from recd_plugins.api.batches import (
     ikjts_from_columns,
     ikjts_from_dictionaries,
     kjt_from_columns,
     partial_from_columns,
     partial_from_dictionaries,
 )
-from recd_plugins.sparse.partial import RowPacker
+from recd_plugins.api.columns import (
+    Deduplicator,
+    DictionaryColumn,
+    JaggedColumn,
+    RowPacker,
+    dictionary_column,
+    sparse_column,
+)
 from recd_plugins.testing.benchmark import Figure, Size, in_turn, keep_freed_memory
 
 SUMMARY = "time of making IKJTs of a PAPERCAL batch, over that of a plain KJT"

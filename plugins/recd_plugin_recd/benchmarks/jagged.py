@@ -17,9 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugin_recd.benchmarks.batches import BATCH_SIZE, papercal_batches
-from recd_plugins.sparse import InverseKeyedJaggedTensor
-from recd_plugins.sparse.index_select import jagged_index_select
-from recd_plugins.sparse.jagged import offsets_of
+from recd_plugins.api.batches import InverseKeyedJaggedTensor, jagged_index_select, offsets_of
 from recd_plugins.testing.benchmark import Figure, Size, in_turn, keep_freed_memory
 
 SUMMARY = "jagged index select of embeddings against padding: time and peak memory"

@@ -14,9 +14,8 @@ from recd_plugin_recd.benchmarks.batches import BATCH_SIZE, SCHEMA, papercal_bat
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugin_recd.kjt import KjtConverter
 from recd_plugin_recd.preprocessing import Bucketize, FirstX, NGram, SigridHash
-from recd_plugins.data.batch import Batch
-from recd_plugins.data.preprocess import Preprocess
-from recd_plugins.interfaces import Preprocessing
+from recd_plugins.api import Preprocessing
+from recd_plugins.api.batches import Batch, Preprocess
 from recd_plugins.testing.benchmark import Figure, Size, keep_freed_memory, processor_seconds
 
 SUMMARY = "speed-up of preprocessing by deduplication, over the DedupeFactor of the batch"

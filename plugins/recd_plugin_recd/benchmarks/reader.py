@@ -26,8 +26,8 @@ from recd_plugin_recd.kjt import KjtConverter
 from recd_plugin_recd.list_dict import ListDictConverter
 from recd_plugin_recd.preprocessing import SigridHash
 from recd_plugin_recd.session_parquet import SessionParquet
-from recd_plugins.data.preprocess import Preprocess
-from recd_plugins.interfaces import Converter
+from recd_plugins.api import Converter
+from recd_plugins.api.batches import Preprocess
 from recd_plugins.testing.benchmark import Figure, Size, keep_freed_memory
 
 SUMMARY = "rows a second from Parquet to hashed tensors, clustered list_dict over interleaved lists"

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from recd_plugin_recd.benchmarks.tables import Order, Settings, write_tables
-from recd_plugins.data.list_dict import Layout
+from recd_plugins.api.tables import Layout
 from recd_plugins.testing.benchmark import Figure, Size
 
 SUMMARY = "bytes of PAPERCAL on disk, by time over clustered by session"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from recd_plugin_recd.papercal import SCHEMA, chunks, make_rows, row_keys
-from recd_plugins.data.list_dict import Layout
-from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.interfaces.dataset import SessionKeys
+from recd_plugins.api import SessionKeys
+from recd_plugins.api.columns import TableWriter
+from recd_plugins.api.tables import Layout
 from recd_plugins.testing.benchmark import Size
 
 #: By time, cut from a stream with a million rows in flight; or by session.

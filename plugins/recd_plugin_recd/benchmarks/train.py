@@ -5,9 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from recd_plugins.api.training import Comparison, session
 from recd_plugins.testing.benchmark import Figure, Size
-from recd_plugins.training.compare import Comparison
-from recd_plugins.training.session import session
 
 SUMMARY = "training on 2 ranks, stock TorchRec against deduplicated (RecD)"
 

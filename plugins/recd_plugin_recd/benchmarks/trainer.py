@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.api import RecdError, SetupError
 from recd_plugins.testing.benchmark import Findings, Size
 
 SUMMARY = "trainer throughput of rm1, rm2 and rm3, from stock TorchRec to deduplicated, by step"
@@ -95,8 +95,8 @@ def _measure(model: Any, run: _Run, size: Size, device: Device) -> Any:
     from recd_plugin_recd.benchmarks.trainer_ablation.ranks import Job, measure
     from recd_plugin_recd.benchmarks.trainer_ablation.variants import variants
     from recd_plugin_recd.models.registry_text import rm_registry
-    from recd_plugins.distributed.launch import backend_for, launch
-    from recd_plugins.registry import load_registry
+    from recd_plugins.api.distributed import backend_for, launch
+    from recd_plugins.api.registry import load_registry
 
     ranks = _ranks(device)
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +138,7 @@ def _ranks(device: Device) -> int:
         return 2
     import torch
 
-    from recd_plugins.versions import fbgemm_has_cuda
+    from recd_plugins.api.training import fbgemm_has_cuda
 
     if not torch.cuda.is_available():
         raise SetupError("--device cuda: torch finds no CUDA device; cpu runs without one")

@@ -13,9 +13,9 @@ from recd_plugin_recd.benchmarks.batches import BATCH_SIZE, SCHEMA, papercal_bat
 from recd_plugin_recd.ikjt import IkjtConverter
 from recd_plugin_recd.kjt import KjtConverter
 from recd_plugin_recd.partial_ikjt import PartialIkjtConverter
-from recd_plugins.data.model_input import ModelInput, Placement, lower
-from recd_plugins.data.wire import decode, encode
-from recd_plugins.interfaces import Converter, Rows
+from recd_plugins.api import Converter, Rows
+from recd_plugins.api.batches import ModelInput, Placement, lower
+from recd_plugins.api.ingestion import decode, encode
 from recd_plugins.testing.benchmark import Figure, Size, keep_freed_memory
 
 SUMMARY = "bytes of a row from reader to trainer, KJT over IKJT"

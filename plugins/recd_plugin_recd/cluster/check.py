@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from recd_plugin_recd.cluster.downsample import hash_sessions
 from recd_plugin_recd.cluster.keys import check_columns, check_values, time_numbers
-from recd_plugins.data.source import Partition, Source, open_source
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces.dataset import Rows
+from recd_plugin_recd.source import Partition, Source, open_source
+from recd_plugins.api import DataError, Rows
 
 
 @dataclass(frozen=True)

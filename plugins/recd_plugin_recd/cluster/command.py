@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.files import write_json
-from recd_plugins.progress import progress_bars
+from recd_plugins.api.commands import progress_bars
+from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
     from recd_plugin_recd.cluster.options import Progress

@@ -20,11 +20,11 @@ from recd_plugin_recd.cluster.ranges import Range, deal, together
 from recd_plugin_recd.cluster.reading import Input
 from recd_plugin_recd.cluster.sample import Sample
 from recd_plugin_recd.cluster.write import RangeWriter, part_name
-from recd_plugins.data.list_dict import Layout
-from recd_plugins.data.prefetch import prefetch
-from recd_plugins.data.source import ParquetSource, Partition, Source
-from recd_plugins.errors import DataError
-from recd_plugins.files import read_note, write_note
+from recd_plugin_recd.source import ParquetSource, Partition, Source
+from recd_plugins.api import DataError
+from recd_plugins.api.files import read_note, write_note
+from recd_plugins.api.reading import prefetch
+from recd_plugins.api.tables import Layout
 
 #: More spill files at once would make many small writes of each batch; ranges that are too large
 #: for that are dealt again.

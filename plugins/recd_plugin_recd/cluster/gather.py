@@ -12,7 +12,7 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from recd_plugin_recd.cluster.arena import Arena, buffers_of
-from recd_plugins.sparse.memory import copy_bytes, int32_at, prefetch
+from recd_plugins.api.columns import copy_bytes, int32_at, prefetch_line
 
 u64 = np.uint64
 #: Rows between the one that is copied and the one that is fetched from memory meanwhile.
@@ -181,7 +181,7 @@ def _copy_items(
         if row + _AHEAD < num_rows:
             batch = batches[row + _AHEAD]
             ahead = np.int64(int32_at(addresses[batch])[u64(in_batch[row + _AHEAD])])
-            prefetch(items[batch] + ahead * item)
+            prefetch_line(items[batch] + ahead * item)
         batch = batches[row]
         start = np.int64(int32_at(addresses[batch])[u64(in_batch[row])])
         size = np.int64(offsets[row + 1]) - np.int64(offsets[row])

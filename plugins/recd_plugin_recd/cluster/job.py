@@ -15,11 +15,17 @@ from recd_plugin_recd.cluster.memory import Budget
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.report import Report, make_report
 from recd_plugin_recd.cluster.spark import SparkEngine, stop_session
-from recd_plugins.data.list_dict import Layout
-from recd_plugins.data.source import ParquetSource, Partition, Source, open_source
-from recd_plugins.errors import DataError
-from recd_plugins.files import read_note, real_path, write_note
-from recd_plugins.work_folder import WorkFolder, machine_start, work_folder
+from recd_plugin_recd.source import ParquetSource, Partition, Source, open_source
+from recd_plugins.api import DataError
+from recd_plugins.api.files import (
+    WorkFolder,
+    machine_start,
+    read_note,
+    real_path,
+    work_folder,
+    write_note,
+)
+from recd_plugins.api.tables import Layout
 
 #: Raised when unfinished work of another version cannot be gone on from.
 _VERSION = 1

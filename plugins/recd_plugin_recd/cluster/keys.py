@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from recd_plugins.data.source import Source
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces.dataset import Rows, SessionKeys
+from recd_plugin_recd.source import Source
+from recd_plugins.api import DataError, Rows, SessionKeys
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recd_plugin_recd.cluster.arena import SPARE
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 _MB = 1 << 20
 #: Bytes of a decoded batch: less costs calls, more costs page faults.

@@ -18,8 +18,7 @@ from recd_plugin_recd.cluster.arena import Arena
 from recd_plugin_recd.cluster.gather import Gather
 from recd_plugin_recd.cluster.keys import Cut, Keys
 from recd_plugin_recd.cluster.memory import BATCH_BYTES
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces.dataset import SessionKeys
+from recd_plugins.api import DataError, SessionKeys
 
 
 @dataclass

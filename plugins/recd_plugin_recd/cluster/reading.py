@@ -16,10 +16,9 @@ from recd_plugin_recd.cluster.gather import copied_share
 from recd_plugin_recd.cluster.keys import check_values
 from recd_plugin_recd.cluster.memory import BATCH_BYTES, RowSize
 from recd_plugin_recd.cluster.options import ClusterOptions
-from recd_plugins.data.list_dict import is_id_list, is_list_dict, to_lists
-from recd_plugins.data.source import ParquetSource, Partition, Source
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces.dataset import Origin, Rows
+from recd_plugin_recd.source import ParquetSource, Partition, Source
+from recd_plugins.api import DataError, Origin, Rows
+from recd_plugins.api.tables import is_id_list, is_list_dict, to_lists
 
 _LISTS = pa.list_(pa.int64())
 _FIRST_ROWS, _MOST_ROWS = 256, 1 << 16

@@ -8,8 +8,8 @@ from typing import Any
 
 from recd_plugin_recd.cluster.memory import peak_resident
 from recd_plugin_recd.cluster.options import ClusterOptions
-from recd_plugins.data.source import Source
-from recd_plugins.data.statistics import read_footers
+from recd_plugin_recd.source import Source
+from recd_plugins.api.tables import read_footers
 
 _HEAVIEST = 5
 

@@ -22,9 +22,9 @@ from recd_plugin_recd.cluster.downsample import DROPPED_BITS, SCALE
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.reading import as_lists
 from recd_plugin_recd.cluster.write import choose_layouts_of, part_name, table_writer
-from recd_plugins.data.list_dict import Layout, is_list_dict, to_lists
-from recd_plugins.data.source import ParquetSource, Partition, Source
-from recd_plugins.errors import DataError, SetupError
+from recd_plugin_recd.source import ParquetSource, Partition, Source
+from recd_plugins.api import DataError, SetupError
+from recd_plugins.api.tables import Layout, is_list_dict, to_lists
 
 #: Bytes of input files for one range of the output.
 _RANGE_BYTES = 128 << 20

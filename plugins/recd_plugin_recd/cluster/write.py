@@ -16,9 +16,9 @@ from recd_plugin_recd.cluster.arena import Arena
 from recd_plugin_recd.cluster.gather import Gather
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.ranges import Range, keys_of
-from recd_plugins.data.list_dict import Layout, is_id_list
-from recd_plugins.data.table_writer import TableWriter, choose_layouts
-from recd_plugins.interfaces.dataset import SessionKeys
+from recd_plugins.api import SessionKeys
+from recd_plugins.api.columns import TableWriter, choose_layouts
+from recd_plugins.api.tables import Layout, is_id_list
 
 
 class RangeWriter:

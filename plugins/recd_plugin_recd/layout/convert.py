@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from recd_plugins.data.list_dict import Layout
-from recd_plugins.data.parquet import ParquetTable, read_metadata
-from recd_plugins.data.popularity import read_popularity
-from recd_plugins.data.read_plan import Piece
-from recd_plugins.data.source import ParquetSource
-from recd_plugins.data.table_writer import Nulls, TableWriter
-from recd_plugins.errors import DataError
-from recd_plugins.files import real_path
-from recd_plugins.scratch_folder import put, scratch_folder
+from recd_plugin_recd.layout.popularity import read_popularity
+from recd_plugin_recd.source import ParquetSource
+from recd_plugins.api import DataError
+from recd_plugins.api.columns import Nulls, TableWriter
+from recd_plugins.api.files import put, real_path, scratch_folder
+from recd_plugins.api.reading import Piece
+from recd_plugins.api.tables import Layout, ParquetTable, read_metadata
 
 
 @dataclass(frozen=True)

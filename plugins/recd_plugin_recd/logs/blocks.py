@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_recd.logs.samples import SampleCodec
 from recd_plugin_recd.logs.shard_format import Record
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 
 class BlockCodec(Protocol):

@@ -10,7 +10,7 @@ from recd_plugin_recd.logs.damage import Damage, Report
 from recd_plugin_recd.logs.manifest import MANIFEST, Promise, Promises, read_manifest
 from recd_plugin_recd.logs.shard_files import shard_files, shard_name
 from recd_plugin_recd.logs.shard_reader import ShardReader
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 logger = logging.getLogger(__name__)
 

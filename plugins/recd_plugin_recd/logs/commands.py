@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0
-from recd_plugins.errors import DataError
-from recd_plugins.progress import progress_bars
+from recd_plugins.api import DataError
+from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, progress_bars
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -187,7 +186,7 @@ def stat(path: Path, json_path: Path | None) -> None:
     from rich.table import Table
 
     from recd_plugin_recd.logs.stat import log_statistics
-    from recd_plugins.files import write_json
+    from recd_plugins.api.files import write_json
 
     shards = log_statistics(path)
     table = Table("shard")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from recd_plugin_recd.logs.shard_format import LARGEST_BLOCK
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 if TYPE_CHECKING:
     import zstandard

@@ -13,8 +13,8 @@ import pyarrow as pa
 from recd_plugin_recd.logs.check import readable_shards
 from recd_plugin_recd.logs.damage import Report
 from recd_plugin_recd.logs.shard_reader import Position, ShardReader
-from recd_plugins.errors import DataError
-from recd_plugins.files import check_regular, parse_json, write_json
+from recd_plugins.api import DataError
+from recd_plugins.api.files import check_regular, parse_json, write_json
 
 
 @dataclass(frozen=True)

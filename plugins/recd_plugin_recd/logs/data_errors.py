@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 if TYPE_CHECKING:
-    from recd_plugins.interfaces.dataset import Rows
+    from recd_plugins.api import Rows
 
 
 class ColumnError(DataError):

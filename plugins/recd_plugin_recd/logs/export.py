@@ -11,8 +11,8 @@ from recd_plugin_recd.logs.damage import Report
 from recd_plugin_recd.logs.manifest import MANIFEST
 from recd_plugin_recd.logs.parquet_file import ParquetFile, provenance
 from recd_plugin_recd.logs.shard_files import shard_files
-from recd_plugins.errors import DataError
-from recd_plugins.files import check_writable, real_path
+from recd_plugins.api import DataError
+from recd_plugins.api.files import check_writable, real_path
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,11 @@ import pyarrow as pa
 from recd_plugin_recd.logs.damage import Report
 from recd_plugin_recd.logs.data_errors import naming_files, naming_source
 from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
-from recd_plugins.data.arrow import broken_list
-from recd_plugins.data.list_dict import is_list_dict, to_lists
-from recd_plugins.data.source import Source, open_source
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Rows
-from recd_plugins.scratch_folder import scratch_folder
+from recd_plugin_recd.source import Source, open_source
+from recd_plugins.api import DataError, Rows
+from recd_plugins.api.columns import broken_list
+from recd_plugins.api.files import scratch_folder
+from recd_plugins.api.tables import is_list_dict, to_lists
 
 
 def open_rows(

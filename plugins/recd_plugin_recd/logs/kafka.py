@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_recd.logs.compression import decompressed
-from recd_plugins.errors import DataError, SetupError
+from recd_plugins.api import DataError, SetupError
 
 #: Header of every message.
 SCHEMA_HEADER = "recd.schema"

@@ -9,7 +9,7 @@ import pyarrow as pa
 from recd_plugin_recd.logs import kafka
 from recd_plugin_recd.logs.data_errors import RowError
 from recd_plugin_recd.logs.samples import SampleCodec
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 _SECONDS = 30.0
 

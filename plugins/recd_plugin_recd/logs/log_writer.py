@@ -22,7 +22,7 @@ from recd_plugin_recd.logs.shard_files import shard_name
 from recd_plugin_recd.logs.shard_format import Key, Record, ShardHeader, read_header
 from recd_plugin_recd.logs.shard_key import session_shards
 from recd_plugin_recd.logs.shard_writer import ShardWriter
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 BLOCK_SIZE = 4 << 20
 

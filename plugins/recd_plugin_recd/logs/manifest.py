@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from recd_plugin_recd.logs.shard_format import BlockHeader
-from recd_plugins.errors import DataError
-from recd_plugins.files import json_text, new_file
+from recd_plugins.api import DataError
+from recd_plugins.api.files import json_text, new_file
 
 MANIFEST = "manifest.json"
 _VERSION = 1

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugins.errors import DataError
-from recd_plugins.files import check_regular, parse_json
+from recd_plugins.api import DataError
+from recd_plugins.api.files import check_regular, parse_json
 
 #: Key of the footer's metadata that says which records of a log a file holds, as JSON.
 PROVENANCE = b"recd.log"

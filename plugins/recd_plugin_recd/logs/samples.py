@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_recd.logs.data_errors import ColumnError, RowError
 from recd_plugin_recd.logs.sample_kernels import copy_segments
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from recd_plugin_recd.logs.shard_format import ShardHeader, read_header
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 _NAME = re.compile(r"shard-(\d+)-of-(\d+)\.recdlog")
 

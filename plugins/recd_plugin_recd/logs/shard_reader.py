@@ -22,7 +22,7 @@ from recd_plugin_recd.logs.shard_format import (
     FoundHeader,
     read_header,
 )
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 _SCAN_BYTES = 1 << 20
 

@@ -17,7 +17,7 @@ from recd_plugin_recd.logs.manifest import MANIFEST, Promise, first_digest, next
 from recd_plugin_recd.logs.shard_files import check_place
 from recd_plugin_recd.logs.shard_format import LARGEST_BLOCK, BlockHeader, ShardHeader, read_header
 from recd_plugin_recd.logs.shard_reader import Position, ShardReader
-from recd_plugins.errors import DataError
+from recd_plugins.api import DataError
 
 
 class ShardWriter:

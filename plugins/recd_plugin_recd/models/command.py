@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.cli.options import AT_LEAST_1
-from recd_plugins.errors import RecdError
-from recd_plugins.files import write_text
+from recd_plugins.api import RecdError
+from recd_plugins.api.commands import AT_LEAST_1
+from recd_plugins.api.files import write_text
 
 if TYPE_CHECKING:
     from recd_plugin_recd.models.registry_text import Architecture, ConverterName, Layout

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from recd_plugins.errors import RecdError
+from recd_plugins.api import RecdError
 
 ModelName = Literal["papercal", "rm1", "rm2", "rm3"]
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from recd_plugins.errors import RecdError
-from recd_plugins.interfaces import PluginOptions, Pooling
+from recd_plugins.api import PluginOptions, Pooling, RecdError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

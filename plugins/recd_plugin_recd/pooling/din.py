@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from recd_plugin_recd.pooling.attention import check_heads
-from recd_plugins.interfaces import PluginOptions, TargetPooling
+from recd_plugins.api import PluginOptions, TargetPooling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

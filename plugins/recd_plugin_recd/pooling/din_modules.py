@@ -23,8 +23,7 @@ from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_recd.pooling.packed_rows import PackedRows
-from recd_plugins.sparse.index_select import jagged_index_select
-from recd_plugins.sparse.jagged import offsets_of
+from recd_plugins.api.batches import jagged_index_select, offsets_of
 
 Weights = Literal["softmax", "sigmoid"]
 

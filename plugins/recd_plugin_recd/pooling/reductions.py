@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from recd_plugins.interfaces import Pooling
+from recd_plugins.api import Pooling
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

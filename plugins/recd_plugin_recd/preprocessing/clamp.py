@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, StrictFloat, StrictInt, model_validator
 
 from recd_plugin_recd.preprocessing.module_preprocessing import ModulePreprocessing
-from recd_plugins.interfaces import PluginOptions
-from recd_plugins.interfaces.preprocessing import Values
+from recd_plugins.api import PluginOptions
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,7 +23,7 @@ class Clamp(ModulePreprocessing):
 
     name = "recd.clamp"
     scope = "id"
-    takes: tuple[Values, ...] = ("ids", "numbers")
+    takes: tuple[Literal["ids", "numbers"], ...] = ("ids", "numbers")
 
     class Options(PluginOptions):
         """The bounds; one of them at least."""

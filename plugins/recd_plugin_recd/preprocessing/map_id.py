@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field, StrictInt, field_validator
 
 from recd_plugin_recd.preprocessing.module_preprocessing import ModulePreprocessing
-from recd_plugins.interfaces import PluginOptions
+from recd_plugins.api import PluginOptions
 
 if TYPE_CHECKING:
     from torch import nn

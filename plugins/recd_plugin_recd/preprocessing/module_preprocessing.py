@@ -6,7 +6,7 @@ from abc import abstractmethod
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from recd_plugins.interfaces import Preprocessing
+from recd_plugins.api import Preprocessing
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

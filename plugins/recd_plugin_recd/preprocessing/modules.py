@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from recd_plugin_recd.preprocessing import hashing, kernels
-from recd_plugins.sparse.jagged import offsets_of, positions_of_ranges
+from recd_plugins.api.batches import offsets_of, positions_of_ranges
 
 _MIN_INT64, _MAX_INT64 = -(2**63), 2**63 - 1
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from recd_plugins.api.training import Result, loss_max_abs_diff, session
 from recd_plugins.testing.benchmark import Detail, Figure
-from recd_plugins.training.compare import loss_max_abs_diff
-from recd_plugins.training.session import session
-from recd_plugins.training.trainer import Result
 
 _ROWS, _BATCH_SIZE = 50_000, 256
 _PLAIN = """

@@ -18,8 +18,8 @@ from recd_plugin_scars.benchmarks.criteo import (
 from recd_plugin_scars.benchmarks.model import Shape
 from recd_plugin_scars.benchmarks.trainers import Job, Side, Trained, measure
 from recd_plugin_scars.planning import CachePlan, TableLoad, TableTraffic
-from recd_plugins.distributed.launch import Ranks
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.api.distributed import Ranks
+from recd_plugins.api.registry import TrainingSpec
 from recd_plugins.testing.benchmark import Detail, Figure
 
 # Rates that do not amplify rounding: losses are compared.

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.access.distributions import from_weights
-from recd_plugins.access.profile import TableAccess
+from recd_plugins.api.access import TableAccess, from_weights
 
 #: Rows of the tables of Criteo Terabyte when ids are taken modulo 10 million, as DLRM's own
 #: preprocessing does with ``--max-ind-range=10000000``: those that occur.

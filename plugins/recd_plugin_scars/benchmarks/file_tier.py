@@ -16,10 +16,9 @@ from recd_plugin_scars.benchmarks.memory_limit import MemoryLimit, memory_limit
 from recd_plugin_scars.benchmarks.model import Shape
 from recd_plugin_scars.benchmarks.trainers import Job, Trained
 from recd_plugin_scars.runtime.spec import MappedFile
-from recd_plugins.access.distributions import zipf
-from recd_plugins.access.profile import TableAccess
-from recd_plugins.errors import RecdError
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.api import RecdError
+from recd_plugins.api.access import TableAccess, zipf
+from recd_plugins.api.registry import TrainingSpec
 from recd_plugins.testing.benchmark import Detail, Figure
 
 #: Of the table over the memory that all of a process may use.

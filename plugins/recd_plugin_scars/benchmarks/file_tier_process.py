@@ -13,14 +13,14 @@ from torch import Tensor
 from recd_plugin_scars.benchmarks.memory_limit import MemoryLimit
 from recd_plugin_scars.benchmarks.model import ClickModel, HostEmbeddings
 from recd_plugin_scars.benchmarks.trainers import Job, Side, Trained, train_host, train_sharded
-from recd_plugins import upstream_noise
+from recd_plugins.api.commands import silence_upstream
 
 _CPU = torch.device("cpu")
 
 
 def train_file_tier(job: Job, limit: MemoryLimit) -> Trained:
     """Train our file tier."""
-    upstream_noise.silence()
+    silence_upstream()
     # Private to neither, but torch.distributed does not list it (torch 2.11 to 2.14).
     store = dist.HashStore()  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.api import RecdError, SetupError
 
 T = TypeVar("T")
 

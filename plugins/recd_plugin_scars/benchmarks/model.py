@@ -26,9 +26,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from recd_plugin_scars.runtime.kernels import CachedKernels
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.data.model_input import ModelInput
-from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder, fused_params
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.api import ExactEmbeddingBagCollectionSharder
+from recd_plugins.api.batches import ModelInput
+from recd_plugins.api.distributed import fused_params
+from recd_plugins.api.registry import TrainingSpec
 
 NUM_DENSE = 13
 

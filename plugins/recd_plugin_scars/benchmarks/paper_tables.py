@@ -11,7 +11,7 @@ import numpy as np
 from recd_plugin_scars.benchmarks.cells import Prepared, criteo_shape, prepare
 from recd_plugin_scars.benchmarks.criteo import Criteo
 from recd_plugin_scars.benchmarks.trainers import Job, Side, Trained, measure
-from recd_plugins.distributed.launch import Ranks, backend_for
+from recd_plugins.api.distributed import Ranks, backend_for
 from recd_plugins.testing.benchmark import Detail, Figure
 
 HOST, CACHED, UVM = "host", "cached", "uvm"

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from recd_plugin_scars.benchmarks.cells import BYTES_TABLE
 from recd_plugin_scars.benchmarks.theory import MORE_TRAFFIC_TABLE, TRAFFIC_TABLE
-from recd_plugins.errors import RecdError
+from recd_plugins.api import RecdError
 from recd_plugins.testing.svg import COLORS, GREY, write_svg
 
 Drawing = Callable[[Axes, dict[str, Any]], None]

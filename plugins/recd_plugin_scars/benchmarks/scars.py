@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.api import RecdError, SetupError
 from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size
 
 SUMMARY = "SCARS' cache of hot rows: traffic predicted and counted, a table larger than memory"

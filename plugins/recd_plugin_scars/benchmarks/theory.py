@@ -10,10 +10,16 @@ from pathlib import Path
 
 from recd_plugin_scars.benchmarks.criteo import BATCH_SIZE, EMBEDDING_DIM
 from recd_plugin_scars.planning import TableLoad, TableTraffic, traffic
-from recd_plugins.access.distributions import exponential, half_normal, zipf
-from recd_plugins.access.profile import TableAccess
-from recd_plugins.access.reuse import ReuseHistogram, from_reuse_histogram, read_reuse_histograms
-from recd_plugins.errors import RecdError
+from recd_plugins.api import RecdError
+from recd_plugins.api.access import (
+    ReuseHistogram,
+    TableAccess,
+    exponential,
+    from_reuse_histogram,
+    half_normal,
+    read_reuse_histograms,
+    zipf,
+)
 from recd_plugins.testing.benchmark import Detail, Figure, Findings
 
 VARIABLE = "RECD_EMBEDDING_REUSE"

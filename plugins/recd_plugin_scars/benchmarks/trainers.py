@@ -22,11 +22,11 @@ from recd_plugin_scars.benchmarks.model import (
 )
 from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, TableCache
 from recd_plugin_scars.runtime.traffic import CacheTraffic, cache_traffic
-from recd_plugins import upstream_noise
-from recd_plugins.data.model_input import ModelInput
+from recd_plugins.api.batches import ModelInput
+from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.model import build_optimizer
+from recd_plugins.api.training import build_train_pipeline
 from recd_plugins.testing.benchmark import keep_freed_memory
-from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.pipeline import build_train_pipeline
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Trained:
 
 def measure(rank: int, world_size: int, job: Job, side: Side) -> Trained:  # noqa: ARG001
     """Train one side on all batches. Runs in a rank, the only one."""
-    upstream_noise.silence()
+    silence_upstream()
     keep_freed_memory()
     try:
         return _host(job) if side.tables == "host" else train_sharded(job, side)

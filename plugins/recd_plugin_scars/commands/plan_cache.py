@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from recd_plugins.byte_sizes import read_bytes
-from recd_plugins.cli.options import AT_LEAST_1
-from recd_plugins.interfaces import PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.api.commands import AT_LEAST_1
+from recd_plugins.api.files import read_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from recd_plugins.planning.topologies import TopologySpec
+    from recd_plugins.api.planning import TopologySpec
 
 
 class _Bytes(click.ParamType):  # type: ignore[type-arg,unused-ignore]

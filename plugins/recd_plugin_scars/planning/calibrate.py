@@ -21,16 +21,11 @@ from recd_plugin_scars.planning.rates import SECTION, CacheRates
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugin_scars.runtime.slow_tier import open_slow_tier
 from recd_plugin_scars.runtime.spec import HostMemory
-from recd_plugins import upstream_noise
-from recd_plugins.distributed.device import device_of_rank
-from recd_plugins.distributed.launch import backend_for, launch
-from recd_plugins.planning.fitting import fit_costs
-from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.planning.turns import steps_in_turns
-from recd_plugins.registry import Registry, load_registry
-from recd_plugins.training.assembly import assemble
-from recd_plugins.training.calibration_file import calibration_job, write_topology
-from recd_plugins.training.trainer import Job
+from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.distributed import backend_for, device_of_rank, launch
+from recd_plugins.api.planning import TopologySpec, fit_costs, steps_in_turns
+from recd_plugins.api.registry import Registry, load_registry
+from recd_plugins.api.training import Job, assemble, calibration_job, write_topology
 
 # Of the registry's batch size.
 _PARTS = (8, 4, 2, 1)
@@ -109,7 +104,7 @@ def _line(seconds: dict[int, float]) -> tuple[float, float]:
 def _measure(
     rank: int, world_size: int, job: Job, sizes: Sequence[int], dim: int
 ) -> tuple[dict[int, float], dict[int, float]]:
-    upstream_noise.silence()
+    silence_upstream()
     device = device_of_rank(job.device)
     return _steps(rank, world_size, job, sizes, device), _moves(dim, device)
 

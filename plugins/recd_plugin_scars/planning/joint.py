@@ -9,7 +9,7 @@ import numpy as np
 
 from recd_plugin_scars.planning.load import TableLoad
 from recd_plugin_scars.planning.solve import least
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 
 @dataclass(frozen=True)

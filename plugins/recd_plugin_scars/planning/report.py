@@ -10,7 +10,7 @@ from recd_plugin_scars.planning.joint import Memory
 from recd_plugin_scars.planning.plan import CachedTable, CachePlan
 from recd_plugin_scars.planning.rates import measured_rates, rates_of
 from recd_plugin_scars.planning.traffic import TableTraffic
-from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.api.planning import TopologySpec
 
 #: What keeps the cache from being larger: its memory; that no further row is read often enough;
 #: that the batch would be too small; that not one sample more has room.

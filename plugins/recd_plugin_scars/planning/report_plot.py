@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recd_plugin_scars.planning.report import CacheReport
-from recd_plugins.files import write_figure
+from recd_plugins.api.files import write_figure
 
 
 def plot(report: CacheReport, path: Path) -> None:

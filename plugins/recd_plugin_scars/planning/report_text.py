@@ -12,7 +12,7 @@ from rich.text import Text
 from recd_plugin_scars.planning.plan import CachedTable
 from recd_plugin_scars.planning.rates import measured_rates, rates_of
 from recd_plugin_scars.planning.report import CacheReport, CurvePoint, traffic_bytes
-from recd_plugins.planning.report_text import size, topology_line
+from recd_plugins.api.planning import size_text, topology_line
 
 # Tables up to this many have a line each; of more, those that move most.
 _LINES = 16
@@ -57,8 +57,8 @@ def _assumptions(report: CacheReport) -> Text:
     ]
     if report.shared is not None:
         lines.append(
-            f"memory for rows and batch: {size(report.shared.total)}, of which a sample takes "
-            f"{size(report.shared.sample)}"
+            f"memory for rows and batch: {size_text(report.shared.total)}, of which a sample takes "
+            f"{size_text(report.shared.sample)}"
         )
     return Text("\n".join(lines))
 
@@ -83,7 +83,7 @@ def _shown(report: CacheReport) -> tuple[list[CachedTable], int]:
 
 
 def _caches(report: CacheReport) -> Table:
-    budget = "" if report.memory is None or report.shared else f" within {size(report.memory)}"
+    budget = "" if report.memory is None or report.shared else f" within {size_text(report.memory)}"
     columns = ("table", "rows", "useful", "cached", "share", "bytes", "lookups hit", "rows hit")
     lines = _new(f"Caches{budget}: the most read rows", columns)
     shown, others = _shown(report)
@@ -94,7 +94,7 @@ def _caches(report: CacheReport) -> Table:
             f"{table.useful:,}",
             f"{table.cached:,}",
             f"{table.load_factor:.1%}",
-            size(table.cached_bytes),
+            size_text(table.cached_bytes),
             f"{table.load.covered(table.cached):.1%}",
             f"{table.traffic.hit_rate:.1%}",
         )
@@ -112,7 +112,7 @@ def _caches(report: CacheReport) -> Table:
             f"{sum(table.useful or 0 for table in tables):,}",
             f"{cached:,}",
             f"{cached / rows:.1%}",
-            size(report.plan.cached_bytes),
+            size_text(report.plan.cached_bytes),
             f"{hit / lookups:.1%}",
             f"{sum(table.traffic.hits for table in tables) / unique:.1%}",
         )
@@ -131,7 +131,7 @@ def _traffic(report: CacheReport) -> Table:
     if len(tables) > 1:
         lines.add_section()
         _traffic_line(lines, f"all {len(tables)}" if others else "all", tables)
-    lines.caption = f"LRU caches of the same sizes: about {size(report.lru_bytes)} in all"
+    lines.caption = f"LRU caches of the same sizes: about {size_text(report.lru_bytes)} in all"
     lines.caption_justify = "left"
     return lines
 
@@ -139,7 +139,7 @@ def _traffic(report: CacheReport) -> Table:
 def _traffic_line(lines: Table, name: str, tables: Sequence[CachedTable]) -> None:
     moved = traffic_bytes([table.traffic for table in tables])
     less = f"{moved['plain'] / moved['both']:.1f}" if moved["both"] else "all"
-    lines.add_row(name, *(size(num_bytes) for num_bytes in moved.values()), less)
+    lines.add_row(name, *(size_text(num_bytes) for num_bytes in moved.values()), less)
 
 
 def _curve(report: CacheReport) -> Table:
@@ -157,9 +157,9 @@ def _curve(report: CacheReport) -> Table:
         part = min(1.0, (point.seconds - least) / above) if above else 0.0
         lines.add_row(
             f"{point.rows:,}",
-            size(point.bytes),
+            size_text(point.bytes),
             f"{point.batch_size:,.0f}",
-            size(point.moved),
+            size_text(point.moved),
             f"{point.seconds * 1e6:.4g}",
             "*" if point == report.chosen else "",
             "#" * round(_BAR * part),

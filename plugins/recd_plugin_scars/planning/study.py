@@ -13,17 +13,17 @@ from recd_plugin_scars.planning.load import TableLoad
 from recd_plugin_scars.planning.plan import STEPS, CachePlan, row_order
 from recd_plugin_scars.planning.rates import rates_of
 from recd_plugin_scars.planning.report import CacheReport, CurvePoint, Limit, traffic_bytes
-from recd_plugins.access.profile import AccessProfile
-from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.interfaces import Table
-from recd_plugins.model_tables import tables_of
-from recd_plugins.planning.candidates import with_plugins
-from recd_plugins.planning.compute import measure_compute
-from recd_plugins.planning.report_text import size
-from recd_plugins.planning.setting import RegistryData
-from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.registry import Registry
-from recd_plugins.registry.resolve import shortened
+from recd_plugins.api import RecdError, SetupError, Table
+from recd_plugins.api.access import AccessProfile
+from recd_plugins.api.model import tables_of
+from recd_plugins.api.planning import (
+    RegistryData,
+    TopologySpec,
+    measure_compute,
+    size_text,
+    with_plugins,
+)
+from recd_plugins.api.registry import Registry, shortened
 
 _POINTS = 64
 
@@ -151,7 +151,7 @@ def cached_tables(registry: Registry) -> list[Table]:
     """
     import torch
 
-    from recd_plugins.model.build import build_model
+    from recd_plugins.api.model import build_model
 
     if registry.model is None:
         raise RecdError(f"{registry.path}: no model: section says which tables there are; add one")
@@ -181,9 +181,9 @@ def _shared(
         sample = round(kept + (1 + question.held) * sum(widths))
     if question.memory < sample * ranks:
         raise SetupError(
-            f"--memory {size(question.memory)} has no room for one sample of each of {ranks} "
-            f"ranks, of which each takes {size(sample)}; give more, or say what a sample takes "
-            "with --sample-bytes"
+            f"--memory {size_text(question.memory)} has no room for one sample of each of "
+            f"{ranks} ranks, of which each takes {size_text(sample)}; give more, or say what a "
+            "sample takes with --sample-bytes"
         )
     return Memory(
         question.memory,
@@ -234,12 +234,14 @@ def _warnings(
         found.append("no row has room, or pays for the batch that it makes smaller")
     if question.memory is not None and question.memory < in_flight:
         found.append(
-            f"{size(question.memory)} is less than the {size(in_flight)} that the distinct rows of "
-            "one batch take, which are in the fast tier while they are computed with: smaller "
-            "batches, or more memory"
+            f"{size_text(question.memory)} is less than the {size_text(in_flight)} that the "
+            "distinct rows of one batch take, which are in the fast tier while they are computed "
+            "with: smaller batches, or more memory"
         )
     if question.memory is not None and limit == "useful":
-        found.append(f"all rows worth caching take {size(useful_bytes)}: more memory helps no more")
+        found.append(
+            f"all rows worth caching take {size_text(useful_bytes)}: more memory helps no more"
+        )
     whole = [table.load.name for table in tables if table.cached == table.load.num_embeddings]
     if whole:
         found.append(f"tables that are cached whole need no cache: {shortened(whole)}")

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from rich.console import RenderableType
 from rich.table import Table
 
-from recd_plugins.interfaces import Section
-from recd_plugins.training.figure_text import bytes_text
+from recd_plugins.api import Section
+from recd_plugins.api.files import bytes_text
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from recd_plugin_scars.runtime.slow_tier import SlowTier
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 
 class MemoryTier(SlowTier):

@@ -34,10 +34,14 @@ from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugin_scars.runtime.state import FlushingOptimizer
 from recd_plugin_scars.runtime.tables import TablesInSlowTier, fbgemm_arguments
 from recd_plugin_scars.runtime.traffic import CacheTraffic
-from recd_plugins.distributed.lookup_kernels import RowKernel, row_kernels
-from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
-from recd_plugins.distributed.torchrec_internals import require_attributes
-from recd_plugins.errors import ExactnessError
+from recd_plugins.api import ExactnessError
+from recd_plugins.api.distributed import (
+    PortableEmbedding,
+    PortableEmbeddingBag,
+    RowKernel,
+    require_attributes,
+    row_kernels,
+)
 
 # Private, torchrec 1.6 to 1.9: what a kernel knows of its tables.
 _OF_KERNEL = ("_config", "_feature_table_map", "_local_cols", "_local_rows", "_pg")

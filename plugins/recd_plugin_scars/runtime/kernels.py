@@ -13,7 +13,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from recd_plugin_scars.runtime.kernel import CachedEmbedding, CachedEmbeddingBag
 from recd_plugin_scars.runtime.planned import as_planned
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.distributed.lookup_kernels import LookupKernels
+from recd_plugins.api import LookupKernels
 
 
 class CachedKernels(LookupKernels):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recd_plugin_scars.runtime.slow_tier import SlowTier
-from recd_plugins.errors import RecdError
+from recd_plugins.api import RecdError
 
 Result = TypeVar("Result")
 

@@ -24,7 +24,7 @@ from recd_plugin_scars.runtime.row_policy import (
 )
 from recd_plugin_scars.runtime.slots import Admitted, SlotPool
 from recd_plugin_scars.runtime.traffic import CacheTraffic
-from recd_plugins.errors import DataError, SetupError
+from recd_plugins.api import DataError, SetupError
 
 # Rows that are flushed or loaded at a time.
 _CHUNK = 1 << 16

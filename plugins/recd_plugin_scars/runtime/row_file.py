@@ -14,7 +14,7 @@ from numba import types
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recd_plugins.errors import RecdError
+from recd_plugins.api import RecdError
 
 _PAGE = mmap.PAGESIZE
 _WILLNEED = os.POSIX_FADV_WILLNEED

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_scars.runtime import slot_kernels
 from recd_plugin_scars.runtime.slots import SlotPool
-from recd_plugins.errors import PluginError
+from recd_plugins.api import PluginError
 
 Slots = NDArray[np.int32]
 

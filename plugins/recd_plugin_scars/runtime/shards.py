@@ -16,7 +16,7 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, Sharded
 from recd_plugin_scars.runtime.row_cache import CachedShard
 from recd_plugin_scars.runtime.slow_tier import SlowTier, open_slow_tier
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 
 def describe(config: GroupedEmbeddingConfig) -> str:

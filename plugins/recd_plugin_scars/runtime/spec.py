@@ -9,7 +9,7 @@ from inspect import isabstract
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,8 +21,8 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.modules.embedding_configs import DataType
 
 from recd_plugin_scars.runtime.slow_tier import SlowTier
-from recd_plugins.distributed.torchrec_internals import require_attributes
-from recd_plugins.errors import SetupError
+from recd_plugins.api import SetupError
+from recd_plugins.api.distributed import require_attributes
 
 _OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 _WEIGHT_DECAYS = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
 
-from recd_plugins.errors import DataError, SetupError
-from recd_plugins.files import write_json
+from recd_plugins.api import DataError, SetupError
+from recd_plugins.api.files import write_json
 
 MANIFEST = "manifest.json"
 WEIGHTS = "weights"

@@ -1,4 +1,4 @@
-"""Benchmarks by name: those of plugins, and the framework's own."""
+"""Benchmarks by name."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ class Benchmarks:
     """
 
     def __init__(self) -> None:
-        from recd_benchmarks import BENCHMARKS
-
-        self.modules = {_name(module): module for module in BENCHMARKS}
+        self.modules: dict[str, str] = {}
         # Messages about names that two packages have.
         self._clashes: dict[str, str] = {}
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from recd_plugins.errors import RecdError
 from recd_plugins.files import check_writable
 
 if TYPE_CHECKING:
@@ -74,6 +75,16 @@ def check_reports(json_path: Path | None, plot_path: Path | None) -> None:
     for path in (json_path, plot_path):
         if path is not None:
             check_writable(path)
+
+
+def check_outputs(
+    output: Path, force: bool, json_path: Path | None, plot_path: Path | None
+) -> None:
+    """Refuse before the work what would fail after it."""
+    if output.exists() and not force:
+        raise RecdError(f"{output} exists already; name another file, or replace it with --force")
+    check_writable(output)
+    check_reports(json_path, plot_path)
 
 
 def topology_options(command: _Command) -> _Command:

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, check_reports
+from recd_plugins.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, check_outputs, check_reports
 from recd_plugins.cli.profile_output import (
-    check_outputs,
     finish,
     in_memory,
     of_distribution,
-    progress,
     show,
     shown,
     written,
 )
 from recd_plugins.errors import DataError, RecdError
+from recd_plugins.progress import row_progress
 
 if TYPE_CHECKING:
     from recd_plugins.access import AccessProfile
@@ -101,7 +100,7 @@ def registry_command(
     in_all = None if statistics is None else statistics.rows
     if rows is not None:
         in_all = rows if in_all is None else min(rows, in_all)
-    with progress("reading rows", in_all) as advance:
+    with row_progress("reading rows", in_all) as advance:
         made = measure_access(
             loaded, chosen, rows=rows, bound=bound, deduplicated=not all_rows, progress=advance
         )

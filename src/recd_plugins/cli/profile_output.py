@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from rich.console import Console
 
-from recd_plugins.cli.options import COUNT_FROM_0, OUTPUT, check_reports, report_options
+from recd_plugins.cli.options import COUNT_FROM_0, OUTPUT, report_options
 from recd_plugins.errors import RecdError
-from recd_plugins.files import check_writable, write_json
+from recd_plugins.files import write_json
 
 if TYPE_CHECKING:
     from recd_plugins.access import AccessProfile
@@ -58,16 +58,6 @@ def of_distribution(command: _Command) -> _Command:
     return command
 
 
-def check_outputs(
-    output: Path, force: bool, json_path: Path | None, plot_path: Path | None
-) -> None:
-    """Refuse before the work what would fail after it."""
-    if output.exists() and not force:
-        raise RecdError(f"{output} exists already; name another file, or replace it with --force")
-    check_writable(output)
-    check_reports(json_path, plot_path)
-
-
 @contextmanager
 def in_memory(rows: int) -> Iterator[None]:
     """A context that makes a profile of so many rows, or says that there is no room for them."""
@@ -75,30 +65,6 @@ def in_memory(rows: int) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise RecdError(f"no memory for a profile of {rows:,} rows; name fewer") from error
-
-
-@contextmanager
-def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar that is told how many rows were read."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda rows: bar.advance(task, rows)
 
 
 def finish(

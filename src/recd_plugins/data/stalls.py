@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 #: What a batch is made of, in order.
-CAUSES = ("fill", "convert", "preprocess", "transfer")
+STALL_CAUSES = ("fill", "convert", "preprocess", "transfer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class MakingTimes:
         return replace(self, transfer=self.transfer + seconds, arrival=self.arrival + seconds)
 
     def causes_of(self, waited: float) -> tuple[float, ...]:
-        """Seconds of a wait for this batch by cause, in the order of ``CAUSES``; they add up.
+        """Seconds of a wait for this batch by cause, in the order of ``STALL_CAUSES``; they add up.
 
         What the trainer's process did itself in that time is known: ``arrival``, which is transfer.
         The rest is waiting for the batch to be made, and each part has the share of it that it has
@@ -104,7 +104,7 @@ class Stalls:
     Attributes:
         steps: that were counted, each with one batch taken.
         step_seconds: wall time of a step, waiting included.
-        seconds: that a step waited, by cause, in the order of ``CAUSES``.
+        seconds: that a step waited, by cause, in the order of ``STALL_CAUSES``.
         making: of a batch.
         making_deviation: standard deviation of ``making.reader``, seconds.
         training_deviation: of a step without waiting.
@@ -141,14 +141,14 @@ class StallTotals:
     def __init__(self) -> None:
         self._steps = 0
         # Seconds waited by cause, making times, then training and reading, and their squares.
-        self._sums = [0.0] * (len(CAUSES) + len(_MAKING) + 4)
+        self._sums = [0.0] * (len(STALL_CAUSES) + len(_MAKING) + 4)
 
     def add(self, seconds: float, wait: Sequence[float], making: MakingTimes) -> None:
         """One step.
 
         Args:
             seconds: of the step, waiting included.
-            wait: seconds waited in it, in the order of ``CAUSES``.
+            wait: seconds waited in it, in the order of ``STALL_CAUSES``.
             making: of the batch that was taken in it.
         """
         training, reading = seconds - sum(wait), making.reader
@@ -162,12 +162,12 @@ class StallTotals:
         if not self._steps:
             return None
         means = [total / self._steps for total in self._sums]
-        waits, making = means[: len(CAUSES)], means[len(CAUSES) : -4]
+        waits, making = means[: len(STALL_CAUSES)], means[len(STALL_CAUSES) : -4]
         training, reading, training_square, reading_square = means[-4:]
         return Stalls(
             self._steps,
             training + sum(waits),
-            dict(zip(CAUSES, waits, strict=True)),
+            dict(zip(STALL_CAUSES, waits, strict=True)),
             MakingTimes(*making),
             max(0.0, reading_square - reading**2) ** 0.5,
             max(0.0, training_square - training**2) ** 0.5,
@@ -188,7 +188,7 @@ class Wait:
     making: MakingTimes
 
     def by_cause(self, clock: Clock) -> tuple[float, ...]:
-        """Seconds in the order of ``CAUSES``."""
+        """Seconds in the order of ``STALL_CAUSES``."""
         return self.making.causes_of(clock.seconds(self.start, self.end))
 
 

@@ -22,10 +22,12 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.torchrec_internals import require_attributes
 
-Kind = Literal["all_to_all", "reduce_scatter", "all_gather", "all_reduce", "broadcast", "other"]
+CollectiveKind = Literal[
+    "all_to_all", "reduce_scatter", "all_gather", "all_reduce", "broadcast", "other"
+]
 #: A process group by its name, and one kind of its collectives.
-Channel = tuple[str, Kind]
-KINDS: tuple[Kind, ...] = (
+Channel = tuple[str, CollectiveKind]
+KINDS: tuple[CollectiveKind, ...] = (
     "all_to_all",
     "reduce_scatter",
     "all_gather",
@@ -46,7 +48,7 @@ class Traffic:
         payload: integers are ids, lengths and sizes; floats are embeddings, gradients and weights.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     group: str
     phase: Literal["forward", "backward"]
     payload: Literal["integers", "floats"]
@@ -117,7 +119,7 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         return func(*args, **(kwargs or {}))
 
-    def _count(self, kind: Kind, sent: _Sent, arguments: dict[str, Any]) -> None:
+    def _count(self, kind: CollectiveKind, sent: _Sent, arguments: dict[str, Any]) -> None:
         group = _group(arguments)
         num_bytes = sent(arguments, group.rank(), group.size())
         # Private, but autograd's own way to tell (torch 2.11 to 2.14); -1 outside of it.
@@ -283,7 +285,7 @@ _SILENT = {
 }
 
 # By the name in the operator's schema (torch 2.11 to 2.14).
-_COLLECTIVES: dict[str, tuple[Kind, _Sent]] = {
+_COLLECTIVES: dict[str, tuple[CollectiveKind, _Sent]] = {
     "c10d::alltoall_base_": ("all_to_all", _to_others_by_split("input")),
     "c10d::alltoall_": ("all_to_all", _to_others_by_list("input_tensors")),
     "_c10d_functional::all_to_all_single": ("all_to_all", _to_others_by_split("input")),

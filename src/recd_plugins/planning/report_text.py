@@ -60,12 +60,12 @@ def topology_line(name: str, spec: TopologySpec) -> Text:
     ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size:,} ranks"
     across = f", {spec.inter_node_bandwidth / 1e9:.3g} across nodes" if spec.nodes > 1 else ""
     return Text(
-        f"{nodes} of {name}: {ranks} on {spec.device}, {size(spec.memory_bytes)} each, "
+        f"{nodes} of {name}: {ranks} on {spec.device}, {size_text(spec.memory_bytes)} each, "
         f"{spec.intra_node_bandwidth / 1e9:.3g} GB/s in a node{across}"
     )
 
 
-def size(num_bytes: float) -> str:
+def size_text(num_bytes: float) -> str:
     """Bytes in words."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(num_bytes) < 1024:
@@ -105,7 +105,7 @@ def _shards(side: SideReport) -> Table:
             _sharding(first),
             first.compute_kernel + cached,
             compressed(sorted({rank for each in tables for rank in each.ranks})),
-            size(max(each.bytes_per_rank for each in tables)),
+            size_text(max(each.bytes_per_rank for each in tables)),
             low if low == high else f"{low}-{high}",
         )
     return table
@@ -161,7 +161,7 @@ def _memory(report: PlanReport) -> Table:
     fullest = {name: int(side.memory_by_rank.argmax()) for name, side in sides}
     for component in report.components:
         cells = [
-            size(value)
+            size_text(value)
             for name, side in sides
             for held in (side.held(component),)
             for value in (held[fullest[name]], held.mean())
@@ -169,13 +169,13 @@ def _memory(report: PlanReport) -> Table:
         table.add_row(component, *cells)
     totals = [side.memory_by_rank for _, side in sides]
     table.add_section()
-    table.add_row("total", *(size(v) for total in totals for v in (total.max(), total.mean())))
+    table.add_row("total", *(size_text(v) for total in totals for v in (total.max(), total.mean())))
     capacity = report.spec.memory_bytes
     shares = [f"{v / capacity:.0%}" for total in totals for v in (total.max(), total.mean())]
-    table.add_row(f"of {size(capacity)}", *shares)
+    table.add_row(f"of {size_text(capacity)}", *shares)
     hosts = [side.host_memory for _, side in sides]
     if any(host.any() for host in hosts):
-        in_hosts = (size(value) for host in hosts for value in (host.max(), host.mean()))
+        in_hosts = (size_text(value) for host in hosts for value in (host.max(), host.mean()))
         table.add_row("tables in the memory of the node", *in_hosts)
     return table
 
@@ -189,7 +189,7 @@ def _bars(side: SideReport, capacity: int) -> Text:
     for rank in range(parts.shape[1]):
         widths = np.diff(edges[:, rank], prepend=0)
         bar = "".join(mark * width for mark, width in zip(marks.values(), widths, strict=True))
-        total = size(parts[:, rank].sum())
+        total = size_text(parts[:, rank].sum())
         lines.append(f"rank {rank:>2} |{bar:<{_BAR_WIDTH}}| {total}")
     legend = "  ".join(f"{mark} {component}" for component, mark in marks.items())
     return Text("\n".join([*lines, f"        {legend}"]))
@@ -228,8 +228,8 @@ def _changes(report: PlanReport) -> Text:
     if mine.batch_size == plain.batch_size:
         saved = plain.memory_by_rank.max() - mine.memory_by_rank.max()
         lines.append(
-            f"  memory of the fullest rank: {size(plain.memory_by_rank.max())} -> "
-            f"{size(mine.memory_by_rank.max())} ({size(saved)} saved)"
+            f"  memory of the fullest rank: {size_text(plain.memory_by_rank.max())} -> "
+            f"{size_text(mine.memory_by_rank.max())} ({size_text(saved)} saved)"
         )
         faster = plain.seconds.total / mine.seconds.total
         lines.append(

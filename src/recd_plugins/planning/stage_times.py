@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from recd_plugins.planning.work import Work
 
 # Bytes a second of a file whose rows are read in random order: an assumption, 1 GiB/s.
-FILE = float(2**30)
+FILE_BYTES_PER_SECOND = float(2**30)
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -101,7 +101,9 @@ class StageCosts(BaseModel):
         )
         return cls(
             lookup=LookupCost(
-                bytes_looked_up=3 / memory, bytes_from_host=1 / to_host, bytes_from_file=1 / FILE
+                bytes_looked_up=3 / memory,
+                bytes_from_host=1 / to_host,
+                bytes_from_file=1 / FILE_BYTES_PER_SECOND,
             ),
             gemm=GemmCost(matmul_flops=1 / topology.flops, attention_flops=1 / topology.flops),
             all_to_all=AllToAllCost(

@@ -24,13 +24,13 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from recd_plugins.planning.stages import STAGES, Stage, StageTimes
 from recd_plugins.training.profile_events import (
-    STEP,
+    PROFILED_STEP,
     StepMemory,
     device_seconds,
     events_by_stage,
     host_seconds,
     memory_of_step,
-    read,
+    read_profile,
 )
 
 __all__ = ["StepMemory", "StepProfile", "static_bytes", "step_profile"]
@@ -78,7 +78,7 @@ class StepProfile:
         else:
             with self._profiler() as profiler:
                 self._together()
-                with record_function(STEP):
+                with record_function(PROFILED_STEP):
                     yield
                     self._wait_for_device()
             self._profiled.append(self._read(profiler))
@@ -139,7 +139,7 @@ class StepProfile:
         return profile(activities=activities, profile_memory=True)
 
     def _read(self, profiler: profile) -> _Step:
-        events = read(profiler, self._device)
+        events = read_profile(profiler, self._device)
         on_device = self._device.type == "cuda"
         seconds = device_seconds(events) if on_device else host_seconds(events)
         return _Step(seconds, events_by_stage(events), memory_of_step(events))

@@ -14,7 +14,7 @@ from torch.profiler import profile
 from recd_plugins.planning.stages import STAGES, Stage, stage_of
 
 # The region around a profiled step.
-STEP = "## recd step ##"
+PROFILED_STEP = "## recd step ##"
 _MEMORY = "[memory]"
 # What computes hides what communicates, in this order.
 _FOREGROUND: tuple[Stage, ...] = ("lookup", "gemm", "other", "all_to_all", "all_reduce")
@@ -78,9 +78,9 @@ class StepEvents:
         return len(self.host) + len(self.allocations)
 
 
-def read(profiler: profile, device: torch.device) -> StepEvents:
+def read_profile(profiler: profile, device: torch.device) -> StepEvents:
     """The events of a profile that holds one step, on ``device``."""
-    events = StepEvents(Span(STEP, 0, 0))
+    events = StepEvents(Span(PROFILED_STEP, 0, 0))
     computes_on = DeviceType.CUDA if device.type == "cuda" else DeviceType.CPU
     for event in _events(profiler):
         name: str = event.name()
@@ -103,7 +103,7 @@ def read(profiler: profile, device: torch.device) -> StepEvents:
                 events.kernels.append(span)
         elif event.is_async():
             events.in_flight.append(span)
-        elif name == STEP:
+        elif name == PROFILED_STEP:
             events.step = span
         # What is linked to an operator is CUDA's runtime, whose time is that operator's.
         elif event.linked_correlation_id() == 0:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from recd_plugins.cores import available_cores
 from recd_plugins.data.pace import STALL_TARGET, Pace
-from recd_plugins.data.stalls import CAUSES, Stalls
+from recd_plugins.data.stalls import STALL_CAUSES, Stalls
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StallReport:
     def mean_shares(self) -> dict[str, float]:
         """The waiting shares of a step by cause, the mean over ranks."""
         shares = [rank.shares() for rank in self.ranks]
-        return {cause: sum(each[cause] for each in shares) / len(shares) for cause in CAUSES}
+        return {cause: sum(each[cause] for each in shares) / len(shares) for cause in STALL_CAUSES}
 
     @property
     def readers(self) -> int | None:
@@ -129,7 +129,7 @@ def stall_table(reports: Mapping[str, StallReport]) -> Table:
         for report in reports.values()
         for shares in (report.mean_shares(), report.worst.shares())
     ]
-    for cause in CAUSES:
+    for cause in STALL_CAUSES:
         table.add_row(cause, *(f"{shares[cause]:.1%}" for shares in columns))
     table.add_row("all", *(f"{sum(shares.values()):.1%}" for shares in columns))
     steps = ", ".join(str(report.worst.steps) for report in reports.values())

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from recd_benchmarks.ingest_parts.counted_store import Store, counted_store
+from recd_plugins.testing.counted_store import Store, counted_store
 
 ROWS = 250
 

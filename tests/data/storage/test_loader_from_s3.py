@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from recd_benchmarks.ingest_parts.counted_store import Store
 from recd_plugins import load_registry
 from recd_plugins.data.loader import build_dataloader
+from recd_plugins.testing.counted_store import Store
 
 REGISTRY = """
 version: 1

@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 from tests.data.storage.conftest import table
 
-from recd_benchmarks.ingest_parts.counted_store import Store
-from recd_benchmarks.ingest_parts.requests import num_bytes, of_columns
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece
 from recd_plugins.data.splits import read_splits
 from recd_plugins.data.storage import Storage
 from recd_plugins.errors import DataError
+from recd_plugins.testing.counted_requests import num_bytes, of_columns
+from recd_plugins.testing.counted_store import Store
 
 URL = "s3://tables/clicks"
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from recd_benchmarks.ingest_parts.counted_store import Store
 from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.storage import Location, Storage
 from recd_plugins.errors import DataError, SetupError
+from recd_plugins.testing.counted_store import Store
 
 
 def at(endpoint: str, **options: Any) -> Storage:

@@ -11,8 +11,7 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from recd_plugins.hookspecs import hookimpl
-from recd_plugins.interfaces import PluginOptions, Preprocessing
+from recd_plugins.api import PluginOptions, Preprocessing, hookimpl
 
 
 class Slow(Preprocessing):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recd_plugins.planning.stages import Stage, StageTimes
+from recd_plugins.api.planning import Stage, StageTimes
 
 
 @dataclass(frozen=True)

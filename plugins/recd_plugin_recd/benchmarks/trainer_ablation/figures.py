@@ -27,7 +27,7 @@ from recd_plugin_recd.benchmarks.trainer_ablation.variants import (
     Variant,
     largest_batch,
 )
-from recd_plugins.planning.stages import STAGES
+from recd_plugins.api.planning import STAGES
 from recd_plugins.testing.benchmark import Detail, Figure
 
 #: Goal, and the paper's speedup at the same batch and with larger batches (figure 9).

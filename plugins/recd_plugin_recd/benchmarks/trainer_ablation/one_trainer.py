@@ -16,19 +16,16 @@ from torchrec.distributed.types import ModuleSharder
 
 from recd_plugin_recd.benchmarks.trainer_ablation.pooling_time import POOLING_RANGE, pooling_shares
 from recd_plugin_recd.benchmarks.trainer_ablation.variants import Variant
-from recd_plugins.distributed import CollectiveBytes, lookup_ids
-from recd_plugins.distributed.sharders import (
+from recd_plugins.api import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
-    fused_params,
+    RecdError,
 )
-from recd_plugins.errors import RecdError
-from recd_plugins.model.dlrm import DLRM
-from recd_plugins.model.sequence_pooling import SequencePooling
-from recd_plugins.planning.stages import Stage
-from recd_plugins.registry import Registry, TrainingSpec
-from recd_plugins.training.assembly import assemble
-from recd_plugins.training.breakdown import StepProfile, static_bytes
+from recd_plugins.api.distributed import CollectiveBytes, fused_params, lookup_ids
+from recd_plugins.api.model import DLRM, SequencePooling
+from recd_plugins.api.planning import Stage
+from recd_plugins.api.registry import Registry, TrainingSpec
+from recd_plugins.api.training import StepProfile, assemble, static_bytes
 
 
 class OneTrainer:

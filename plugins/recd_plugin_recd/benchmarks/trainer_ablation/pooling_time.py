@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from recd_plugins.planning.stages import Stage, stage_of
-from recd_plugins.training.profile_events import STEP, device_seconds, host_seconds, read
+from recd_plugins.api.planning import Stage, stage_of
+from recd_plugins.api.training import PROFILED_STEP, device_seconds, host_seconds, read_profile
 
 #: Profiler range around the forward pass of sequence pooling.
 POOLING_RANGE = "## sequence pooling ##"
@@ -32,9 +32,9 @@ def pooling_shares(step: Callable[[], object], device: torch.device) -> dict[Sta
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)
     dist.barrier()
-    with profile(activities=activities) as profiler, record_function(STEP):
+    with profile(activities=activities) as profiler, record_function(PROFILED_STEP):
         step()
-    events = read(profiler, device)
+    events = read_profile(profiler, device)
     on_device = device.type == "cuda"
     total = device_seconds(events) if on_device else host_seconds(events)
     pooling = _pooling_seconds(_kineto(profiler), on_device)

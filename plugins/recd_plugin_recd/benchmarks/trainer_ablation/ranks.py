@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from recd_plugin_recd.benchmarks.trainer_ablation.one_trainer import OneTrainer
 from recd_plugin_recd.benchmarks.trainer_ablation.variants import Variant
-from recd_plugins import upstream_noise
-from recd_plugins.planning.stages import Stage, StageTimes
-from recd_plugins.registry import load_registry
+from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.planning import Stage, StageTimes
+from recd_plugins.api.registry import load_registry
+from recd_plugins.api.training import sum_by_kind
 from recd_plugins.testing.benchmark import keep_freed_memory
-from recd_plugins.training.meter import sum_by_kind
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class Measured:
 
 def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:  # noqa: ARG001
     """Everything about the variants of a job, by name. A collective call."""
-    upstream_noise.silence()
+    silence_upstream()
     # Or each large tensor is memory that the system clears page by page, above all the baseline's.
     keep_freed_memory()
     device = torch.device(job.device, rank) if job.device == "cuda" else torch.device(job.device)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from recd_plugins.registry import Registry
+from recd_plugins.api.registry import Registry
+from recd_plugins.api.training import Side
 from recd_plugins.testing.benchmark import Size
-from recd_plugins.training.assembly import Side
 
 
 @dataclass(frozen=True)

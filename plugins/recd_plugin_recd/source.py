@@ -1,0 +1,182 @@
+"""Where ``recd analyze`` and ``recd cluster`` take rows from: Parquet, or a dataset plugin."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import pyarrow as pa
+
+from recd_plugins.api import DataError, Dataset, Rows, SessionKeys
+from recd_plugins.api.reading import Piece
+from recd_plugins.api.tables import ParquetTable, id_features
+
+_DEFAULTS = {"session": "session_id", "timestamp": "ts"}
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Rows that belong together, such as those of an hour.
+
+    Attributes:
+        name: folders of a Hive-style partition, as ``dt=2024-01-01/hour=03``; empty where a table
+            has none.
+        files: its files in order; none where rows come from a dataset.
+        num_rows: rows, None where that is not known before they are read.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    num_rows: int | None
+
+
+class Source(ABC):
+    """Rows of sessions in stored order, which can be read any number of times.
+
+    Attributes:
+        path: the file or folder that it was opened from.
+        keys: columns of session and time.
+        schema: all columns. Features in layout ``list_dict`` bear its mark.
+        features: names of the columns of ids, in order.
+        partitions: in order, at least one.
+        batch_size: rows of a training batch, None where the place does not say.
+    """
+
+    path: Path
+    keys: SessionKeys
+    schema: pa.Schema
+    features: tuple[str, ...]
+    partitions: tuple[Partition, ...]
+    batch_size: int | None = None
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of all partitions, None where that is not known before they are read."""
+        counts = [partition.num_rows for partition in self.partitions]
+        return None if None in counts else sum(count or 0 for count in counts)
+
+    @abstractmethod
+    def read(self, partition: Partition, columns: Sequence[str] | None = None) -> Iterator[Rows]:
+        """Every row of a partition once, with ``columns`` or all, in batches of any size.
+
+        Raises:
+            DataError: data is damaged or was replaced meanwhile.
+        """
+
+
+def open_source(
+    path: Path,
+    *,
+    session: str | None = None,
+    timestamp: str | None = None,
+    plugins_dir: Path | None = None,
+) -> Source:
+    """What PATH of a command stands for.
+
+    Args:
+        path: a Parquet file, a folder with ``*.parquet`` at any depth, or a registry file (.yaml or
+            .yml), whose dataset is read, its split ``train``.
+        session, timestamp: columns of a Parquet table, ``session_id`` and ``ts`` unless they are
+            given. A dataset knows its own.
+        plugins_dir: a folder of plugin files that a registry file may need.
+
+    Raises:
+        RegistryError: the registry file is wrong.
+        DataError: there is no such place, it is damaged, or it lacks a column.
+    """
+    given = {"session": session, "timestamp": timestamp}
+    if path.suffix not in (".yaml", ".yml"):
+        return ParquetSource(path, **{name: given[name] or _DEFAULTS[name] for name in given})
+    if named := [f"--{name}" for name, column in given.items() if column is not None]:
+        raise DataError(
+            f"{path}: the dataset of a registry file knows its columns; leave out "
+            f"{' and '.join(named)}, and set the options of the dataset"
+        )
+    from recd_plugins.api.registry import load_registry
+
+    registry = load_registry(path, plugins_dir=plugins_dir)
+    return DatasetSource(path, registry.dataset, registry.training.batch_size)
+
+
+class ParquetSource(Source):
+    """A Parquet file, or the files below a folder; a Hive-style partition is a partition."""
+
+    def __init__(self, path: Path, session: str, timestamp: str) -> None:
+        self.path = path
+        self.table = ParquetTable(path)
+        self.schema = self.table.schema
+        for option, column in (("--session", session), ("--timestamp", timestamp)):
+            self._check_column(option, column)
+        self.keys = SessionKeys(session, timestamp)
+        self.features = tuple(
+            name for name in id_features(self.schema) if name not in (session, timestamp)
+        )
+        files: dict[str, list[int]] = {}
+        for number, file in enumerate(self.table.files):
+            files.setdefault(_partition_name(file, path), []).append(number)
+        self._files = files
+        rows_of: Counter[int] = Counter()
+        for unit in self.table.units:
+            rows_of[unit.file] += unit.num_rows
+        self.partitions = tuple(
+            Partition(
+                name,
+                tuple(self.table.files[number] for number in numbers),
+                sum(rows_of[number] for number in numbers),
+            )
+            for name, numbers in files.items()
+        )
+
+    def read(self, partition: Partition, columns: Sequence[str] | None = None) -> Iterator[Rows]:
+        names = self.schema.names if columns is None else columns
+        schema = pa.schema([self.schema.field(name) for name in names])
+        numbers = set(self._files[partition.name])
+        units = (unit for unit in self.table.units if unit.file in numbers)
+        return self.table.read((Piece(unit, 0, unit.num_rows) for unit in units), schema)
+
+    def _check_column(self, option: str, column: str) -> None:
+        names = self.schema.names
+        if column not in names:
+            near = get_close_matches(column, names, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise DataError(
+                f"{self.table.files[0]}: no column {column}; {meant}name it with {option}; "
+                f"the columns are {', '.join(names)}"
+            )
+
+
+class DatasetSource(Source):
+    """The training split of a dataset plugin, as one partition."""
+
+    def __init__(self, path: Path, dataset: Dataset, batch_size: int) -> None:
+        self.path = path
+        self.batch_size = batch_size
+        self._dataset = dataset
+        dataset.prepare()
+        self.features = dataset.schema().sparse
+        keys = dataset.session_keys()
+        first = next(iter(dataset.scan()), None)
+        if first is None or keys is None:
+            raise DataError(f"{path}: {dataset.name} has no rows of sessions to read")
+        self.keys = keys
+        self.schema = first.data.schema
+        self.partitions = (Partition("", (), None),)
+
+    def read(
+        self,
+        partition: Partition,  # noqa: ARG002
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[Rows]:
+        for rows in self._dataset.scan():
+            data = rows.data if columns is None else rows.data.select(list(columns))
+            yield Rows(data, rows.origins)
+
+
+def _partition_name(file: Path, root: Path) -> str:
+    if file == root:
+        return ""
+    return "/".join(part for part in file.relative_to(root).parent.parts if "=" in part)

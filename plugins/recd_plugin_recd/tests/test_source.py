@@ -1,0 +1,160 @@
+"""Where commands take whole tables from: Parquet, partitions of it, or a registry's dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugin_recd.source import open_source
+from recd_plugins.errors import DataError, RegistryError
+from recd_plugins.interfaces import SessionKeys
+
+
+def write(path: Path, rows: range, **more: pa.Array) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = {
+        "session_id": pa.array([row // 3 for row in rows], pa.int64()),
+        "ts": pa.array(rows, pa.int64()),
+        "label": pa.array([row % 2 for row in rows], pa.int8()),
+        "price": pa.array([row / 2 for row in rows], pa.float32()),
+        "note": pa.array([f"n{row}" for row in rows]),
+        "seen": pa.array([[row] for row in rows], pa.list_(pa.int64())),
+        "liked": pa.array([[row, 1] for row in rows], pa.list_(pa.int32())),
+    }
+    pq.write_table(pa.table({**columns, **more}), path, row_group_size=10)
+    return path
+
+
+def times(source, partition) -> list[int]:
+    return [time for rows in source.read(partition) for time in rows.data["ts"].to_pylist()]
+
+
+def test_a_file_is_one_partition_with_all_of_its_columns(tmp_path):
+    path = write(tmp_path / "t.parquet", range(25))
+    source = open_source(path)
+    assert source.keys == SessionKeys("session_id", "ts")
+    assert source.features == ("seen", "liked")
+    assert source.schema == pq.read_schema(path)
+    assert (source.num_rows, len(source.partitions)) == (25, 1)
+    (partition,) = source.partitions
+    assert (partition.name, partition.files, partition.num_rows) == ("", (path,), 25)
+    batches = [rows.data for rows in source.read(partition)]
+    assert pa.Table.from_batches(batches).equals(pq.read_table(path))
+    assert times(source, partition) == list(range(25)), "again"
+
+
+def test_hive_folders_are_partitions(tmp_path):
+    write(tmp_path / "t" / "dt=1" / "hour=00" / "b.parquet", range(10, 20))
+    write(tmp_path / "t" / "dt=1" / "hour=00" / "a.parquet", range(10))
+    write(tmp_path / "t" / "dt=1" / "hour=01" / "sub" / "a.parquet", range(20, 30))
+    source = open_source(tmp_path / "t")
+    assert [(each.name, each.num_rows) for each in source.partitions] == [
+        ("dt=1/hour=00", 20),
+        ("dt=1/hour=01", 10),
+    ]
+    assert times(source, source.partitions[0]) == list(range(20))
+    assert times(source, source.partitions[1]) == list(range(20, 30))
+
+
+def test_reads_the_columns_that_are_asked_for_and_says_where_rows_are(tmp_path):
+    path = write(tmp_path / "t.parquet", range(25))
+    source = open_source(path)
+    read = list(source.read(source.partitions[0], ["seen", "session_id"]))
+    assert all(rows.data.schema.names == ["seen", "session_id"] for rows in read)
+    assert [read[-1].origin_of(0)] == [(str(path), 20)]
+
+
+def test_other_names_of_the_keys(tmp_path):
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"visit": [[1]], "at": [1], "who": [2], "x": [[1]]}), path)
+    source = open_source(path, session="who", timestamp="at")
+    assert source.keys == SessionKeys("who", "at")
+    assert source.features == ("visit", "x")
+
+
+@pytest.mark.parametrize(("option", "column"), [("session", "visit"), ("timestamp", "ttt")])
+def test_a_missing_column_is_an_error_that_names_the_option(tmp_path, option, column):
+    path = write(tmp_path / "t.parquet", range(3))
+    message = rf"t\.parquet: no column {column}; .*--{option}; the columns are session_id, ts"
+    with pytest.raises(DataError, match=message):
+        open_source(path, **{option: column})
+
+
+def registry(folder: Path, dataset: str) -> Path:
+    path = folder / "registry.yaml"
+    path.write_text(f"version: 1\ndataset: {dataset}\nconverter: {{use: recd.kjt}}\n")
+    return path
+
+
+def test_a_registry_file_stands_for_its_training_split(tmp_path):
+    write(tmp_path / "t.parquet", range(25))
+    options = f"{{path: {tmp_path / 't.parquet'}, sparse: [seen], dense: [price]}}"
+    source = open_source(registry(tmp_path, f"{{use: recd.session_parquet, options: {options}}}"))
+    assert source.keys == SessionKeys("session_id", "ts")
+    assert source.features == ("seen",)
+    assert source.num_rows is None
+    assert source.schema.names == ["seen", "price", "label", "session_id", "ts"]
+    (partition,) = source.partitions
+    assert times(source, partition) == times(source, partition) == list(range(25))
+    for rows in source.read(partition, ["ts"]):
+        assert rows.data.schema.names == ["ts"]
+        assert rows.origin_of(0) == (str(tmp_path / "t.parquet"), rows.data["ts"][0].as_py())
+
+
+def test_interactions_say_their_sessions(tmp_path):
+    lines = [f"{user}\t{item}\t5\t{100 * user + item}" for user in (1, 2) for item in range(4)]
+    header = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
+    (tmp_path / "log.inter").write_text("\n".join([header, *lines]) + "\n")
+    options = f"{{path: {tmp_path / 'log.inter'}, test_fraction: 0}}"
+    source = open_source(registry(tmp_path, f"{{use: recd.interactions, options: {options}}}"))
+    assert source.keys == SessionKeys("session_id", "timestamp")
+    (rows,) = source.read(source.partitions[0])
+    assert rows.data["session_id"].to_pylist() == [0] * 4 + [4] * 4
+    assert rows.data["timestamp"].to_pylist()[:2] == [100_000_000, 101_000_000]
+
+
+def test_a_dataset_without_sessions_is_refused(tmp_path):
+    (tmp_path / "acme.py").write_text(
+        "from recd_plugins.hookspecs import hookimpl\n"
+        "from recd_plugins.interfaces import Dataset, FeatureSchema\n"
+        "class Plain(Dataset):\n"
+        "    'No sessions.'\n"
+        "    name = 'acme.plain'\n"
+        "    def prepare(self): pass\n"
+        "    def schema(self): return FeatureSchema(('x',), (), 'label')\n"
+        "    def reader(self, **options): raise AssertionError('nothing is read')\n"
+        "@hookimpl\n"
+        "def register_datasets(): return [Plain]\n"
+    )
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "acme.py").rename(tmp_path / "plugins" / "acme.py")
+    with pytest.raises(DataError, match=r"acme\.plain does not say which rows belong to one"):
+        open_source(registry(tmp_path, "{use: acme.plain}"), plugins_dir=tmp_path / "plugins")
+
+
+def test_options_for_parquet_are_refused_with_a_registry(tmp_path):
+    with pytest.raises(DataError, match="leave out --session and --timestamp"):
+        open_source(tmp_path / "registry.yaml", session="a", timestamp="b")
+
+
+def test_a_broken_registry_is_an_error_with_lines(tmp_path):
+    with pytest.raises(RegistryError, match=r"registry\.yaml:2 dataset\.use"):
+        open_source(registry(tmp_path, "{use: recd.nothing}"))
+
+
+def test_a_file_that_was_replaced_is_an_error(tmp_path):
+    path = write(tmp_path / "t.parquet", range(25))
+    source = open_source(path)
+    write(path, range(7))
+    with pytest.raises(DataError, match="was replaced while it was in use"):
+        times(source, source.partitions[0])
+
+
+def test_two_columns_of_one_name(tmp_path):
+    table = pa.table([[1], [2], [3]], names=["session_id", "ts", "session_id"])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(DataError, match=r"rows.parquet: 2 columns are named session_id; which of"):
+        open_source(tmp_path)

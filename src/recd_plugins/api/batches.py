@@ -1,0 +1,42 @@
+"""Batches as tensors: jagged tensors without duplicate rows, what a model takes, how they are made.
+
+For converters, preprocessing and poolings, which import it inside methods. Needs torch and
+TorchRec.
+"""
+
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.feature_steps import num_dense_inputs
+from recd_plugins.data.model_input import ModelInput, Placement, lower
+from recd_plugins.data.preprocess import Preprocess
+from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.sparse.from_columns import (
+    ikjts_from_columns,
+    ikjts_from_dictionaries,
+    kjt_from_columns,
+    partial_from_columns,
+    partial_from_dictionaries,
+)
+from recd_plugins.sparse.index_select import jagged_index_select
+from recd_plugins.sparse.jagged import offsets_of, positions_of_ranges
+
+__all__ = [
+    "Batch",
+    "InverseKeyedJaggedTensor",
+    "ModelInput",
+    "PartialInverseKeyedJaggedTensor",
+    "Placement",
+    "Preprocess",
+    "RowPipeline",
+    "fitted_transforms",
+    "ikjts_from_columns",
+    "ikjts_from_dictionaries",
+    "jagged_index_select",
+    "kjt_from_columns",
+    "lower",
+    "num_dense_inputs",
+    "offsets_of",
+    "partial_from_columns",
+    "partial_from_dictionaries",
+    "positions_of_ranges",
+]

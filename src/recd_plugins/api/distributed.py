@@ -1,0 +1,45 @@
+"""Ranks and their devices, lookup kernels, and the bytes that collectives send.
+
+For shardings and caches with modules of their own, which import it inside methods. The bases of
+sharders, of sharded modules and of lookup kernels are names of ``recd_plugins.api`` itself. Needs
+torch and TorchRec.
+"""
+
+from recd_plugins.distributed.batch_form import refuse_inverse_indices
+from recd_plugins.distributed.byte_counter import (
+    Channel,
+    CollectiveBytes,
+    CollectiveKind,
+    Traffic,
+    lookup_ids,
+)
+from recd_plugins.distributed.device import choose_device, device_of_rank
+from recd_plugins.distributed.guards import guard
+from recd_plugins.distributed.launch import Ranks, backend_for, launch
+from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, row_kernels
+from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
+from recd_plugins.distributed.sharders import fused_params, stock_sharders
+from recd_plugins.distributed.torchrec_internals import require_attributes
+
+__all__ = [
+    "Channel",
+    "CollectiveBytes",
+    "CollectiveKind",
+    "PortableEmbedding",
+    "PortableEmbeddingBag",
+    "Ranks",
+    "RowKernel",
+    "Traffic",
+    "backend_for",
+    "choose_device",
+    "close_kernels",
+    "device_of_rank",
+    "fused_params",
+    "guard",
+    "launch",
+    "lookup_ids",
+    "refuse_inverse_indices",
+    "require_attributes",
+    "row_kernels",
+    "stock_sharders",
+]

@@ -1,0 +1,45 @@
+"""Files and folders that are written whole or not at all, notes beside them, and byte sizes.
+
+For whatever writes: commands, datasets that keep what they found, benchmarks. Needs no torch.
+"""
+
+from recd_plugins.byte_sizes import read_bytes
+from recd_plugins.files import (
+    check_regular,
+    check_writable,
+    json_text,
+    new_file,
+    parse_json,
+    read_note,
+    real_path,
+    why_not,
+    write_figure,
+    write_json,
+    write_note,
+    write_text,
+)
+from recd_plugins.scratch_folder import put, scratch_folder
+from recd_plugins.training.figure_text import bytes_text
+from recd_plugins.work_folder import WorkFolder, machine_start, work_folder
+
+__all__ = [
+    "WorkFolder",
+    "bytes_text",
+    "check_regular",
+    "check_writable",
+    "json_text",
+    "machine_start",
+    "new_file",
+    "parse_json",
+    "put",
+    "read_bytes",
+    "read_note",
+    "real_path",
+    "scratch_folder",
+    "why_not",
+    "work_folder",
+    "write_figure",
+    "write_json",
+    "write_note",
+    "write_text",
+]

@@ -1,0 +1,35 @@
+"""The work of readers apart from trainers, how blocks of batches travel, and who waits for whom.
+
+For ingestions, and what plans or measures them. Needs torch.
+"""
+
+from recd_plugins.activity import doing
+from recd_plugins.clock import clock_of
+from recd_plugins.cores import available_cores
+from recd_plugins.data.loader import DataLoader, build_dataloader
+from recd_plugins.data.pace import STALL_TARGET, Pace
+from recd_plugins.data.stalls import STALL_CAUSES, MakingTimes, StallMeter
+from recd_plugins.data.wire import decode, encode
+from recd_plugins.data.work import Block, State, Work, WorkReader, hand_out
+from recd_plugins.processes import portable
+
+__all__ = [
+    "STALL_CAUSES",
+    "STALL_TARGET",
+    "Block",
+    "DataLoader",
+    "MakingTimes",
+    "Pace",
+    "StallMeter",
+    "State",
+    "Work",
+    "WorkReader",
+    "available_cores",
+    "build_dataloader",
+    "clock_of",
+    "decode",
+    "doing",
+    "encode",
+    "hand_out",
+    "portable",
+]

@@ -1,0 +1,56 @@
+"""The planner's terms: topologies, work and stages of a step, candidates of ``recd plan``.
+
+For table parts that say what they take, for plan modes, and for what they measure of a machine.
+``Work``, what a step takes, is a name of ``recd_plugins.api`` itself. Needs torch and TorchRec.
+"""
+
+from recd_plugins.planning.candidates import Candidate, with_plugins
+from recd_plugins.planning.collective_rates import CollectiveRate, CollectiveRates
+from recd_plugins.planning.compute import measure_compute
+from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.fitting import fit_costs
+from recd_plugins.planning.planner import default_topology
+from recd_plugins.planning.profile import DataProfile
+from recd_plugins.planning.report_text import size_text, topology_line
+from recd_plugins.planning.setting import RegistryData
+from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND
+from recd_plugins.planning.stages import STAGES, Stage, StageTimes, stage_of
+from recd_plugins.planning.topologies import TopologySpec, load_topology
+from recd_plugins.planning.turns import steps_in_turns
+from recd_plugins.planning.work import (
+    COLLECTIVES,
+    EVERY_RANK,
+    ID_BYTES,
+    SCALAR_BYTES,
+    bytes_of_tables,
+    shards_of,
+)
+
+__all__ = [
+    "COLLECTIVES",
+    "EVERY_RANK",
+    "FILE_BYTES_PER_SECOND",
+    "ID_BYTES",
+    "SCALAR_BYTES",
+    "STAGES",
+    "Candidate",
+    "CollectiveRate",
+    "CollectiveRates",
+    "DataProfile",
+    "RegistryData",
+    "Stage",
+    "StageTimes",
+    "TopologySpec",
+    "bytes_of_tables",
+    "default_topology",
+    "fit_costs",
+    "load_topology",
+    "measure_compute",
+    "shards_of",
+    "size_text",
+    "stage_of",
+    "steps_in_turns",
+    "table_constraints",
+    "topology_line",
+    "with_plugins",
+]

@@ -1,0 +1,21 @@
+"""Resumable reading of rows: plans of what is read where, readers of them, batches in any order.
+
+For datasets and their wrappers, and for converters. Needs pyarrow and neither torch nor numba.
+"""
+
+from recd_plugins.data.plain import PlainConverter
+from recd_plugins.data.prefetch import prefetch
+from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
+from recd_plugins.data.reader import PlannedReader, digest
+from recd_plugins.data.row_table import RowTable
+
+__all__ = [
+    "Piece",
+    "PlainConverter",
+    "PlannedReader",
+    "ReadPlan",
+    "RowTable",
+    "Unit",
+    "digest",
+    "prefetch",
+]

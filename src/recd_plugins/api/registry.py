@@ -1,0 +1,31 @@
+"""A loaded ``registry.yaml``: what it says, and the plugins that it names.
+
+For commands, studies and benchmarks. Needs no torch until the registry is prepared for a model.
+"""
+
+from recd_plugins.data.lookups import RegistryLookups
+from recd_plugins.manager import PluginManager
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import (
+    ModelSpec,
+    Prepared,
+    Registry,
+    TrainingSpec,
+    at_entry,
+    load_registry,
+)
+from recd_plugins.registry.resolve import did_you_mean, shortened
+
+__all__ = [
+    "ModelSpec",
+    "PluginManager",
+    "Prepared",
+    "Registry",
+    "RegistryLookups",
+    "TrainingSpec",
+    "at_entry",
+    "did_you_mean",
+    "load_registry",
+    "plugin_call",
+    "shortened",
+]

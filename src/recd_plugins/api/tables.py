@@ -1,0 +1,47 @@
+"""Tables on disk: Parquet files anywhere, lists in dictionaries, filters, statistics in footers.
+
+For datasets and commands that read tables. Needs pyarrow and neither torch nor numba: what writes
+tables is in ``recd_plugins.api.columns``.
+"""
+
+from recd_plugins.data.buffered_file import ReadOptions
+from recd_plugins.data.list_dict import (
+    Layout,
+    decoded_field,
+    id_features,
+    is_id_list,
+    is_list_dict,
+    list_dict_field,
+    to_list_dict,
+    to_lists,
+)
+from recd_plugins.data.parquet import ParquetTable, read_metadata
+from recd_plugins.data.row_filter import Condition
+from recd_plugins.data.statistics import (
+    FeatureStatistics,
+    TableStatistics,
+    dedupe_factor,
+    read_footers,
+)
+from recd_plugins.data.storage import Storage, Url
+
+__all__ = [
+    "Condition",
+    "FeatureStatistics",
+    "Layout",
+    "ParquetTable",
+    "ReadOptions",
+    "Storage",
+    "TableStatistics",
+    "Url",
+    "decoded_field",
+    "dedupe_factor",
+    "id_features",
+    "is_id_list",
+    "is_list_dict",
+    "list_dict_field",
+    "read_footers",
+    "read_metadata",
+    "to_list_dict",
+    "to_lists",
+]

@@ -1,0 +1,65 @@
+"""A training run: put together, measured, profiled and compared.
+
+For calibrations and benchmarks. Needs torch and TorchRec.
+"""
+
+from recd_plugins.training.assembly import Side, assemble
+from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
+from recd_plugins.training.calibration_file import calibration_job, refuse_existing, write_topology
+from recd_plugins.training.callbacks import Callbacks
+from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.compare import Comparison, loss_max_abs_diff
+from recd_plugins.training.group_report import Group
+from recd_plugins.training.identity import identity_of
+from recd_plugins.training.memory import peak_bytes
+from recd_plugins.training.meter import sum_by_kind
+from recd_plugins.training.pipeline import build_train_pipeline
+from recd_plugins.training.profile_events import (
+    PROFILED_STEP,
+    Span,
+    StepEvents,
+    device_seconds,
+    host_seconds,
+    read_profile,
+)
+from recd_plugins.training.quality import Predictions, Quality
+from recd_plugins.training.session import session
+from recd_plugins.training.source import Source
+from recd_plugins.training.table_parts import sections_of
+from recd_plugins.training.trainer import Job, Result
+from recd_plugins.versions import fbgemm_has_cuda
+
+__all__ = [
+    "PROFILED_STEP",
+    "Callbacks",
+    "Checkpoints",
+    "Comparison",
+    "Group",
+    "Job",
+    "Predictions",
+    "Progress",
+    "Quality",
+    "Result",
+    "Side",
+    "Source",
+    "Span",
+    "StepEvents",
+    "StepProfile",
+    "assemble",
+    "build_train_pipeline",
+    "calibration_job",
+    "device_seconds",
+    "fbgemm_has_cuda",
+    "host_seconds",
+    "identity_of",
+    "loss_max_abs_diff",
+    "peak_bytes",
+    "read_profile",
+    "refuse_existing",
+    "sections_of",
+    "session",
+    "static_bytes",
+    "step_profile",
+    "sum_by_kind",
+    "write_topology",
+]

@@ -1,0 +1,53 @@
+"""What plugins and examples import of the framework is public, anywhere in any file of theirs.
+
+import-linter holds the same of plugins; it does not see folders that are no packages.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.installed import framework_imports
+
+import recd_plugins
+
+ROOT = Path(__file__).parents[1]
+FILES = {
+    folder.name: sorted(folder.rglob("*.py"))
+    for folder in (*ROOT.glob("plugins/*"), *ROOT.glob("examples/*"))
+}
+PUBLIC = re.compile(
+    rf"recd_plugins(\.(api|testing)\b.*|\.({'|'.join(recd_plugins.__all__)}))?|recd_plugin_\w+\.api"
+)
+
+
+@pytest.mark.parametrize("folder", [name for name, files in FILES.items() if files])
+def test_it_imports_public_modules_alone(folder: str) -> None:
+    found = {}
+    for path in FILES[folder]:
+        inside = path.relative_to(ROOT).parts
+        if "tests" in inside:
+            continue
+        package = inside[1] if inside[0] == "plugins" else inside[2]
+        private = {n for n in framework_imports(path, package) if not PUBLIC.fullmatch(n)}
+        if private:
+            found["/".join(inside)] = private
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from recd_plugins.errors import DataError",
+        "from recd_plugins import errors",
+        "import recd_plugins.registry",
+        "def late():\n    from recd_plugins.data.parquet import ParquetTable",
+        "from recd_plugin_recd.source import Source",
+    ],
+)
+def test_private_imports_are_seen(text: str, tmp_path: Path) -> None:
+    (tmp_path / "acme.py").write_text(text, encoding="utf-8")
+    (name,) = framework_imports(tmp_path / "acme.py", "acme")
+    assert not PUBLIC.fullmatch(name)
