@@ -87,7 +87,7 @@ def test_a_name_may_be_of_a_package_that_is_called_otherwise(site: Site) -> None
 BROKEN = [
     ("import no_such_module", "failed to load: ModuleNotFoundError: No module named 'no_such_modu"),
     ("raise SystemExit(0)", "failed to load: SystemExit: 0"),
-    (f"REQUIRES_API = {API_VERSION + 1}\n{PLUGIN}", "needs version 2 of recd_plugins.api"),
+    (f"REQUIRES_API = {API_VERSION + 1}\n{PLUGIN}", f"needs version {API_VERSION + 1} of recd"),
     (f"REQUIRES_API = 'new'\n{PLUGIN}", "REQUIRES_API is 'new'; it is a version, as in 1"),
     (
         PLUGIN.replace("def transform(self, values, offsets)", "def transform(self, values)"),

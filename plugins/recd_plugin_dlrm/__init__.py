@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from recd_plugins.api import Dataset
 
+REQUIRES_API = 2
+
 
 @hookimpl
 def register_datasets() -> Sequence[type[Dataset]]:

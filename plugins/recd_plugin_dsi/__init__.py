@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from recd_plugins.api import Ingestion, PlanMode, hookimpl
 
+REQUIRES_API = 2
+
 
 @hookimpl
 def register_ingestions() -> Sequence[type[Ingestion]]:

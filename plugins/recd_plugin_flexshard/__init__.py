@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from recd_plugins.api import PlanMode, Sharding
 
+REQUIRES_API = 2
+
 
 @hookimpl
 def register_shardings() -> Sequence[type[Sharding]]:

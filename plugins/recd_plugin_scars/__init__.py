@@ -8,6 +8,8 @@ from pydantic import BaseModel
 
 from recd_plugins.api import Cache, Dataset, PlanMode, hookimpl
 
+REQUIRES_API = 2
+
 
 @hookimpl
 def register_datasets() -> Sequence[type[Dataset]]:

@@ -1,11 +1,16 @@
 """The API of plugins: what a package of plugins imports, besides ``recd_plugins.testing``.
 
+Here is what declares plugins. What they are made of is in the modules of this package, by subject:
+without torch ``commands``, ``files``, ``registry``, ``reading``, ``tables``, ``columns`` and
+``access``, with torch ``batches``, ``ingestion``, ``model``, ``distributed``, ``planning`` and
+``training``.
+
 A module of plugins may say which version it needs; an older recd-plugins then refuses the package,
 by name, where a registry file uses it::
 
     from recd_plugins.api import Preprocessing, hookimpl
 
-    REQUIRES_API = 1
+    REQUIRES_API = 2
 
 What needs torch is imported when it is asked for: the bases of sharders and sharded modules, and
 what a step takes. Modules that declare plugins import these names inside methods.

@@ -3,7 +3,7 @@
 For whatever writes: commands, datasets that keep what they found, benchmarks. Needs no torch.
 """
 
-from recd_plugins.byte_sizes import read_bytes
+from recd_plugins.byte_sizes import bytes_text, read_bytes
 from recd_plugins.files import (
     check_regular,
     check_writable,
@@ -19,7 +19,6 @@ from recd_plugins.files import (
     write_text,
 )
 from recd_plugins.scratch_folder import put, scratch_folder
-from recd_plugins.training.figure_text import bytes_text
 from recd_plugins.work_folder import WorkFolder, machine_start, work_folder
 
 __all__ = [

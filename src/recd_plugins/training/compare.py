@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from recd_plugins.training.figure_text import bytes_text
+from recd_plugins.byte_sizes import bytes_text
 from recd_plugins.training.quality import Quality
 from recd_plugins.training.trainer import Result
 
