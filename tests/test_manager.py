@@ -8,7 +8,8 @@ import pytest
 
 from recd_plugins import hookspecs
 from recd_plugins.errors import PluginError
-from recd_plugins.manager import HOOKS, PluginManager
+from recd_plugins.interfaces import PluginOptions
+from recd_plugins.manager import HOOKS, PluginManager, installed_plugin
 
 PLUGIN = '''
 from recd_plugins.hookspecs import hookimpl
@@ -46,6 +47,15 @@ def test_installed_plugins_say_which_distribution_brought_them():
     origins = PluginManager().origins
     assert origins
     assert all(origin.startswith("recd-plugin-") for origin in origins)
+
+
+def test_an_installed_plugin_is_made_without_a_registry():
+    name = next(iter(PluginManager().plugins["sharding"]))
+    plugin = installed_plugin("sharding", name)
+    assert plugin.name == name
+    assert isinstance(plugin.options, PluginOptions)
+    with pytest.raises(PluginError, match=r"no installed package has sharding acme\.rows"):
+        installed_plugin("sharding", "acme.rows")
 
 
 def test_files_and_packages_of_a_folder(folder):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -359,6 +359,18 @@ def _listed(classes: Any, where: str, what: str) -> list[Any]:
         return list(classes)
     except PLUGIN_FAILURES as error:
         raise PluginError(f"{where} failed: {type(error).__name__}: {error}") from error
+
+
+def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Plugin:
+    """A plugin of an installed package, with these options; a benchmark needs no registry for it.
+
+    Raises:
+        PluginError: no package has it, or the one that has it is broken.
+    """
+    found = PluginManager().find(kind, name)
+    if found is None:
+        raise PluginError(f"no installed package has {kind} {name}; install the one that has it")
+    return found.cls(found.cls.Options.model_validate(options or {}))
 
 
 def _clash(kind: str, name: str, found: list[Registered]) -> PluginError:

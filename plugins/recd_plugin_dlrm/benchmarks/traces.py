@@ -19,7 +19,7 @@ from recd_plugin_dlrm.trace.generator import TraceGenerator
 from recd_plugin_dlrm.trace.least_new import generator_of, worst_difference
 from recd_plugin_dlrm.trace.table_trace import TableTrace, total_variation
 from recd_plugins.api import Dataset
-from recd_plugins.api.registry import PluginManager
+from recd_plugins.api.registry import installed_plugin
 from recd_plugins.testing.benchmark import (
     Detail,
     Figure,
@@ -120,9 +120,7 @@ def _columns(
     use: str, options: dict[str, Any], names: Sequence[str]
 ) -> dict[str, NDArray[np.int64]]:
     """The ids of features of a dataset's training split, in its order."""
-    found = PluginManager().find("dataset", use)
-    assert found is not None, "recd-plugins has it"
-    dataset = found.cls(found.cls.Options.model_validate(options))
+    dataset = installed_plugin("dataset", use, options)
     assert isinstance(dataset, Dataset)
     dataset.prepare()
     batches = [rows.data for rows in dataset.scan("train")]

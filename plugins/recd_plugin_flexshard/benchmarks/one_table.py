@@ -23,7 +23,7 @@ from recd_plugins.api import Pooling
 from recd_plugins.api.batches import Placement
 from recd_plugins.api.distributed import fused_params
 from recd_plugins.api.model import DLRM, build_optimizer, table_name
-from recd_plugins.api.registry import ModelSpec, PluginManager, TrainingSpec
+from recd_plugins.api.registry import ModelSpec, TrainingSpec, installed_plugin
 
 TABLE = table_name(FEATURE)
 # Rates that do not amplify rounding: losses are compared.
@@ -76,8 +76,6 @@ def shard(
 
 
 def _mean() -> Pooling:
-    found = PluginManager().find("pooling", "recd.mean")
-    assert found is not None, "recd-plugins has it"
-    pooling = found.cls(found.cls.Options())
+    pooling = installed_plugin("pooling", "recd.mean")
     assert isinstance(pooling, Pooling)
     return pooling

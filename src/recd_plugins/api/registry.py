@@ -4,7 +4,7 @@ For commands, studies and benchmarks. Needs no torch until the registry is prepa
 """
 
 from recd_plugins.data.lookups import RegistryLookups
-from recd_plugins.manager import PluginManager
+from recd_plugins.manager import installed_plugin
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import (
     ModelSpec,
@@ -18,13 +18,13 @@ from recd_plugins.registry.resolve import did_you_mean, shortened
 
 __all__ = [
     "ModelSpec",
-    "PluginManager",
     "Prepared",
     "Registry",
     "RegistryLookups",
     "TrainingSpec",
     "at_entry",
     "did_you_mean",
+    "installed_plugin",
     "load_registry",
     "plugin_call",
     "shortened",
