@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+#: What adds a bar of rows, by name and number of rows, and returns what takes rows done.
 AddBar = Callable[[str, int | None], Callable[[int], None]]
 
 

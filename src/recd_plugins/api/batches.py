@@ -7,7 +7,7 @@ TorchRec.
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.feature_steps import num_dense_inputs
 from recd_plugins.data.model_input import ModelInput, Placement, lower
-from recd_plugins.data.preprocess import Preprocess
+from recd_plugins.data.preprocess import Preprocess, build_preprocess
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.sparse.from_columns import (
@@ -28,6 +28,7 @@ __all__ = [
     "Placement",
     "Preprocess",
     "RowPipeline",
+    "build_preprocess",
     "fitted_transforms",
     "ikjts_from_columns",
     "ikjts_from_dictionaries",

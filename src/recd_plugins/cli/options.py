@@ -43,11 +43,16 @@ class WholeNumber(click.IntRange):
         return number
 
 
+#: A whole number from 1.
 AT_LEAST_1 = WholeNumber(min=1)
+#: A whole number from 0.
 COUNT_FROM_0 = WholeNumber(min=0)
+#: A finite number above 0.
 ABOVE_0 = FiniteFloat(min=0, min_open=True)
 AT_LEAST_0 = FiniteFloat(min=0)
+#: A share, from 0 to 1.
 SHARE = FiniteFloat(min=0, max=1)
+#: A file to write.
 OUTPUT = click.Path(path_type=Path, dir_okay=False)
 
 _PICTURES = (".png", ".svg", ".pdf")

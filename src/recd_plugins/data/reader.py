@@ -32,7 +32,8 @@ class PlannedReader(Reader):
         data: what the data is, JSON values by what to call them; a state remembers them, and one
             that remembers something else is refused.
         what: the data and split in an error message.
-        rank, world_size: this process.
+        rank: this process.
+        world_size: processes that share the data.
         ahead: batches to read ahead in a thread, 0 for none.
 
     Raises:

@@ -30,6 +30,7 @@ from recd_plugins.data.statistics_accumulator import StatisticsAccumulator, chec
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.dataset import Origin, Rows, SessionKeys
 
+#: What becomes of null lists: an error, or empty lists.
 Nulls = Literal["error", "empty"]
 
 _MB = 1 << 20

@@ -98,7 +98,9 @@ class Work:
 
         Args:
             registry: whose data is read.
-            rank, world_size, split: whose share of which split.
+            rank: whose share is read.
+            world_size: ranks that share.
+            split: which is read.
             prepared: as ``build_dataloader`` has it.
 
         Raises:

@@ -22,6 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.torchrec_internals import require_attributes
 
+#: What a collective does with what ranks send.
 CollectiveKind = Literal[
     "all_to_all", "reduce_scatter", "all_gather", "all_reduce", "broadcast", "other"
 ]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from recd_plugins.planning.topologies import TopologySpec
     from recd_plugins.planning.work import Work
 
-# Bytes a second of a file whose rows are read in random order: an assumption, 1 GiB/s.
+#: Bytes a second of a file whose rows are read in random order: an assumption, 1 GiB/s.
 FILE_BYTES_PER_SECOND = float(2**30)
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]

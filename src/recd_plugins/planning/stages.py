@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Literal, Self
 
+#: What a moment of a step is spent on.
 Stage = Literal["lookup", "gemm", "all_to_all", "all_reduce", "other"]
+#: All stages, in the order of reports.
 STAGES: tuple[Stage, ...] = ("lookup", "gemm", "all_to_all", "all_reduce", "other")
 
 

@@ -23,7 +23,9 @@ from recd_plugins.planning.profile import DataProfile
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SCALAR_BYTES = 4  # of a float32
+#: Bytes of a float32.
+SCALAR_BYTES = 4
+#: Bytes of an id.
 ID_BYTES = 8
 LENGTH_BYTES = 4
 #: Collectives of one kind of sharding of one module, in a step: lengths, ids, outputs, gradients.

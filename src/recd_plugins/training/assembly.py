@@ -25,6 +25,7 @@ from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.prepare_parts import prepare_parts
 from recd_plugins.training.weights import copy_weights
 
+#: A registry with its plugins, or plain TorchRec on the same data.
 Side = Literal["plugins", "baseline"]
 
 

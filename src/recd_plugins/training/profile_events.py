@@ -13,7 +13,7 @@ from torch.profiler import profile
 
 from recd_plugins.planning.stages import STAGES, Stage, stage_of
 
-# The region around a profiled step.
+#: The region around a profiled step.
 PROFILED_STEP = "## recd step ##"
 _MEMORY = "[memory]"
 # What computes hides what communicates, in this order.
