@@ -9,7 +9,7 @@ from pydantic import Field, PositiveInt
 from recd_plugin_dlrm.draws import stream_of
 from recd_plugin_dlrm.random_rows import (
     DrawnRowOptions,
-    Lists,
+    FeatureLists,
     check_features,
     make_rows,
     schema_of,
@@ -91,7 +91,7 @@ class Random(Dataset):
             rows = make_rows(self.options, first, piece.num_rows, lists)
             yield Rows(rows, (Origin(origin, first, piece.num_rows),))
 
-    def _lists(self, name: str, num_ids: int, first_row: int, num_rows: int) -> Lists:
+    def _lists(self, name: str, num_ids: int, first_row: int, num_rows: int) -> FeatureLists:
         from recd_plugin_dlrm import random_kernels as kernels
 
         options = self.options
@@ -104,9 +104,9 @@ class Random(Dataset):
         )
         stream = stream_of(options.seed, "ids", name)
         if options.exponent == 0:
-            return Lists(offsets, kernels.uniform_ids(stream, first_row, offsets, num_ids))
+            return FeatureLists(offsets, kernels.uniform_ids(stream, first_row, offsets, num_ids))
         ids = kernels.zipf_ids(stream, first_row, offsets, num_ids, options.exponent)
-        return Lists(offsets, ids)
+        return FeatureLists(offsets, ids)
 
     @property
     def _num_ids(self) -> dict[str, int]:

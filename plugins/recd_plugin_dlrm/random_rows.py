@@ -57,7 +57,7 @@ class DrawnRowOptions(PluginOptions):
 
 
 @dataclass(frozen=True, eq=False)
-class Lists:
+class FeatureLists:
     """The ids of one feature: int32 offsets ``[rows + 1]`` and int64 ids ``[offsets[-1]]``."""
 
     offsets: NDArray[np.int32]
@@ -82,7 +82,7 @@ def check_features(options: DrawnRowOptions, features: tuple[str, ...]) -> None:
 
 
 def make_rows(
-    options: DrawnRowOptions, first_row: int, num_rows: int, lists: Mapping[str, Lists]
+    options: DrawnRowOptions, first_row: int, num_rows: int, lists: Mapping[str, FeatureLists]
 ) -> pa.RecordBatch:
     """Columns of the schema: those of ``lists``, dense features as float32, the label as int8.
 

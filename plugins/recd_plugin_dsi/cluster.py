@@ -30,7 +30,7 @@ _LEAST_STORE_BYTES = 80_000_000
 
 
 @dataclass
-class Cluster:
+class RayCluster:
     """Where a rank's readers run. ``leave`` it in the end.
 
     Attributes:
@@ -68,7 +68,7 @@ class Cluster:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def join(options: RayOptions, world_size: int) -> Cluster:
+def join(options: RayOptions, world_size: int) -> RayCluster:
     """The cluster that the options name, or one for the ranks of this machine.
 
     Without an address a collective call, where there is a process group: the first rank of each
@@ -78,7 +78,7 @@ def join(options: RayOptions, world_size: int) -> Cluster:
         SetupError: nothing is at the address, or Ray does not start.
     """
     if options.address is not None:
-        return Cluster(_reachable(options.address), world_size)
+        return RayCluster(_reachable(options.address), world_size)
     machine = socket.gethostname()
     machines = _gather(machine)
     ranks = machines.count(machine)
@@ -102,7 +102,7 @@ def join(options: RayOptions, world_size: int) -> Cluster:
         raise
     processes = [] if host is None else host.children()
     folder = Path(mine["lock"]).parent
-    return Cluster(mine["address"], ranks, mine["token"], lock, host, processes, folder)
+    return RayCluster(mine["address"], ranks, mine["token"], lock, host, processes, folder)
 
 
 def agreed(value: bool) -> bool:

@@ -18,7 +18,7 @@ from recd_plugin_dsi.options import RayOptions
 from recd_plugin_dsi.standby import Standby, keep, place_of, take
 from recd_plugins.api import Feed, Reader, SetupError
 from recd_plugins.api.batches import ModelInput
-from recd_plugins.api.ingestion import Block, State, Work, decode, doing, hand_out
+from recd_plugins.api.ingestion import BatchBlock, ReadTask, State, decode, doing, hand_out
 
 # Of a read that was left: for the block that is in the making.
 _STOP_SECONDS = 30.0
@@ -36,7 +36,7 @@ class RayFeed(Feed):
         SetupError: there is no Ray, or not enough of it.
     """
 
-    def __init__(self, work: Work, options: RayOptions) -> None:
+    def __init__(self, work: ReadTask, options: RayOptions) -> None:
         self._options = options
         self._rank = work.rank
         self._work = pickle.dumps(work)
@@ -96,7 +96,7 @@ class RayFeed(Feed):
             standby.end()
         self._current = None
 
-    def _blocks(self, position: State, num_blocks: int | None) -> Generator[Block, None, None]:
+    def _blocks(self, position: State, num_blocks: int | None) -> Generator[BatchBlock, None, None]:
         if self._feeder is not None and self._current is not None:
             self._stop(self._feeder)  # of an iteration that was left, and not closed
         feeder = self._feeder or self._open_feeder()
@@ -113,7 +113,7 @@ class RayFeed(Feed):
                     continue
                 timeout = None  # later blocks may be slow, and a lost cluster shows
                 start = time.perf_counter()
-                block: Block = decode(self._take(feeder, fields["size"]))
+                block: BatchBlock = decode(self._take(feeder, fields["size"]))
                 self._count(**fields)
                 yield block.moved(fields["packing"], time.perf_counter() - start)
                 if self._current is not current:

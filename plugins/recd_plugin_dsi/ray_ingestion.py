@@ -9,7 +9,7 @@ from recd_plugins.api import Ingestion
 
 if TYPE_CHECKING:
     from recd_plugins.api import Feed
-    from recd_plugins.api.ingestion import Work
+    from recd_plugins.api.ingestion import ReadTask
 
 
 class RayIngestion(Ingestion):
@@ -32,7 +32,7 @@ class RayIngestion(Ingestion):
 
         check_ray()
 
-    def open(self, work: Work) -> Feed:
+    def open(self, work: ReadTask) -> Feed:
         """Readers for one rank and split, which share a cluster with those of other ranks.
 
         A collective call where the ranks have a process group and no ``address`` is given.

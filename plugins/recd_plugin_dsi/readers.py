@@ -18,7 +18,7 @@ from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_put
 from recd_plugins.api import RecdError
 
 if TYPE_CHECKING:
-    from recd_plugins.api.ingestion import Block, State, WorkReader
+    from recd_plugins.api.ingestion import BatchBlock, State, TaskReader
 
 
 def make_blocks(
@@ -49,13 +49,13 @@ def warm_up(work: bytes, position: State) -> None:
         _open(work).block(position, 0)
 
 
-def _blocks(number: int, work: bytes, position: State, stride: int | None) -> Iterable[Block]:
-    from recd_plugins.api.ingestion import Block, portable
+def _blocks(number: int, work: bytes, position: State, stride: int | None) -> Iterable[BatchBlock]:
+    from recd_plugins.api.ingestion import BatchBlock, portable
 
     try:
         reader = _open(work)
     except RecdError as error:
-        return [Block(number, [], portable(error))]
+        return [BatchBlock(number, [], portable(error))]
     if stride is None:
         return [reader.block(position, number)]
     return reader.blocks(position, number, stride)
@@ -63,15 +63,15 @@ def _blocks(number: int, work: bytes, position: State, stride: int | None) -> It
 
 # Ray keeps its processes from one task to the next, and from one epoch to the next.
 @lru_cache(maxsize=1)
-def _open(work: bytes) -> WorkReader:
+def _open(work: bytes) -> TaskReader:
     from recd_plugins.api.commands import silence_upstream
 
     silence_upstream()
-    reader: WorkReader = pickle.loads(work).open()
+    reader: TaskReader = pickle.loads(work).open()
     return reader
 
 
-def _row(block: Block, again: bool) -> pa.Table:
+def _row(block: BatchBlock, again: bool) -> pa.Table:
     from recd_plugins.api.ingestion import encode
 
     start = time.perf_counter()

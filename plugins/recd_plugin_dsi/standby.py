@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from multiprocessing.util import Finalize
 
-from recd_plugin_dsi.cluster import Cluster, agreed
+from recd_plugin_dsi.cluster import RayCluster, agreed
 from recd_plugin_dsi.helper import Helper
 from recd_plugin_dsi.options import RayOptions
 
@@ -21,7 +21,7 @@ class Standby:
     """
 
     place: tuple[object, ...]
-    cluster: Cluster
+    cluster: RayCluster
     feeder: Helper
 
     @property

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from recd_plugin_flexshard.demands import demands_of
 from recd_plugin_flexshard.planning import (
-    Cluster,
+    ClusterShape,
     CostOptions,
     TierPlan,
     on_cluster,
@@ -75,7 +75,7 @@ def _costs(options: TierOptions, memory: TierMemory | None, world_size: int) -> 
     )
 
 
-def _other(other: OtherCluster, setting: Setting) -> tuple[Cluster, TierMemory | None]:
+def _other(other: OtherCluster, setting: Setting) -> tuple[ClusterShape, TierMemory | None]:
     from recd_plugins.api.planning import load_topology
 
     try:
@@ -90,4 +90,4 @@ def _other(other: OtherCluster, setting: Setting) -> tuple[Cluster, TierMemory |
         raise SetupError(f"the option plan_for: {error}") from error
     batch_size = other.batch_size or setting.batch_size
     rates = collectives_of(spec.collective_rates)
-    return Cluster(spec.nodes, spec.ranks_per_node, batch_size, rates), memory_of(spec)
+    return ClusterShape(spec.nodes, spec.ranks_per_node, batch_size, rates), memory_of(spec)

@@ -22,7 +22,7 @@ _NEARLY_ALL = 1.01
 
 
 @dataclass(frozen=True)
-class Group:
+class DedupGroup:
     """Features that share an inverse lookup, or a single one that is left plain.
 
     Attributes:
@@ -73,7 +73,7 @@ class IkjtConverter(Converter):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self._groups: tuple[Group, ...] | None = None
+        self._groups: tuple[DedupGroup, ...] | None = None
 
     @cached_property
     def _deduplicate(self) -> Deduplicator:
@@ -94,7 +94,7 @@ class IkjtConverter(Converter):
             groups = self.options.groups
         factors = [ikjt.dedupe_factor() for ikjt in self._deduplicated(sample, groups)]
         self._groups = tuple(
-            Group(
+            DedupGroup(
                 tuple(group),
                 factor,
                 self.options.groups != "auto" or factor >= self.options.min_dedupe_factor,
@@ -104,7 +104,7 @@ class IkjtConverter(Converter):
         if self.options.compare == "auto":
             self._compare_neighbours_if_enough(sample)
 
-    def report(self) -> tuple[Group, ...]:
+    def report(self) -> tuple[DedupGroup, ...]:
         """What ``fit`` decided: the groups and how far they deduplicated its sample."""
         return self._groups or ()
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from recd_plugin_recd import papercal_kernels as kernels
 from recd_plugin_recd.papercal_kernels import Int64s
-from recd_plugin_recd.papercal_shapes import Shape, shape_of
+from recd_plugin_recd.papercal_shapes import TableColumns, shape_of
 
 # Raised when the same options would give other rows.
 VERSION = 1
@@ -81,7 +81,7 @@ def row_keys(rows: int, seed: int, layout: Layout) -> Iterator[RowKeys]:
     return _first(rows, _after(_EPOCH + _HOUR, _by_time(_sessions(seed))))
 
 
-def make_rows(keys: RowKeys, shape: Shape = PAPERCAL) -> pa.RecordBatch:
+def make_rows(keys: RowKeys, shape: TableColumns = PAPERCAL) -> pa.RecordBatch:
     """All columns of the rows named by ``keys``."""
     sessions = keys.sessions
     versions = kernels.list_versions(sessions, keys.positions, shape.keep, REPLACE_SHARE)
@@ -177,7 +177,7 @@ def _labels(
     keys: RowKeys,
     lists: dict[str, tuple[np.ndarray, Int64s]],
     dense: list[np.ndarray],
-    shape: Shape,
+    shape: TableColumns,
 ) -> np.ndarray:
     """int8 ``[rows]``, 1 with odds that follow dense features and hidden effects of ids."""
     logit = -1.7 + 0.5 * (dense[0] - 7.5) + 1.5 * (dense[shape.num_session_dense] - 0.5)

@@ -35,7 +35,7 @@ class Feature:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TableColumns:
     """The columns of a generated table besides session, time and label.
 
     Attributes:
@@ -98,7 +98,7 @@ _SIZES: dict[ShapeName, _Sizes] = {
 _SEQUENCE_LENGTHS = (100, 60, 150)
 
 
-def shape_of(name: ShapeName, scale: float = 1.0) -> Shape:
+def shape_of(name: ShapeName, scale: float = 1.0) -> TableColumns:
     """A shape by its name.
 
     Args:
@@ -135,7 +135,7 @@ def shape_of(name: ShapeName, scale: float = 1.0) -> Shape:
     ]
     item_clock = len(sizes.groups) + sizes.num_users
     items = [Feature(f"item_{i}", 1, 0.05, item_clock, 1_000_000) for i in range(NUM_ITEMS)]
-    return Shape((*sequences, *users, *items), sizes.num_dense)
+    return TableColumns((*sequences, *users, *items), sizes.num_dense)
 
 
 def length_scale(scale: float) -> float:

@@ -34,7 +34,7 @@ class Partition:
     num_rows: int | None
 
 
-class Source(ABC):
+class SessionTable(ABC):
     """Rows of sessions in stored order, which can be read any number of times.
 
     Attributes:
@@ -74,7 +74,7 @@ def open_source(
     session: str | None = None,
     timestamp: str | None = None,
     plugins_dir: Path | None = None,
-) -> Source:
+) -> SessionTable:
     """What PATH of a command stands for.
 
     Args:
@@ -102,7 +102,7 @@ def open_source(
     return DatasetSource(path, registry.dataset, registry.training.batch_size)
 
 
-class ParquetSource(Source):
+class ParquetSource(SessionTable):
     """A Parquet file, or the files below a folder; a Hive-style partition is a partition."""
 
     def __init__(self, path: Path, session: str, timestamp: str) -> None:
@@ -149,7 +149,7 @@ class ParquetSource(Source):
             )
 
 
-class DatasetSource(Source):
+class DatasetSource(SessionTable):
     """The training split of a dataset plugin, as one partition."""
 
     def __init__(self, path: Path, dataset: Dataset, batch_size: int) -> None:

@@ -34,9 +34,9 @@ def register_topology_sections() -> Mapping[str, type[BaseModel]]:
 
 @hookimpl
 def register_plans() -> Sequence[type[PlanMode]]:
-    from recd_plugin_scars.commands.plan_cache import CachePlan
+    from recd_plugin_scars.commands.plan_cache import CachePlanMode
 
-    return [CachePlan]
+    return [CachePlanMode]
 
 
 @hookimpl

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.data import row_pipeline
+from recd_plugins.data.read_task import BatchBlock
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.stalls import STALL_CAUSES, MakingTimes, StallMeter, StallTotals
-from recd_plugins.data.work import Block
 from recd_plugins.training.meter import Meter
 
 seconds = st.floats(0, 1e3)
@@ -154,11 +154,11 @@ def test_a_pipeline_says_what_a_batch_took(clock, monkeypatch):
 
 def test_the_way_from_a_worker():
     batch = _empty_input()
-    moved = Block(0, [(batch, {}), (batch, {})]).moved(packing=3.0, unpacking=5.0)
+    moved = BatchBlock(0, [(batch, {}), (batch, {})]).moved(packing=3.0, unpacking=5.0)
     first, second = (batch.making for batch, _ in moved.batches)
     assert first == MakingTimes(transfer=6.5, arrival=5.0)
     assert second == MakingTimes(transfer=1.5)
-    assert Block(0, [], {}).moved(1.0, 1.0) == Block(0, [], {})
+    assert BatchBlock(0, [], {}).moved(1.0, 1.0) == BatchBlock(0, [], {})
 
 
 def _empty_input():

@@ -17,8 +17,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.data import wire
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.model_input import ModelInput, Placement, lower
+from recd_plugins.data.read_task import BatchBlock
 from recd_plugins.data.wire import decode, encode
-from recd_plugins.data.work import Block
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
@@ -102,7 +102,7 @@ def test_what_is_decoded_was_encoded(given_tensors, offset, writable):
 
 @pytest.mark.parametrize("of", [bytes, bytearray, memoryview, np.asarray])
 def test_tensors_are_views_of_the_buffer(of):
-    block = Block(3, [(lower(session_batch()[0], PLACEMENT), {"step": 1})], {"epoch": 1})
+    block = BatchBlock(3, [(lower(session_batch()[0], PLACEMENT), {"step": 1})], {"epoch": 1})
     buffer = of(encode(block))
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # torch warns of buffers that are read-only

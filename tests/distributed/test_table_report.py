@@ -3,7 +3,7 @@ from __future__ import annotations
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.distributed import table_report_cases as cases
 
-from recd_plugins.distributed.table_report import DENSE, TableLine, TableReport
+from recd_plugins.distributed.table_report import DENSE, ShardedTables, TableLine
 from recd_plugins.testing.gloo import run_on_ranks
 
 SGD = "exact_sgd, lr 0.25"
@@ -53,7 +53,7 @@ def test_every_rank_knows_who_shards_and_trains_every_table() -> None:
 
 def test_many_alike_tables_are_one_line() -> None:
     lines = [TableLine(f"t_{i}", 1000, 4, "row_wise", "fused", SGD, BAGS) for i in range(26)]
-    _, line = str(TableReport(tuple(lines))).splitlines()
+    _, line = str(ShardedTables(tuple(lines))).splitlines()
     assert line.startswith("t_0 ... t_25 (26 tables)  26,000    4  row_wise  fused ")
 
 

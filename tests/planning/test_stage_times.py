@@ -19,7 +19,7 @@ from recd_plugins.planning.stages import STAGES, StageTimes
 from recd_plugins.planning.topologies import load_topology, this_machine
 from recd_plugins.planning.work import Work
 from recd_plugins.registry import load_registry
-from recd_plugins.training.calibrate import Point, calibrate, fit
+from recd_plugins.training.calibrate import CalibrationPoint, calibrate, fit
 from recd_plugins.training.trainer import Job
 
 COSTS = StageCosts(
@@ -43,8 +43,8 @@ def work(scale: float, collectives: int = 4, ids: float = 1e5) -> Work:
     )
 
 
-def point(one: Work) -> Point:
-    return Point("plugins", 1, [one, one], [predict([one], COSTS)] * 2, fitted=True)
+def point(one: Work) -> CalibrationPoint:
+    return CalibrationPoint("plugins", 1, [one, one], [predict([one], COSTS)] * 2, fitted=True)
 
 
 def test_costs_are_found_again() -> None:
@@ -61,7 +61,9 @@ def test_costs_are_found_again() -> None:
 
 def test_less_time_for_more_work_costs_nothing() -> None:
     few, many = (
-        Point("plugins", 1, [work(scale)], [StageTimes(0.1, seconds, 0, 0, 0)], fitted=True)
+        CalibrationPoint(
+            "plugins", 1, [work(scale)], [StageTimes(0.1, seconds, 0, 0, 0)], fitted=True
+        )
         for scale, seconds in ((1, 2.0), (4, 1.0))
     )
     gemm = fit([few, many], StageCosts()).gemm
@@ -70,7 +72,7 @@ def test_less_time_for_more_work_costs_nothing() -> None:
 
 def test_what_ranks_wait_in_turns_is_a_cost_and_what_work_explains_is_not() -> None:
     def cost(*ranks: StageTimes) -> float:
-        one = Point("plugins", 1, [work(1), work(1)], list(ranks), fitted=True)
+        one = CalibrationPoint("plugins", 1, [work(1), work(1)], list(ranks), fitted=True)
         return predict([work(1)], fit([one], StageCosts())).all_to_all
 
     in_turns = cost(StageTimes(0, 5, 1, 0, 0), StageTimes(0, 5, 3, 0, 0))

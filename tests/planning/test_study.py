@@ -12,7 +12,7 @@ from rich.console import Console
 from recd_plugins.errors import NoPlanError, RecdError
 from recd_plugins.planning.candidates import as_plain, with_plugins
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
-from recd_plugins.planning.report import COMPONENTS, PlanReport
+from recd_plugins.planning.plan_report import COMPONENTS, PlanReport
 from recd_plugins.planning.report_text import compressed, render, size_text
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import TopologySpec, load_topology, topology_names

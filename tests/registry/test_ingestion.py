@@ -41,7 +41,7 @@ class FarFeed(Feed):
     def __init__(self, plugin, work):
         self.plugin, self.reader, self.closed = plugin, work.open(), 0
     def read(self, reader):
-        from recd_plugins.data.work import hand_out
+        from recd_plugins.data.read_task import hand_out
         for batch in hand_out(self.reader.blocks(reader.state_dict(), 0, 1), reader):
             yield batch
             self.plugin.at("read")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.checkpoint import Progress
-from recd_plugins.training.source import Source
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Loader:
         return {"position": self.position}
 
 
-def source(loader: Loader, *arguments: Any) -> Source:
-    return Source(loader, *arguments)  # type: ignore[arg-type]
+def source(loader: Loader, *arguments: Any) -> BatchSource:
+    return BatchSource(loader, *arguments)  # type: ignore[arg-type]
 
 
 def test_what_is_read_ahead_is_not_trained() -> None:

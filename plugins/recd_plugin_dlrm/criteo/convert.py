@@ -66,7 +66,7 @@ class _Done:
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedLogs:
     """What was done."""
 
     rows: int
@@ -81,7 +81,7 @@ def convert(
     force: bool = False,
     say: Callable[[str], None] = lambda _: None,
     start: Callable[[str, int | None], Callable[[int], None]] = lambda *_: lambda _: None,
-) -> Converted:
+) -> ConvertedLogs:
     """Convert; ``target`` appears when it is complete. A run that was killed is gone on from.
 
     Args:
@@ -107,7 +107,7 @@ def convert(
         bad_lines = BadLines.of(options.bad_lines, options.max_bad_lines)
         done = [_convert_day(day, options, work, bad_lines, start(day.name, None)) for day in days]
         work.publish(options.target)
-    return Converted(
+    return ConvertedLogs(
         sum(each.rows for each in done),
         sum(each.part for each in done),
         bad_lines.count,

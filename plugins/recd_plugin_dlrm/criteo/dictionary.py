@@ -31,7 +31,7 @@ _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Section:
+class CountedRows:
     """Rows that are counted in one go: a day, or of a file its share of training rows."""
 
     day: Day
@@ -79,7 +79,7 @@ class DictionaryFile:
     """
 
     def __init__(
-        self, cache: Path, sections: Sequence[Section], threshold: int, most_ids: int | None
+        self, cache: Path, sections: Sequence[CountedRows], threshold: int, most_ids: int | None
     ) -> None:
         self._cache = cache
         self._sections = sections
@@ -144,7 +144,7 @@ class DictionaryFile:
         return chosen[by_id], by_id + FIRST
 
 
-def _count(section: Section, progress: Callable[[int], None]) -> list[IdCounts]:
+def _count(section: CountedRows, progress: Callable[[int], None]) -> list[IdCounts]:
     counts = [IdCounts() for _ in SPARSE]
     for rows, _ in section.day.read(section.stretches):
         for feature, ids in zip(counts, rows.sparse, strict=True):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recd_plugin_dlrm.criteo.day import Day, Stretch
-from recd_plugin_dlrm.criteo.dictionary import Section
+from recd_plugin_dlrm.criteo.dictionary import CountedRows
 from recd_plugin_dlrm.criteo.find_days import DayFiles, find_days
 from recd_plugin_dlrm.criteo.npy_day import NpyDay
 from recd_plugin_dlrm.criteo.parquet_day import ParquetDay
@@ -77,10 +77,10 @@ class CriteoTables:
         }
         return [self._share(number, *ranges[self._options.evaluate])]
 
-    def sections(self) -> list[Section]:
+    def sections(self) -> list[CountedRows]:
         """The rows that are trained on, day by day."""
         return [
-            Section(self.days[number], stretches)
+            CountedRows(self.days[number], stretches)
             for number, stretches in self.split("train")
             if stretches
         ]

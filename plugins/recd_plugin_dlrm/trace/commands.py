@@ -11,7 +11,7 @@ from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, OUTPUT, FiniteFl
 
 if TYPE_CHECKING:
     from recd_plugin_dlrm.trace.profile import TraceProfile
-    from recd_plugin_dlrm.trace.report import Synthetic
+    from recd_plugin_dlrm.trace.trace_report import Synthetic
 
 _tables = click.option(
     "--tables",
@@ -67,7 +67,7 @@ def profile_command(
     from rich.console import Console
 
     from recd_plugin_dlrm.trace.profile_file import write_profile
-    from recd_plugin_dlrm.trace.report import plot_profile, profile_json, render_profile
+    from recd_plugin_dlrm.trace.trace_report import plot_profile, profile_json, render_profile
     from recd_plugins.api.commands import check_outputs
     from recd_plugins.api.files import write_json
 
@@ -127,7 +127,7 @@ def generate_command(
     from rich.console import Console
 
     from recd_plugin_dlrm.trace.profile_file import read_profile
-    from recd_plugin_dlrm.trace.report import plot_synthetic, render_synthetic, synthetic_json
+    from recd_plugin_dlrm.trace.trace_report import plot_synthetic, render_synthetic, synthetic_json
     from recd_plugins.api.commands import check_outputs
     from recd_plugins.api.files import write_json
 
@@ -186,8 +186,8 @@ def _generate(
     min_new: float | None,
 ) -> list[Synthetic]:
     from recd_plugin_dlrm.trace.least_new import generator_of
-    from recd_plugin_dlrm.trace.report import Synthetic
     from recd_plugin_dlrm.trace.sources import choose
+    from recd_plugin_dlrm.trace.trace_report import Synthetic
     from recd_plugin_dlrm.trace.writer import write_trace
     from recd_plugins.api.commands import row_progress
 

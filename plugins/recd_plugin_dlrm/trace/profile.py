@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recd_plugin_dlrm.trace.distances import StackDistances
-from recd_plugin_dlrm.trace.sources import Piece
+from recd_plugin_dlrm.trace.sources import TraceRows
 from recd_plugin_dlrm.trace.table_trace import TableTrace
 from recd_plugins.api import DataError
 
@@ -28,7 +28,7 @@ class TraceProfile:
 
 
 def profile_pieces(
-    pieces: Iterable[Piece],
+    pieces: Iterable[TraceRows],
     features: Sequence[str],
     source: str,
     progress: Callable[[int], None] = lambda _rows: None,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class TraceRows:
     """Adjacent rows of the data.
 
     Attributes:
@@ -35,7 +35,7 @@ class Piece:
 
 def text_pieces(
     path: Path, columns: Sequence[str], features: Sequence[str], rows: int | None
-) -> Iterator[Piece]:
+) -> Iterator[TraceRows]:
     """The pieces of a text file, of which a row is a number of each column.
 
     Args:
@@ -50,14 +50,14 @@ def text_pieces(
         if left is not None:
             left -= len(taken)
         ids = {name: np.ascontiguousarray(taken[:, place]) for name, place in places.items()}
-        yield Piece(ids, len(taken))
+        yield TraceRows(ids, len(taken))
         if left == 0:
             return
 
 
 def registry_pieces(
     registry: Registry, features: Sequence[str], rows: int | None
-) -> Iterator[Piece]:
+) -> Iterator[TraceRows]:
     """The pieces of the training split of a registry's dataset, as preprocessing leaves them.
 
     Raises:
@@ -70,7 +70,7 @@ def registry_pieces(
     lookups = RegistryLookups(registry)
     for batch in training_rows(registry, rows):
         found = lookups.of(batch, features)
-        yield Piece({name: _in_order(found[name]) for name in features}, len(batch))
+        yield TraceRows({name: _in_order(found[name]) for name in features}, len(batch))
 
 
 def choose(tables: Sequence[str], patterns: Sequence[str]) -> list[str]:

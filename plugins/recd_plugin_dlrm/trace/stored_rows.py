@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugin_dlrm.random_rows import Lists, check_features, make_rows, units_of
+from recd_plugin_dlrm.random_rows import FeatureLists, check_features, make_rows, units_of
 from recd_plugin_dlrm.trace.generator import TraceGenerator
 from recd_plugin_dlrm.trace.least_new import generator_of
 from recd_plugin_dlrm.trace.profile_file import read_profile
@@ -107,10 +107,10 @@ class StoredRows:
                 if writer is not None:
                     writer.close()
 
-    def _lists(self, generator: TraceGenerator, rows: int) -> Lists:
+    def _lists(self, generator: TraceGenerator, rows: int) -> FeatureLists:
         length = self._length(generator.profile)
         offsets = np.arange(0, rows * length + 1, length, dtype=np.int32)
-        return Lists(offsets, generator.draw(rows * length))
+        return FeatureLists(offsets, generator.draw(rows * length))
 
     def _length(self, trace: TableTrace) -> int:
         return self._options.num_indices_per_lookup or max(1, round(trace.accesses / trace.rows))

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from recd_plugins.api import RecdError
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch
-from recd_plugins.api.ingestion import Block, MakingTimes, Work, clock_of, decode, encode
+from recd_plugins.api.ingestion import BatchBlock, MakingTimes, ReadTask, clock_of, decode, encode
 from recd_plugins.api.registry import Registry, load_registry
 from recd_plugins.api.training import Job, assemble, peak_bytes
 
@@ -84,7 +84,7 @@ def measure(
     """
     ranks = registry.training.ranks
     show("reading with one reader")
-    work = Work.of(registry, 0, ranks)
+    work = ReadTask.of(registry, 0, ranks)
     reader = registry.wrapped_dataset.reader(
         rank=0, world_size=ranks, batch_size=registry.training.batch_size, split="train"
     )
@@ -97,7 +97,7 @@ def measure(
     return reading, slowest, block
 
 
-def _read(_rank: int, _world_size: int, work: Work, position: dict[str, Any]) -> Reading:
+def _read(_rank: int, _world_size: int, work: ReadTask, position: dict[str, Any]) -> Reading:
     silence_upstream()
     reader = work.open()
     blocks = _endless(lambda: reader.blocks(position, 0, 1))
@@ -120,7 +120,7 @@ class _Round:
     bytes: int = 0
 
 
-def _round(blocks: Iterator[Block], batches: int, seconds: float) -> _Round:
+def _round(blocks: Iterator[BatchBlock], batches: int, seconds: float) -> _Round:
     """Read and pack some blocks, and unpack them again, which is no work of a reader."""
     found = _Round([])
     start = time.perf_counter()
@@ -136,7 +136,7 @@ def _round(blocks: Iterator[Block], batches: int, seconds: float) -> _Round:
     return found
 
 
-def _endless(blocks: Callable[[], Iterator[Block]]) -> Iterator[Block]:
+def _endless(blocks: Callable[[], Iterator[BatchBlock]]) -> Iterator[BatchBlock]:
     """Blocks with batches, epoch after epoch."""
     while True:
         for block in blocks():

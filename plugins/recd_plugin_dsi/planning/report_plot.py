@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recd_plugin_dsi.planning.report import ReaderPlan
+from recd_plugin_dsi.planning.readers_report import ReaderPlan
 from recd_plugins.api.files import write_figure
 
 

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from recd_plugin_dsi.planning.report import ReaderPlan
+from recd_plugin_dsi.planning.readers_report import ReaderPlan
 from recd_plugins.api.ingestion import STALL_CAUSES
 from recd_plugins.api.planning import size_text
 

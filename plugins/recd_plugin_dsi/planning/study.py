@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from recd_plugin_dsi.planning.measure import measure, without_stores
-from recd_plugin_dsi.planning.report import ReaderPlan
+from recd_plugin_dsi.planning.readers_report import ReaderPlan
 from recd_plugins.api.distributed import choose_device
 from recd_plugins.api.ingestion import available_cores
 from recd_plugins.api.registry import Registry

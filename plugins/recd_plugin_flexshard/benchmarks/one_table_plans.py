@@ -9,7 +9,7 @@ import numpy as np
 
 from recd_plugin_flexshard.benchmarks.popularity import FEATURE, Popularity, scaled
 from recd_plugin_flexshard.planning import (
-    Cluster,
+    ClusterShape,
     Strategy,
     TableDemand,
     TierPlan,
@@ -44,12 +44,12 @@ class Scaled:
         return paper.CLUSTER.batch_size // self.scale
 
     @property
-    def planned(self) -> Cluster:
+    def planned(self) -> ClusterShape:
         """The paper's cluster with the smaller batch."""
         return replace(paper.CLUSTER, batch_size=self.batch_size)
 
     @property
-    def played(self) -> Cluster:
+    def played(self) -> ClusterShape:
         """The ranks of this machine."""
         return replace(self.planned, nodes=NODES, ranks_per_node=RANKS_PER_NODE)
 
@@ -70,7 +70,7 @@ class Plans:
 
     by_side: Mapping[str, TierPlan]
     row_wise: TierPlan
-    played: Cluster
+    played: ClusterShape
 
     def of_played(self, side: str) -> TierPlan:
         """The same tiers, on the ranks that train: what ``traffic`` predicts is theirs."""
@@ -93,7 +93,7 @@ def make_plans(size: Scaled, popularity: Popularity) -> Plans:
     )
     measured = measured_demand(size, popularity)
     planned, small = size.planned, size.played
-    plans: dict[str, tuple[TableDemand, Cluster, Strategy]] = {
+    plans: dict[str, tuple[TableDemand, ClusterShape, Strategy]] = {
         TWO_TIER: (known, planned, "two_tier"),
         THREE_TIER: (known, planned, "three_tier"),
         PROFILED: (measured, planned, "three_tier"),

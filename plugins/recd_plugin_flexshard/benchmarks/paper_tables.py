@@ -26,7 +26,7 @@ _COLLECTIVES = ("a2a_global", "a2a_intra", "ar_global", "ar_cross")
 
 
 @dataclass(frozen=True)
-class Joint:
+class JointFigures:
     """What a joint plan reckons with, in words and in numbers."""
 
     words: str
@@ -47,10 +47,10 @@ class Joint:
 
 
 _JOINT = (
-    Joint("tiers, M=6", 1, 6),
-    Joint("dedup 4x + tiers, M=6", 4, 6),
-    Joint("dedup 6.5x + tiers, M=2", 6.5, 2),
-    Joint("coalescing over 16.5 rows of a session, M=2", 16.5, 2, coalesce=True),
+    JointFigures("tiers, M=6", 1, 6),
+    JointFigures("dedup 4x + tiers, M=6", 4, 6),
+    JointFigures("dedup 6.5x + tiers, M=2", 6.5, 2),
+    JointFigures("coalescing over 16.5 rows of a session, M=2", 16.5, 2, coalesce=True),
 )
 
 

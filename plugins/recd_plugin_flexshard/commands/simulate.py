@@ -22,7 +22,7 @@ from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
     from recd_plugin_flexshard.planning import TierPlan
-    from recd_plugin_flexshard.planning.simulate import Source
+    from recd_plugin_flexshard.planning.simulate import BatchIds
     from recd_plugins.api.planning import Candidate
 
 
@@ -102,7 +102,7 @@ def simulate(
 
 def _source(
     candidate: Candidate, plan: TierPlan, data: bool, profile_path: Path | None, seed: int
-) -> Source:
+) -> BatchIds:
     from recd_plugin_flexshard.planning import TableDemand
     from recd_plugin_flexshard.planning.sources import DrawnBatches, RegistryBatches
     from recd_plugins.api.access import AccessProfile

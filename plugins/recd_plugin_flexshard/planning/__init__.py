@@ -11,7 +11,7 @@ NumPy alone: neither torch nor TorchRec is imported.
 from recd_plugin_flexshard.planning.cluster import (
     PAPER,
     PAPER_FLAT,
-    Cluster,
+    ClusterShape,
     Collective,
     Collectives,
     CollectiveSeconds,
@@ -34,7 +34,7 @@ __all__ = [
     "PAPER",
     "PAPER_FLAT",
     "TIERS",
-    "Cluster",
+    "ClusterShape",
     "Collective",
     "CollectiveSeconds",
     "Collectives",

@@ -63,7 +63,7 @@ PAPER = Collectives(
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterShape:
     """``nodes`` of ``ranks_per_node`` ranks, each with ``batch_size`` samples a step."""
 
     nodes: int

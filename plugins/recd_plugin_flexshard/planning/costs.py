@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugin_flexshard.planning.cluster import Cluster
+from recd_plugin_flexshard.planning.cluster import ClusterShape
 from recd_plugins.api import SetupError
 
 
@@ -137,7 +137,7 @@ class Load:
     sent: float
 
 
-def row_wise(load: Load, cluster: Cluster, options: CostOptions) -> StrategyCost:
+def row_wise(load: Load, cluster: ClusterShape, options: CostOptions) -> StrategyCost:
     """Each row on one of all ranks (FlexShard, table 2: RW)."""
     expanded = load.lookups if options.coalesce else 0.0
     return StrategyCost(
@@ -150,7 +150,7 @@ def row_wise(load: Load, cluster: Cluster, options: CostOptions) -> StrategyCost
     )
 
 
-def column_wise(load: Load, cluster: Cluster, options: CostOptions) -> StrategyCost:
+def column_wise(load: Load, cluster: ClusterShape, options: CostOptions) -> StrategyCost:
     """Some columns of every row on each rank, which looks up the ids of all (CW)."""
     like = row_wise(load, cluster, options)
     ids = cluster.world_size * load.sent
@@ -164,7 +164,7 @@ def column_wise(load: Load, cluster: Cluster, options: CostOptions) -> StrategyC
     )
 
 
-def data_parallel(load: Load, cluster: Cluster, options: CostOptions) -> StrategyCost:
+def data_parallel(load: Load, cluster: ClusterShape, options: CostOptions) -> StrategyCost:
     """Every row on each rank (DP)."""
     size = load.rows * load.dim * options.bytes_per_scalar
     saved = load.sent * load.dim * options.saved_bytes
@@ -178,7 +178,7 @@ def data_parallel(load: Load, cluster: Cluster, options: CostOptions) -> Strateg
     )
 
 
-def flex(load: Load, cluster: Cluster, options: CostOptions) -> StrategyCost:
+def flex(load: Load, cluster: ClusterShape, options: CostOptions) -> StrategyCost:
     """Each row on one rank of each node (Flex)."""
     like = row_wise(load, cluster, options)
     size = load.rows * load.dim * options.bytes_per_scalar / cluster.ranks_per_node
@@ -212,7 +212,7 @@ class RowCosts:
     ar_cross: float
 
     @classmethod
-    def of(cls, cluster: Cluster, options: CostOptions) -> RowCosts:
+    def of(cls, cluster: ClusterShape, options: CostOptions) -> RowCosts:
         scalar, wire = options.bytes_per_scalar, 2 * options.wire_bytes
         multiplier, node = options.memory_multiplier, cluster.ranks_per_node
         collectives, exposed = cluster.collectives, options.exposed
@@ -252,7 +252,7 @@ def _ratio(cost: float, saving: float) -> float:
     return cost / saving if saving > 0 else inf
 
 
-def breakpoints(cluster: Cluster, options: CostOptions) -> dict[str, float]:
+def breakpoints(cluster: ClusterShape, options: CostOptions) -> dict[str, float]:
     """Accesses of a row by a sample, p, from which another tier is better for it.
 
     ``mem_dp_rw`` and ``mem_dp_flex`` for memory, ``comm_dp_rw`` and ``comm_flex_rw`` for time

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from recd_plugin_flexshard.planning.cluster import Cluster, CollectiveSeconds
+from recd_plugin_flexshard.planning.cluster import ClusterShape, CollectiveSeconds
 from recd_plugin_flexshard.planning.costs import CostOptions, Load, RowCosts, row_wise
 from recd_plugin_flexshard.planning.ranking import Prefix, Ranking
 from recd_plugins.api import SetupError
@@ -32,7 +32,7 @@ class CutModel:
     """
 
     ranking: Ranking
-    cluster: Cluster
+    cluster: ClusterShape
     options: CostOptions
 
     @cached_property

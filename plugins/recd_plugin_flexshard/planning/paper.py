@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugin_flexshard.planning.cluster import PAPER_FLAT, Cluster
+from recd_plugin_flexshard.planning.cluster import PAPER_FLAT, ClusterShape
 from recd_plugin_flexshard.planning.costs import CostOptions, RowCosts
 from recd_plugin_flexshard.planning.demand import TableDemand
 
 #: 4 nodes of 8 A100, 4096 samples a rank.
-CLUSTER = Cluster(nodes=4, ranks_per_node=8, batch_size=4096, collectives=PAPER_FLAT)
+CLUSTER = ClusterShape(nodes=4, ranks_per_node=8, batch_size=4096, collectives=PAPER_FLAT)
 #: M = 6 and c = 1, float32. Flex rows are taken as memory allows.
 OPTIONS = CostOptions(minimise="bytes")
 EMBEDDING_DIM = 256

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugin_flexshard.planning.cluster import Cluster, CollectiveSeconds
+from recd_plugin_flexshard.planning.cluster import ClusterShape, CollectiveSeconds
 from recd_plugin_flexshard.planning.costs import CostOptions
 from recd_plugin_flexshard.planning.cuts import CutModel, Cuts
 from recd_plugin_flexshard.planning.demand import TableDemand
@@ -70,7 +70,7 @@ class TierPlan:
     """
 
     tables: tuple[TableTiers, ...]
-    cluster: Cluster
+    cluster: ClusterShape
     options: CostOptions
     strategy: Strategy
     a2a_reduction: float  # share of plain row-wise sharding's bytes in the global all-to-all saved
@@ -82,7 +82,7 @@ class TierPlan:
 
 def plan_tiers(
     tables: Sequence[TableDemand],
-    cluster: Cluster,
+    cluster: ClusterShape,
     strategy: Strategy,
     options: CostOptions | None = None,
 ) -> TierPlan:
@@ -97,7 +97,7 @@ def plan_tiers(
 
 def plan_curve(
     tables: Sequence[TableDemand],
-    cluster: Cluster,
+    cluster: ClusterShape,
     strategy: Strategy,
     each: Iterable[CostOptions],
 ) -> Iterator[TierPlan]:
@@ -109,7 +109,7 @@ def plan_curve(
             yield _plan(tables, model, strategy, _cuts(model, strategy))
 
 
-def on_cluster(plan: TierPlan, cluster: Cluster) -> TierPlan:
+def on_cluster(plan: TierPlan, cluster: ClusterShape) -> TierPlan:
     """The tiers of ``plan``, and what they take and send on another cluster."""
     tables = [table.demand for table in plan.tables]
     ranking = _ranking(tables, cluster, plan.options.coalesce)
@@ -121,7 +121,7 @@ def on_cluster(plan: TierPlan, cluster: Cluster) -> TierPlan:
 
 def pareto_curve(
     tables: Sequence[TableDemand],
-    cluster: Cluster,
+    cluster: ClusterShape,
     strategy: Strategy,
     options: CostOptions,
     memory_ratios: Sequence[float],
@@ -133,7 +133,7 @@ def pareto_curve(
 
 def two_tier_curve(
     tables: Sequence[TableDemand],
-    cluster: Cluster,
+    cluster: ClusterShape,
     options: CostOptions,
     hot_rows: Sequence[int],
 ) -> list[TierPlan]:
@@ -148,7 +148,7 @@ POINTS = ("least_memory", "memory_neutral", "least_communication", "data_paralle
 
 
 def four_points(
-    tables: Sequence[TableDemand], cluster: Cluster, options: CostOptions
+    tables: Sequence[TableDemand], cluster: ClusterShape, options: CostOptions
 ) -> dict[str, TierPlan]:
     """The two-tier plans by name of ``POINTS`` (FlexShard, figure 5).
 
@@ -169,7 +169,7 @@ def four_points(
     }
 
 
-def _ranking(tables: Sequence[TableDemand], cluster: Cluster, coalesce: bool) -> Ranking:
+def _ranking(tables: Sequence[TableDemand], cluster: ClusterShape, coalesce: bool) -> Ranking:
     if not tables:
         raise SetupError("there is no table to plan tiers for")
     return Ranking(tables, cluster.batch_size, coalesce)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recd_plugin_flexshard.planning.plan import TierPlan
-from recd_plugin_flexshard.planning.report import EntryTiers, TiersReport
 from recd_plugin_flexshard.planning.report_text import POINT_NAMES, words
+from recd_plugin_flexshard.planning.tier_plan_report import EntryTiers, TiersReport
 from recd_plugins.api.files import write_figure
 
 if TYPE_CHECKING:

@@ -11,8 +11,13 @@ from rich.text import Text
 
 from recd_plugin_flexshard.planning.cluster import CollectiveSeconds
 from recd_plugin_flexshard.planning.plan import TierPlan
-from recd_plugin_flexshard.planning.report import EntryTiers, TierRows, TiersReport, merged
 from recd_plugin_flexshard.planning.sections import memory_of
+from recd_plugin_flexshard.planning.tier_plan_report import (
+    EntryTiers,
+    TierRows,
+    TiersReport,
+    merged,
+)
 from recd_plugins.api.planning import size_text, topology_line
 
 # Tables up to this many have a line each; of more, those with the most accesses.

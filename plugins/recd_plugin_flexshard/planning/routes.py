@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugin_flexshard.planning.cluster import Cluster
+from recd_plugin_flexshard.planning.cluster import ClusterShape
 from recd_plugin_flexshard.planning.demand import TableDemand
 from recd_plugin_flexshard.planning.plan import TableTiers, TierPlan
 
@@ -35,7 +35,7 @@ class TableRoute:
     """
 
     def __init__(
-        self, tiers: TableTiers, cluster: Cluster, first_flex: int, coalesced: bool = False
+        self, tiers: TableTiers, cluster: ClusterShape, first_flex: int, coalesced: bool = False
     ) -> None:
         self.tiers = tiers
         self.coalesced = coalesced

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from recd_plugin_flexshard.planning.cluster import Cluster, Collective, Collectives
+from recd_plugin_flexshard.planning.cluster import ClusterShape, Collective, Collectives
 
 if TYPE_CHECKING:
     from recd_plugins.api import Setting
@@ -50,7 +50,7 @@ def collectives_of(rates: CollectiveRates) -> Collectives:
     )
 
 
-def cluster_of(setting: Setting) -> Cluster:
+def cluster_of(setting: Setting) -> ClusterShape:
     """The ranks, as the cost model of tiers takes them."""
     rates = collectives_of(setting.rates)
-    return Cluster(setting.nodes, setting.ranks_per_node, setting.batch_size, rates)
+    return ClusterShape(setting.nodes, setting.ranks_per_node, setting.batch_size, rates)

@@ -29,7 +29,7 @@ ByRank = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Lookups:
+class StepLookups:
     """What one rank looks up in one step.
 
     Attributes:
@@ -47,14 +47,14 @@ class Lookups:
     ids: list[int] | None = None
 
 
-class Source(Protocol):
+class BatchIds(Protocol):
     """Where batches come from."""
 
     name: str
 
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
-    ) -> Iterator[tuple[Lookups, Lookups]]:
+    ) -> Iterator[tuple[StepLookups, StepLookups]]:
         """The batches of a rank, ``steps`` of them: as the plan has them, and as plain KJTs.
 
         The first are coalesced where ``routes`` are.
@@ -164,7 +164,7 @@ def imbalance(by_rank: NDArray[np.int64]) -> float:
 
 
 def simulate(
-    plan: TierPlan, source: Source, steps: int, progress: Callable[[], None] | None = None
+    plan: TierPlan, source: BatchIds, steps: int, progress: Callable[[], None] | None = None
 ) -> Simulation:
     """Play ``steps`` batches of every rank of the plan's cluster through ``plan``.
 
@@ -193,7 +193,7 @@ def simulate(
     )
 
 
-def _all_cold(lookups: Lookups) -> Lookups:
+def _all_cold(lookups: StepLookups) -> StepLookups:
     counts = [np.zeros_like(found) for found in lookups.counts]
     for cold, found in zip(counts, lookups.counts, strict=True):
         cold[-1] = found.sum(0)
@@ -220,7 +220,7 @@ class _Side:
         # Of coalesced ids: the embeddings of all ids, made from those of the distinct ones.
         self._expanded = np.zeros((steps, ranks), np.int64)
 
-    def add(self, step: int, rank: int, lookups: Lookups) -> None:
+    def add(self, step: int, rank: int, lookups: StepLookups) -> None:
         self._lengths[step, rank] = lookups.lists * lookups.length_bytes
         for route, counts in zip(self._routes, lookups.counts, strict=True):
             dim = route.tiers.demand.embedding_dim

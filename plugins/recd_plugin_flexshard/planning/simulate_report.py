@@ -14,8 +14,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from recd_plugin_flexshard.planning.report import topology_json
 from recd_plugin_flexshard.planning.simulate import PlayedSide, Simulation, imbalance
+from recd_plugin_flexshard.planning.tier_plan_report import topology_json
 from recd_plugin_flexshard.planning.traffic import TIERS, TierTraffic, traffic
 from recd_plugins.api.files import write_figure
 from recd_plugins.api.planning import TopologySpec, size_text, topology_line

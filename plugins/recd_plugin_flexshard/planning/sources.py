@@ -14,7 +14,7 @@ from recd_plugin_flexshard.planning.costs import rows_sent
 from recd_plugin_flexshard.planning.demand import TableDemand
 from recd_plugin_flexshard.planning.plan import TierPlan
 from recd_plugin_flexshard.planning.routes import TableRoute
-from recd_plugin_flexshard.planning.simulate import Lookups
+from recd_plugin_flexshard.planning.simulate import StepLookups
 from recd_plugins.api import DataError, SetupError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class DrawnBatches:
 
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
-    ) -> Iterator[tuple[Lookups, Lookups]]:
+    ) -> Iterator[tuple[StepLookups, StepLookups]]:
         """See ``simulate.Source``."""
         if self._rates is None:
             self._rates = [
@@ -72,18 +72,18 @@ class DrawnBatches:
             random = np.random.default_rng([self._seed, step, rank])
             mine = self._drawn(random, unique)
             if self._present:
-                mine = Lookups(
+                mine = StepLookups(
                     [random.binomial(n, p) for n, p in self._present],
                     sum(demand.features for demand in self._demands),
                     ids=[int(counts.sum()) for counts in mine.counts],
                 )
             yield mine, self._drawn(random, [size] * len(unique))
 
-    def _drawn(self, random: np.random.Generator, rows: Sequence[float]) -> Lookups:
+    def _drawn(self, random: np.random.Generator, rows: Sequence[float]) -> StepLookups:
         """``rows``: lists of a feature of each table."""
         assert self._rates is not None, "read sets it"
         features = [demand.features for demand in self._demands]
-        return Lookups(
+        return StepLookups(
             [random.poisson(rates * n) for rates, n in zip(self._rates, rows, strict=True)],
             sum(round(n * f) for n, f in zip(rows, features, strict=True)),
         )
@@ -138,7 +138,7 @@ class RegistryBatches:
 
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
-    ) -> Iterator[tuple[Lookups, Lookups]]:
+    ) -> Iterator[tuple[StepLookups, StepLookups]]:
         """See ``simulate.Source``."""
         _, world_size = routes[0].shape
         reader = self._registry.dataset.reader(
@@ -161,13 +161,13 @@ class RegistryBatches:
 
     def _lookups(
         self, pipeline: RowPipeline, routes: list[TableRoute], rows: Rows, coalesced: bool
-    ) -> Lookups:
+    ) -> StepLookups:
         kjt = next(iter(pipeline.read([rows]))).sequence_features
         assert kjt is not None, "the model looks the tables up as sequences"
         values = {name: jagged.values().numpy() for name, jagged in kjt.to_dict().items()}
         ids = [np.concatenate([values[name] for name in table.features]) for table in self._tables]
         num_features = sum(len(table.features) for table in self._tables)
-        return Lookups(
+        return StepLookups(
             [
                 route.counts(np.unique(of_table) if coalesced else of_table)
                 for route, of_table in zip(routes, ids, strict=True)

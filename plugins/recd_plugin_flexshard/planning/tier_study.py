@@ -19,7 +19,7 @@ from recd_plugin_flexshard.planning.plan import (
     plan_tiers,
     two_tier_curve,
 )
-from recd_plugin_flexshard.planning.report import STRATEGIES, EntryTiers, TiersReport
+from recd_plugin_flexshard.planning.tier_plan_report import STRATEGIES, EntryTiers, TiersReport
 from recd_plugins.api import RecdError, SetupError
 from recd_plugins.api.planning import Candidate, TopologySpec, with_plugins
 from recd_plugins.api.registry import Registry, at_entry, shortened

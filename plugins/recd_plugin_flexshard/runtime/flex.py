@@ -15,7 +15,7 @@ from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime.overlay import LOOKUP_REGION, Overlay
-from recd_plugin_flexshard.runtime.split import Split
+from recd_plugin_flexshard.runtime.split import TierSplit
 
 
 @dataclass
@@ -42,7 +42,7 @@ class FlexSizesAwaitable(Awaitable[Awaitable[KeyedJaggedTensor]]):
         sizes: there after ``wait``.
     """
 
-    def __init__(self, split: Split, group: dist.ProcessGroup) -> None:
+    def __init__(self, split: TierSplit, group: dist.ProcessGroup) -> None:
         super().__init__()
         self.sizes: FlexSizes | None = None
         self._split = split

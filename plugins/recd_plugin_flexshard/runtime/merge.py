@@ -11,7 +11,7 @@ from torchrec.distributed.types import LazyAwaitable
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_flexshard.runtime.flex import FlexLookup
-from recd_plugin_flexshard.runtime.split import Split
+from recd_plugin_flexshard.runtime.split import TierSplit
 
 
 class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
@@ -27,7 +27,7 @@ class TieredAwaitable(LazyAwaitable[dict[str, JaggedTensor]]):
 
     def __init__(
         self,
-        split: Split,
+        split: TierSplit,
         cold: LazyAwaitable[dict[str, JaggedTensor]],
         hot: Tensor | None,
         flex: FlexLookup | None,

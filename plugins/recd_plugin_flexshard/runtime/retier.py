@@ -12,7 +12,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from recd_plugin_flexshard.runtime.recent_accesses import Chosen, RecentAccesses, choose_rows
-from recd_plugin_flexshard.runtime.split import Split, TierIndex
+from recd_plugin_flexshard.runtime.split import TierIndex, TierSplit
 from recd_plugin_flexshard.runtime.tiers import RowTiers
 from recd_plugins.api.access import add_counts
 
@@ -82,7 +82,7 @@ class Retiering:
         self._report(moved, chosen)
         return replace(index, tiers=_tiers(index, chosen)) if moved else index
 
-    def count(self, split: Split) -> None:
+    def count(self, split: TierSplit) -> None:
         """Count the accesses of a training batch."""
         self._steps += 1
         self._recent.add(split.index.keys(split.ids, split.ids_per_feature))

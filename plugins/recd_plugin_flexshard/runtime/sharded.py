@@ -29,7 +29,7 @@ from recd_plugin_flexshard.runtime.groups import TierGroups, tier_groups
 from recd_plugin_flexshard.runtime.merge import TieredAwaitable
 from recd_plugin_flexshard.runtime.overlay import Overlay
 from recd_plugin_flexshard.runtime.retier import Retiering, RetierReport
-from recd_plugin_flexshard.runtime.split import Split, TierIndex
+from recd_plugin_flexshard.runtime.split import TierIndex, TierSplit
 from recd_plugin_flexshard.runtime.state import CopiedRows, FoldingOptimizer
 from recd_plugin_flexshard.runtime.tracking import flex_lookup, hot_lookup
 from recd_plugin_flexshard.runtime.update_rule import update_rules
@@ -46,7 +46,7 @@ from recd_plugins.api.distributed import refuse_inverse_indices, require_attribu
 class TieredContext(ExactSequenceContext):
     """Also where the ids of the batch went."""
 
-    split: Split | None = None
+    split: TierSplit | None = None
     flex: FlexSizesAwaitable | None = None
 
     def record_stream(self, stream: torch.Stream) -> None:

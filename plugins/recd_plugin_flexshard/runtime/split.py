@@ -17,7 +17,7 @@ from recd_plugin_flexshard.runtime.tiers import RowTiers
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class TierSplit:
     """The ids of one batch by tier. ``n`` is the number of ids of features of tiered tables.
 
     Attributes:
@@ -139,7 +139,7 @@ class TierIndex:
             start += len(tiers.flex)
         return rows
 
-    def split(self, features: KeyedJaggedTensor) -> Split:
+    def split(self, features: KeyedJaggedTensor) -> TierSplit:
         """Divide a batch. Other features than those of the tables are left out."""
         numbers = {name: number for number, name in enumerate(features.keys())}
         wanted = [numbers[name] for name in self.features]
@@ -182,7 +182,7 @@ class TierIndex:
             lengths=cold_lengths,
             stride=stride,
         )
-        return Split(
+        return TierSplit(
             self,
             cold,
             hot,

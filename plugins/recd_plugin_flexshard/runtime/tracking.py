@@ -12,10 +12,10 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime.flex import FlexSizes
 from recd_plugin_flexshard.runtime.overlay import Overlay
-from recd_plugin_flexshard.runtime.split import Split, feature_of
+from recd_plugin_flexshard.runtime.split import TierSplit, feature_of
 
 
-def hot_lookup(split: Split, overlay: Overlay) -> tuple[KeyedJaggedTensor, Tensor]:
+def hot_lookup(split: TierSplit, overlay: Overlay) -> tuple[KeyedJaggedTensor, Tensor]:
     """Ids of this rank's batch that are hot, as one row a feature, and their embeddings."""
     feature = feature_of(split.hot_source, split.ids_per_feature)
     return _lookup(split.index.features, feature, split.hot, overlay)

@@ -8,7 +8,7 @@ from tests.planning.test_work import NOTHING, plan
 
 from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import (
-    Cluster,
+    ClusterShape,
     Collective,
     Collectives,
     CostOptions,
@@ -27,7 +27,7 @@ def test_tiers_send_what_their_plan_predicts() -> None:
     weights = 1 / np.arange(1.0, 101)
     demand = TableDemand("t", 100, 8, 3 * weights / weights.sum(), features=1)
     slow, fast = Collective(1e9), Collective(1e12)
-    cluster = Cluster(2, 2, 10, Collectives(slow, fast, fast, fast))
+    cluster = ClusterShape(2, 2, 10, Collectives(slow, fast, fast, fast))
     plan_of_tiers = plan_tiers(
         [demand], cluster, "three_tier", CostOptions(memory_multiplier=1.5, memory_ratio=1.0)
     )

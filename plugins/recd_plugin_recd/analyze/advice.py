@@ -8,7 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from recd_plugin_recd.analyze.report import FeatureReport, Form, GroupReport
+from recd_plugin_recd.analyze.table_analysis import DedupGroupReport, FeatureReport, Form
 
 #: A feature is worth deduplicating from this DedupeFactor on (RecD, section 4.3).
 MIN_FACTOR = 1.5
@@ -23,7 +23,7 @@ def choose_form(exact: float, partial: float) -> Form:
     return "exact" if exact >= MIN_FACTOR else "plain"
 
 
-def converter_section(features: Sequence[FeatureReport], groups: Sequence[GroupReport]) -> str:
+def converter_section(features: Sequence[FeatureReport], groups: Sequence[DedupGroupReport]) -> str:
     """The section ``converter`` of a registry file that follows these reports."""
     partial = [each.name for each in features if each.form == "partial"]
     kept = [[name for name in group.features if name not in partial] for group in groups]

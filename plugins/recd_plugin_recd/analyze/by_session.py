@@ -9,8 +9,8 @@ import numpy as np
 
 from recd_plugin_recd.analyze.batch_meter import BatchMeter
 from recd_plugin_recd.analyze.co_changes import CoChanges
-from recd_plugin_recd.analyze.report import GroupReport
 from recd_plugin_recd.analyze.session_sample import SessionSample
+from recd_plugin_recd.analyze.table_analysis import DedupGroupReport
 from recd_plugins.api import SessionKeys
 from recd_plugins.api.columns import StatisticsAccumulator
 from recd_plugins.api.tables import FeatureStatistics, TableStatistics
@@ -51,7 +51,7 @@ class BySession:
         """The statistics of the whole sample."""
         return TableStatistics.merge(self._parts)
 
-    def groups(self, among: Sequence[str]) -> tuple[GroupReport, ...]:
+    def groups(self, among: Sequence[str]) -> tuple[DedupGroupReport, ...]:
         """Features of ``among`` that change together, and what deduplicating them so gives.
 
         Features that repeat in rows of other sessions too, each with its own, are better alone: a
@@ -65,9 +65,9 @@ class BySession:
         found = []
         for group in groups:
             if factors[group] >= _MIN_KEPT * min(alone[(name,)] for name in group):
-                found.append(GroupReport(group, factors[group]))
+                found.append(DedupGroupReport(group, factors[group]))
             else:
-                found += [GroupReport((name,), alone[(name,)]) for name in group]
+                found += [DedupGroupReport((name,), alone[(name,)]) for name in group]
         return tuple(found)
 
     def errors(self) -> dict[str, float]:

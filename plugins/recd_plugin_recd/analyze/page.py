@@ -12,7 +12,7 @@ from recd_plugin_recd.analyze.plots import (
     session_plot,
     storage_plot,
 )
-from recd_plugin_recd.analyze.report import Report
+from recd_plugin_recd.analyze.table_analysis import TableAnalysis
 from recd_plugin_recd.analyze.words import (
     bytes_in_words,
     factor,
@@ -55,7 +55,7 @@ _GLOSSARY = (
 )
 
 
-def page(report: Report) -> str:
+def page(report: TableAnalysis) -> str:
     """The page, with plots as SVG and tables."""
     title = f"recd analyze {report.path}"
     parts = [
@@ -104,19 +104,19 @@ def _section(heading: str, text: str, plot: str) -> Iterable[str]:
     return f"<h2>{heading}</h2>", f"<p>{escape(text)}</p>", f"<figure>{plot}</figure>"
 
 
-def _shown(report: Report) -> str:
+def _shown(report: TableAnalysis) -> str:
     more = len(report.features) > MAX_FEATURES
     return f" The plots show the {MAX_FEATURES} features with the most ids." if more else ""
 
 
-def _sessions(report: Report) -> str:
+def _sessions(report: TableAnalysis) -> str:
     rows = [
         (label, share(partition), share(batch)) for label, partition, batch in session_rows(report)
     ]
     return _table(("samples", "sessions, in a partition", "sessions, in a batch"), rows)
 
 
-def _features(report: Report) -> str:
+def _features(report: TableAnalysis) -> str:
     headings = (
         "feature", "ids a row", "d", "exact", "partial", "predicted as is", "found as is",
         "predicted by session", "found by session", "partial factor", "pays",
@@ -140,7 +140,7 @@ def _features(report: Report) -> str:
     return _table(headings, rows)
 
 
-def _storage(report: Report) -> str:
+def _storage(report: TableAnalysis) -> str:
     rows = [
         (what, f"{size:,.0f}", bytes_in_words(size * report.rows))
         for what, size in storage_rows(report.storage)
@@ -153,7 +153,7 @@ def _glossary() -> str:
     return f'<p class="note">{terms}.</p>'
 
 
-def _advice(report: Report) -> Iterable[str]:
+def _advice(report: TableAnalysis) -> Iterable[str]:
     if report.converter is None:
         return
     later = "" if report.clustered else ", once the table is clustered by session"

@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recd_plugin_recd.analyze.report import FeatureReport, Report
+from recd_plugin_recd.analyze.table_analysis import FeatureReport, TableAnalysis
 from recd_plugin_recd.analyze.words import session_rows, storage_rows
 
 #: Features that a plot can show legibly: those with the most ids.
@@ -29,7 +29,7 @@ _STYLE: Any = {
 }
 
 
-def session_plot(report: Report) -> str:
+def session_plot(report: TableAnalysis) -> str:
     """Shares of sessions by their samples, in a partition and in a batch (figure 3)."""
     rows = list(session_rows(report))
     with matplotlib.rc_context(_STYLE):
@@ -48,7 +48,7 @@ def session_plot(report: Report) -> str:
         return _svg(axes)
 
 
-def duplication_plot(report: Report) -> str:
+def duplication_plot(report: TableAnalysis) -> str:
     """Exact and partial duplication of each feature (figure 4)."""
     features = shown_features(report)
     with matplotlib.rc_context(_STYLE):
@@ -62,7 +62,7 @@ def duplication_plot(report: Report) -> str:
         return _svg(axes)
 
 
-def factor_plot(report: Report) -> str:
+def factor_plot(report: TableAnalysis) -> str:
     """DedupeFactors of each feature: as the table is, by session, partial; and as predicted."""
     features = shown_features(report)
     with matplotlib.rc_context(_STYLE):
@@ -83,7 +83,7 @@ def factor_plot(report: Report) -> str:
         return _svg(axes)
 
 
-def storage_plot(report: Report) -> str:
+def storage_plot(report: TableAnalysis) -> str:
     """Bytes of the features of a row, as they are and by session."""
     rows = list(storage_rows(report.storage))
     colors = [_GREY] * (len(rows) - 2) + [_BLUE, _BLUE]
@@ -96,7 +96,7 @@ def storage_plot(report: Report) -> str:
         return _svg(axes)
 
 
-def shown_features(report: Report) -> list[FeatureReport]:
+def shown_features(report: TableAnalysis) -> list[FeatureReport]:
     """The features with the most ids, as many as a plot shows, in the order of the table."""
     largest = sorted(report.features, key=lambda each: -each.length)[:MAX_FEATURES]
     return [each for each in report.features if each in largest]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugin_recd.source import Source
+from recd_plugin_recd.source import SessionTable
 from recd_plugins.api import SessionKeys
 from recd_plugins.api.columns import TableWriter
 from recd_plugins.api.tables import Layout
@@ -36,7 +36,7 @@ class StorageEstimate:
     rows_by_session: int
 
 
-def stored_bytes(source: Source) -> float | None:
+def stored_bytes(source: SessionTable) -> float | None:
     """Bytes of the features of a row in the files of a table, from their metadata."""
     total = rows = 0
     for file in (file for partition in source.partitions for file in partition.files):

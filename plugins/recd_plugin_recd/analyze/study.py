@@ -12,17 +12,17 @@ from recd_plugin_recd.analyze.advice import choose_form, converter_section
 from recd_plugin_recd.analyze.batch_meter import BatchMeter, BatchSummary
 from recd_plugin_recd.analyze.by_session import BySession
 from recd_plugin_recd.analyze.nulls import Nulls, without_nulls
-from recd_plugin_recd.analyze.report import (
-    BatchSizeFrom,
-    FeatureReport,
-    Report,
-    SampleReport,
-)
 from recd_plugin_recd.analyze.session_counts import SessionCounts
 from recd_plugin_recd.analyze.session_sample import SessionSample
 from recd_plugin_recd.analyze.storage import StorageEstimate, stored_bytes, written_bytes
+from recd_plugin_recd.analyze.table_analysis import (
+    BatchSizeFrom,
+    FeatureReport,
+    SampleReport,
+    TableAnalysis,
+)
 from recd_plugin_recd.cluster.downsample import hash_sessions
-from recd_plugin_recd.source import Source
+from recd_plugin_recd.source import SessionTable
 from recd_plugins.api import DataError, Rows
 from recd_plugins.api.columns import StatisticsAccumulator, session_column, sparse_column
 from recd_plugins.api.tables import FeatureStatistics, Layout, TableStatistics, dedupe_factor
@@ -34,13 +34,13 @@ _BATCH_SIZE = 4096
 
 
 def study(
-    source: Source,
+    source: SessionTable,
     *,
     batch_size: int | None = None,
     sample_megabytes: int,
     nulls: Nulls = "error",
     progress: Callable[[int], None] = lambda _rows: None,
-) -> Report:
+) -> TableAnalysis:
     """Characterise a table.
 
     Memory does not grow with the table: two batches, the sample about twice, and some 10 MB for
@@ -70,7 +70,7 @@ class _Reading:
     """One pass over a table."""
 
     def __init__(
-        self, source: Source, batch_size: int | None, sample_megabytes: int, nulls: Nulls
+        self, source: SessionTable, batch_size: int | None, sample_megabytes: int, nulls: Nulls
     ) -> None:
         self._source = source
         self._features = source.features
@@ -116,7 +116,7 @@ class _Reading:
         if not self._num_rows:
             raise DataError(f"{source.path}: the table has no rows")
 
-    def report(self) -> Report:
+    def report(self) -> TableAnalysis:
         sessions, as_is = self._counts.result(), self._meter.result()
         as_stored = TableStatistics.merge(self._parts)
         by_session = BySession(self._sample, self._source.keys, self._features, self._batch_size)
@@ -138,7 +138,7 @@ class _Reading:
             features = tuple(replace(each, form=None) for each in features)
         groups = by_session.groups([each.name for each in features if each.deduplicated])
         total = known.total
-        return Report(
+        return TableAnalysis(
             path=str(self._source.path),
             rows=self._num_rows,
             partitions=len(self._source.partitions),

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from recd_plugin_recd.analyze.report import FeatureReport, Report
+from recd_plugin_recd.analyze.table_analysis import FeatureReport, TableAnalysis
 from recd_plugin_recd.analyze.words import (
     bytes_in_words,
     factor,
@@ -18,7 +18,7 @@ from recd_plugin_recd.analyze.words import (
 )
 
 
-def show(console: Console, report: Report) -> None:
+def show(console: Console, report: TableAnalysis) -> None:
     """Print the report."""
     console.print(f"[bold]{escape(report.path)}[/]", soft_wrap=True)
     for finding in findings(report):
@@ -33,14 +33,14 @@ def show(console: Console, report: Report) -> None:
     console.print(report.converter, markup=False, highlight=False, soft_wrap=True, end="")
 
 
-def _sessions(report: Report) -> Table:
+def _sessions(report: TableAnalysis) -> Table:
     table = _table("sessions by their samples", "samples", "in a partition", "in a batch")
     for label, partition, batch in session_rows(report):
         table.add_row(label, share(partition), share(batch))
     return table
 
 
-def _features(report: Report) -> Table:
+def _features(report: TableAnalysis) -> Table:
     rows = [_cells(each, report.clustered) for each in report.features]
     table = _table("features and their DedupeFactors", *rows[0])
     table.padding = (0, 0, 0, 0)
@@ -74,7 +74,7 @@ def _cells(feature: FeatureReport, clustered: bool) -> dict[str, str]:
     }
 
 
-def _storage(report: Report) -> Table:
+def _storage(report: TableAnalysis) -> Table:
     table = _table("storage of the features", "", "bytes a row", "table")
     for what, size in storage_rows(report.storage):
         table.add_row(what, f"{size:,.0f}", bytes_in_words(size * report.rows))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from recd_plugin_recd.analyze.report import MIN_SESSIONS, BatchSizeFrom, Report
 from recd_plugin_recd.analyze.storage import StorageEstimate
+from recd_plugin_recd.analyze.table_analysis import MIN_SESSIONS, BatchSizeFrom, TableAnalysis
 
 _BATCH_SIZE_FROM: dict[BatchSizeFrom, str] = {
     "--batch-size": "as --batch-size says",
@@ -15,7 +15,7 @@ _BATCH_SIZE_FROM: dict[BatchSizeFrom, str] = {
 }
 
 
-def findings(report: Report) -> list[str]:
+def findings(report: TableAnalysis) -> list[str]:
     """The outcome, a sentence or two each."""
     return [_size(report), _order(report), _duplication(report), _factors(report), _advice(report)]
 
@@ -29,7 +29,7 @@ def storage_rows(storage: StorageEstimate) -> Iterator[tuple[str, float]]:
     yield "by session, list_dict (the same rows)", storage.by_session_dict
 
 
-def session_rows(report: Report) -> Iterator[tuple[str, float, float]]:
+def session_rows(report: TableAnalysis) -> Iterator[tuple[str, float, float]]:
     """Numbers of samples, and the shares of sessions with so many in a partition and a batch."""
     partition, batch = report.sessions.histogram, report.batches.histogram
     all_partition, all_batch = sum(partition.values()), sum(batch.values())
@@ -57,7 +57,7 @@ def bytes_in_words(size: float) -> str:
     return f"{size:.3g} TB" if size < 1000 else f"{size:,.0f} TB"
 
 
-def _size(report: Report) -> str:
+def _size(report: TableAnalysis) -> str:
     sessions = report.sessions
     about = "about " if sessions.rate < 1 else ""
     spread = f" (standard error {sessions.standard_error:.2g})" if sessions.rate < 1 else ""
@@ -71,7 +71,7 @@ def _size(report: Report) -> str:
     )
 
 
-def _order(report: Report) -> str:
+def _order(report: TableAnalysis) -> str:
     sessions = report.sessions
     looked = "" if sessions.rate == 1 else f" (of {sessions.counted:,} sessions looked at)"
     if report.clustered:
@@ -90,7 +90,7 @@ def _order(report: Report) -> str:
     )
 
 
-def _duplication(report: Report) -> str:
+def _duplication(report: TableAnalysis) -> str:
     exact, partial = (_error(report, name, 100, 1) for name in ("exact", "partial"))
     return (
         f"Of the ids, {share(report.exact)}{exact} stand in rows that equal the row before in "
@@ -99,7 +99,7 @@ def _duplication(report: Report) -> str:
     )
 
 
-def _factors(report: Report) -> str:
+def _factors(report: TableAnalysis) -> str:
     size = report.batches.rows // report.batches.batches
     by_session = ""
     if not report.clustered:
@@ -112,7 +112,7 @@ def _factors(report: Report) -> str:
     )
 
 
-def _advice(report: Report) -> str:
+def _advice(report: TableAnalysis) -> str:
     sample = report.sample
     if sample.too_small:
         return (
@@ -130,7 +130,7 @@ def _advice(report: Report) -> str:
     )
 
 
-def _error(report: Report, figure: str, scale: float, digits: int) -> str:
+def _error(report: TableAnalysis, figure: str, scale: float, digits: int) -> str:
     """The standard error of a figure, where there is one."""
     error = report.sample.errors.get(figure)
     return f" (±{scale * error:.{digits}f})" if error else ""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from recd_plugin_recd.cluster.downsample import hash_sessions
 from recd_plugin_recd.cluster.keys import check_columns, check_values, time_numbers
-from recd_plugin_recd.source import Partition, Source, open_source
+from recd_plugin_recd.source import Partition, SessionTable, open_source
 from recd_plugins.api import DataError, Rows
 
 
@@ -47,7 +47,7 @@ def check_clustered(
     return Clustered(rows, sessions)
 
 
-def _check(source: Source, partition: Partition) -> _Runs:
+def _check(source: SessionTable, partition: Partition) -> _Runs:
     runs = _Runs()
     keys = source.keys
     for rows in source.read(partition, [keys.session, keys.timestamp]):

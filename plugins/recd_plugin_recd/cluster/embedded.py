@@ -20,7 +20,7 @@ from recd_plugin_recd.cluster.ranges import Range, deal, together
 from recd_plugin_recd.cluster.reading import Input
 from recd_plugin_recd.cluster.sample import Sample
 from recd_plugin_recd.cluster.write import RangeWriter, part_name
-from recd_plugin_recd.source import ParquetSource, Partition, Source
+from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
 from recd_plugins.api import DataError
 from recd_plugins.api.files import read_note, write_note
 from recd_plugins.api.reading import prefetch
@@ -37,7 +37,7 @@ _READ_AHEAD = 2
 _RANGES = "ranges.json"
 
 
-def run_budget(source: Source, options: ClusterOptions) -> Budget:
+def run_budget(source: SessionTable, options: ClusterOptions) -> Budget:
     """The memory of a run that sorts all partitions of ``source``.
 
     Raises:
@@ -62,7 +62,7 @@ class EmbeddedEngine:
 
     def __init__(
         self,
-        source: Source,
+        source: SessionTable,
         partition: Partition,
         options: ClusterOptions,
         scratch: Path,

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from recd_plugin_recd.cluster.clustering_report import ClusteringReport, make_report
 from recd_plugin_recd.cluster.embedded import EmbeddedEngine, run_budget
 from recd_plugin_recd.cluster.keys import check_columns
 from recd_plugin_recd.cluster.memory import Budget
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
-from recd_plugin_recd.cluster.report import Report, make_report
 from recd_plugin_recd.cluster.spark import SparkEngine, stop_session
-from recd_plugin_recd.source import ParquetSource, Partition, Source, open_source
+from recd_plugin_recd.source import ParquetSource, Partition, SessionTable, open_source
 from recd_plugins.api import DataError
 from recd_plugins.api.files import (
     WorkFolder,
@@ -39,7 +39,7 @@ def cluster(
     plugins_dir: Path | None = None,
     start: Callable[[int | None], Progress] = lambda _rows: lambda _read, _written: None,
     say: Callable[[str], None] = lambda _line: None,
-) -> Report:
+) -> ClusteringReport:
     """Sort ``options.source`` into the new folder ``options.target``.
 
     Args:
@@ -78,7 +78,7 @@ def cluster(
 
 
 def _sort(
-    source: Source,
+    source: SessionTable,
     partition: Partition,
     options: ClusterOptions,
     work: WorkFolder,
@@ -107,7 +107,7 @@ def _sort(
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _identity(source: Source, options: ClusterOptions) -> dict[str, Any]:
+def _identity(source: SessionTable, options: ClusterOptions) -> dict[str, Any]:
     """What must be the same for a run to go on from another's work."""
     return {
         "version": _VERSION,
@@ -117,7 +117,7 @@ def _identity(source: Source, options: ClusterOptions) -> dict[str, Any]:
     }
 
 
-def _content(source: Source) -> Any:
+def _content(source: SessionTable) -> Any:
     """What a changed input changes. What a dataset reads is not known: each of its runs is new."""
     if not isinstance(source, ParquetSource):
         return uuid.uuid4().hex

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
-from recd_plugin_recd.source import Source
+from recd_plugin_recd.source import SessionTable
 from recd_plugins.api import DataError, Rows, SessionKeys
 
 
@@ -109,7 +109,7 @@ class Keys:
 _SIDES: tuple[Any, Any] = ("left", "right")
 
 
-def check_columns(source: Source) -> None:
+def check_columns(source: SessionTable) -> None:
     """Refuse sessions and times of types that cannot be sorted.
 
     Raises:

@@ -16,7 +16,7 @@ from recd_plugin_recd.cluster.gather import copied_share
 from recd_plugin_recd.cluster.keys import check_values
 from recd_plugin_recd.cluster.memory import BATCH_BYTES, RowSize
 from recd_plugin_recd.cluster.options import ClusterOptions
-from recd_plugin_recd.source import ParquetSource, Partition, Source
+from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
 from recd_plugins.api import DataError, Origin, Rows
 from recd_plugins.api.tables import is_id_list, is_list_dict, to_lists
 
@@ -34,7 +34,7 @@ class Input:
         schema: of the rows; features in layout ``list_dict`` are lists here.
     """
 
-    def __init__(self, source: Source, partition: Partition, options: ClusterOptions) -> None:
+    def __init__(self, source: SessionTable, partition: Partition, options: ClusterOptions) -> None:
         self._source, self._partition, self._options = source, partition, options
         self._keys = source.keys
         self.schema = pa.schema([as_lists(field) for field in source.schema])

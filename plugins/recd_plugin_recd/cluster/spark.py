@@ -22,7 +22,7 @@ from recd_plugin_recd.cluster.downsample import DROPPED_BITS, SCALE
 from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.reading import as_lists
 from recd_plugin_recd.cluster.write import choose_layouts_of, part_name, table_writer
-from recd_plugin_recd.source import ParquetSource, Partition, Source
+from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
 from recd_plugins.api import DataError, SetupError
 from recd_plugins.api.tables import Layout, is_list_dict, to_lists
 
@@ -45,7 +45,7 @@ class SparkEngine:
 
     def __init__(
         self,
-        source: Source,
+        source: SessionTable,
         partition: Partition,
         options: ClusterOptions,
         scratch: Path,

@@ -42,7 +42,7 @@ class Conversion:
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedTable:
     """What was written: rows, the layout of each feature, and bytes before and after."""
 
     rows: int
@@ -53,7 +53,7 @@ class Converted:
 
 def convert_layout(
     conversion: Conversion, *, force: bool, start: Callable[[int], Callable[[int], None]]
-) -> Converted:
+) -> ConvertedTable:
     """Write ``target``, which appears when it is complete.
 
     Args:
@@ -94,7 +94,7 @@ def convert_layout(
         written = _size([new] if source.is_file() else new.rglob("*.parquet"))
         put(new, target, scratch)
     assert not isinstance(layouts, str), "there is at least one file"
-    return Converted(table.num_rows or 0, layouts, _size(table.table.files), written)
+    return ConvertedTable(table.num_rows or 0, layouts, _size(table.table.files), written)
 
 
 def _in_order(table: ParquetTable) -> list[int]:

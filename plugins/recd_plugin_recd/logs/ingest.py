@@ -11,7 +11,7 @@ import pyarrow as pa
 from recd_plugin_recd.logs.damage import Report
 from recd_plugin_recd.logs.data_errors import naming_files, naming_source
 from recd_plugin_recd.logs.log_writer import LogSettings, LogWriter
-from recd_plugin_recd.source import Source, open_source
+from recd_plugin_recd.source import SessionTable, open_source
 from recd_plugins.api import DataError, Rows
 from recd_plugins.api.columns import broken_list
 from recd_plugins.api.files import scratch_folder
@@ -20,7 +20,7 @@ from recd_plugins.api.tables import is_list_dict, to_lists
 
 def open_rows(
     path: Path, session: str | None, plugins_dir: Path | None, default: str = "session_id"
-) -> Source:
+) -> SessionTable:
     """A table with a column of the session, or a registry's dataset, which knows its own."""
     if path.suffix in (".yaml", ".yml"):
         return open_source(path, session=session, plugins_dir=plugins_dir)
@@ -29,7 +29,7 @@ def open_rows(
     return open_source(path, session=session, timestamp=session, plugins_dir=plugins_dir)
 
 
-def log_schema(source: Source) -> pa.Schema:
+def log_schema(source: SessionTable) -> pa.Schema:
     """The columns of a source as a log has them: features as lists, no metadata of the table."""
     return pa.schema(
         [
@@ -41,7 +41,9 @@ def log_schema(source: Source) -> pa.Schema:
     )
 
 
-def each_batch(source: Source, schema: pa.Schema, write: Callable[[pa.RecordBatch], None]) -> None:
+def each_batch(
+    source: SessionTable, schema: pa.Schema, write: Callable[[pa.RecordBatch], None]
+) -> None:
     """Hand all rows of a source to ``write``, with the columns of ``log_schema``.
 
     Raises:
@@ -65,7 +67,7 @@ def _as_lists(rows: Rows, name: str) -> pa.Array:
 
 
 def write_log(
-    source: Source,
+    source: SessionTable,
     folder: Path,
     settings: LogSettings,
     *,

@@ -36,7 +36,7 @@ def confluent_kafka() -> ModuleType:
     return confluent_kafka
 
 
-class Place:
+class KafkaTopic:
     """Servers and topic, and what they last complained of.
 
     Attributes:

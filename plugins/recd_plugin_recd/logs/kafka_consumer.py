@@ -56,7 +56,7 @@ class KafkaConsumer:
         config: dict[str, str] | None = None,
     ) -> None:
         self._client = kafka.confluent_kafka()
-        self._place = kafka.Place(servers, topic)
+        self._place = kafka.KafkaTopic(servers, topic)
         self._topic = topic
         self._folder = folder
         self._partitions = tuple(partitions)

@@ -35,7 +35,7 @@ class KafkaProducer:
         if session not in schema.names:
             raise DataError(f"no column {session!r} for the session")
         self._topic = topic
-        self._place = kafka.Place(servers, topic)
+        self._place = kafka.KafkaTopic(servers, topic)
         self._session = session
         self._schema = schema.remove_metadata()
         self._codec = SampleCodec(self._schema)

@@ -39,7 +39,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Block:
+class RecordBlock:
     """Records of a shard that came from one block.
 
     Attributes:
@@ -93,7 +93,7 @@ class ShardReader:
         """The first record."""
         return Position(self._found.end, 0)
 
-    def blocks(self, start: Position | None = None) -> Iterator[Block]:
+    def blocks(self, start: Position | None = None) -> Iterator[RecordBlock]:
         """Records from ``start`` to the end of the file as it is now.
 
         A block whose checksum is wrong is reported and left out; so is what is no block. Reading
@@ -106,7 +106,7 @@ class ShardReader:
             rows = self._decode(position.offset, header, payload)
             skip = max(0, position.record - header.first_record)
             end = Position(position.offset + BLOCK_HEADER_SIZE + header.size, header.end_record)
-            yield Block(header.first_record + skip, header, rows.slice(skip), end)
+            yield RecordBlock(header.first_record + skip, header, rows.slice(skip), end)
 
     def payloads(
         self, start: Position | None = None

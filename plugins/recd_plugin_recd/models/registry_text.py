@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from recd_plugin_recd.models.sizes import ModelName, Sizes, sizes_of
+from recd_plugin_recd.models.sizes import ModelName, ModelSizes, sizes_of
 
 ConverterName = Literal["recd.kjt", "recd.ikjt", "recd.partial_ikjt"]
 Layout = Literal["clustered", "interleaved", "stream"]
@@ -181,7 +181,7 @@ def _features(name: ModelName) -> tuple[str, str]:
     )
 
 
-def _pooling(name: ModelName, sizes: Sizes) -> tuple[str, str]:
+def _pooling(name: ModelName, sizes: ModelSizes) -> tuple[str, str]:
     """Plugin and options. A transformer's feed-forward layer is four times as wide, as usual."""
     if name == "rm1":
         return "recd.transformer", f"layers: 1, heads: 2, feed_forward: {4 * sizes.embedding_dim}"

@@ -11,7 +11,7 @@ ModelName = Literal["papercal", "rm1", "rm2", "rm3"]
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ModelSizes:
     """Widths and rows of a model.
 
     Attributes:
@@ -29,7 +29,7 @@ class Sizes:
     top_mlp: tuple[int, ...]
 
 
-def sizes_of(name: ModelName, scale: float) -> Sizes:
+def sizes_of(name: ModelName, scale: float) -> ModelSizes:
     """Widths in proportion to ``scale``, rows to its square.
 
     Raises:
@@ -40,8 +40,8 @@ def sizes_of(name: ModelName, scale: float) -> Sizes:
     if name == "papercal":
         if scale != 1:
             raise RecdError("papercal has one size; scale is for rm1, rm2 and rm3")
-        return Sizes(16, 100_000, 100_000, (64,), (128, 64))
-    return Sizes(
+        return ModelSizes(16, 100_000, 100_000, (64,), (128, 64))
+    return ModelSizes(
         embedding_dim=_scaled(128, scale, multiple_of=4),
         sequence_rows=_scaled(4_000_000, scale**2, multiple_of=100),
         other_rows=_scaled(2_000_000, scale**2, multiple_of=100),

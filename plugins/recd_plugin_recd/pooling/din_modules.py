@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugin_recd.pooling.packed_rows import PackedRows
+from recd_plugin_recd.pooling.packed_rows import JaggedRows
 from recd_plugins.api.batches import jagged_index_select, offsets_of
 
 Weights = Literal["softmax", "sigmoid"]
@@ -94,7 +94,7 @@ def pool_for_targets(
         sequences = [jagged_index_select(each, blocks.rows) for each in sequences]
         queries = [blocks.gather(each) for each in queries]
     dim = targets.shape[1]
-    rows = PackedRows(sequences)
+    rows = JaggedRows(sequences)
     attend = _softmax_sums if first.weights == "softmax" else _sigmoid_sums
     sums = rows.weighted_sums(
         torch.cat(queries),

@@ -56,7 +56,7 @@ class _Bucket:
         return (position < self.lengths.clamp(min=1).unsqueeze(1))[:, None, None, :]
 
 
-class PackedRows:
+class JaggedRows:
     """Rows of one or more features, those of the first feature first.
 
     Args:

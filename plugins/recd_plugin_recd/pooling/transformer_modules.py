@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugin_recd.pooling.packed_rows import PackedRows, row_means
+from recd_plugin_recd.pooling.packed_rows import JaggedRows, row_means
 
 Norm = Literal["pre", "post"]
 
@@ -57,7 +57,7 @@ def pool_by_transformer(
     Returns:
         ``[R, D]`` for each feature, R being its own number of rows.
     """
-    rows = PackedRows(sequences)
+    rows = JaggedRows(sequences)
     heads, pre = modules[0].heads, modules[0].norm == "pre"
     values = [sequence.values() for sequence in sequences]
     stacks = list(zip(*(module.layers for module in modules), strict=True))
@@ -68,7 +68,7 @@ def pool_by_transformer(
 
 
 def _attended(
-    layers: Sequence[EncoderLayer], values: list[Tensor], rows: PackedRows, heads: int, pre: bool
+    layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:
     """The first half of a layer."""
     projected = [
@@ -86,7 +86,7 @@ def _attended(
 
 
 def _layer(
-    layers: Sequence[EncoderLayer], values: list[Tensor], rows: PackedRows, heads: int, pre: bool
+    layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:
     attended = _attended(layers, values, rows, heads, pre)
     outputs = []
@@ -99,7 +99,7 @@ def _layer(
 
 
 def _last_layer_means(
-    layers: Sequence[EncoderLayer], values: list[Tensor], rows: PackedRows, heads: int, pre: bool
+    layers: Sequence[EncoderLayer], values: list[Tensor], rows: JaggedRows, heads: int, pre: bool
 ) -> list[Tensor]:
     """The last layer and the mean over rows.
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugin_recd import papercal
-from recd_plugin_recd.papercal_shapes import Shape, shape_of
+from recd_plugin_recd.papercal_shapes import TableColumns, shape_of
 from recd_plugin_recd.papercal_table import TableOptions, provenance, provenance_of, write_table
 from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugins.cli import main
@@ -23,12 +23,14 @@ from recd_plugins.interfaces import SessionKeys
 MODELS = ("rm1", "rm2", "rm3")
 
 
-def rows_of(shape: Shape, rows: int, layout: papercal.Layout = "clustered") -> pa.RecordBatch:
+def rows_of(
+    shape: TableColumns, rows: int, layout: papercal.Layout = "clustered"
+) -> pa.RecordBatch:
     keys = papercal.RowKeys.concat(list(papercal.row_keys(rows, 0, layout)))
     return papercal.make_rows(keys, shape)
 
 
-def named(shape: Shape, prefix: str):
+def named(shape: TableColumns, prefix: str):
     return [feature for feature in shape.features if feature.name.startswith(prefix)]
 
 

@@ -231,11 +231,11 @@ def test_heads_must_divide_the_dimension(cls: Any) -> None:
 
 
 def test_long_rows_do_not_pad_short_ones() -> None:
-    from recd_plugin_recd.pooling.packed_rows import PackedRows
+    from recd_plugin_recd.pooling.packed_rows import JaggedRows
 
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randn(300, generator=generator).add(2.6).exp().long().clamp(max=200)
     values = torch.zeros(int(lengths.sum()), DIM)
-    rows = PackedRows([JaggedTensor(values, lengths=lengths)])
+    rows = JaggedRows([JaggedTensor(values, lengths=lengths)])
     assert sum(places.shape[0] for places in rows._padded(values)) < 1.4 * len(values)
     assert len(lengths) * int(lengths.max()) > 5 * len(values)

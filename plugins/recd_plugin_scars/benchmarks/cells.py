@@ -12,7 +12,7 @@ from recd_plugin_scars.benchmarks.criteo import (
     CACHE_BYTES,
     EMBEDDING_DIM,
     FEATURES,
-    Criteo,
+    ScaledCriteo,
     draw,
 )
 from recd_plugin_scars.benchmarks.model import Shape
@@ -63,7 +63,7 @@ class Workload:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PlannedBatches:
     """Batches, and what a plan says of them."""
 
     job: Job
@@ -95,8 +95,8 @@ class Prepared:
 
 
 def prepare(
-    criteo: Criteo, num_batches: int, warmup: int, shape: Shape, device: str = "cpu"
-) -> Prepared:
+    criteo: ScaledCriteo, num_batches: int, warmup: int, shape: Shape, device: str = "cpu"
+) -> PlannedBatches:
     """Draw batches and plan the cache.
 
     Args:
@@ -118,10 +118,10 @@ def prepare(
         optimizer=shape.training.optimizer,
     )
     hot_rows = {name: table.hot_rows.copy() for name, table in plan.tables.items()}
-    return Prepared(Job(shape, np.stack(ids, 1), hot_rows, warmup, device), plan)
+    return PlannedBatches(Job(shape, np.stack(ids, 1), hot_rows, warmup, device), plan)
 
 
-def criteo_shape(criteo: Criteo, bottom: tuple[int, ...], top: tuple[int, ...]) -> Shape:
+def criteo_shape(criteo: ScaledCriteo, bottom: tuple[int, ...], top: tuple[int, ...]) -> Shape:
     """A model over the tables."""
     return Shape(FEATURES, criteo.rows, EMBEDDING_DIM, bottom, top, TRAINING)
 
@@ -266,7 +266,7 @@ class Cells:
 
 def measure_cells(workload: Workload, threads: int | None = None) -> Cells:
     """Train all sides, one after the other, in turns; with torch's threads, all cores without."""
-    prepared = _prepared(workload, Criteo(workload.scale))
+    prepared = _prepared(workload, ScaledCriteo(workload.scale))
     trained: dict[str, list[Trained]] = {name: [] for name in SIDES}
     with Ranks(1, threads=threads) as ranks:
         for _ in range(workload.turns):
@@ -275,7 +275,7 @@ def measure_cells(workload: Workload, threads: int | None = None) -> Cells:
                 trained[name].append(found)
         others = {}
         for other in _OTHER_EXPONENTS:
-            job = _prepared(workload, Criteo(workload.other_scale, other)).job
+            job = _prepared(workload, ScaledCriteo(workload.other_scale, other)).job
             plain, both = (ranks.run(measure, job, SIDES[name])[0] for name in (PLAIN, BOTH))
             others[other] = plain, both
     counted = [
@@ -291,7 +291,7 @@ def measure_cells(workload: Workload, threads: int | None = None) -> Cells:
     )
 
 
-def _prepared(workload: Workload, criteo: Criteo) -> Prepared:
+def _prepared(workload: Workload, criteo: ScaledCriteo) -> PlannedBatches:
     shape = criteo_shape(criteo, workload.bottom, workload.top)
     return prepare(criteo, workload.num_batches, workload.warmup, shape)
 

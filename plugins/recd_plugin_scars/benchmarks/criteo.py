@@ -26,7 +26,7 @@ BATCH_SIZE = 8192
 
 
 @dataclass(frozen=True)
-class Criteo:
+class ScaledCriteo:
     """The tables, all scaled alike.
 
     Attributes:

@@ -72,7 +72,7 @@ class FileWorkload:
 
 
 @dataclass(frozen=True)
-class FileTier:
+class FileTierFigures:
     """What was measured.
 
     Attributes:
@@ -147,7 +147,7 @@ class FileTier:
         ]
 
 
-def measure_file_tier(workload: FileWorkload, folder: Path) -> FileTier:
+def measure_file_tier(workload: FileWorkload, folder: Path) -> FileTierFigures:
     """Train all sides, each in a limited process of its own, in turns.
 
     Args:
@@ -171,7 +171,7 @@ def measure_file_tier(workload: FileWorkload, folder: Path) -> FileTier:
             job = _job(workload, access, folder, turn)
             plain.append(_run(limit, job, faster(probed), folder))
             ours.append(_run(limit, job, OURS, folder))
-    return FileTier(workload, probed, plain, ours)
+    return FileTierFigures(workload, probed, plain, ours)
 
 
 def faster(probed: Mapping[FileSide, float]) -> FileSide:

@@ -22,7 +22,7 @@ from recd_plugins.testing.benchmark import Detail, Figure, Findings, Size, movie
 
 if TYPE_CHECKING:
     from recd_plugins.api.registry import Registry
-    from recd_plugins.api.training import Group, Quality
+    from recd_plugins.api.training import GroupShare, Quality
 
 SUMMARY = "NE after training on hot batches and in the plain order (SCARS, sections III-IV)"
 
@@ -74,7 +74,7 @@ class Trained:
     """What one run found; ``groups`` of hot batches by name, else empty."""
 
     quality: Quality
-    groups: Mapping[str, Group]
+    groups: Mapping[str, GroupShare]
 
 
 #: Of a seed: the plain order, hot batches, and batches of random samples.

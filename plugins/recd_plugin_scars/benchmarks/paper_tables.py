@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recd_plugin_scars.benchmarks.cells import Prepared, criteo_shape, prepare
-from recd_plugin_scars.benchmarks.criteo import Criteo
+from recd_plugin_scars.benchmarks.cells import PlannedBatches, criteo_shape, prepare
+from recd_plugin_scars.benchmarks.criteo import ScaledCriteo
 from recd_plugin_scars.benchmarks.trainers import Job, Side, Trained, measure
 from recd_plugins.api.distributed import Ranks, backend_for
 from recd_plugins.testing.benchmark import Detail, Figure
@@ -121,8 +121,8 @@ def measure_on_device(
     return OnDevice(workload, trained)
 
 
-def _prepared(workload: DeviceWorkload, batch_size: int, device: str) -> Prepared:
-    criteo = Criteo(workload.scale, full_batch_size=batch_size)
+def _prepared(workload: DeviceWorkload, batch_size: int, device: str) -> PlannedBatches:
+    criteo = ScaledCriteo(workload.scale, full_batch_size=batch_size)
     shape = criteo_shape(criteo, workload.bottom, workload.top)
     return prepare(criteo, workload.num_batches, workload.warmup, shape, device)
 

@@ -44,7 +44,7 @@ class _RowsOrAll(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return "all" if value == "all" else AT_LEAST_1.convert(value, param, ctx)
 
 
-class CachePlan(PlanMode):
+class CachePlanMode(PlanMode):
     """The rows of each table that are worth keeping in fast memory."""
 
     flag = "--cache"

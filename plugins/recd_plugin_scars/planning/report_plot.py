@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recd_plugin_scars.planning.report import CacheReport
+from recd_plugin_scars.planning.cache_plan_report import CachePlanReport
 from recd_plugins.api.files import write_figure
 
 
-def plot(report: CacheReport, path: Path) -> None:
+def plot(report: CachePlanReport, path: Path) -> None:
     """What a sample takes, and what a step moves, against cached rows, with the chosen size.
 
     Args:

@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from recd_plugin_scars.planning.cache_plan_report import CachePlanReport, CurvePoint, traffic_bytes
 from recd_plugin_scars.planning.plan import CachedTable
 from recd_plugin_scars.planning.rates import measured_rates, rates_of
-from recd_plugin_scars.planning.report import CacheReport, CurvePoint, traffic_bytes
 from recd_plugins.api.planning import size_text, topology_line
 
 # Tables up to this many have a line each; of more, those that move most.
@@ -25,7 +25,7 @@ _LIMITS = {
 }
 
 
-def render(report: CacheReport) -> RenderableType:
+def render(report: CachePlanReport) -> RenderableType:
     """Ranks and costs, caches by table, traffic of a step, and the curve of sizes."""
     limit = _LIMITS[report.limit].format(steps=report.steps)
     parts: list[RenderableType] = [
@@ -43,7 +43,7 @@ def render(report: CacheReport) -> RenderableType:
     return Group(*parts)
 
 
-def _assumptions(report: CacheReport) -> Text:
+def _assumptions(report: CachePlanReport) -> Text:
     rates = rates_of(report.spec)
     ranks = report.spec.world_size
     searched = "" if report.shared is None else ", searched"
@@ -73,7 +73,7 @@ def _new(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _shown(report: CacheReport) -> tuple[list[CachedTable], int]:
+def _shown(report: CachePlanReport) -> tuple[list[CachedTable], int]:
     """Tables with a line of their own, and how many have none."""
     tables = list(report.plan.tables.values())
     if len(tables) <= _LINES:
@@ -82,7 +82,7 @@ def _shown(report: CacheReport) -> tuple[list[CachedTable], int]:
     return most, len(tables) - _LINES
 
 
-def _caches(report: CacheReport) -> Table:
+def _caches(report: CachePlanReport) -> Table:
     budget = "" if report.memory is None or report.shared else f" within {size_text(report.memory)}"
     columns = ("table", "rows", "useful", "cached", "share", "bytes", "lookups hit", "rows hit")
     lines = _new(f"Caches{budget}: the most read rows", columns)
@@ -119,7 +119,7 @@ def _caches(report: CacheReport) -> Table:
     return lines
 
 
-def _traffic(report: CacheReport) -> Table:
+def _traffic(report: CachePlanReport) -> Table:
     lines = _new(
         "Rows of a step between the tiers, read and written back",
         ("table", "plain", "coalesced", "cached", "both", "plain / both"),
@@ -142,7 +142,7 @@ def _traffic_line(lines: Table, name: str, tables: Sequence[CachedTable]) -> Non
     lines.add_row(name, *(size_text(num_bytes) for num_bytes in moved.values()), less)
 
 
-def _curve(report: CacheReport) -> Table:
+def _curve(report: CachePlanReport) -> Table:
     lines = _new(
         "More or less cached: what a sample takes of a rank",
         ("rows", "bytes", "samples a step", "moved", "us", "", ""),

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
+from recd_plugin_scars.planning.cache_plan_report import (
+    CachePlanReport,
+    CurvePoint,
+    Limit,
+    traffic_bytes,
+)
 from recd_plugin_scars.planning.joint import Memory, Optimum, RowOrder, StepCosts
 from recd_plugin_scars.planning.load import TableLoad
 from recd_plugin_scars.planning.plan import STEPS, CachePlan, row_order
 from recd_plugin_scars.planning.rates import rates_of
-from recd_plugin_scars.planning.report import CacheReport, CurvePoint, Limit, traffic_bytes
 from recd_plugins.api import RecdError, SetupError, Table
 from recd_plugins.api.access import AccessProfile
 from recd_plugins.api.model import tables_of
@@ -65,7 +70,7 @@ def study_caches(
     spec: TopologySpec,
     question: CacheQuestion,
     say: Callable[[str], None],
-) -> CacheReport:
+) -> CachePlanReport:
     """The caches of the tables that the registry's cache entries name, of all without an entry.
 
     Args:
@@ -127,7 +132,7 @@ def study_caches(
 
     plan = planned("static")
     lru = traffic_bytes([table.traffic for table in planned("lru").tables.values()])
-    return CacheReport(
+    return CachePlanReport(
         topology=topology,
         spec=spec,
         source=profile.source,

@@ -16,9 +16,9 @@ from recd_plugin_scars.runtime.fast_tier import FastTier
 from recd_plugin_scars.runtime.mover import Pending, RowMover
 from recd_plugin_scars.runtime.policies import BUILT_IN
 from recd_plugin_scars.runtime.row_policy import (
-    Lists,
     PolicyMaker,
     ShardRows,
+    SlotLists,
     Slots,
     check_leaving,
 )
@@ -87,7 +87,7 @@ class RowCache:
             sum(shard.capacity for shard in shards),
         )
         ends = np.cumsum([0, *map(len, hot)])
-        lists = Lists(self._pool)
+        lists = SlotLists(self._pool)
         self._policies = [
             shard.policy(ShardRows(lists, table, shard.capacity, (ends[table], ends[table + 1])))
             for table, shard in enumerate(shards)

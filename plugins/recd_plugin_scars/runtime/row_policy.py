@@ -18,7 +18,7 @@ from recd_plugins.api import PluginError
 Slots = NDArray[np.int32]
 
 
-class Lists:
+class SlotLists:
     """Links between slots: each is in one list at most, of whichever policy has its table.
 
     Args:
@@ -60,7 +60,7 @@ class ShardRows:
         num_rows: all of them.
     """
 
-    def __init__(self, lists: Lists, place: int, capacity: int, hot: tuple[int, int]) -> None:
+    def __init__(self, lists: SlotLists, place: int, capacity: int, hot: tuple[int, int]) -> None:
         first, end = lists.pool.first_rows[place : place + 2]
         self._first, self.num_rows = int(first), int(end - first)
         self.lists, self.capacity = lists, capacity

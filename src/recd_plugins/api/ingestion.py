@@ -8,22 +8,22 @@ from recd_plugins.clock import clock_of
 from recd_plugins.cores import available_cores
 from recd_plugins.data.loader import DataLoader, build_dataloader
 from recd_plugins.data.pace import STALL_TARGET, Pace
+from recd_plugins.data.read_task import BatchBlock, ReadTask, State, TaskReader, hand_out
 from recd_plugins.data.stalls import STALL_CAUSES, MakingTimes, StallMeter
 from recd_plugins.data.wire import decode, encode
-from recd_plugins.data.work import Block, State, Work, WorkReader, hand_out
 from recd_plugins.processes import portable
 
 __all__ = [
     "STALL_CAUSES",
     "STALL_TARGET",
-    "Block",
+    "BatchBlock",
     "DataLoader",
     "MakingTimes",
     "Pace",
+    "ReadTask",
     "StallMeter",
     "State",
-    "Work",
-    "WorkReader",
+    "TaskReader",
     "available_cores",
     "build_dataloader",
     "clock_of",

@@ -4,12 +4,13 @@ For calibrations and benchmarks. Needs torch and TorchRec.
 """
 
 from recd_plugins.training.assembly import Side, assemble
+from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
 from recd_plugins.training.calibration_file import calibration_job, refuse_existing, write_topology
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.compare import Comparison, loss_max_abs_diff
-from recd_plugins.training.group_report import Group
+from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.memory import peak_bytes
 from recd_plugins.training.meter import sum_by_kind
@@ -24,24 +25,23 @@ from recd_plugins.training.profile_events import (
 )
 from recd_plugins.training.quality import Predictions, Quality
 from recd_plugins.training.session import session
-from recd_plugins.training.source import Source
 from recd_plugins.training.table_parts import sections_of
 from recd_plugins.training.trainer import Job, Result
 from recd_plugins.versions import fbgemm_has_cuda
 
 __all__ = [
     "PROFILED_STEP",
+    "BatchSource",
     "Callbacks",
     "Checkpoints",
     "Comparison",
-    "Group",
+    "GroupShare",
     "Job",
     "Predictions",
     "Progress",
     "Quality",
     "Result",
     "Side",
-    "Source",
     "Span",
     "StepEvents",
     "StepProfile",

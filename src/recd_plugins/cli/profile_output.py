@@ -78,7 +78,7 @@ def finish(
 
 def show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -> None:
     """Print what a profile says of its tables, and write it as JSON and as a picture."""
-    from recd_plugins.access.report import as_json, plot, render
+    from recd_plugins.access.profile_report import as_json, plot, render
 
     Console().print(render(made))
     if json_path is not None:

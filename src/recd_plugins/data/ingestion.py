@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from recd_plugins.data.model_input import ModelInput
-from recd_plugins.data.work import Work
+from recd_plugins.data.read_task import ReadTask
 from recd_plugins.interfaces import Feed, Ingestion, Reader
 from recd_plugins.plugin_call import plugin_call, plugin_items
 from recd_plugins.registry.entries import Entry, at_entry
@@ -34,17 +34,17 @@ class IngestionFeed(Feed):
     Args:
         path: of the registry file.
         entry: of its ingestion.
-        work: of the rank.
+        task: of the rank.
 
     Raises:
         RegistryError: it cannot run here; names the line of its entry.
         PluginError: the ingestion failed.
     """
 
-    def __init__(self, path: Path, entry: Entry[Ingestion], work: Work) -> None:
+    def __init__(self, path: Path, entry: Entry[Ingestion], task: ReadTask) -> None:
         self._plugin = entry.plugin
         with at_entry(path, entry), plugin_call(self._plugin, "open"):
-            self._feed = self._plugin.open(work)
+            self._feed = self._plugin.open(task)
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:
         """See ``Feed.read``."""

@@ -12,8 +12,8 @@ import torch
 from recd_plugins.activity import doing
 from recd_plugins.data.ingestion import IngestionFeed
 from recd_plugins.data.model_input import ModelInput
+from recd_plugins.data.read_task import ReadTask
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
-from recd_plugins.data.work import Work
 from recd_plugins.interfaces import Feed, Reader, Split
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class DataLoader:
         """The position after the last batch that was handed out, whoever read it.
 
         A train pipeline takes batches ahead of training: feed it from
-        ``recd_plugins.training.source.Source``, which knows the position that training has reached.
+        ``recd_plugins.training.batch_source.BatchSource``, which knows the position that training
+        has reached.
         """
         return self._reader.state_dict()
 
@@ -126,12 +127,12 @@ def _feed(
 ) -> Feed:
     if registry.ingestion is None and not registry.training.workers:
         return _OwnFeed(RowPipeline(registry, fitted_transforms(registry, prepared)))
-    work = Work.of(registry, rank, world_size, split, prepared)
+    task = ReadTask.of(registry, rank, world_size, split, prepared)
     if registry.ingestion is not None:
-        return IngestionFeed(registry.path, registry.ingestion, work)
+        return IngestionFeed(registry.path, registry.ingestion, task)
     from recd_plugins.data.workers import Workers
 
-    return Workers(work, registry.training.workers)
+    return Workers(task, registry.training.workers)
 
 
 class _OwnFeed(Feed):

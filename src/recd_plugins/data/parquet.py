@@ -19,7 +19,7 @@ from recd_plugins.data.list_dict import is_id_list, is_list_dict, is_marked
 from recd_plugins.data.read_plan import Piece, Unit
 from recd_plugins.data.row_counts import RowCounts, digest_of_footer
 from recd_plugins.data.row_filter import Condition, RowFilter, holds_for_key
-from recd_plugins.data.splits import Split, handed_out, read_splits
+from recd_plugins.data.row_groups import RowGroup, handed_out, read_splits
 from recd_plugins.data.storage import Location, Storage
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Rows
@@ -117,10 +117,10 @@ class ParquetTable:
             for location, footer in zip(self.locations, self._metadata, strict=True)
         }
 
-    def splits(self, pieces: Iterable[Piece], schema: pa.Schema) -> Iterator[Split]:
+    def splits(self, pieces: Iterable[Piece], schema: pa.Schema) -> Iterator[RowGroup]:
         """Pieces as work items, those of one row group that follow each other as one."""
         for unit, adjacent in groupby(pieces, key=lambda piece: piece.unit):
-            yield Split(
+            yield RowGroup(
                 file=self.locations[unit.file],
                 group=unit.group,
                 first_row=unit.first_row,

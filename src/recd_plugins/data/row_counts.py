@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from recd_plugins.data.buffered_file import ReadOptions
 from recd_plugins.data.file_identity import replaced
 from recd_plugins.data.row_filter import Condition, RowFilter
-from recd_plugins.data.splits import OpenFile
+from recd_plugins.data.row_groups import OpenFile
 from recd_plugins.data.storage import Location
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.files import read_note, real_path, write_note

@@ -19,7 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from recd_plugins.activity import doing
 from recd_plugins.data.handover import Packed, pack, unpack
 from recd_plugins.data.model_input import ModelInput
-from recd_plugins.data.work import Block, State, Work, hand_out
+from recd_plugins.data.read_task import BatchBlock, ReadTask, State, hand_out
 from recd_plugins.data.worker_processes import WorkerContext, WorkerDied
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.interfaces import Feed, Reader
@@ -30,12 +30,12 @@ class Workers(Feed):
     """Processes that share the batches of one rank.
 
     Args:
-        work: of the rank.
+        task: of the rank.
         num_workers: how many.
     """
 
-    def __init__(self, work: Work, num_workers: int) -> None:
-        self._work = work
+    def __init__(self, task: ReadTask, num_workers: int) -> None:
+        self._task = task
         self._num_workers = num_workers
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:
@@ -58,7 +58,7 @@ class Workers(Feed):
                     return
             except WorkerDied as died:
                 deaths += 1
-                what = f"reader worker {died.worker} of rank {self._work.rank} {died.how}"
+                what = f"reader worker {died.worker} of rank {self._task.rank} {died.how}"
                 if deaths == 3:
                     raise SetupError(
                         f"{what}, the third death without a batch in between{died.remedy}. With "
@@ -66,7 +66,7 @@ class Workers(Feed):
                     ) from None
                 print(f"{what}; new workers read on{died.remedy}", file=sys.stderr)
 
-    def _blocks(self, position: State) -> Generator[Block, None, None]:
+    def _blocks(self, position: State) -> Generator[BatchBlock, None, None]:
         """What the workers make of the batches from ``position`` on, in the order of the batches.
 
         Raises:
@@ -77,7 +77,7 @@ class Workers(Feed):
         try:
             with _quiet():
                 loader = StatefulDataLoader(
-                    _Share(self._work, position),
+                    _Share(self._task, position),
                     batch_size=None,
                     num_workers=self._num_workers,
                     # Blocks that a worker is ahead.
@@ -95,7 +95,7 @@ class Workers(Feed):
                 if block is None:
                     return
                 start = time.perf_counter()
-                unpacked: Block = unpack(block)
+                unpacked: BatchBlock = unpack(block)
                 yield unpacked.moved(block.seconds, time.perf_counter() - start)
         except (RuntimeError, OSError, EOFError) as error:
             context.raise_death(error)
@@ -109,8 +109,8 @@ class Workers(Feed):
 class _Share(IterableDataset[Packed]):
     """What a worker iterates over: its blocks, packed."""
 
-    def __init__(self, work: Work, position: State) -> None:
-        self._work = work
+    def __init__(self, task: ReadTask, position: State) -> None:
+        self._task = task
         self._position = position
 
     def __iter__(self) -> Iterator[Packed]:
@@ -120,11 +120,11 @@ class _Share(IterableDataset[Packed]):
         info = get_worker_info()
         assert info is not None, "only workers iterate over it"
         try:
-            reader = self._work.open()
+            reader = self._task.open()
             for block in reader.blocks(self._position, info.id, info.num_workers):
                 yield pack(block)
         except RecdError as error:
-            yield pack(Block(info.id, [], portable(error)))
+            yield pack(BatchBlock(info.id, [], portable(error)))
 
 
 @contextmanager

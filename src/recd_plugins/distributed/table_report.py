@@ -55,7 +55,7 @@ class TableLine:
 
 
 @dataclass(frozen=True)
-class TableReport:
+class ShardedTables:
     """All tables of a sharded model.
 
     ``str`` makes a table of it, with a line for all tables that share all but name and rows, which
@@ -85,7 +85,7 @@ class TableReport:
         )
 
 
-def describe_tables(dmp: nn.Module) -> TableReport:
+def describe_tables(dmp: nn.Module) -> ShardedTables:
     """Who shards which table of a model, and what trains it. No collective call.
 
     Optimizers are those that the modules gave their kernels, on whichever rank these are.
@@ -97,7 +97,7 @@ def describe_tables(dmp: nn.Module) -> TableReport:
     lines = [line for path, module in outermost_sharded(model) for line in _lines(path, module)]
     for left in embedding_modules(model):
         lines += _left(left)
-    return TableReport(tuple(lines))
+    return ShardedTables(tuple(lines))
 
 
 def outermost_sharded(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:

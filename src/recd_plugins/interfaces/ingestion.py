@@ -12,7 +12,7 @@ from recd_plugins.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
     from recd_plugins.data.model_input import ModelInput
-    from recd_plugins.data.work import Work
+    from recd_plugins.data.read_task import ReadTask
 
 
 class Ingestion(Plugin, ABC):
@@ -32,13 +32,13 @@ class Ingestion(Plugin, ABC):
         """
 
     @abstractmethod
-    def open(self, work: Work) -> Feed:
+    def open(self, task: ReadTask) -> Feed:
         """What feeds one rank from one split; a rank may have several open, of several splits.
 
         Every rank calls it for the same splits in the same order.
 
         Args:
-            work: all that a reader has to know; pickle it to another process.
+            task: all that a reader has to know; pickle it to another process.
 
         Raises:
             SetupError: there is nothing to run readers on; says what to do.
@@ -54,8 +54,8 @@ class Feed(ABC):
 
         ``reader`` is moved along by ``load_state_dict``, to the position after each batch before it
         is handed out and at the end to the start of the next epoch: ``hand_out`` of
-        ``recd_plugins.data.work`` does it. It reads nothing itself. An iteration may be left early,
-        and a new one started at any position.
+        ``recd_plugins.api.ingestion`` does it. It reads nothing itself. An iteration may be left
+        early, and a new one started at any position.
 
         Raises:
             RecdError: what a reader raised, at its batch.

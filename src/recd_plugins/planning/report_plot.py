@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recd_plugins.files import write_figure
-from recd_plugins.planning.report import PlanReport
+from recd_plugins.planning.plan_report import PlanReport
 from recd_plugins.planning.stages import STAGES
 
 

@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from recd_plugins.planning.report import PlanReport, SideReport, TableReport
+from recd_plugins.planning.plan_report import PlannedTable, PlanReport, SideReport
 from recd_plugins.planning.topologies import TopologySpec
 
 # Tables up to this many have a line each; more are put together where they are alike.
@@ -111,7 +111,7 @@ def _shards(side: SideReport) -> Table:
     return table
 
 
-def _sharding(table: TableReport) -> str:
+def _sharding(table: PlannedTable) -> str:
     """TorchRec's name, what table parts say, and whether ids are coalesced."""
     coalesced = ["coalesced"] if table.uncoalesced_vectors is not None else []
     return "\n".join([table.sharding_type, *table.words, *coalesced])
@@ -137,7 +137,7 @@ def _coalesced(side: SideReport) -> list[Text]:
     return [Text(words)]
 
 
-def _alike(tables: Sequence[TableReport]) -> list[list[TableReport]]:
+def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
     """Tables of one size that are sharded in one way, where there are too many for a line each."""
     if len(tables) <= _LINES:
         return [[table] for table in tables]

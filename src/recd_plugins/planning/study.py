@@ -10,7 +10,7 @@ from recd_plugins.errors import NoPlanError
 from recd_plugins.planning.candidates import Candidate, as_plain, data_of_model, with_plugins
 from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.largest_batch import largest_batch
-from recd_plugins.planning.report import PlanReport, SideReport, report_side
+from recd_plugins.planning.plan_report import PlanReport, SideReport, report_side
 from recd_plugins.planning.stage_times import StageCosts
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import Registry

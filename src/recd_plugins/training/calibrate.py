@@ -43,7 +43,7 @@ _COMMUNICATION: tuple[Stage, ...] = ("all_to_all", "all_reduce")
 
 
 @dataclass(frozen=True)
-class Point:
+class CalibrationPoint:
     """One measured combination of side and batch size.
 
     Attributes:
@@ -71,7 +71,7 @@ class Calibration:
     """Costs of this machine, and the points that they were fitted to and compared with."""
 
     costs: StageCosts
-    points: Sequence[Point]
+    points: Sequence[CalibrationPoint]
 
     @property
     def worst_factor(self) -> float:
@@ -119,11 +119,11 @@ class Calibration:
         )
         return table
 
-    def _cell(self, point: Point, stage: Stage) -> str:
+    def _cell(self, point: CalibrationPoint, stage: Stage) -> str:
         predicted = getattr(predict(point.works, self.costs), stage)
         return f"{predicted * 1e3:.1f} / {getattr(point.measured, stage) * 1e3:.1f}"
 
-    def _meaningful(self, point: Point) -> list[tuple[Stage, float, float]]:
+    def _meaningful(self, point: CalibrationPoint) -> list[tuple[Stage, float, float]]:
         measured = point.measured.as_dict()
         predicted = predict(point.works, self.costs).as_dict()
         return [
@@ -152,7 +152,7 @@ def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 
     candidates = {"plugins": plugins, "baseline": as_plain(plugins)}
     compute = measure_compute(registry)
     measured = [
-        Point(
+        CalibrationPoint(
             side,
             size,
             work_of_step(
@@ -173,7 +173,7 @@ def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 
     return Calibration(fit([point for point in measured if point.fitted], costs), measured)
 
 
-def fit(points: Sequence[Point], costs: StageCosts) -> StageCosts:
+def fit(points: Sequence[CalibrationPoint], costs: StageCosts) -> StageCosts:
     """The costs, none negative, whose relative errors at ``points`` have the least squares.
 
     Args:
@@ -201,7 +201,7 @@ def fit(points: Sequence[Point], costs: StageCosts) -> StageCosts:
     return StageCosts(**fitted)
 
 
-def _equations(point: Point, stage: Stage) -> list[tuple[Work, float]]:
+def _equations(point: CalibrationPoint, stage: Stage) -> list[tuple[Work, float]]:
     """Work and the seconds that it took."""
     seconds = [getattr(times, stage) for times in point.ranks]
     if stage not in _COMMUNICATION:

@@ -14,7 +14,7 @@ from recd_plugins.training.trainer import Result
 
 
 @dataclass(frozen=True)
-class Figure:
+class ComparedFigure:
     """One row of the table: a value of each side and, where both are there, their ratio."""
 
     name: str
@@ -40,11 +40,13 @@ class Comparison:
         """The largest difference of the two losses of one step; NaN where a loss is NaN."""
         return loss_max_abs_diff(self.plugins, self.baseline)
 
-    def figures(self) -> list[Figure]:
+    def figures(self) -> list[ComparedFigure]:
         """Everything that both sides measured."""
         before, after = figures(self.baseline), figures(self.plugins)
         return [
-            Figure(name, unit, before.get(name, (None, ""))[0], after.get(name, (None, ""))[0])
+            ComparedFigure(
+                name, unit, before.get(name, (None, ""))[0], after.get(name, (None, ""))[0]
+            )
             for name, unit in {
                 name: unit for side in (before, after) for name, (_, unit) in side.items()
             }.items()

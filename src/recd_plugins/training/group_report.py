@@ -33,7 +33,7 @@ class GroupCount:
 
 
 @dataclass(frozen=True)
-class Group:
+class GroupShare:
     """What was trained on of one group.
 
     Attributes:
@@ -57,7 +57,7 @@ class Group:
 class GroupReport:
     """The groups of a run, since it was started or resumed; that of mixed batches last."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[GroupShare, ...]
 
     @classmethod
     def of(cls, ranks: Sequence[GroupCount], expected: Mapping[str, float]) -> GroupReport | None:
@@ -79,7 +79,7 @@ class GroupReport:
         names = [*sorted(samples), MIXED]
         return cls(
             tuple(
-                Group(
+                GroupShare(
                     name,
                     samples[name],
                     samples[name] / samples.total(),

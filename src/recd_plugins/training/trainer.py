@@ -25,6 +25,7 @@ from recd_plugins.interfaces import Section, Split
 from recd_plugins.planning.stages import StageTimes
 from recd_plugins.registry import Prepared, Registry, TrainingSpec, load_registry
 from recd_plugins.training.assembly import Side, assemble
+from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
@@ -36,7 +37,6 @@ from recd_plugins.training.meter import Meter, sum_by_kind
 from recd_plugins.training.pipeline import CheckedTrainPipeline
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions, Quality
-from recd_plugins.training.source import Source
 from recd_plugins.training.stall_report import StallReport
 from recd_plugins.training.table_parts import channels_of, observed_by, sections_of
 
@@ -172,7 +172,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     losses = list(progress.losses)
     saved_step = first_step = progress.step
 
-    source = Source(loader, progress, training.epochs, training.steps)
+    source = BatchSource(loader, progress, training.epochs, training.steps)
     stalls = StallMeter(device)
     batches = callbacks.watched(stalls.metered(source))
     meter = Meter(dmp, device, channels_of(prepared.table_parts, dmp.module), stalls)

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from recd_plugin_dsi.planning.measure import Reading, Training
-from recd_plugin_dsi.planning.report import ReaderPlan
+from recd_plugin_dsi.planning.readers_report import ReaderPlan
 from recd_plugin_dsi.planning.report_plot import plot
 from recd_plugin_dsi.planning.report_text import render
 from recd_plugins.data.stalls import MakingTimes

@@ -9,7 +9,7 @@ import pytest
 
 from recd_plugin_flexshard.planning import (
     PAPER,
-    Cluster,
+    ClusterShape,
     Collective,
     CollectiveSeconds,
     CostOptions,
@@ -132,6 +132,6 @@ def test_options_that_make_no_sense(name, value):
 
 def test_clusters_that_make_no_sense():
     with pytest.raises(SetupError, match="1 node"):
-        Cluster(0, 8, 4096)
+        ClusterShape(0, 8, 4096)
     with pytest.raises(SetupError, match="bandwidth above 0"):
         Collective(0.0)

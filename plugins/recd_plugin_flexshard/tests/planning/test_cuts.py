@@ -9,7 +9,7 @@ import pytest
 
 from recd_plugin_flexshard.planning import (
     PAPER_FLAT,
-    Cluster,
+    ClusterShape,
     CostOptions,
     TableDemand,
     four_points,
@@ -146,7 +146,7 @@ def test_tables_are_cut_as_their_merged_rows_would_be():
         tables.append(TableDemand(f"t{index}", len(p), 16, p, dedupe_factor=factor))
         merged += [(row / factor, index) for row in p]
     merged.sort(key=lambda each: (-each[0], each[1]))
-    cluster = Cluster(2, 4, 300, PAPER_FLAT)
+    cluster = ClusterShape(2, 4, 300, PAPER_FLAT)
     for plan in two_tier_curve(tables, cluster, TIME, [0, 1, 17, 500, 3003]):
         rows = sum(table.hot for table in plan.tables)
         expected = [sum(index == of for _, of in merged[:rows]) for index in range(3)]
@@ -175,7 +175,7 @@ def test_bins_and_tails_are_cut_in_rows():
         "t", 100, 8, np.array([0.9, 0.2]), repeats=np.array([10, 30]), tail_rows=60,
         tail_probability=0.01,
     )  # fmt: skip
-    cluster = Cluster(2, 2, 64, PAPER_FLAT)
+    cluster = ClusterShape(2, 2, 64, PAPER_FLAT)
     for strategy in ("two_tier", "three_tier", "joint"):
         for ratio in (0.9, 1.0, 1.3, 3.0):
             options = CostOptions(memory_ratio=ratio, minimise="bytes")

@@ -10,7 +10,7 @@ import pytest
 from recd_plugin_flexshard.planning import (
     PAPER,
     PAPER_FLAT,
-    Cluster,
+    ClusterShape,
     Collective,
     Collectives,
     CostOptions,
@@ -79,7 +79,7 @@ def random_case(seed: int, tables: int, rows: int):
         return Collective(scale * rng.uniform(0.3, 3), 0.0 if flat else rng.uniform(0, 3e-6))
 
     collectives = Collectives(*(collective(scale) for scale in (1e9, 8e9, 2e9, 4e9)))
-    cluster = Cluster(
+    cluster = ClusterShape(
         int(rng.integers(1, 5)), int(rng.integers(1, 9)), int(rng.integers(2, 40)), collectives
     )
     options = CostOptions(

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from recd_plugin_flexshard.planning import Cluster, CostOptions, TableDemand, paper, plan_tiers
+from recd_plugin_flexshard.planning import ClusterShape, CostOptions, TableDemand, paper, plan_tiers
 from recd_plugin_flexshard.planning.plan import POINTS, Strategy
-from recd_plugin_flexshard.planning.report import EntryTiers, TiersReport, merged
 from recd_plugin_flexshard.planning.report_plot import plot
 from recd_plugin_flexshard.planning.report_text import render
 from recd_plugin_flexshard.planning.sections import collectives_of
+from recd_plugin_flexshard.planning.tier_plan_report import EntryTiers, TiersReport, merged
 from recd_plugin_flexshard.planning.tier_study import study_entry
 from recd_plugins.errors import RecdError
 from recd_plugins.planning.topologies import load_topology
 
 SPEC = load_topology("zionex-a100-40g")
 COLLECTIVES = collectives_of(SPEC.collective_rates)
-SMALL = Cluster(nodes=2, ranks_per_node=2, batch_size=64, collectives=COLLECTIVES)
+SMALL = ClusterShape(nodes=2, ranks_per_node=2, batch_size=64, collectives=COLLECTIVES)
 
 
 def table(name: str, rows: int, length: float) -> TableDemand:
@@ -33,7 +33,7 @@ def table(name: str, rows: int, length: float) -> TableDemand:
 
 def entry(
     strategy: Strategy = "three_tier",
-    cluster: Cluster = SMALL,
+    cluster: ClusterShape = SMALL,
     tables: int = 2,
     what_if: dict[str, float] | None = None,
 ) -> EntryTiers:

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from recd_plugin_flexshard.planning import (
-    Cluster,
+    ClusterShape,
     CostOptions,
     TableDemand,
     TableTiers,
@@ -19,13 +19,13 @@ from recd_plugin_flexshard.planning import (
     traffic,
 )
 from recd_plugin_flexshard.planning.routes import TableRoute, routes_of
-from recd_plugin_flexshard.planning.simulate import Lookups, imbalance, simulate
+from recd_plugin_flexshard.planning.simulate import StepLookups, imbalance, simulate
 from recd_plugin_flexshard.planning.sources import DrawnBatches
 from recd_plugin_flexshard.tests.planning import simulate_cases as cases
 from recd_plugins.testing.gloo import run_on_ranks
 
 
-def case_plan(cluster: Cluster, options: CostOptions) -> TierPlan:
+def case_plan(cluster: ClusterShape, options: CostOptions) -> TierPlan:
     """The tiers of ``simulate_cases``, as a plan."""
     tables = []
     for name, tiers in cases.TIERS.items():
@@ -53,7 +53,7 @@ class CaseBatches:
 
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
-    ) -> Iterator[tuple[Lookups, Lookups]]:
+    ) -> Iterator[tuple[StepLookups, StepLookups]]:
         for step in range(steps):
             lists = {name: cases.lists(rank, step, name) for name in "abcd"}
             ids = [
@@ -61,9 +61,9 @@ class CaseBatches:
                 for features in cases.FEATURES.values()
             ]
 
-            def lookups(of: list[NDArray[np.int64]], num_lists: int) -> Lookups:
+            def lookups(of: list[NDArray[np.int64]], num_lists: int) -> StepLookups:
                 counts = [route.counts(each) for route, each in zip(routes, of, strict=True)]
-                return Lookups(counts, num_lists, self._length_bytes)
+                return StepLookups(counts, num_lists, self._length_bytes)
 
             plain = lookups(ids, sum(map(len, lists.values())))
             coalesced = routes[0].coalesced
@@ -78,7 +78,7 @@ class CaseBatches:
 def test_bytes_and_lookups_are_those_of_real_ranks(
     ranks: int, ranks_per_node: int, lengths: torch.dtype, coalesced: bool
 ) -> None:
-    cluster = Cluster(ranks // ranks_per_node, ranks_per_node, batch_size=12)
+    cluster = ClusterShape(ranks // ranks_per_node, ranks_per_node, batch_size=12)
     plan = case_plan(cluster, CostOptions(coalesce=coalesced))
     played = simulate(plan, CaseBatches(lengths.itemsize), cases.STEPS)
     for side in (played.tiered, played.row_wise):
@@ -128,7 +128,7 @@ def zipf_demand(name: str, rows: int, dim: int, seed: int, factor: float = 1.0) 
 
 def test_drawn_batches_come_to_what_the_plan_predicts() -> None:
     demands = [zipf_demand("a", 60_000, 16, 0), zipf_demand("b", 9000, 8, 1, factor=2.0)]
-    plan = plan_tiers(demands, Cluster(8, 4, 256), "three_tier")
+    plan = plan_tiers(demands, ClusterShape(8, 4, 256), "three_tier")
     assert all(table.hot and table.flex for table in plan.tables)
     played = simulate(plan, DrawnBatches(plan), 4)
     assert played.a2a_reduction == pytest.approx(plan.a2a_reduction, abs=0.005)
@@ -145,7 +145,7 @@ def test_drawn_batches_come_to_what_the_plan_predicts() -> None:
 
 def test_draws_have_the_spread_of_ids_drawn_one_by_one() -> None:
     demand = zipf_demand("a", 400, 4, 0)
-    plan = plan_tiers([demand], Cluster(2, 2, 64), "joint", CostOptions(minimise="bytes"))
+    plan = plan_tiers([demand], ClusterShape(2, 2, 64), "joint", CostOptions(minimise="bytes"))
     (route,) = [TableRoute(table, plan.cluster, 0) for table in plan.tables]
     random = np.random.default_rng(0)
     probabilities = np.append(demand.probabilities, np.full(50, demand.tail_probability))
@@ -162,7 +162,7 @@ def test_draws_have_the_spread_of_ids_drawn_one_by_one() -> None:
 
 
 def test_the_same_seed_draws_the_same() -> None:
-    plan = plan_tiers([zipf_demand("a", 40_000, 4, 0)], Cluster(2, 2, 64), "two_tier")
+    plan = plan_tiers([zipf_demand("a", 40_000, 4, 0)], ClusterShape(2, 2, 64), "two_tier")
     one, same, other = (simulate(plan, DrawnBatches(plan, seed), 2) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one.tiered.received, same.tiered.received)
     assert (one.tiered.received != other.tiered.received).any()
@@ -170,7 +170,7 @@ def test_the_same_seed_draws_the_same() -> None:
 
 def test_rows_in_order_overload_the_first_rank_of_row_wise_tables() -> None:
     demand = TableDemand("a", 4000, 4, 5 * np.arange(1.0, 4001.0) ** -1.1)
-    plan = plan_tiers([demand], Cluster(4, 2, 64), "two_tier")
+    plan = plan_tiers([demand], ClusterShape(4, 2, 64), "two_tier")
     played = simulate(plan, DrawnBatches(plan), 2)
     assert imbalance(played.row_wise.lookups) > 4
     assert imbalance(played.tiered.lookups) < imbalance(played.row_wise.lookups)
@@ -181,7 +181,7 @@ def test_rows_in_order_overload_the_first_rank_of_row_wise_tables() -> None:
 
 def test_binned_demands_and_changed_ones() -> None:
     flat = TableDemand("a", 100, 4, np.array([0.5, 0.1]), repeats=np.array([10, 60]), tail_rows=30)
-    plan = plan_tiers([flat], Cluster(1, 4, 8), "row_wise")
+    plan = plan_tiers([flat], ClusterShape(1, 4, 8), "row_wise")
     (route,) = routes_of(plan)
     assert route.rates(flat)[-1].tolist() == pytest.approx([6.5, 2.5, 2.0, 0.0])
     changed = TableDemand("a", 100, 4, np.array([2.0]), np.array([99]), tail_rows=99)
@@ -191,7 +191,7 @@ def test_binned_demands_and_changed_ones() -> None:
 def test_drawn_batches_of_a_coalesced_plan_come_to_what_it_predicts() -> None:
     demands = [zipf_demand("a", 60_000, 16, 0), zipf_demand("b", 9000, 8, 1, factor=2.0)]
     options = CostOptions(coalesce=True, minimise="bytes", memory_ratio=3.0)
-    plan = plan_tiers(demands, Cluster(8, 4, 256), "three_tier", options)
+    plan = plan_tiers(demands, ClusterShape(8, 4, 256), "three_tier", options)
     assert any(table.flex for table in plan.tables)
     played = simulate(plan, DrawnBatches(plan), 4)
     assert played.a2a_reduction == pytest.approx(plan.a2a_reduction, abs=0.005)
@@ -205,7 +205,7 @@ def test_drawn_batches_of_a_coalesced_plan_come_to_what_it_predicts() -> None:
 def test_draws_of_distinct_rows_have_the_spread_of_ids_drawn_one_by_one() -> None:
     demand = zipf_demand("a", 400, 4, 0)
     options = CostOptions(coalesce=True, minimise="bytes", memory_ratio=3.0)
-    plan = plan_tiers([demand], Cluster(2, 2, 16), "joint", options)
+    plan = plan_tiers([demand], ClusterShape(2, 2, 16), "joint", options)
     (route,) = routes_of(plan)
     random = np.random.default_rng(0)
     probabilities = np.append(demand.probabilities, np.full(50, demand.tail_probability))

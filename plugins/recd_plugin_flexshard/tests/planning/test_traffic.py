@@ -11,7 +11,7 @@ import pytest
 
 from recd_plugin_flexshard.planning import (
     TIERS,
-    Cluster,
+    ClusterShape,
     CostOptions,
     TableDemand,
     TableTiers,
@@ -31,14 +31,14 @@ DEMAND = TableDemand(
 )
 
 
-def three_tiers(cluster: Cluster, options: CostOptions = OPTIONS):
+def three_tiers(cluster: ClusterShape, options: CostOptions = OPTIONS):
     plan = plan_tiers([DEMAND], cluster, "row_wise", options)
     table = TableTiers(DEMAND, 2, 4, 0.0, 0.0, hot_sent=16.0, flex_sent=20.0, cold_sent=5.0)
     return replace(plan, tables=(table,))
 
 
 def test_bytes_by_tier():
-    sent = traffic(three_tiers(Cluster(2, 2, 10)))
+    sent = traffic(three_tiers(ClusterShape(2, 2, 10)))
     assert list(sent) == list(TIERS)
     # 3 of 4 ranks are others; ids of 8 bytes; to each of them lengths of 4, 2 lists of 10 samples,
     # and 3 sizes.
@@ -60,8 +60,8 @@ def test_bytes_by_tier():
 
 
 def test_wires_of_half_the_bytes_carry_embeddings_alone():
-    full = traffic(three_tiers(Cluster(2, 2, 10)))
-    half = traffic(three_tiers(Cluster(2, 2, 10), replace(OPTIONS, wire_bytes=2)))
+    full = traffic(three_tiers(ClusterShape(2, 2, 10)))
+    half = traffic(three_tiers(ClusterShape(2, 2, 10), replace(OPTIONS, wire_bytes=2)))
     for tier in ("cold", "flex"):
         assert half[tier].float_bytes == full[tier].float_bytes / 2
         assert half[tier].integer_bytes == full[tier].integer_bytes
@@ -69,14 +69,14 @@ def test_wires_of_half_the_bytes_carry_embeddings_alone():
 
 
 def test_without_flex_rows_a_node_exchanges_no_sizes():
-    plan = three_tiers(Cluster(2, 2, 10))
+    plan = three_tiers(ClusterShape(2, 2, 10))
     (table,) = plan.tables
     without = replace(plan, tables=(replace(table, flex=0, flex_sent=0.0),))
     assert traffic(without)["flex"].bytes == 0
 
 
 def test_one_rank_sends_nothing():
-    sent = traffic(three_tiers(Cluster(1, 1, 10)))
+    sent = traffic(three_tiers(ClusterShape(1, 1, 10)))
     assert [each.bytes for each in sent.values()] == [0, 0, 0, 0]
 
 

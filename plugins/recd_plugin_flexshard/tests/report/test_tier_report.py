@@ -10,7 +10,7 @@ from rich.console import Console
 
 from recd_plugin_flexshard.planning import (
     PAPER_FLAT,
-    Cluster,
+    ClusterShape,
     CostOptions,
     Strategy,
     TableDemand,
@@ -21,7 +21,7 @@ from recd_plugin_flexshard.planning import (
 from recd_plugin_flexshard.report.tier_report import OtherTables, TierReport
 from recd_plugin_flexshard.runtime.retier import RetierReport
 
-CLUSTER = Cluster(nodes=4, ranks_per_node=8, batch_size=4096, collectives=PAPER_FLAT)
+CLUSTER = ClusterShape(nodes=4, ranks_per_node=8, batch_size=4096, collectives=PAPER_FLAT)
 
 
 def plan(strategy: Strategy, dedupe_factor: float = 1.0) -> TierPlan:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from recd_plugin_recd.logs import shard_reader
 from recd_plugin_recd.logs.damage import Damage
-from recd_plugin_recd.logs.shard_reader import Block, ShardReader
+from recd_plugin_recd.logs.shard_reader import RecordBlock, ShardReader
 from recd_plugin_recd.tests.logs.tables import by_row, rows, unexpected, write
 from recd_plugins.errors import DataError
 
@@ -33,13 +33,13 @@ def broken(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("broken") / "shard-00000-of-00001.recdlog"
 
 
-def read(path: Path) -> tuple[list[Block], list[Damage]]:
+def read(path: Path) -> tuple[list[RecordBlock], list[Damage]]:
     damage: list[Damage] = []
     with ShardReader(path, damage.append) as reader:
         return list(reader.blocks()), damage
 
 
-def check(path: Path, most_lost: int) -> tuple[list[Block], list[Damage]]:
+def check(path: Path, most_lost: int) -> tuple[list[RecordBlock], list[Damage]]:
     """What is read is right, and what is not read is reported."""
     blocks, damage = read(path)
     found = [row for block in blocks for row in block.rows.to_pylist()]
@@ -55,7 +55,7 @@ def check(path: Path, most_lost: int) -> tuple[list[Block], list[Damage]]:
     return blocks, damage
 
 
-def check_cut(path: Path) -> tuple[list[Block], list[Damage]]:
+def check_cut(path: Path) -> tuple[list[RecordBlock], list[Damage]]:
     """As ``check``, of a file that does not say how much was behind its end."""
     blocks, damage = read(path)
     found = [row for block in blocks for row in block.rows.to_pylist()]

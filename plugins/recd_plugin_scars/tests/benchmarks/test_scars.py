@@ -20,8 +20,8 @@ from recd_plugin_scars.benchmarks.cells import (
     criteo_shape,
     prepare,
 )
-from recd_plugin_scars.benchmarks.criteo import CARDINALITIES, EMBEDDING_DIM, Criteo, draw
-from recd_plugin_scars.benchmarks.file_tier import FileTier, FileWorkload, faster
+from recd_plugin_scars.benchmarks.criteo import CARDINALITIES, EMBEDDING_DIM, ScaledCriteo, draw
+from recd_plugin_scars.benchmarks.file_tier import FileTierFigures, FileWorkload, faster
 from recd_plugin_scars.benchmarks.memory_limit import MemoryLimit, NoMemoryLimitError
 from recd_plugin_scars.benchmarks.model import Initial
 from recd_plugin_scars.benchmarks.paper_tables import DeviceWorkload, measure_on_device
@@ -48,7 +48,7 @@ def cells() -> Cells:
 def test_scaled_tables_have_the_ratios_of_the_large_ones(
     exponent: float, reduction: float, scale: int
 ) -> None:
-    criteo = Criteo(scale, exponent)
+    criteo = ScaledCriteo(scale, exponent)
     loads = {access.table: TableLoad(access, EMBEDDING_DIM) for access in criteo.accesses()}
     assert [load.num_embeddings for load in loads.values()] == list(criteo.rows)
     assert sum(CARDINALITIES) == 49_126_297
@@ -200,7 +200,7 @@ def test_the_file_tier_is_compared_with_the_faster_mapping() -> None:
     assert faster(probed) == "mapped, MADV_RANDOM"  # type: ignore[arg-type]
     plain = [_trained(6.0, [1.0, 2.0]), _trained(8.0, [1.0, 2.0])]
     ours = [_trained(1.0, [1.0, 2.5]), _trained(2.0, [1.0, 2.0])]
-    found = FileTier(workload, probed, plain, ours)  # type: ignore[arg-type]
+    found = FileTierFigures(workload, probed, plain, ours)  # type: ignore[arg-type]
     speedup, difference = found.figures()
     assert (speedup.figure, speedup.value, speedup.min) == ("file_tier_speedup", 5.0, 4.0)
     assert difference.value == 0.5
@@ -293,7 +293,7 @@ def test_the_papers_tables_want_cuda() -> None:
 
 
 def test_jobs_travel_and_name_what_is_cached() -> None:
-    criteo = Criteo(512)
+    criteo = ScaledCriteo(512)
     prepared = prepare(criteo, 2, 1, criteo_shape(criteo, (8,), (8,)))
     job = pickle.loads(pickle.dumps(prepared.job))
     caches = job.caches(SIDES["both"])

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugin_scars.runtime.policies import BUILT_IN
-from recd_plugin_scars.runtime.row_policy import Lists, RowPolicy, ShardRows
+from recd_plugin_scars.runtime.row_policy import RowPolicy, ShardRows, SlotLists
 from recd_plugin_scars.runtime.slots import Admitted, SlotPool
 from recd_plugin_scars.runtime.spec import CachePolicy
 
@@ -80,7 +80,7 @@ def test_rows_stay_and_leave_as_defined(
     model = Model(policy, capacity, hot)
     hot_rows = np.array([row + 5 * table for table, row in model.hot], np.int64)
     pool = SlotPool(TABLES, hot_rows, capacity * len(TABLES))
-    lists = Lists(pool)
+    lists = SlotLists(pool)
     policies = [
         BUILT_IN[policy](
             ShardRows(lists, table, capacity, (table * len(hot), (table + 1) * len(hot)))

@@ -69,7 +69,7 @@ class Tensor:
 
 
 @dataclass(frozen=True)
-class Place:
+class ByteRange:
     """Where a chunk or the bytes of an entry are: a file, and bytes of it."""
 
     file: str
@@ -82,7 +82,7 @@ class Contents:
     """What a checkpoint holds: its entries by name, None for bytes, and where they are."""
 
     entries: dict[str, Tensor | None]
-    places: dict[Key, Place]
+    places: dict[Key, ByteRange]
 
 
 def read_metadata(checkpoint: Path) -> Contents:
@@ -175,7 +175,7 @@ def _chunk(record: Any) -> Chunk:
     return Chunk(_shape(fields["offsets"]), _shape(fields["sizes"]))
 
 
-def _places(storage: Any) -> Iterator[tuple[Key, Place]]:
+def _places(storage: Any) -> Iterator[tuple[Key, ByteRange]]:
     for index, info in storage.items():
         key = _fields(index, "MetadataIndex")
         where = _fields(info, "_StorageInfo")
@@ -188,7 +188,9 @@ def _places(storage: Any) -> Iterator[tuple[Key, Place]]:
                 None if offset is None else _shape(offset),
                 None if number is None else _count(number),
             ),
-            Place(_text(where["relative_path"]), _count(where["offset"]), _count(where["length"])),
+            ByteRange(
+                _text(where["relative_path"]), _count(where["offset"]), _count(where["length"])
+            ),
         )
 
 

@@ -35,7 +35,7 @@ _UNREADABLE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 @dataclass(frozen=True)
-class Split:
+class RowGroup:
     """Rows of one row group. It can be pickled.
 
     Attributes:
@@ -61,7 +61,7 @@ class Split:
     options: ReadOptions = field(default_factory=ReadOptions)
 
 
-def read_splits(splits: Iterable[Split]) -> Generator[Rows, None, None]:
+def read_splits(splits: Iterable[RowGroup]) -> Generator[Rows, None, None]:
     """The rows of splits in their order, in batches of any size that are of one stretch each.
 
     A file is open from the first to the last of the splits of it that follow each other, and for
@@ -208,17 +208,17 @@ def dictionaries(schema: pa.Schema) -> list[str]:
     return [field.name for field in schema if is_list_dict(field)]
 
 
-def _peek(run: Iterator[Split]) -> tuple[Split, Iterator[Split]]:
+def _peek(run: Iterator[RowGroup]) -> tuple[RowGroup, Iterator[RowGroup]]:
     first = next(run)
 
-    def all_of_them() -> Iterator[Split]:
+    def all_of_them() -> Iterator[RowGroup]:
         yield first
         yield from run
 
     return first, all_of_them()
 
 
-def _read(file: OpenFile, split: Split) -> Iterator[Rows]:
+def _read(file: OpenFile, split: RowGroup) -> Iterator[Rows]:
     if (num_rows := file.rows_of(split.group)) != split.group_rows:
         what = f" (row group {split.group} had {split.group_rows} rows and has {num_rows})"
         raise replaced(split.file, what)

@@ -1,9 +1,9 @@
 """What a reader anywhere has to know, and the blocks of batches that it makes.
 
-A trainer makes ``Work`` once and gives it to readers: processes of its own or of other machines. Of
-the registry only what reading takes travels: the dataset and its wrappers by class and options, and
-the transformations as the trainer has them. A reader neither fits the converter nor makes
-preprocessing anew, so its batches are those of the trainer to the bit.
+A trainer makes a ``ReadTask`` once and gives it to readers: processes of its own or of other
+machines. Of the registry only what reading takes travels: the dataset and its wrappers by class and
+options, and the transformations as the trainer has them. A reader neither fits the
+converter nor makes preprocessing anew, so its batches are those of the trainer to the bit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ State = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Block:
+class BatchBlock:
     """Adjacent batches, each with the position after it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Block:
     batches: list[tuple[ModelInput, State]]
     end: State | RecdError | None = None
 
-    def moved(self, packing: float, unpacking: float) -> Block:
+    def moved(self, packing: float, unpacking: float) -> BatchBlock:
         """The block in the trainer, its batches with the seconds that the way there took.
 
         Args:
@@ -68,7 +68,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Work:
+class ReadTask:
     """All that a reader has to know, but the position. Small, and pickled as it is.
 
     Attributes:
@@ -93,8 +93,8 @@ class Work:
         world_size: int,
         split: Split = "train",
         prepared: Prepared | None = None,
-    ) -> Work:
-        """The work of one rank; fits the converter where nobody has yet.
+    ) -> ReadTask:
+        """The task of one rank; fits the converter where nobody has yet.
 
         Args:
             registry: whose data is read.
@@ -124,7 +124,7 @@ class Work:
         modules = modules_of_files(_plugins(registry))
         return cls(rank, world_size, split, Path.cwd(), modules, pickled)
 
-    def open(self) -> WorkReader:
+    def open(self) -> TaskReader:
         """What makes blocks in this process, for any number of positions.
 
         Makes the trainer's folder the current one where it is there.
@@ -144,23 +144,23 @@ class Work:
                 f"a reader in {platform.node()} lacks a plugin of the trainer: {error}; install "
                 "the same distributions there"
             ) from error
-        return WorkReader(self, registry, lookups, transforms)
+        return TaskReader(self, registry, lookups, transforms)
 
 
-class WorkReader:
+class TaskReader:
     """Makes blocks of batches; one thread uses it at a time."""
 
     def __init__(
-        self, work: Work, registry: Registry, lookups: RegistryLookups, transforms: Transforms
+        self, task: ReadTask, registry: Registry, lookups: RegistryLookups, transforms: Transforms
     ) -> None:
-        self._work = work
+        self._task = task
         self._registry = registry
         self._lookups = lookups
         self._pipeline = RowPipeline(registry, transforms)
 
     def blocks(
         self, position: State, worker: int, num_workers: int
-    ) -> Generator[Block, None, None]:
+    ) -> Generator[BatchBlock, None, None]:
         """The blocks ``worker``, ``worker + num_workers``, and so on from ``position`` on.
 
         What is last has an ``end``: the position at the end of the epoch, or an error. Errors of
@@ -168,7 +168,7 @@ class WorkReader:
         """
         return self._blocks(self._new_reader, position, worker, num_workers)
 
-    def block(self, position: State, number: int) -> Block:
+    def block(self, position: State, number: int) -> BatchBlock:
         """The block ``number`` from ``position`` on, the same in any process and at any time.
 
         Behind the last block is one without batches, with the position at the end of the epoch. A
@@ -190,7 +190,7 @@ class WorkReader:
 
     def _blocks(
         self, reader_of: Callable[[], Reader], position: State, worker: int, num_workers: int
-    ) -> Generator[Block, None, None]:
+    ) -> Generator[BatchBlock, None, None]:
         numbers = count(worker, num_workers)
         batches: list[tuple[ModelInput, State]] = []
         try:
@@ -199,11 +199,11 @@ class WorkReader:
             for rows in self._pipeline.reading(reader.blocks(worker, num_workers)):
                 for model_input in self._pipeline.read(rows):
                     batches.append((model_input, reader.state_dict()))
-                yield Block(next(numbers), batches)
+                yield BatchBlock(next(numbers), batches)
                 batches = []
-            yield Block(next(numbers), [], reader.state_dict())
+            yield BatchBlock(next(numbers), [], reader.state_dict())
         except RecdError as error:
-            yield Block(next(numbers), batches, portable(error))
+            yield BatchBlock(next(numbers), batches, portable(error))
 
     @cached_property
     def _reader_of_blocks(self) -> Reader:
@@ -211,12 +211,12 @@ class WorkReader:
         return self._new_reader()
 
     def _new_reader(self) -> Reader:
-        work = self._work
+        task = self._task
         return self._dataset.reader(
-            rank=work.rank,
-            world_size=work.world_size,
+            rank=task.rank,
+            world_size=task.world_size,
             batch_size=self._registry.training.batch_size,
-            split=work.split,
+            split=task.split,
         )
 
     @cached_property
@@ -224,7 +224,7 @@ class WorkReader:
         return self._registry.wrap_dataset(self._lookups)
 
 
-def hand_out(blocks: Iterable[Block], reader: Reader) -> Iterator[ModelInput]:
+def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInput]:
     """The batches of blocks that come in order; ``reader`` is moved along as if it had read them.
 
     Raises:

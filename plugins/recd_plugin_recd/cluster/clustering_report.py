@@ -8,14 +8,14 @@ from typing import Any
 
 from recd_plugin_recd.cluster.memory import peak_resident
 from recd_plugin_recd.cluster.options import ClusterOptions
-from recd_plugin_recd.source import Source
+from recd_plugin_recd.source import SessionTable
 from recd_plugins.api.tables import read_footers
 
 _HEAVIEST = 5
 
 
 @dataclass(frozen=True)
-class Report:
+class ClusteringReport:
     """Figures of one run.
 
     Attributes:
@@ -60,14 +60,16 @@ class Report:
         return lines
 
 
-def make_report(source: Source, options: ClusterOptions, table: Path, seconds: float) -> Report:
+def make_report(
+    source: SessionTable, options: ClusterOptions, table: Path, seconds: float
+) -> ClusteringReport:
     """The report of the table that a run made, by the statistics in its footers."""
     files = sorted(table.rglob("*.parquet"))
     statistics = read_footers(files)
     assert statistics is not None, "TableWriter writes them"
     heaviest = sorted(statistics.features.items(), key=lambda item: -item[1].ids)[:_HEAVIEST]
     stored = [file for partition in source.partitions for file in partition.files]
-    return Report(
+    return ClusteringReport(
         source=str(options.source),
         target=str(options.target),
         engine=options.engine,

@@ -41,7 +41,7 @@ COMPONENTS = (
 
 
 @dataclass(frozen=True)
-class TableReport:
+class PlannedTable:
     """How one table is sharded.
 
     Attributes:
@@ -102,7 +102,7 @@ class SideReport:
     batch_size: int
     largest_batch_size: int | None
     batch_step: int | None
-    tables: tuple[TableReport, ...]
+    tables: tuple[PlannedTable, ...]
     memory: Mapping[str, NDArray[np.int64]]
     host_memory: NDArray[np.int64]
     seconds: StageTimes
@@ -262,7 +262,7 @@ def report_side(
     )
 
 
-def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[TableReport, ...]:
+def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[PlannedTable, ...]:
     options = {option.name: option for option in planned.options}
     found = []
     for table in candidate.tables:
@@ -275,7 +275,7 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Ta
         ids = candidate.profile.ids(table, batch_size)
         parts = candidate.prepared.table_parts
         found.append(
-            TableReport(
+            PlannedTable(
                 table.name,
                 table.features,
                 table.num_embeddings,

@@ -11,7 +11,7 @@ from recd_plugins.training.checkpoint import Progress
 from recd_plugins.training.group_report import GroupCount
 
 
-class Source:
+class BatchSource:
     """Batches of one run: epoch after epoch from a starting point, up to a number of steps.
 
     A pipeline takes batches before it trains on them. A checkpoint must hold the position of the

@@ -1,4 +1,4 @@
-"""Work that any process can be given: the same blocks whoever makes them, in whatever order."""
+"""A read task for any process: the same blocks whoever makes them, in whatever order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from recd_plugins.data import reader as reader_module
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.read_plan import Piece
-from recd_plugins.data.work import Block, Work, WorkReader, hand_out
+from recd_plugins.data.read_task import BatchBlock, ReadTask, TaskReader, hand_out
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import Reader, Rows, Sharding
 from recd_plugins.registry import Entry, Registry, RegistrySpec
@@ -128,24 +128,24 @@ def alone(
         yield sparse(batch), loader.state_dict()
 
 
-def contents(block: Block) -> list[tuple[list[int], State]]:
+def contents(block: BatchBlock) -> list[tuple[list[int], State]]:
     return [(sparse(batch), position) for batch, position in block.batches]
 
 
-def start_of(work: Work) -> State:
+def start_of(task: ReadTask) -> State:
     reader = Numbers(Numbers.Options()).reader(
-        rank=work.rank, world_size=work.world_size, batch_size=BATCH, split=work.split
+        rank=task.rank, world_size=task.world_size, batch_size=BATCH, split=task.split
     )
     return reader.state_dict()
 
 
 @pytest.fixture(scope="module")
-def made() -> tuple[list[tuple[list[int], State]], State, Work, list[WorkReader]]:
+def made() -> tuple[list[tuple[list[int], State]], State, ReadTask, list[TaskReader]]:
     """An epoch of rank 1 of 2, where it starts, and two readers of it."""
     registry = registry_of(Numbers(Numbers.Options()))
     epoch = list(alone(registry, 1, 2))
-    work = Work.of(registry, 1, 2)
-    return epoch, start_of(work), work, [pickle.loads(pickle.dumps(work)).open() for _ in range(2)]
+    task = ReadTask.of(registry, 1, 2)
+    return epoch, start_of(task), task, [pickle.loads(pickle.dumps(task)).open() for _ in range(2)]
 
 
 @settings(max_examples=30, deadline=None)
@@ -187,8 +187,8 @@ def test_blocks_of_workers_are_those_one_by_one(made, num_workers):
 
 def test_a_block_reads_its_row_groups_alone():
     registry = registry_of(Recorded(Recorded.Options()))
-    work = Work.of(registry, 0, 1)
-    reader, start = work.open(), start_of(work)
+    task = ReadTask.of(registry, 0, 1)
+    reader, start = task.open(), start_of(task)
     num_blocks = reader.num_blocks(start)
     assert num_blocks is not None
     for number in range(num_blocks):
@@ -206,8 +206,8 @@ def test_the_rest_of_an_epoch_is_cut_once_for_all_its_blocks(monkeypatch):
         return cut_into_blocks(*arguments)
 
     monkeypatch.setattr(reader_module, "cut_into_blocks", counted)
-    work = Work.of(registry_of(Numbers(Numbers.Options())), 0, 1)
-    reader, start = work.open(), start_of(work)
+    task = ReadTask.of(registry_of(Numbers(Numbers.Options())), 0, 1)
+    reader, start = task.open(), start_of(task)
     cut.clear()  # fitting the converter read too
     blocks = [reader.block(start, number) for number in range(4)]
     assert len(cut) == 1
@@ -229,8 +229,8 @@ def test_a_dataset_that_only_iterates():
     """A block is a batch; the number of blocks shows at the end."""
     registry = registry_of(Iterated(Iterated.Options()))
     expected = list(alone(registry))
-    work = Work.of(registry, 0, 1)
-    reader, position = work.open(), expected[1][1]
+    task = ReadTask.of(registry, 0, 1)
+    reader, position = task.open(), expected[1][1]
     assert reader.num_blocks(position) is None
     blocks = [reader.block(position, number) for number in range(len(expected) - 1)]
     assert [contents(block) for block in blocks[:-1]] == [[batch] for batch in expected[2:]]
@@ -253,17 +253,17 @@ def test_work_is_small_and_leaves_out_what_trainers_use():
 
     sharding = Entry(Local(Local.Options()), ("t_item",), "sharding[0]", 1)
     registry = registry_of(Numbers(Numbers.Options()), sharding=(sharding,))
-    work = Work.of(registry, 0, 1)
-    assert len(pickle.dumps(work)) < 5000
-    assert work.open().block(start_of(work), 0).batches
+    task = ReadTask.of(registry, 0, 1)
+    assert len(pickle.dumps(task)) < 5000
+    assert task.open().block(start_of(task), 0).batches
 
 
 def test_what_cannot_be_pickled_is_named():
     dataset = Numbers(Numbers.Options())
     with pytest.raises(PluginError, match=r"'_thread.lock'.*__getstate__.*workers: 0"):
-        Work.of(registry_of(dataset, converter=Locked(Locked.Options())), 0, 1)
-    work = Work.of(registry_of(dataset, converter=Unlocked(Unlocked.Options())), 0, 1)
-    assert work.open().block(start_of(work), 0).batches
+        ReadTask.of(registry_of(dataset, converter=Locked(Locked.Options())), 0, 1)
+    task = ReadTask.of(registry_of(dataset, converter=Unlocked(Unlocked.Options())), 0, 1)
+    assert task.open().block(start_of(task), 0).batches
 
 
 def test_errors_stand_behind_the_batches_before_them():
@@ -271,8 +271,8 @@ def test_errors_stand_behind_the_batches_before_them():
     read: list[tuple[list[int], State]] = []
     with pytest.raises(DataError, match="row 50 is broken"):
         read.extend(alone(registry))
-    work = Work.of(registry, 0, 1)
-    start, reader = start_of(work), work.open()
+    task = ReadTask.of(registry, 0, 1)
+    start, reader = start_of(task), task.open()
     blocks = list(reader.blocks(start, 0, 1))
     assert [batch for block in blocks for batch in contents(block)] == read
     assert [block.end for block in blocks[:-1]] == [None] * (len(blocks) - 1)
@@ -335,18 +335,18 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def work_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Work, State]:
+def work_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ReadTask, State]:
     monkeypatch.chdir(folder)
     registry = load_registry("registry.yaml", plugins_dir="plugins")
-    return Work.of(registry, 0, 1), build_dataloader(registry, 0, 1).state_dict()
+    return ReadTask.of(registry, 0, 1), build_dataloader(registry, 0, 1).state_dict()
 
 
 def test_relative_paths_are_those_of_the_trainer(folder, monkeypatch):
-    work, start = work_in(folder, monkeypatch)
+    task, start = work_in(folder, monkeypatch)
     monkeypatch.chdir(folder / "elsewhere")
-    assert contents(work.open().block(start, 0))[0][0] == [0, 1, 2, 3]
+    assert contents(task.open().block(start, 0))[0][0] == [0, 1, 2, 3]
     assert Path.cwd() == folder
-    away = replace(work, folder=folder / "not there")
+    away = replace(task, folder=folder / "not there")
     monkeypatch.chdir(folder / "elsewhere")
     error = away.open().block(start, 0).end
     assert isinstance(error, DataError)
@@ -354,10 +354,10 @@ def test_relative_paths_are_those_of_the_trainer(folder, monkeypatch):
 
 
 def test_plugins_that_are_not_there_are_named(folder, monkeypatch):
-    work, _ = work_in(folder, monkeypatch)
-    moved = {f"{name}x": file.with_name("gone.py") for name, file in work.modules.items()}
+    task, _ = work_in(folder, monkeypatch)
+    moved = {f"{name}x": file.with_name("gone.py") for name, file in task.modules.items()}
     with pytest.raises(PluginError, match=r"gone\.py failed to import"):
-        replace(work, modules=moved).open()
-    renamed = work._pickled.replace(b"recd_plugin_recd", b"recd_plugin_gone")
+        replace(task, modules=moved).open()
+    renamed = task._pickled.replace(b"recd_plugin_recd", b"recd_plugin_gone")
     with pytest.raises(PluginError, match=r"No module named 'recd_plugin_gone'.*install"):
-        replace(work, _pickled=renamed).open()
+        replace(task, _pickled=renamed).open()

@@ -14,7 +14,7 @@ _LINES = 12
 
 
 @dataclass(frozen=True)
-class Point:
+class ReadersPoint:
     """So many readers of each rank.
 
     Attributes:
@@ -91,7 +91,7 @@ class ReaderPlan:
         """What the readers of one rank send it."""
         return self.reading.batch_bytes / self.pace.taking
 
-    def point(self, readers: int) -> Point:
+    def point(self, readers: int) -> ReadersPoint:
         """What so many readers would give."""
         share = self.pace.stall_share(readers)
         # A step is never shorter than the processors' work for it, shared out to all cores.
@@ -100,10 +100,10 @@ class ReaderPlan:
         step = self.training.seconds / (1 - share) if share < 1 else float("inf")
         stretched = max(step, least)
         share_here = max(share, 1 - self.training.seconds / stretched)
-        return Point(readers, share, share_here, self.ranks_here * work / stretched)
+        return ReadersPoint(readers, share, share_here, self.ranks_here * work / stretched)
 
     @cached_property
-    def curve(self) -> list[Point]:
+    def curve(self) -> list[ReadersPoint]:
         """The points from no reader to twice as many as it takes."""
         last = max(4, 2 * (self.readers or 1)) if self.readers is not None else 8
         step = max(1, last // _LINES)

@@ -58,7 +58,7 @@ class FeatureReport:
 
 
 @dataclass(frozen=True)
-class GroupReport:
+class DedupGroupReport:
     """Features to deduplicate with one inverse lookup, and the DedupeFactor that they have then."""
 
     features: tuple[str, ...]
@@ -89,7 +89,7 @@ class SampleReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class TableAnalysis:
     """A table's characterisation.
 
     Attributes:
@@ -132,7 +132,7 @@ class Report:
     factor_by_session: float
     partial_factor: float
     features: tuple[FeatureReport, ...]
-    groups: tuple[GroupReport, ...]
+    groups: tuple[DedupGroupReport, ...]
     sample: SampleReport
     storage: StorageEstimate
     converter: str | None

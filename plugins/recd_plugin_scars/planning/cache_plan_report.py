@@ -37,7 +37,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class CacheReport:
+class CachePlanReport:
     """The plan, and what it was chosen by.
 
     Attributes:
