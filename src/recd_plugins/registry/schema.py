@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -277,6 +278,12 @@ class RegistrySpec(_Versioned):
 
 def registry_spec(kinds: Iterable[Kind]) -> type[RegistrySpec]:
     """The shape of registry files that have sections of these kinds."""
+    return _registry_spec(tuple(kinds))
+
+
+# Making it takes longer than checking a file with it.
+@lru_cache(maxsize=8)
+def _registry_spec(kinds: tuple[Kind, ...]) -> type[RegistrySpec]:
     fields: dict[str, Any] = {}
     for kind in kinds:
         entry = _entry_spec(kind)
