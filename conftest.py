@@ -27,6 +27,8 @@ if _ABSENT:  # what says that it is installed may still be there
 # Before torch is imported, here and in programs: there are as many workers as cores, and threads of
 # OpenMP that wait for one another take the time of others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Until all tests are collected: what they import stays.
+gc.disable()
 # No test is timed: a kernel is compiled first, or another process has the cores.
 # Examples that failed are kept in .hypothesis, and are tried first in the next run.
 settings.register_profile("untimed", deadline=None, print_blob=True)
@@ -193,6 +195,7 @@ def pytest_collection_finish() -> None:
     # Thousands of tests, and what they import, stay: no collection of garbage looks at them again.
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _leave_out_cells(config: pytest.Config, items: list[pytest.Item]) -> None:

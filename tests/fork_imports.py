@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import gc
 
-import click
-import pytest  # noqa: F401
+from recd_plugins.imports import without_collections
 
-import recd_plugins.cli.run
-import recd_plugins.planning
-import recd_plugins.testing.gloo
-import recd_plugins.training.rank_imports  # noqa: F401
-from recd_plugins.cli import main
-from recd_plugins.manager import PluginManager
+with without_collections():
+    import click
+    import pytest  # noqa: F401
 
-PluginManager().plugins  # noqa: B018
-main.list_commands(click.Context(main))
+    import recd_plugins.cli.run
+    import recd_plugins.planning
+    import recd_plugins.testing.gloo
+    import recd_plugins.training.rank_imports  # noqa: F401
+    from recd_plugins.cli import main
+    from recd_plugins.manager import PluginManager
+
+    PluginManager().plugins  # noqa: B018
+    main.list_commands(click.Context(main))
 
 gc.collect()
 gc.freeze()

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.files import write_json
+from recd_plugins.imports import without_collections
 from recd_plugins.training.checkpoint_files.fields import ALLOWABLE
 from recd_plugins.versions import installed_set, mismatch
 
@@ -103,10 +104,11 @@ def run(
     torchrun --nproc-per-node 2 --no-python recd run registry.yaml
     """
     _warn_of_mismatch()
-    from recd_plugins.training.compare import Comparison, result_table
-    from recd_plugins.training.compare_shardings import ShardingComparison
-    from recd_plugins.training.session import session
-    from recd_plugins.training.stall_report import stall_table
+    with without_collections():
+        from recd_plugins.training.compare import Comparison, result_table
+        from recd_plugins.training.compare_shardings import ShardingComparison
+        from recd_plugins.training.session import session
+        from recd_plugins.training.stall_report import stall_table
 
     several = len(shardings) > 1
     if resume and (compare or several):

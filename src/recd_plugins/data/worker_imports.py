@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 
-import numba
-import pyarrow as pa
-import pyarrow.parquet
+from recd_plugins.imports import without_collections
 
-import recd_plugins.data.placement
-import recd_plugins.data.row_pipeline
-import recd_plugins.data.workers  # noqa: F401
+with without_collections():
+    import numba
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    import recd_plugins.data.placement
+    import recd_plugins.data.row_pipeline
+    import recd_plugins.data.workers  # noqa: F401
 
 
 @numba.njit(cache=True)

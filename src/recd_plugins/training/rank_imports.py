@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 
-import recd_plugins.data.worker_imports
-import recd_plugins.training.trainer  # noqa: F401
+from recd_plugins.imports import without_collections
+
+with without_collections():
+    import recd_plugins.data.worker_imports
+    import recd_plugins.training.trainer  # noqa: F401
 
 # No collection in a rank walks through what it shares with the server.
 gc.collect()
