@@ -24,6 +24,7 @@ from multiprocessing import connection, forkserver
 from pathlib import Path
 
 import torch
+from torch.distributed import TCPStore
 
 from recd_plugins.cli import main
 
@@ -139,14 +140,14 @@ def torchrun(
 ) -> subprocess.CompletedProcess[str]:
     """The ranks that ``torchrun --standalone --nproc-per-node RANKS COMMAND`` starts, to their end.
 
-    Their outputs follow one another; the exit code is that of the first that failed.
+    Their outputs follow one another; the exit code is that of the first that failed. The ranks'
+    store is here, as torchrun's agent has it: it answers while rank 0 is stopped.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
         "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1,
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "OMP_NUM_THREADS": 1,
+        "TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0,
     }  # fmt: skip
     programs = []
     for rank in range(ranks):

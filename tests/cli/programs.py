@@ -16,10 +16,7 @@ def recd(
     *arguments: object, program: tuple[str, ...] = (RECD,)
 ) -> subprocess.CompletedProcess[str]:
     """``recd`` to its end; ``program`` where another one starts it."""
-    command = [*program, *map(str, arguments)]
-    if program == (RECD,):
-        return forked.run(command)
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return forked.run([*program, *arguments])
 
 
 def report_of(*arguments: object, program: tuple[str, ...] = (RECD,)) -> dict[str, Any]:

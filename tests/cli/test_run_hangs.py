@@ -7,18 +7,16 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 from click.testing import CliRunner, Result
+from tests import forked
 from tests.cli.programs import RECD, recd
 
 from recd_plugins.cli import main
-
-TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 
 PLUGIN = '''
 import os
@@ -169,11 +167,8 @@ def test_a_rank_that_is_continued_goes_on_as_if_nothing_was(
 
 
 def test_under_torchrun_the_other_rank_says_it_and_ends_the_stopped_one(tmp_path: Path) -> None:
-    program = [TORCHRUN, "--nproc-per-node", "2", "--no-python", RECD]
-    arguments = [*write(tmp_path, rank=0), "--hang-notice", "2", "--hang-timeout", "4"]
-    done = subprocess.run(
-        [*program, *arguments], capture_output=True, text=True, timeout=240, check=False
-    )
+    arguments = [*write(tmp_path, rank=0), "--hang-notice", "1", "--hang-timeout", "3"]
+    done = forked.torchrun([RECD, *arguments], ranks=2)  # waits until both have ended
     process = stopped(tmp_path)
     assert done.returncode != 0
     told = re.findall(
