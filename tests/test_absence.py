@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -22,7 +24,36 @@ from recd_plugins.manager import PluginManager
 ROOT = Path(__file__).parents[1]
 PLUGINS = [path.parent.name for path in sorted(ROOT.glob("plugins/*/pyproject.toml"))]
 
-#: Imports all that is installed, and runs the command; reads how from its arguments.
+#: Imports what plugins depend on, once, and is forked for each folder that it reads a line about.
+SERVER = """
+import contextlib, gc, importlib, json, os, sys, traceback
+
+gc.disable()
+for name in json.loads(sys.argv[1]):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(name)
+assert not [name for name in sys.modules if name.startswith("recd")]
+gc.freeze()
+for line in sys.stdin:
+    task = json.loads(line)
+    if not (process := os.fork()):
+        file = os.open(task["output"], os.O_WRONLY | os.O_CREAT)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        os.chdir(task["folder"])
+        os.environ.update(task["environment"])
+        sys.path.insert(0, task["site"])
+        try:
+            exec(task["program"], {"__name__": "__main__", **task["names"]})
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+"""
+#: Imports all that is installed, and runs the command.
 PROGRAM = """
 import importlib, pkgutil, sys
 from pathlib import Path
@@ -30,7 +61,6 @@ from click.testing import CliRunner
 
 from recd_plugins.cli import main
 
-site, plugins, registry = sys.argv[1:]
 assert Path(sys.modules["recd_plugins"].__file__).is_relative_to(site)
 
 def recd(*arguments):
@@ -91,31 +121,55 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-@pytest.mark.parametrize("absent", PLUGINS)
-def test_all_else_works_without(absent: str, installed: Path, tmp_path: Path) -> None:
-    # By links, so that what is compiled once is there for all tests.
-    site, dependencies = tmp_path / "site", tmp_path / "dependencies"
-    link(installed, site, but=(absent,))
-    # What is in this environment, without the editable packages of this repository.
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
+    """``SERVER``, with what is in this environment but the packages of this repository."""
+    dependencies = tmp_path_factory.mktemp("dependencies") / "site"
     link(Path(str(distribution("torch").locate_file(""))), dependencies, but=("recd", "_recd"))
+    used = ["torch", "torchrec.distributed.model_parallel", "torchrec.metrics.auc", "numba",
+            "pyarrow.parquet", "pandas", "matplotlib.figure", "rich.console"]  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-S", "-P", "-c", SERVER, json.dumps(used)],
+        env={**environment(), "PYTHONPATH": str(dependencies)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+
+
+@pytest.mark.parametrize("absent", PLUGINS)
+def test_all_else_works_without(
+    absent: str, installed: Path, server: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    # By links, so that what is compiled once is there for all tests.
+    site = tmp_path / "site"
+    link(installed, site, but=(absent,))
     (tmp_path / "plugins").mkdir()
     (tmp_path / "plugins" / "acme.py").write_text(
         blocks(page("plugins/converter.md"), "python")[0], encoding="utf-8"
     )
     registry = tmp_path / "registry.yaml"
     registry.write_text(written(absent, tmp_path), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-S", "-P", "-c", PROGRAM, site, tmp_path / "plugins", registry],
-        env=environment(site, dependencies),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "cannot be used" not in done.stdout + done.stderr
-    assert not [name for name in names_of(absent) if re.search(name, done.stdout, re.M)]
+    names = {"site": site, "plugins": tmp_path / "plugins", "registry": registry}
+    task = {
+        "program": PROGRAM,
+        "names": {name: str(path) for name, path in names.items()},
+        "site": str(site),
+        "environment": environment(),
+        "folder": str(tmp_path),
+        "output": str(tmp_path / "output"),
+    }
+    assert server.stdin is not None
+    assert server.stdout is not None
+    print(json.dumps(task), file=server.stdin, flush=True)
+    code = server.stdout.readline()
+    output = (tmp_path / "output").read_text(encoding="utf-8")
+    assert code == "0\n", output
+    assert "cannot be used" not in output
+    assert not [name for name in names_of(absent) if re.search(name, output, re.M)]
     for other in set(PLUGINS) - {absent}:
-        assert not [name for name in names_of(other) if not re.search(name, done.stdout, re.M)]
+        assert not [name for name in names_of(other) if not re.search(name, output, re.M)]
 
 
 def written(absent: str, folder: Path) -> str:
@@ -143,8 +197,8 @@ def link(source: Path, folder: Path, but: tuple[str, ...]) -> None:
             (folder / entry.name).symlink_to(entry)
 
 
-def environment(*folders: Path) -> dict[str, str]:
-    """One whose packages are those of ``folders``, and whose process is the only rank."""
+def environment() -> dict[str, str]:
+    """One in which all plugins count, and whose process is the only rank."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     rank = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
@@ -152,7 +206,6 @@ def environment(*folders: Path) -> dict[str, str]:
         **{name: value for name, value in os.environ.items() if name != "RECD_ONLY"},
         **{name: str(value) for name, value in rank.items()},
         "MASTER_ADDR": "127.0.0.1",
-        "PYTHONPATH": os.pathsep.join(map(str, folders)),
         "COLUMNS": "200",
     }
 
