@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,19 +20,31 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "UNIT_ROWS", UNIT_ROWS)
 
 
-@pytest.fixture
-def write_days(tmp_path: Path) -> WriteDays:
-    """Writes days of so many rows in a format: the same rows in each."""
+@pytest.fixture(scope="session")
+def written_days(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Writes days once, to be copied."""
 
-    def write(file_format: str, *rows: int, kaggle: bool = False) -> Path:
-        folder = tmp_path / file_format
+    @cache
+    def write(file_format: str, rows: tuple[int, ...], kaggle: bool) -> Path:
+        folder = tmp_path_factory.mktemp("days")
         for number, num_rows in enumerate(rows):
             name = "train" if kaggle else f"day_{number}"
             write_day(folder, name, file_format, sample_rows(num_rows, number))
         if file_format == "parquet":
             options = ConvertOptions(folder / "tsv", folder / "new", part_rows=50, row_group_rows=8)
             convert(options)
-            return folder / "new"
         return folder
+
+    return write
+
+
+@pytest.fixture
+def write_days(tmp_path: Path, written_days: Callable[..., Path]) -> WriteDays:
+    """Writes days of so many rows in a format: the same rows in each."""
+
+    def write(file_format: str, *rows: int, kaggle: bool = False) -> Path:
+        folder = tmp_path / file_format
+        shutil.copytree(written_days(file_format, rows, kaggle), folder, dirs_exist_ok=True)
+        return folder / "new" if file_format == "parquet" else folder
 
     return write
