@@ -69,19 +69,23 @@ def check_implements(cls: Any, interface: type, where: str) -> None:
         )
     what = f"{where}: {qualified(cls)}"
     # Looked at one by one: without ABC an interface has no __abstractmethods__.
-    static = {name: inspect.getattr_static(cls, name) for name in dir(cls)}
-    if missing := [name for name in static if getattr(static[name], "__isabstractmethod__", False)]:
-        raise PluginError(f"{what} does not implement {', '.join(missing)}")
-    for method in dir(interface):
-        _check_method(cls, interface, method, f"{what}.{method}")
+    of_class = _attributes(cls)
+    missing = (name for name, of in of_class.items() if getattr(of, "__isabstractmethod__", False))
+    if names := ", ".join(sorted(missing)):
+        raise PluginError(f"{what} does not implement {names}")
+    for method, declared in sorted(_attributes(interface).items()):
+        own = of_class[method]
+        if not method.startswith("_") and own is not declared and inspect.isfunction(declared):
+            _check_method(cls, method, own, declared, f"{what}.{method}")
 
 
-def _check_method(cls: type, interface: type, method: str, what: str) -> None:
+def _attributes(cls: type) -> dict[str, Any]:
+    """What a class and those that it inherits from declare, as it stands there."""
+    return {name: of for each in reversed(cls.__mro__) for name, of in vars(each).items()}
+
+
+def _check_method(cls: type, method: str, own: Any, declared: Any, what: str) -> None:
     """Refuse an override that cannot be called as the interface's method is."""
-    declared = inspect.getattr_static(interface, method)
-    own = inspect.getattr_static(cls, method)
-    if method.startswith("_") or own is declared or not inspect.isfunction(declared):
-        return
     called_with = _parameters(declared, bound=True)
     positional = [p for p in called_with if p.kind is not p.KEYWORD_ONLY]
     named = {p.name: None for p in called_with if p.kind is p.KEYWORD_ONLY}

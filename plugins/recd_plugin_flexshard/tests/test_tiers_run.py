@@ -17,6 +17,7 @@ dataset:
   use: recd.session_parquet
   options:
     path: {folder}/table
+    sparse: ["seq_*", item_0, usr_0]
     generate: {{rows: 1280, row_group_rows: 64, layout: interleaved}}
 converter: {{use: {converter}}}
 preprocessing:
