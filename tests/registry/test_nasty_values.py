@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def check(value: Any) -> None:
 def test_a_value_is_taken_or_refused_with_its_line(tmp_path, values, section, location):
     written = read(tmp_path / "r.yaml", document(section, location, HERE))
     for value in values:
-        taken_or_refused(lambda value=value: replace(written, data=with_value(written.data, value)))
+        taken_or_refused(partial(replace, written, data=with_value(written.data, value)))
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +182,7 @@ def test_what_no_field_takes(tmp_path, section, location):
     for value in UNREADABLE:
         for form in (value, f"[{value}]", f"{{a: {value}}}"):
             text = document(section, location, form)
-            taken = taken_or_refused(lambda text=text: read(tmp_path / "r.yaml", text))
+            taken = taken_or_refused(partial(read, tmp_path / "r.yaml", text))
             assert not taken, form[:99]
 
 
