@@ -52,10 +52,11 @@ def test_caches_that_make_no_sample_hot_are_refused_with_the_line(registry: Path
 
 
 def test_both_sides_and_workers_train_on_the_same_batches(registry: Path) -> None:
+    two_windows = {"steps": 16}
     jobs = [
-        Job(registry),
-        Job(registry, side="baseline"),
-        Job(registry, overrides={"workers": 2}),
+        Job(registry, overrides=two_windows),
+        Job(registry, side="baseline", overrides=two_windows),
+        Job(registry, overrides={**two_windows, "workers": 2}),
     ]
     results = run_on_ranks(train_each, 2, jobs)[0]
     for result in results:
