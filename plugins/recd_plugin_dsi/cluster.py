@@ -13,8 +13,10 @@ from typing import IO, Any
 
 import psutil
 
+from recd_plugin_dsi import worker_start
 from recd_plugin_dsi.helper import Helper
 from recd_plugin_dsi.options import RayOptions
+from recd_plugin_dsi.worker_server import WorkerServer
 from recd_plugins.api import SetupError
 
 # Of a cluster that is there: it answers at once.
@@ -110,17 +112,33 @@ def agreed(value: bool) -> bool:
     return all(_gather(value))
 
 
+class _Host(Helper):
+    """The process that holds Ray, and the one that its workers are forked from."""
+
+    def __init__(self, token: str, **environ: str) -> None:
+        self._workers = WorkerServer()
+        environ[worker_start.SERVER] = self._workers.address
+        super().__init__("recd_plugin_dsi.local_ray", token, **environ)
+
+    def leave(self, patience: float) -> bool:
+        """See ``Helper.leave``."""
+        ended = super().leave(patience)
+        self._workers.end()
+        return ended
+
+
 def _start(options: RayOptions, ranks: int) -> tuple[Helper, dict[str, str]]:
     # Ray runs what it is sent, and its ports are open to the network.
     token = secrets.token_hex(32)
-    host = Helper(
-        "recd_plugin_dsi.local_ray",
+    host = _Host(
         token,
         # By itself Ray puts its processes behind all others, and trainers would wait for readers
         # that wait for trainers.
         RAY_worker_niceness="0",
         # By itself Ray ends processes that wait for a second, where they are more than the CPUs.
         RAY_idle_worker_killing_time_threshold_ms=str(_IDLE_SECONDS * 1000),
+        # A node is lost after five of these; by itself Ray takes 15 s.
+        RAY_health_check_period_ms="1000",
     )
     # Half of the store may be in the making or on its way out.
     memory = max(2 * ranks * options.memory_bytes, _LEAST_STORE_BYTES)

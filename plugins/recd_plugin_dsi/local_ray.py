@@ -8,12 +8,15 @@ import shutil
 import signal
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-import ray
-
+from recd_plugin_dsi import worker_start
 from recd_plugin_dsi.helper import serve
+
+if TYPE_CHECKING:
+    from ray._private.node import Node
 
 # Other ranks leave when this one does, or a little later.
 _PATIENCE_SECONDS = 60.0
@@ -30,34 +33,43 @@ def main() -> None:
     _, fields = connection.recv()
     # Short, as sockets stand in it. For this user alone; Ray opens its own folder, inside, to all.
     folder = Path(tempfile.mkdtemp(prefix="recd-ray-"))
-    try:
-        _start(folder / "r", **fields)
-        lock = folder / "lock"
-        lock.touch()
-        address = ray.get_runtime_context().gcs_address
-        connection.send(("ready", {"address": address, "lock": str(lock)}))
-        while True:
-            connection.recv()
-    except EOFError:
-        _wait_for_ranks(folder / "lock")
-    except Exception as error:
-        connection.send(("failed", {"message": f"{type(error).__name__}: {error}"}))
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as at_end:
+        at_end.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            node = _start(folder / "r", **fields)
+            at_end.callback(node.kill_all_processes, check_alive=False, allow_graceful=True)
+            lock = folder / "lock"
+            lock.touch()
+            connection.send(("ready", {"address": node.gcs_address, "lock": str(lock)}))
+            while True:
+                connection.recv()
+        except EOFError:
+            _wait_for_ranks(folder / "lock")
+        except Exception as error:
+            connection.send(("failed", {"message": f"{type(error).__name__}: {error}"}))
 
 
-def _start(folder: Path, cpus: int | None, memory: int) -> None:
+def _start(folder: Path, cpus: int | None, memory: int) -> Node:
+    # What ``ray.init`` calls; there is no public way to say what runs as a worker, nor to leave
+    # out what nobody asks here: a dashboard, logs at the driver, more machines. Ray 2.60.
+    from ray._private.node import Node
+    from ray._private.parameter import RayParams
+
+    class Head(Node):
+        def start_api_server(self, **_: object) -> None:
+            pass
+
     os.environ["RAY_TMPDIR"] = str(folder)
-    options: dict[str, Any] = {"_temp_dir": str(folder)}
-    ray.init(
-        address="local",
+    params = RayParams(
         num_cpus=cpus,
         object_store_memory=memory,
+        temp_dir=str(folder),
+        worker_path=worker_start.__file__,
         include_dashboard=False,
-        log_to_driver=False,
-        **options,
+        include_log_monitor=False,  # type: ignore[arg-type]  # its type is wrong
+        no_monitor=True,
     )
+    return Head(params, head=True, shutdown_at_exit=False)
 
 
 def _wait_for_ranks(lock: Path) -> None:
