@@ -29,7 +29,7 @@ class TestContract(IngestionContract):
 
     @pytest.fixture
     def plugin(self, ray_address):
-        # One: each takes 5 s of a core to start. Tests below have two, and look at the order.
+        # One: tests below have two, and look at the order.
         return RayIngestion(RayIngestion.Options.model_validate(options(ray_address, readers=1)))
 
 
@@ -166,12 +166,12 @@ def test_a_feed_has_the_readers_of_the_one_before(ray_address):
     """Of other data, and another rank."""
     expected = [numbers(build_dataloader(registry(None), rank, 2)) for rank in range(2)]
     ray = options(ray_address, readers=1)
-    feeds = []
     for rank in range(2):
+        there = {child.pid for child in psutil.Process().children(recursive=True)}
         with build_dataloader(registry(ray, in_blocks=not rank), rank, 2) as loader:
             assert numbers(loader) == expected[rank]
-            feeds.append(loader._feed._feed)
-    assert feeds[0]._processes == feeds[1]._processes
+            readers = loader._feed._feed._processes
+    assert readers <= there, "those that were there, of which Ray takes any"
 
 
 def test_readers_without_blocks_of_their_own_pass_on_each_batch(ray_address, tmp_path):
