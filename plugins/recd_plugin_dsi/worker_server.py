@@ -18,10 +18,10 @@ from contextlib import suppress
 from multiprocessing.connection import arbitrary_address  # type: ignore[attr-defined]
 from multiprocessing.util import Finalize
 
-from recd_plugins.data.worker_processes import WorkerContext
+from recd_plugins.api.ingestion import WorkerContext
 
 # What readers need but Ray, which notes at its import for which job a process works.
-_IMPORTS = ("pandas", "recd_plugins.data.worker_imports", "recd_plugins.data.wire")
+_IMPORTS = ("pandas", "recd_plugins.data.worker_imports", "recd_plugins.api.ingestion")
 
 # Command, folder, environment, and files for input and outputs.
 _Request = tuple[list[str], str, dict[str, str], list[int]]

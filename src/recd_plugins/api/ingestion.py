@@ -11,6 +11,7 @@ from recd_plugins.data.pace import STALL_TARGET, Pace
 from recd_plugins.data.read_task import BatchBlock, ReadTask, State, TaskReader, hand_out
 from recd_plugins.data.stalls import STALL_CAUSES, MakingTimes, StallMeter
 from recd_plugins.data.wire import decode, encode
+from recd_plugins.data.worker_processes import WorkerContext
 from recd_plugins.processes import portable
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "StallMeter",
     "State",
     "TaskReader",
+    "WorkerContext",
     "available_cores",
     "build_dataloader",
     "clock_of",

@@ -34,7 +34,7 @@ _REMEDIES = {
 
 
 class WorkerContext(ForkServerContext):
-    """Makes what torchdata needs to run workers, and keeps the processes.
+    """A context of multiprocessing with what torchdata needs to run workers; keeps the processes.
 
     Workers are forked from a server that has imported what they need, not from the trainer: its
     threads may hold locks, its sockets would stay open in them, and each page of a table that it
