@@ -72,7 +72,7 @@ CASES: dict[str, Changes] = {
         **_cache(policy="lru", share=0.1, lookahead=False),
         **_sharding("torchrec.row_wise"),
     },
-    "cache_lfu_in_file": _cache(policy="lfu", bytes="200KB", storage={"file": "slow_tier"}),
+    "cache_lfu_in_file": _cache(policy="lfu", bytes="200KB", storage={"file": "backing_store"}),
     "sgd": {"training": {"optimizer": "sgd"}},
 }
 #: Ranks, and ranks of a node.

@@ -36,10 +36,10 @@ class RayFeed(Feed):
         SetupError: there is no Ray, or not enough of it.
     """
 
-    def __init__(self, work: ReadTask, options: RayOptions) -> None:
+    def __init__(self, task: ReadTask, options: RayOptions) -> None:
         self._options = options
-        self._rank = work.rank
-        self._work = pickle.dumps(work)
+        self._rank = task.rank
+        self._task = pickle.dumps(task)
         self._readers = self._most_readers = options.bounds[0]
         self._told_full = False
         self._deaths = 0
@@ -53,12 +53,12 @@ class RayFeed(Feed):
         self._feeder: Helper | None = None
         # The read that the feeder is at; None between two.
         self._current: object = None
-        self._place = place_of(options, work.world_size)
-        standby = take(options, work.world_size)
+        self._place = place_of(options, task.world_size)
+        standby = take(options, task.world_size)
         if standby is not None:
             self._cluster, self._feeder = standby.cluster, standby.feeder
         else:
-            self._cluster = join(options, work.world_size)
+            self._cluster = join(options, task.world_size)
         try:
             self._open_feeder()
         except BaseException:
@@ -194,7 +194,7 @@ class RayFeed(Feed):
         self._feeder = feeder = self._feeder or self._start_feeder()
         feeder.send(
             "open",
-            work=self._work,
+            task=self._task,
             cpus_per_reader=options.cpus_per_reader,
             memory=options.memory_bytes,
             deaths=options.deaths,

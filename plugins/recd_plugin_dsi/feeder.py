@@ -50,8 +50,8 @@ class _Feeder:
         opened: for its first feed, as ``_open`` takes it.
     """
 
-    # Of the feed that is open: a pickled ``Work``, and options.
-    _work: bytes
+    # Of the feed that is open: a pickled ``ReadTask``, and options.
+    _task: bytes
     _cpus_per_reader: float
     _memory: int
     _deaths: int
@@ -99,9 +99,9 @@ class _Feeder:
         except (EOFError, OSError):
             os._exit(0)
 
-    def _open(self, work: bytes, cpus_per_reader: float, memory: int, deaths: int) -> None:
+    def _open(self, task: bytes, cpus_per_reader: float, memory: int, deaths: int) -> None:
         """Read for a feed, from now on."""
-        self._work, self._cpus_per_reader = work, cpus_per_reader
+        self._task, self._cpus_per_reader = task, cpus_per_reader
         self._memory, self._deaths = memory, deaths
         self._wanted = 0  # readers that the feed before was still to get are none of this one's
         self._sender.send("ready", cpus=_cpus())
@@ -124,7 +124,7 @@ class _Feeder:
         Those that wait too long for their trainer are busy, so the tasks start new processes.
         """
         warm: Any = ray.remote(num_cpus=self._cpus_per_reader, max_retries=0)(warm_up)
-        new = [warm.remote(self._work, self._position) for _ in range(wanted - limit())]
+        new = [warm.remote(self._task, self._position) for _ in range(wanted - limit())]
         with suppress(RayError):  # what is wrong shows where blocks are made
             ray.get(new)
         if wanted == self._wanted:
@@ -187,7 +187,7 @@ class _Feeder:
             batch_size=1,
             batch_format="pyarrow",
             fn_kwargs={
-                "work": self._work,
+                "task": self._task,
                 "position": position,
                 "stride": stride,
                 "stream": uuid.uuid4().hex,

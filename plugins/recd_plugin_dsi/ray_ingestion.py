@@ -32,7 +32,7 @@ class RayIngestion(Ingestion):
 
         check_ray()
 
-    def open(self, work: ReadTask) -> Feed:
+    def open(self, task: ReadTask) -> Feed:
         """Readers for one rank and split, which share a cluster with those of other ranks.
 
         A collective call where the ranks have a process group and no ``address`` is given.
@@ -44,4 +44,4 @@ class RayIngestion(Ingestion):
         from recd_plugin_dsi.feed import RayFeed
 
         self.check()
-        return RayFeed(work, self.options)
+        return RayFeed(task, self.options)

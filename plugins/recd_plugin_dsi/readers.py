@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def make_blocks(
-    numbers: pa.Table, work: bytes, position: State, stride: int | None, stream: str
+    numbers: pa.Table, task: bytes, position: State, stride: int | None, stream: str
 ) -> Iterator[pa.Table]:
     """Each block as a row: its bytes, and what the trainer is to know.
 
     Args:
         numbers: column ``number``, of blocks from ``position`` on.
-        work: a ``Work``, pickled.
+        task: a ``ReadTask``, pickled.
         position: the one that block numbers count from.
         stride: None where a number asks for that block; else it asks for every ``stride``-th block
             from that one on.
@@ -37,23 +37,23 @@ def make_blocks(
     for number in numbers["number"].to_pylist():
         begun = f"recd/{stream}/{number}".encode()
         again = bool(_internal_kv_put(begun, b"", overwrite=False))
-        for block in _blocks(number, work, position, stride):
+        for block in _blocks(number, task, position, stride):
             yield _row(block, again)
             again = False
         _internal_kv_del(begun)
 
 
-def warm_up(work: bytes, position: State) -> None:
+def warm_up(task: bytes, position: State) -> None:
     """Make a block for nothing: modules are imported then, kernels loaded and files open."""
     with suppress(RecdError):
-        _open(work).block(position, 0)
+        _open(task).block(position, 0)
 
 
-def _blocks(number: int, work: bytes, position: State, stride: int | None) -> Iterable[BatchBlock]:
+def _blocks(number: int, task: bytes, position: State, stride: int | None) -> Iterable[BatchBlock]:
     from recd_plugins.api.ingestion import BatchBlock, portable
 
     try:
-        reader = _open(work)
+        reader = _open(task)
     except RecdError as error:
         return [BatchBlock(number, [], portable(error))]
     if stride is None:
@@ -63,11 +63,11 @@ def _blocks(number: int, work: bytes, position: State, stride: int | None) -> It
 
 # Ray keeps its processes from one task to the next, and from one epoch to the next.
 @lru_cache(maxsize=1)
-def _open(work: bytes) -> TaskReader:
+def _open(task: bytes) -> TaskReader:
     from recd_plugins.api.commands import silence_upstream
 
     silence_upstream()
-    reader: TaskReader = pickle.loads(work).open()
+    reader: TaskReader = pickle.loads(task).open()
     return reader
 
 

@@ -14,7 +14,7 @@ Count = Annotated[StrictInt, Field(gt=0)]
 
 
 class FileStorage(BaseModel):
-    """The slow tier in files, for tables larger than memory."""
+    """The backing store in files, for tables larger than memory."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -24,7 +24,7 @@ _ROW_MAP, _SLOT = 4, 16
 
 
 class CachePart(TablePart):
-    """A fast tier in front of tables, in kernels of this package.
+    """Fast memory in front of tables, in kernels of this package.
 
     Args:
         caches: by table.
@@ -69,10 +69,10 @@ class CachePart(TablePart):
     def row_memory(
         self, option: ShardingOption, shard: Shard, optimizer: str, device_type: str
     ) -> RowMemory | None:
-        """The fast tier where rows are looked up, and all rows in host memory.
+        """The fast memory where rows are looked up, and all rows in host memory.
 
         Rows in a file take no memory: the pages of a file that are in memory leave it when others
-        need it. Cached rows, those of the batches in flight, and the row map are the fast tier. Two
+        need it. Cached rows, those of the batches in flight, and the row map are fast memory. Two
         batches are in flight: the one that is computed, and the next, whose rows are fetched.
         """
         if option.compute_kernel != _KERNEL or option.name not in self.caches:
@@ -110,7 +110,7 @@ class CachePart(TablePart):
         sharding: ParameterSharding,
         step: StepShape,  # noqa: ARG002
     ) -> Iterable[tuple[slice, Work]]:
-        """What the slow tier moves, of each shard on its rank."""
+        """What the backing store moves, of each shard on its rank."""
         from recd_plugins.api import Work
         from recd_plugins.api.planning import shards_of
 

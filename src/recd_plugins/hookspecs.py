@@ -56,7 +56,7 @@ def register_shardings() -> Sequence[type[Sharding]]:  # type: ignore[empty-body
 
 @hookspec
 def register_caches() -> Sequence[type[Cache]]:  # type: ignore[empty-body]
-    """Cache classes: a fast tier in front of tables."""
+    """Cache classes: fast memory in front of tables."""
 
 
 @hookspec

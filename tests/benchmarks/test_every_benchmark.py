@@ -78,7 +78,7 @@ def test_the_page_quotes_what_is_measured(section: str) -> None:
     measured = [figure["figure"] for each in reports for figure in each["figures"]]
     left_out = " ".join(note for each in reports for note in each["notes"])
     missing = [figure for figure in quoted(section) if not matches(figure, measured)]
-    # What this machine cannot measure a note says, such as the file tier's without a memory limit.
+    # What this machine cannot measure a note says, such as the file store's without a memory limit.
     assert [figure for figure in missing if f"{figure} was not measured" not in left_out] == []
 
 

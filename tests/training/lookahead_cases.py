@@ -172,7 +172,7 @@ def run(
 
 
 def events(rank: int, world_size: int, cache: TableCache) -> list[str]:
-    """What happens in four steps: passes, and reads of the slow tier of one kernel."""
+    """What happens in four steps: passes, and reads of the backing store of one kernel."""
     dmp, optimizer = _shard(world_size, cache, torch.device("cpu"))
     happened = _head(dmp).events
     kernel = next(iter(cached_kernels(dmp)))

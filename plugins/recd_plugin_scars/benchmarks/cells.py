@@ -1,4 +1,4 @@
-"""Criteo-like tables, plain / coalesced / cached / both: bytes of the slow tier, and time."""
+"""Criteo-like tables, plain / coalesced / cached / both: bytes of the backing store, and time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SIDES: Mapping[str, Side] = {
     "both, lru": Side("cache", "lru", coalesced=True),
     "stock": Side("stock"),
 }
-BYTES_TABLE = "the slow tier in a step"
+BYTES_TABLE = "the backing store in a step"
 # Zipf's exponents besides 1.1, of which bytes alone are measured.
 _OTHER_EXPONENTS = (1.0, 1.2)
 
@@ -70,7 +70,7 @@ class PlannedBatches:
     plan: CachePlan
 
     def predicted(self, side: str) -> float:
-        """Bytes of the slow tier in a step, read and written."""
+        """Bytes of the backing store in a step, read and written."""
         tables = self._tables(SIDES[side])
         if side == PLAIN:
             # Embeddings and gradients: no state leaves the host.
@@ -104,7 +104,7 @@ def prepare(
         num_batches: to draw.
         warmup: see ``Job``.
         shape: of the model.
-        device: of the fast tier and the dense layers.
+        device: of the fast memory and the dense layers.
     """
     rng = np.random.default_rng((criteo.seed, 1))
     loads, ids = {}, []
@@ -170,7 +170,7 @@ class Cells:
         """All figures."""
         return [
             Figure.of(
-                "slow_tier_traffic_reduction",
+                "backing_store_traffic_reduction",
                 [self.counted(PLAIN) / self.counted(BOTH)],
                 unit="ratio",
                 better="higher",
@@ -178,7 +178,7 @@ class Cells:
             ),
             *(
                 Figure.of(
-                    f"slow_tier_traffic_reduction_zipf_{exponent:g}",
+                    f"backing_store_traffic_reduction_zipf_{exponent:g}",
                     [plain.bytes / both.bytes],
                     unit="ratio",
                     better="higher",
@@ -259,7 +259,7 @@ class Cells:
             f"{CACHE_BYTES // self.workload.scale / 2**20:.3g} MiB of cached rows with state. "
             "plain: stock FBGEMM tables on the host, of which embeddings and gradients are counted "
             "that pass between table and model; the others: rows with their state, counted where "
-            "they are moved. On the CPU both tiers are the same memory, so that time shows what a "
+            "they are moved. On the CPU both are the same memory, so that time shows what a "
             "cache costs there and not what it saves"
         ]
 

@@ -19,7 +19,7 @@ CARDINALITIES = (
 )
 FEATURES = tuple(f"cat_{number}" for number in range(len(CARDINALITIES)))
 EMBEDDING_DIM = 64
-#: A row of the fast tier: 64 float32 and the state of row-wise Adagrad.
+#: A row of the fast memory: 64 float32 and the state of row-wise Adagrad.
 ROW_BYTES = 4 * EMBEDDING_DIM + 4
 CACHE_BYTES = 256 * 2**20
 BATCH_SIZE = 8192

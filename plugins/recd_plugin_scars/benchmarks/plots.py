@@ -19,7 +19,7 @@ Drawing = Callable[[Axes, dict[str, Any]], None]
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Write ``theory.svg`` and ``slow_tier.svg``, as far as the report has them; their paths.
+    """Write ``theory.svg`` and ``backing_store.svg``, as far as the report has them; their paths.
 
     Raises:
         RecdError: it has neither.
@@ -31,7 +31,7 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
         details[TRAFFIC_TABLE] = {**once, "rows": rows}
     plots = {
         TRAFFIC_TABLE: ("theory.svg", _draw_theory),
-        BYTES_TABLE: ("slow_tier.svg", _draw_bytes),
+        BYTES_TABLE: ("backing_store.svg", _draw_bytes),
     }
     paths = []
     for title in (title for title in plots if title in details):
@@ -84,5 +84,5 @@ def _draw_bytes(axes: Axes, detail: dict[str, Any]) -> None:
         axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=7)
     axes.set_yticks(range(len(rows)), [row[0] for row in rows])
     axes.set_xscale("log")
-    axes.set_xlabel("MB of the slow tier in a step")
+    axes.set_xlabel("MB of the backing store in a step")
     axes.legend(frameon=False, fontsize=8)

@@ -94,27 +94,27 @@ def run(
 
 
 def plot(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Traffic of distributions, and bytes of the slow tier."""
+    """Traffic of distributions, and bytes of the backing store."""
     from recd_plugin_scars.benchmarks.plots import draw
 
     return draw(result, folder)
 
 
 def _measure_file(found: Findings, size: Size) -> None:
-    from recd_plugin_scars.benchmarks.file_tier import measure_file_tier
+    from recd_plugin_scars.benchmarks.file_store import measure_file_store
     from recd_plugin_scars.benchmarks.memory_limit import NoMemoryLimitError
     from recd_plugin_scars.benchmarks.sizes import SIZES
 
     work = SIZES[size].file
     if work is None:
-        for figure in ("file_tier_speedup", "file_tier_loss_max_abs_diff"):
+        for figure in ("file_store_speedup", "file_store_loss_max_abs_diff"):
             found.notes.append(f"{figure} was not measured: its table takes gigabytes of disk")
         return
     with tempfile.TemporaryDirectory() as folder:
         try:
-            file = measure_file_tier(work, Path(folder))
+            file = measure_file_store(work, Path(folder))
         except NoMemoryLimitError as error:
-            found.notes.append(f"file_tier_speedup was not measured: {error}")
+            found.notes.append(f"file_store_speedup was not measured: {error}")
             return
     _add(found, file.figures(), file.details(), file.notes())
 

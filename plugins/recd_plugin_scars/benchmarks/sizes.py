@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recd_plugin_scars.benchmarks.cells import Workload
-from recd_plugin_scars.benchmarks.file_tier import FileWorkload
+from recd_plugin_scars.benchmarks.file_store import FileWorkload
 from recd_plugins.testing.benchmark import Size
 
 _MIB = 2**20

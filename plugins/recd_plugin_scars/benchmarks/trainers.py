@@ -36,9 +36,9 @@ class Side:
     Attributes:
         tables: ``host``: in host memory, each lookup's embedding goes to the device and its
             gradient comes back; ``stock``: on the device, by TorchRec's own sharder; ``cache``:
-            a fast tier on the device over a slow one; ``uvm``: FBGEMM's own cache, on CUDA.
+            fast memory on the device over a slow one; ``uvm``: FBGEMM's own cache, on CUDA.
         policy: of a ``cache``.
-        cached: whether any row stays in the fast tier.
+        cached: whether any row stays in the fast memory.
         coalesced: whether ids are made unique before the input dist.
         lookahead: whether rows of the next batch are fetched while one computes.
     """
@@ -62,7 +62,7 @@ class Job:
         device: ``cpu`` or ``cuda``.
         lookups: of a sample, of each feature.
         seed: of dense features and labels.
-        storage: of the slow tier.
+        storage: of the backing store.
     """
 
     shape: Shape
@@ -107,8 +107,8 @@ class Trained:
     Attributes:
         losses: of every batch.
         seconds: of the steps after the warm-up.
-        bytes_read, bytes_written: of the slow tier in all steps; of ``stock`` and ``uvm``, whose
-            bytes nobody counts, 0.
+        bytes_read, bytes_written: of the backing store in all steps; of ``stock`` and ``uvm``,
+            whose bytes nobody counts, 0.
         traffic: of all steps and tables; of a ``cache``.
     """
 

@@ -5,7 +5,7 @@ asks.
 
 - ``load``: what lookups read. ``cost``: rows that a batch reads.
 - ``traffic``: what is moved for them. ``plan``: sizes of caches, and their traffic.
-- ``joint``, ``solve``: rows of several tables in one fast tier, and the batch size beside them.
+- ``joint``, ``solve``: rows of several tables in one fast memory, and the batch size beside them.
 """
 
 from recd_plugin_scars.planning.cost import BatchRows, expected_unique, row_bytes

@@ -23,9 +23,9 @@ class CurvePoint:
 
     Attributes:
         rows: cached, of all tables.
-        bytes: of the fast tier.
+        bytes: of the fast memory.
         batch_size: samples of a step of all ranks.
-        moved: bytes that a step moves between the tiers, both ways.
+        moved: bytes that a step moves between the stores, both ways.
         seconds: of a rank for a sample; the cost model's f.
     """
 

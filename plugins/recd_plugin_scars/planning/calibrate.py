@@ -2,8 +2,8 @@
 
 Steps of the registry's own model, no table cached and no wrapper around the dataset, are timed at
 several batch sizes, of which a line is fitted: what it has at no samples is tau. Rows are moved
-between a slow tier in host memory and the device, some at a time, and the slope over their bytes is
-what a byte costs.
+between a backing store in host memory and the device, some at a time, and the slope over their
+bytes is what a byte costs.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from recd_plugin_scars.planning.rates import SECTION, CacheRates
+from recd_plugin_scars.runtime.backing_store import open_backing_store
 from recd_plugin_scars.runtime.mover import RowMover
-from recd_plugin_scars.runtime.slow_tier import open_slow_tier
 from recd_plugin_scars.runtime.spec import HostMemory
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch
@@ -30,9 +30,9 @@ from recd_plugins.api.training import Job, assemble, calibration_job, write_topo
 # Of the registry's batch size.
 _PARTS = (8, 4, 2, 1)
 _ROUNDS, _LEAD, _MEASURED = 3, 2, 3
-# Rows that are moved at once, of a tier that no cache of a processor holds.
+# Rows that are moved at once, of a store that no cache of a processor holds.
 _MOVED = (1 << 10, 1 << 12, 1 << 14)
-_TIER_BYTES, _MOVES = 1 << 27, 8
+_STORE_BYTES, _MOVES = 1 << 27, 8
 # Below this a time is lost in the noise.
 _LEAST_SECONDS = 1e-5
 
@@ -130,21 +130,21 @@ def _steps(
 def _moves(dim: int, device: torch.device) -> dict[int, float]:
     """Median seconds in which rows are fetched to the device and written back, by their bytes."""
     on_device = device.type != "cpu"
-    tier = open_slow_tier(
+    store = open_backing_store(
         HostMemory(),
         name="calibration",
-        num_rows=_TIER_BYTES // (4 * dim),
+        num_rows=_STORE_BYTES // (4 * dim),
         dim=dim,
         with_state=False,
         pin=on_device,
     )
-    mover = RowMover(tier, pin=on_device)
+    mover = RowMover(store, pin=on_device)
     generator = torch.Generator().manual_seed(0)
     found = {}
     for num_rows in _MOVED:
         seconds = []
         for _ in range(_MOVES):
-            rows = torch.randperm(len(tier.weights), generator=generator)[:num_rows]
+            rows = torch.randperm(len(store.weights), generator=generator)[:num_rows]
             start = _now(device)
             weights = mover.read(rows).wait()[0].to(device)
             back, _ = mover.buffers(num_rows)
@@ -154,7 +154,7 @@ def _moves(dim: int, device: torch.device) -> dict[int, float]:
             seconds.append(_now(device) - start)
         found[num_rows * dim * 4] = median(seconds)
     mover.close()
-    tier.close()
+    store.close()
     return found
 
 

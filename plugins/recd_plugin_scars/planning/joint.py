@@ -1,4 +1,4 @@
-"""Rows of several tables in one fast tier, and how large the batch beside them is."""
+"""Rows of several tables in one fast memory, and how large the batch beside them is."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class RowOrder:
 
     Args:
         loads: of the tables.
-        row_bytes: of a row of each, with what the fast tier holds besides.
+        row_bytes: of a row of each, with what the fast memory holds besides.
 
     Attributes:
         num_rows: of all tables.

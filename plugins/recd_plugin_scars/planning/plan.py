@@ -28,7 +28,7 @@ class CachedTable:
 
     Attributes:
         load: what its lookups read.
-        cached: rows that stay in the fast tier, the most read ones.
+        cached: rows that stay in the fast memory, the most read ones.
         useful: rows beyond which caching saves nothing worth having; None: not known.
         traffic: of a step of all ranks.
     """
@@ -45,7 +45,7 @@ class CachedTable:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of the fast tier, for rows that stay."""
+        """Bytes of the fast memory, for rows that stay."""
         return self.cached * self.traffic.row_bytes
 
     @cached_property
@@ -109,7 +109,7 @@ class CachePlan:
         held: float = 0,
         policy: Policy = "static",
     ) -> CachePlan:
-        """The useful rows that save most traffic in a fast tier, whatever their tables' widths.
+        """The useful rows that save most traffic in fast memory, whatever their tables' widths.
 
         Args:
             loads: of the tables, by name.
@@ -141,7 +141,7 @@ class CachePlan:
 
     @property
     def cached_bytes(self) -> int:
-        """Bytes of the fast tier, for rows that stay."""
+        """Bytes of the fast memory, for rows that stay."""
         return sum(table.cached_bytes for table in self.tables.values())
 
 

@@ -28,14 +28,14 @@ class CacheRates(BaseModel):
     sample_seconds: Seconds = Field(default=0.0, description="For a sample, whatever its rows.")
     step_seconds: Seconds = Field(description="For an iteration, however small its batch: tau.")
     byte_seconds: Seconds = Field(
-        description="For a byte of a row that is fetched from the slow tier and written back."
+        description="For a byte of a row that is fetched from the backing store and written back."
     )
 
     @classmethod
     def of_topology(cls, topology: TopologySpec) -> Self:
         """What the bandwidths allow, and an assumption for an iteration.
 
-        A row is read in the slow tier and written in the fast one, and the same back.
+        A row is read in the backing store and written to fast memory, and the same back.
         """
         between = topology.hbm_to_ddr_bandwidth
         bandwidth = between if between is not None else topology.ddr_bandwidth / 2

@@ -121,7 +121,7 @@ def _caches(report: CachePlanReport) -> Table:
 
 def _traffic(report: CachePlanReport) -> Table:
     lines = _new(
-        "Rows of a step between the tiers, read and written back",
+        "Rows of a step, read from the backing store and written back",
         ("table", "plain", "coalesced", "cached", "both", "plain / both"),
     )
     shown, others = _shown(report)

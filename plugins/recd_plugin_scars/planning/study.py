@@ -60,7 +60,7 @@ class CacheQuestion:
 
     @property
     def held(self) -> int:
-        """Batches whose rows are in the fast tier when the next one's are fetched."""
+        """Batches whose rows are in the fast memory when the next one's are fetched."""
         return int(self.lookahead)
 
 
@@ -240,7 +240,7 @@ def _warnings(
     if question.memory is not None and question.memory < in_flight:
         found.append(
             f"{size_text(question.memory)} is less than the {size_text(in_flight)} that the "
-            "distinct rows of one batch take, which are in the fast tier while they are computed "
+            "distinct rows of one batch take, which are in the fast memory while they are computed "
             "with: smaller batches, or more memory"
         )
     if question.memory is not None and limit == "useful":

@@ -1,4 +1,4 @@
-"""What is moved between the slow and the fast tier, as ``CacheTraffic`` counts it."""
+"""What is moved between the slow and the fast memory, as ``CacheTraffic`` counts it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Policy = Literal["static", "lfu", "lru"]
 class TableTraffic:
     """The traffic of one table in a step of all ranks, expected.
 
-    A miss is read from the slow tier once, and written back once, with its optimizer state.
+    A miss is read from the backing store once, and written back once, with its optimizer state.
 
     Attributes:
         lookups: ids, after deduplication.
@@ -36,7 +36,7 @@ class TableTraffic:
 
     @property
     def hits(self) -> float:
-        """Distinct rows that are in the fast tier already."""
+        """Distinct rows that are in the fast memory already."""
         return self.unique_rows - self.misses
 
     @property
@@ -46,12 +46,12 @@ class TableTraffic:
 
     @property
     def bytes_read(self) -> float:
-        """Bytes read of the slow tier, with coalescing and the cache."""
+        """Bytes read of the backing store, with coalescing and the cache."""
         return self.misses * self.row_bytes
 
     @property
     def bytes_written(self) -> float:
-        """Bytes written to the slow tier, likewise."""
+        """Bytes written to the backing store, likewise."""
         return self.misses * self.row_bytes
 
     @property
@@ -107,10 +107,10 @@ def traffic(
 
     Args:
         loads: of the tables.
-        cached: rows of each that stay in the fast tier, the most read ones; 0 where it has none.
+        cached: rows of each that stay in the fast memory, the most read ones; 0 where it has none.
         batch_size: samples of all ranks.
         optimizer: ``sgd`` or ``rowwise_adagrad``.
-        held: batches whose rows are still in the fast tier when the next one's are fetched: 0
+        held: batches whose rows are still in the fast memory when the next one's are fetched: 0
             without lookahead, 1 with it.
         policy: which rows stay. Of ``lru`` misses are approximate (``BatchRows.lru_batches``).
             ``lfu`` is taken for ``static``, which it comes close to: no policy that does not know

@@ -20,9 +20,9 @@ class StepTraffic:
     Attributes:
         lookups: ids.
         unique_rows: distinct rows that they are.
-        hits: of those rows, the ones that were in the fast tier.
-        misses: the others, which are read from the slow tier.
-        bytes_read: of the slow tier: weights and optimizer state.
+        hits: of those rows, the ones that were in the fast memory.
+        misses: the others, which are read from the backing store.
+        bytes_read: of the backing store: weights and optimizer state.
         bytes_written: to it, likewise.
     """
 
@@ -52,7 +52,7 @@ class CachedTableReport:
         name: of the table.
         policy: which rows stay.
         num_embeddings: rows of the table.
-        cached_rows: that stay in the fast tier.
+        cached_rows: that stay in the fast memory.
         observed: counted where rows move; None of a run that trained no step.
         predicted: by the plan; None where there is none.
     """
@@ -71,7 +71,7 @@ class CachedTableReport:
 
     @property
     def ratio(self) -> float | None:
-        """Bytes of the slow tier, observed over predicted."""
+        """Bytes of the backing store, observed over predicted."""
         if self.observed is None or self.predicted is None or not self.predicted.bytes:
             return None
         return self.observed.bytes / self.predicted.bytes
@@ -91,7 +91,7 @@ class CacheReport(Section):
 
     @property
     def observed_bytes(self) -> float | None:
-        """Bytes of the slow tier in a step, of all tables; None of a run without steps."""
+        """Bytes of the backing store in a step, of all tables; None of a run without steps."""
         return _sum([table.observed for table in self.tables])
 
     @property
@@ -105,13 +105,13 @@ class CacheReport(Section):
             table.name: {
                 **{key: value for key, value in asdict(table).items() if key != "name"},
                 "share": table.share,
-                "slow_tier_ratio": table.ratio,
+                "backing_store_ratio": table.ratio,
             }
             for table in self.tables
         }
         return {
             "tables": tables,
-            "slow_tier_bytes": {
+            "backing_store_bytes": {
                 "observed": self.observed_bytes,
                 "predicted": self.predicted_bytes,
             },
@@ -126,7 +126,7 @@ class CacheReport(Section):
         title = "caches: a step of all ranks"
         table = Table(title=f"{name}, {title}" if name else title)
         table.add_column("table")
-        for heading in ("rows cached", "hits", "misses", "slow tier", "predicted", "ratio"):
+        for heading in ("rows cached", "hits", "misses", "backing store", "predicted", "ratio"):
             table.add_column(heading, justify="right")
         for cached in self.tables:
             seen, expected = cached.observed, cached.predicted

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recd_plugin_scars.runtime.slow_tier import SlowTier
+from recd_plugin_scars.runtime.backing_store import BackingStore
 from recd_plugins.api import SetupError
 
 
-class MemoryTier(SlowTier):
+class MemoryStore(BackingStore):
     """Rows in host memory, locked into it where a CUDA device copies them.
 
-    Arguments and errors are those of ``open_slow_tier``.
+    Arguments and errors are those of ``open_backing_store``.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Embedding kernels whose hot rows are in a fast tier and whose others are in a slow one."""
+"""Embedding kernels whose hot rows are in fast memory and whose others are in a slow one."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.distributed.types import ShardingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_scars.runtime.fast_tier import FastTier
+from recd_plugin_scars.runtime.fast_memory import FastMemory
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugin_scars.runtime.row_cache import CachedBatch, RowCache
 from recd_plugin_scars.runtime.shards import (
     describe,
     first_values,
-    open_tier,
+    open_store,
     shards_of,
     with_parameters_on_host,
 )
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugin_scars.runtime.state import FlushingOptimizer
-from recd_plugin_scars.runtime.tables import TablesInSlowTier, fbgemm_arguments
+from recd_plugin_scars.runtime.tables import TablesInBackingStore, fbgemm_arguments
 from recd_plugin_scars.runtime.traffic import CacheTraffic
 from recd_plugins.api import ExactnessError
 from recd_plugins.api.distributed import (
@@ -48,7 +48,7 @@ _OF_KERNEL = ("_config", "_feature_table_map", "_local_cols", "_local_rows", "_p
 
 
 class _FastBags(PortableEmbeddingBag):
-    """The uncached kernel with pooling, over the fast tier: it looks slots up."""
+    """The uncached kernel with pooling, over the fast memory: it looks slots up."""
 
     def __init__(self, kernel: Any, *base: Any) -> None:
         BaseBatchedEmbeddingBag.__init__(self, *base)
@@ -83,7 +83,7 @@ class _FastRows(PortableEmbedding):
 
 
 class _Cached(RowKernel):
-    """What both cached kernels have: their tiers, and the batches on their way."""
+    """What both cached kernels have: their stores, and the batches on their way."""
 
     # Of TorchRec's base classes.
     _config: GroupedEmbeddingConfig
@@ -94,15 +94,15 @@ class _Cached(RowKernel):
 
     _is_closed = False
 
-    def _open_tiers(
+    def _open_stores(
         self, device: torch.device | None, caches: Mapping[str, TableCache], pooling_mode: Any
     ) -> None:
         device = device or torch.device("cpu")
         config = self._config
         pin = device.type == "cuda"
-        self._slow = open_tier(config, caches, self._pg, pin=pin)
+        self._slow = open_store(config, caches, self._pg, pin=pin)
         self._mover = RowMover(self._slow, pin=pin)
-        self._emb_module = TablesInSlowTier(
+        self._emb_module = TablesInBackingStore(
             config,
             list(zip(self._local_rows, self._local_cols, strict=True)),
             self._feature_table_map,
@@ -112,7 +112,7 @@ class _Cached(RowKernel):
             if any(caches[table.name].lookahead for table in config.embedding_tables)
             else None,
         )
-        self._fast = FastTier(self._emb_module, fbgemm_arguments(config), device)
+        self._fast = FastMemory(self._emb_module, fbgemm_arguments(config), device)
         self._rows = RowCache(shards_of(config, caches), self._fast, self._mover)
         self._checks_bounds = (self._emb_module.that_checks_bounds(device),)
         self._prefetched: deque[tuple[Tensor, int, list[int], CachedBatch]] = deque()
@@ -146,7 +146,7 @@ class _Cached(RowKernel):
         self._prefetch_ids(features.values(), features.length_per_key(), forward_stream)
 
     def flush(self) -> None:
-        """Write every changed row of the fast tier to the slow tier, which may be written then.
+        """Write every changed row of fast memory to the backing store, which may be written then.
 
         The rows stay; they are read again before a batch uses them.
         """
@@ -154,7 +154,7 @@ class _Cached(RowKernel):
 
     @property
     def is_kept(self) -> bool:
-        """Whether the slow tier has the rows of an earlier run."""
+        """Whether the backing store has the rows of an earlier run."""
         return self._slow.is_kept
 
     def purge(self) -> None:
@@ -162,11 +162,11 @@ class _Cached(RowKernel):
         self._rows.flush()
 
     def load(self) -> None:
-        """The slow tier was written after ``flush``: read what the fast tier holds of it again."""
+        """The backing store was written after ``flush``: read what fast memory holds of it anew."""
         self._rows.load()
 
     def close(self) -> None:
-        """Write every changed row back and give the slow tier up, after all training and saving.
+        """Write every changed row back and give the backing store up, when all is saved.
 
         Files that are kept are whole then; others go. Calling it again does nothing.
 
@@ -221,7 +221,7 @@ class _Cached(RowKernel):
                     f"({describe(self._config)}), whose rows the first one gave back: do it in "
                     "one, or give these tables no cache"
                 )
-            rows.land(batch)  # the slow tier may have been written since the forward pass
+            rows.land(batch)  # the backing store may have been written since the forward pass
 
         def release(*_: Any) -> None:
             fast.record()
@@ -268,14 +268,14 @@ class _Cached(RowKernel):
 class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
     """A fused kernel with pooling, of equally wide tables, most of whose rows are elsewhere.
 
-    Parameters and optimizer state have names and shapes of the base class and are the slow tier's
-    memory: ``flush`` before they are read, ``load`` after they were written. Values and gradients
-    are those of the uncached kernel.
+    Parameters and optimizer state have names and shapes of the base class and are the backing
+    store's memory: ``flush`` before they are read, ``load`` after they were written. Values and
+    gradients are those of the uncached kernel.
 
     Args:
         config: of the kernel's tables.
         pg: of the module.
-        device: of the fast tier.
+        device: of the fast memory.
         sharding_type: of the tables.
         caches: of all the tables, and perhaps of others.
 
@@ -296,7 +296,7 @@ class CachedEmbeddingBag(_Cached, BatchedFusedEmbeddingBag):
         config = with_parameters_on_host(config)
         BaseBatchedEmbeddingBag.__init__(self, config, pg, device, sharding_type)
         require_attributes(self, "_pooling", *_OF_KERNEL)
-        self._open_tiers(device, caches, self._pooling)
+        self._open_stores(device, caches, self._pooling)
         fast = _FastBags(self._fast.kernel, config, pg, device, sharding_type)
         self._fast_kernel = (fast,)  # not a submodule: its parameters are not the model's
 
@@ -326,7 +326,7 @@ class CachedEmbedding(_Cached, BatchedFusedEmbedding):
         config = with_parameters_on_host(config)
         BaseBatchedEmbedding.__init__(self, config, pg, device)
         require_attributes(self, *_OF_KERNEL)
-        self._open_tiers(device, caches, PoolingMode.NONE)
+        self._open_stores(device, caches, PoolingMode.NONE)
         self._fast_kernel = (_FastRows(self._fast.kernel, config, pg, device),)
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:

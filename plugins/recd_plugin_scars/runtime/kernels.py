@@ -17,7 +17,7 @@ from recd_plugins.api import LookupKernels
 
 
 class CachedKernels(LookupKernels):
-    """Kernels with a fast and a slow tier, for tables planned with ``fused_uvm_caching``.
+    """Kernels with fast memory and a backing store, for tables planned with ``fused_uvm_caching``.
 
     Args:
         caches: by table.

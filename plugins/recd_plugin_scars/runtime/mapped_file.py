@@ -9,22 +9,22 @@ from pathlib import Path
 
 from torch import Tensor
 
+from recd_plugin_scars.runtime.backing_store import BackingStore
 from recd_plugin_scars.runtime.row_file import RowFile
-from recd_plugin_scars.runtime.slow_tier import SlowTier
-from recd_plugin_scars.runtime.tier_folder import STATE, WEIGHTS, TierFolder, TierShape
+from recd_plugin_scars.runtime.store_folder import STATE, WEIGHTS, StoreFolder, StoreShape
 
 
-class FileTier(SlowTier):
+class FileStore(BackingStore):
     """Rows in one file and optimizer state in another, both also mapped into memory.
 
-    Without ``keep`` the files are gone after ``close``, or with the tier, or the process, unless
+    Without ``keep`` the files are gone after ``close``, or with the store, or the process, unless
     that is killed. With it they wait for a later run after ``close``, which alone marks them whole.
 
     Args:
-        folder: of the tiers of a run; this one makes a folder in it.
+        folder: of the stores of a run; this one makes a folder in it.
         keep: leave the rows for a later run, and go on with those of an earlier one.
 
-    Other arguments and errors are those of ``open_slow_tier``.
+    Other arguments and errors are those of ``open_backing_store``.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class FileTier(SlowTier):
     ) -> None:
         self.name = name
         self._keep = keep
-        shape = TierShape(name, num_rows, dim, with_state, list(shards))
-        self._folder = TierFolder(folder, shape, keep=keep)
+        shape = StoreShape(name, num_rows, dim, with_state, list(shards))
+        self._folder = StoreFolder(folder, shape, keep=keep)
         self.is_kept = self._folder.is_kept
         self._files: list[RowFile] = []
         self._end = weakref.finalize(self, _end, self._folder, self._files, keep, os.getpid())
@@ -84,7 +84,7 @@ class FileTier(SlowTier):
         return file.mapped()
 
 
-def _end(folder: TierFolder, files: list[RowFile], keep: bool, process: int) -> None:
+def _end(folder: StoreFolder, files: list[RowFile], keep: bool, process: int) -> None:
     # The files of a forked process are its parent's.
     if os.getpid() != process:
         return

@@ -1,4 +1,4 @@
-"""Rows on their way between the tiers, while the step goes on."""
+"""Rows on their way from the backing store and back, while the step goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from recd_plugin_scars.runtime.slow_tier import SlowTier
+from recd_plugin_scars.runtime.backing_store import BackingStore
 from recd_plugins.api import RecdError
 
 Result = TypeVar("Result")
@@ -36,37 +36,37 @@ class Pending:
 
 
 class RowMover:
-    """Reads and writes rows of one slow tier in one thread, first in, first out.
+    """Reads and writes rows of one backing store in one thread, first in, first out.
 
     A read sees every write that was queued before it. Each kernel has its own mover, so that one
     waits for no other; its thread starts with the first row that moves and sleeps while there is
-    nothing to do. One is enough for either kind of tier: it copies rows of memory as fast as memory
-    is, and has many requests to a disk at a time. There are few kernels: one for each width of
-    cached tables.
+    nothing to do. One is enough for either kind of store: it copies rows of memory as fast as
+    memory is, and has many requests to a disk at a time. There are few kernels: one for each width
+    of cached tables.
 
     After an error nothing moves any more: it is raised by each call from then on. The caller of
     ``close`` also sees it, unless it was raised before.
 
     Args:
-        tier: used by nobody else between ``read`` or ``write`` and ``drain``.
+        store: used by nobody else between ``read`` or ``write`` and ``drain``.
         pin: buffers are locked memory, for copies to and from a CUDA device.
     """
 
-    def __init__(self, tier: SlowTier, *, pin: bool = False) -> None:
-        self.tier = tier
+    def __init__(self, store: BackingStore, *, pin: bool = False) -> None:
+        self.store = store
         self._pin = pin
         self._process = os.getpid()
         # One worker takes what is submitted in order, ends with its owner, and is waited for at
         # the end of the interpreter.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rows of {tier.name}")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"rows of {store.name}")
         self._error: RecdError | None = None
         self._is_error_raised = False
         self._is_closed = False
 
     def buffers(self, num_rows: int) -> tuple[Tensor, Tensor | None]:
         """Memory for rows to ``write``: ``[num_rows, dim]``, and ``[num_rows]`` for their state."""
-        weights = torch.empty(num_rows, self.tier.weights.shape[1], pin_memory=self._pin)
-        if self.tier.state is None:
+        weights = torch.empty(num_rows, self.store.weights.shape[1], pin_memory=self._pin)
+        if self.store.state is None:
             return weights, None
         return weights, torch.empty(num_rows, pin_memory=self._pin)
 
@@ -82,7 +82,7 @@ class RowMover:
 
         def read() -> tuple[Tensor, Tensor | None]:
             weights, state = self.buffers(len(rows))
-            self.tier.read(rows, weights, state)
+            self.store.read(rows, weights, state)
             return weights, state
 
         return Pending(self, self._submit(read))
@@ -110,7 +110,7 @@ class RowMover:
         def write() -> None:
             if ready is not None:
                 ready.synchronize()
-            self.tier.write(rows, weights, state)
+            self.store.write(rows, weights, state)
 
         self._submit(write)
 
@@ -147,7 +147,7 @@ class RowMover:
             except RecdError as error:
                 self._error = error
             except Exception as error:
-                self._error = RecdError(f"{self.tier.name}: rows could not be moved ({error})")
+                self._error = RecdError(f"{self.store.name}: rows could not be moved ({error})")
                 self._error.__cause__ = error
         raise self._error
 
@@ -160,13 +160,13 @@ class RowMover:
     def _check(self) -> None:
         if self._process != os.getpid():
             raise RecdError(
-                f"{self.tier.name}: rows are moved by a thread of process {self._process}, which a "
-                "forked process lacks; start processes by spawn, or shard the model after the fork"
+                f"{self.store.name}: rows are moved by a thread of process {self._process}, "
+                "which a forked process lacks; start processes by spawn, or shard after the fork"
             )
         if self._error is not None:
             self._raise()
         if self._is_closed:
-            raise RecdError(f"{self.tier.name}: is closed, no row can be moved any more")
+            raise RecdError(f"{self.store.name}: is closed, no row can be moved any more")
 
     def _raise(self) -> NoReturn:
         assert self._error is not None

@@ -85,7 +85,7 @@ class LeastFrequentlyUsed(LeastRecentlyUsed):
     """The policy by which at most ``capacity`` rows stay: those that the most batches used, since
     the start.
 
-    Uses count while a row is not in the fast tier, too. Of equally often used rows, the longest
+    Uses count while a row is not in the fast memory, too. Of equally often used rows, the longest
     unused leave first.
     """
 

@@ -1,4 +1,4 @@
-"""Rows on their way through the fast tier: admitted, read, used, kept or written back."""
+"""Rows on their way through the fast memory: admitted, read, used, kept or written back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recd_plugin_scars.runtime.fast_tier import FastTier
+from recd_plugin_scars.runtime.fast_memory import FastMemory
 from recd_plugin_scars.runtime.mover import Pending, RowMover
 from recd_plugin_scars.runtime.policies import BUILT_IN
 from recd_plugin_scars.runtime.row_policy import (
@@ -38,7 +38,7 @@ class CachedShard:
         name: of the table.
         num_rows: of this part.
         policy: makes that of its cache.
-        capacity: how many of its rows stay in the fast tier.
+        capacity: how many of its rows stay in the fast memory.
         hot_rows: of this part, which are there from the start, most read first.
     """
 
@@ -65,19 +65,19 @@ class CachedBatch:
 
 
 class RowCache:
-    """The rows of a kernel's tables between their slow and their fast tier.
+    """The rows of a kernel's tables between their slow and their fast memory.
 
     A batch is admitted, landed, used by a forward and a backward pass, and released. Several may be
     on their way; their rows are pinned meanwhile. Any thread may call, but none may admit while
     another one is in the middle of a forward or backward pass, whose memory may move then.
 
     Args:
-        shards: of the tables, in the order of the slow tier's rows.
+        shards: of the tables, in the order of the backing store's rows.
         fast: to be filled.
-        mover: of the slow tier.
+        mover: of the backing store.
     """
 
-    def __init__(self, shards: Sequence[CachedShard], fast: FastTier, mover: RowMover) -> None:
+    def __init__(self, shards: Sequence[CachedShard], fast: FastMemory, mover: RowMover) -> None:
         self._shards, self._fast, self._mover = shards, fast, mover
         first_rows = np.cumsum([0, *(shard.num_rows for shard in shards)])
         hot = [shard.hot_rows + first for shard, first in zip(shards, first_rows, strict=False)]
@@ -115,7 +115,7 @@ class RowCache:
 
         Raises:
             DataError: an id is no row of its table; nothing was admitted.
-            SetupError: the fast tier cannot grow; nothing was admitted.
+            SetupError: the fast memory cannot grow; nothing was admitted.
         """
         counts = torch.tensor(ids_per_feature).to(ids.device)
         table_of_id = (
@@ -192,9 +192,9 @@ class RowCache:
         self._abandoned.append(batch)
 
     def flush(self) -> None:
-        """Write all changed rows to the slow tier, and return when they are there.
+        """Write all changed rows to the backing store, and return when they are there.
 
-        Whoever asked for them may write to the slow tier then: rows that have not changed in
+        Whoever asked for them may write to the backing store then: rows that have not changed in
         between are read again before they are used.
         """
         with self._lock:
@@ -210,7 +210,7 @@ class RowCache:
             self._is_stale = True
 
     def load(self) -> None:
-        """The slow tier was written after ``flush``: read what the fast tier holds of it again."""
+        """The backing store was written after ``flush``: read what fast memory holds of it anew."""
         with self._lock:
             self._land(self._num_batches)  # what was read before is not read again later
             self._is_stale = True
@@ -275,7 +275,7 @@ class RowCache:
         return admitted, slots.index_select(0, inverse)
 
     def _write_back(self, slots: NDArray[np.integer]) -> None:
-        """Start to write rows to the slow tier; their slots may be used at once."""
+        """Start to write rows to the backing store; their slots may be used at once."""
         if not len(slots):
             return
         rows = self._pool.row_of_slot[slots]

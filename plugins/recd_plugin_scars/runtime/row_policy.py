@@ -1,4 +1,4 @@
-"""Interface of cache policies: which rows stay in the fast tier when no batch needs them."""
+"""Interface of cache policies: which rows stay in the fast memory when no batch needs them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class RowPolicy(ABC):
     def release(self, used: Slots, unpinned: Slots) -> Slots:
         """A batch is done.
 
-        Rows that are not pinned and never leave stay in the fast tier. A row that leaves may come
+        Rows that are not pinned and never leave stay in the fast memory. A row that leaves may come
         back, in another slot.
 
         Args:

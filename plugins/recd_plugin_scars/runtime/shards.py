@@ -1,4 +1,4 @@
-"""What TorchRec's description of a kernel's tables means for its tiers."""
+"""What TorchRec's description of a kernel's tables means for its stores."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
 
+from recd_plugin_scars.runtime.backing_store import BackingStore, open_backing_store
 from recd_plugin_scars.runtime.row_cache import CachedShard
-from recd_plugin_scars.runtime.slow_tier import SlowTier, open_slow_tier
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.api import SetupError
 
@@ -38,10 +38,10 @@ def with_parameters_on_host(config: GroupedEmbeddingConfig) -> GroupedEmbeddingC
     return config
 
 
-def open_tier(
+def open_store(
     config: GroupedEmbeddingConfig, caches: Mapping[str, TableCache], pg: Any, *, pin: bool
-) -> SlowTier:
-    """The slow tier of a kernel: its tables below each other.
+) -> BackingStore:
+    """The backing store of a kernel: its tables below each other.
 
     Raises:
         SetupError: tables are not equally wide or not stored alike; or there is no room.
@@ -63,7 +63,7 @@ def open_tier(
             )
     rank = dist.get_rank(pg) if dist.is_initialized() else 0
     row, column = _offsets(first)
-    return open_slow_tier(
+    return open_backing_store(
         caches[first.name].storage,
         # The first shard of a kernel is in no other.
         name=f"{first.name}.rows{row}.columns{column}.rank{rank}",

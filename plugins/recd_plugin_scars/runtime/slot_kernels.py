@@ -1,4 +1,4 @@
-"""Compiled loops over the slots of a fast tier; ``slots.py`` and ``policies.py`` call them."""
+"""Compiled loops over the slots of fast memory; ``slots.py`` and ``policies.py`` call them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def unpin(slots: Any, bounds: Any, pins: Any, dirty: Any, changed: Any) -> tuple
         slots: of the batch, table by table.
         bounds: of the tables in ``slots``.
         pins: by slot.
-        dirty: by slot, whether its row differs from the slow tier's.
+        dirty: by slot, whether its row differs from the backing store's.
         changed: the batch changed the rows.
 
     Returns:

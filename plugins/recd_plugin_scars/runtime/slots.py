@@ -1,4 +1,4 @@
-"""Which row is in which slot of a fast tier."""
+"""Which row is in which slot of fast memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class SlotPool:
         first_rows: of each table, and the number of all rows.
         row_of_slot: by slot, -1 where it is free.
         pins: by slot, how many admitted batches need it.
-        dirty: by slot, whether the slow tier has another value of its row.
+        dirty: by slot, whether the backing store has another value of its row.
     """
 
     def __init__(self, num_rows: Sequence[int], rows: NDArray[np.int64], capacity: int) -> None:

@@ -23,12 +23,12 @@ CachePolicy = Literal["static", "lfu", "lru"]
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The slow tier is host memory, pinned where there is CUDA."""
+    """The backing store is host memory, pinned where there is CUDA."""
 
 
 @dataclass(frozen=True)
 class MappedFile:
-    """The slow tier is a memory-mapped file, for tables larger than memory.
+    """The backing store is a memory-mapped file, for tables larger than memory.
 
     Args:
         folder: where the files are made, one for each kernel.
@@ -41,7 +41,7 @@ class MappedFile:
 
 @dataclass(frozen=True)
 class TableCache:
-    """What the fast tier holds of one table, by whatever sharding it has (SCARS, section II).
+    """What the fast memory holds of one table, by whatever sharding it has (SCARS, section II).
 
     Args:
         policy: which rows stay: the name of a built-in policy, a subclass of ``RowPolicy``, or
@@ -50,7 +50,7 @@ class TableCache:
             share of its own rows.
         hot_rows: rows of the whole table, most read first. ``static`` caches the first
             ``num_cached_rows`` of them; the others start from those, if there are any.
-        storage: the slow tier.
+        storage: the backing store.
         lookahead: whether the rows of the next batch are read while one computes.
 
     Raises:
@@ -68,7 +68,7 @@ class TableCache:
         if not (math.isfinite(self.load_factor) and 0 <= self.load_factor <= 1):
             raise SetupError(
                 f"a table's cache has load_factor {self.load_factor}, the share of its rows that "
-                "the fast tier holds: give a number from 0 to 1"
+                "the fast memory holds: give a number from 0 to 1"
             )
         if self.hot_rows is None:
             if self.policy_class.only_hot and self.load_factor > 0:
@@ -120,7 +120,7 @@ class TableCache:
         )
 
     def num_cached_rows(self, num_embeddings: int) -> int:
-        """How many rows of a table with ``num_embeddings`` rows the fast tier holds."""
+        """How many rows of a table with ``num_embeddings`` rows the fast memory holds."""
         return round(self.load_factor * num_embeddings)
 
     def first_hot_rows(self, table: str, num_embeddings: int) -> NDArray[np.int64]:

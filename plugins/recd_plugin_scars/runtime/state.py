@@ -1,9 +1,9 @@
 """The optimizer that a model with cached tables shows: its state is whole in checkpoints.
 
-Parameters and optimizer state of a cached kernel are the tensors of its slow tier, which lacks what
-the fast tier has learned since. Whoever asks for them gets them whole: TorchRec's state dict hooks
-call ``flush`` of the kernels, and the optimizer below does it for optimizer state. After loading,
-``load`` of the kernels has the fast tier follow.
+Parameters and optimizer state of a cached kernel are the tensors of its backing store, which lacks
+what fast memory has learned since. Whoever asks for them gets them whole: TorchRec's state dict
+hooks call ``flush`` of the kernels, and the optimizer below does it for optimizer state. After
+loading, ``load`` of the kernels has fast memory follow.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torchrec.distributed.batched_embedding_kernel import EmbeddingFusedOptimize
 
 
 class FlushingOptimizer(EmbeddingFusedOptimizer):
-    """The fused optimizer of a cached kernel, whose state has what the fast tier learned.
+    """The fused optimizer of a cached kernel, whose state has what the fast memory learned.
 
     Names, shapes and types are TorchRec's. An optimizer around this one asks for ``state`` in its
     ``state_dict`` and ``load_state_dict``, and for nothing else, and tells when it has loaded.

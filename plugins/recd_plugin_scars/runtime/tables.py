@@ -1,4 +1,4 @@
-"""FBGEMM's kernel over the memory of a slow tier: names, shapes and state of the tables."""
+"""FBGEMM's kernel over the memory of a backing store: names, shapes and state of the tables."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from torch import Tensor
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig
 from torchrec.modules.embedding_configs import DataType
 
-from recd_plugin_scars.runtime.slow_tier import SlowTier
+from recd_plugin_scars.runtime.backing_store import BackingStore
 from recd_plugins.api import SetupError
 from recd_plugins.api.distributed import require_attributes
 
 _OPTIMIZERS = (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
 _WEIGHT_DECAYS = (WeightDecayMode.NONE, WeightDecayMode.L2, WeightDecayMode.DECOUPLE)
-# What of fused_params is for the fast tier's kernel too.
+# What of fused_params is for the fast memory's kernel too.
 _ARGUMENTS = (
     "eps",
     "gradient_clipping",
@@ -100,8 +100,8 @@ def _check_fbgemm() -> None:
         )
 
 
-class TablesInSlowTier(SplitTableBatchedEmbeddingBagsCodegen):
-    """What TorchRec sees of cached tables: weights and optimizer state in the slow tier's memory.
+class TablesInBackingStore(SplitTableBatchedEmbeddingBagsCodegen):
+    """What TorchRec sees of cached tables: weights and optimizer state in the backing store.
 
     It looks nothing up. TorchRec's prefetch stage calls its ``prefetch``.
 
@@ -120,7 +120,7 @@ class TablesInSlowTier(SplitTableBatchedEmbeddingBagsCodegen):
         specs: list[tuple[int, int]],
         feature_table_map: list[int],
         pooling_mode: PoolingMode,
-        slow: SlowTier,
+        slow: BackingStore,
         lookahead: Callable[[Tensor, list[int], torch.cuda.Stream | None], None] | None,
     ) -> None:
         arguments = fbgemm_arguments(config)
@@ -144,7 +144,7 @@ class TablesInSlowTier(SplitTableBatchedEmbeddingBagsCodegen):
         self.prefetch_pipeline = lookahead is not None
         self._lookahead = lookahead
 
-    def that_checks_bounds(self, device: torch.device) -> TablesInSlowTier:
+    def that_checks_bounds(self, device: torch.device) -> TablesInBackingStore:
         """One whose ``prepare_inputs`` takes ids on a device."""
         if device.type == "cpu":
             return self

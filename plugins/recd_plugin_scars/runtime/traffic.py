@@ -21,14 +21,14 @@ class CacheTraffic:
         batches: forward passes, those without a gradient too.
         lookups: ids looked up.
         unique_rows: distinct rows of a batch, summed over the batches.
-        hits: those of them in the fast tier already.
-        misses: those read from the slow tier.
-        weight_bytes_read: from the slow tier, of missing rows.
+        hits: those of them in the fast memory already.
+        misses: those read from the backing store.
+        weight_bytes_read: from the backing store, of missing rows.
         state_bytes_read: the same of the optimizer state.
-        weight_bytes_written: back to the slow tier, of rows that left the fast tier.
+        weight_bytes_written: back to the backing store, of rows that left the fast memory.
         state_bytes_written: the same of the optimizer state.
         bytes_loaded: of hot rows, once at the start and once after parameters were written.
-        bytes_flushed: of rows that stay in the fast tier, as a checkpoint asks for.
+        bytes_flushed: of rows that stay in the fast memory, as a checkpoint asks for.
         by_policy: what the policy counts besides, by name.
     """
 

@@ -25,7 +25,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "what pays": {},
     "nothing": {"rows": 0},
     "everything": {"share": 1},
-    "a file": {"rows": 100, "storage": {"file": "slow_tier"}},
+    "a file": {"rows": 100, "storage": {"file": "backing_store"}},
 }
 
 
@@ -132,7 +132,7 @@ def test_recd_run_shows_caches(table: Path, tmp_path: Path) -> None:
     assert item["share"] == 0.05
     assert item["policy"] == "static"
     assert item["observed"]["bytes_read"] == item["observed"]["misses"] * 36  # with state
-    assert report["slow_tier_bytes"]["predicted"] > 0
+    assert report["backing_store_bytes"]["predicted"] > 0
 
 
 def test_recd_plan_shows_caches(table: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Hot batches in training: the slow tier rests, workers and comparisons see the same batches."""
+"""Hot batches in training: the backing store rests, all sides and workers see the same batches."""
 
 from __future__ import annotations
 

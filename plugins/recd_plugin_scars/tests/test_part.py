@@ -20,7 +20,7 @@ from recd_plugins.planning.work import work_of_step
     ("shards", "moved"),
     [([(1, 100, 8)], [0, 400]), ([(0, 25, 8), (1, 75, 8)], [100, 300]), ([(0, 100, 4)] * 2, [400])],
 )
-def test_slow_tiers_move_rows_where_they_are(
+def test_backing_stores_move_rows_where_they_are(
     shards: list[tuple[int, int, int]], moved: list[int]
 ) -> None:
     known = DataProfile({"f": FeatureProfile(3.0)})

@@ -1,4 +1,4 @@
-"""Kind ``cache``: a fast tier in front of a table's storage."""
+"""Kind ``cache``: fast memory in front of a table's storage."""
 
 from __future__ import annotations
 

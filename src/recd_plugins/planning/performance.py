@@ -60,7 +60,7 @@ class _OnCpu(_SplitByRows):
     """Without what narrow rows cost a warp, for which TorchRec charges whole tables on CPU too.
 
     Tables that are cached there are read as others are, which TorchRec has no bandwidth for; what
-    is not in the fast tier is fetched from memory.
+    is not in the fast memory is fetched from memory.
 
     Args:
         topology: the ranks.

@@ -45,8 +45,8 @@ class Work:
         ids_looked_up: ids that its lookups take; an id counts once for each column shard.
         bytes_looked_up: of the embeddings that these ids read.
         rows_looked_up: rows of deduplicated batches whose ids its pooling lookups take.
-        bytes_from_host: of cached tables, moved from the slow tier in host memory and back.
-        bytes_from_file: the same of slow tiers in files.
+        bytes_from_host: of cached tables, moved from the backing store in host memory and back.
+        bytes_from_file: the same of backing stores in files.
         collectives: of the embeddings' input dist and output dist.
         bytes_in_node: that it sends to ranks of its node in them, and receives likewise.
         bytes_across_nodes: that it sends to ranks of other nodes.

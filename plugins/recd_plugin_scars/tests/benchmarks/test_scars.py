@@ -21,7 +21,7 @@ from recd_plugin_scars.benchmarks.cells import (
     prepare,
 )
 from recd_plugin_scars.benchmarks.criteo import CARDINALITIES, EMBEDDING_DIM, ScaledCriteo, draw
-from recd_plugin_scars.benchmarks.file_tier import FileTierFigures, FileWorkload, faster
+from recd_plugin_scars.benchmarks.file_store import FileStoreFigures, FileWorkload, faster
 from recd_plugin_scars.benchmarks.memory_limit import MemoryLimit, NoMemoryLimitError
 from recd_plugin_scars.benchmarks.model import Initial
 from recd_plugin_scars.benchmarks.paper_tables import DeviceWorkload, measure_on_device
@@ -82,9 +82,9 @@ def test_first_weights_are_the_same_in_one_piece_and_in_several() -> None:
 def test_what_is_moved_is_what_was_predicted(cells: Cells) -> None:
     figures = {figure.figure: figure for figure in cells.figures()}
     assert {
-        "slow_tier_traffic_reduction",
-        "slow_tier_traffic_reduction_zipf_1",
-        "slow_tier_traffic_reduction_zipf_1.2",
+        "backing_store_traffic_reduction",
+        "backing_store_traffic_reduction_zipf_1",
+        "backing_store_traffic_reduction_zipf_1.2",
         "prediction_error",
         "miss_rate_static",
         "miss_rate_lfu",
@@ -93,8 +93,8 @@ def test_what_is_moved_is_what_was_predicted(cells: Cells) -> None:
         "loss_max_abs_diff",
     } <= figures.keys()
     assert figures["prediction_error"].value <= 0.02
-    assert figures["slow_tier_traffic_reduction"].value == pytest.approx(31.3, rel=0.03)
-    assert figures["slow_tier_traffic_reduction_zipf_1"].value == pytest.approx(15.4, rel=0.05)
+    assert figures["backing_store_traffic_reduction"].value == pytest.approx(31.3, rel=0.03)
+    assert figures["backing_store_traffic_reduction_zipf_1"].value == pytest.approx(15.4, rel=0.05)
     assert figures["loss_max_abs_diff"].value <= 1e-6
     assert set(cells.predicted) == {
         *("plain", "coalesced", "cached", "both", "both, lookahead"),
@@ -194,23 +194,23 @@ def _trained(seconds: float, losses: list[float]) -> Trained:
     return Trained(losses, [seconds, 10 * seconds, seconds], 0, 0, CacheTraffic())
 
 
-def test_the_file_tier_is_compared_with_the_faster_mapping() -> None:
+def test_the_file_store_is_compared_with_the_faster_mapping() -> None:
     workload = FileWorkload(1 << 20, 1 << 18, 8, 2, 3, 1, turns=2)
     probed = {"mapped": 3.0, "mapped, MADV_RANDOM": 2.0}
     assert faster(probed) == "mapped, MADV_RANDOM"  # type: ignore[arg-type]
     plain = [_trained(6.0, [1.0, 2.0]), _trained(8.0, [1.0, 2.0])]
     ours = [_trained(1.0, [1.0, 2.5]), _trained(2.0, [1.0, 2.0])]
-    found = FileTierFigures(workload, probed, plain, ours)  # type: ignore[arg-type]
+    found = FileStoreFigures(workload, probed, plain, ours)  # type: ignore[arg-type]
     speedup, difference = found.figures()
-    assert (speedup.figure, speedup.value, speedup.min) == ("file_tier_speedup", 5.0, 4.0)
+    assert (speedup.figure, speedup.value, speedup.min) == ("file_store_speedup", 5.0, 4.0)
     assert difference.value == 0.5
     assert workload.rows * 256 == 4 * workload.memory
-    assert [row[0] for row in found.details()[0].rows] == ["mapped, MADV_RANDOM", "file tier"]
+    assert [row[0] for row in found.details()[0].rows] == ["mapped, MADV_RANDOM", "file store"]
 
 
 def test_a_table_larger_than_memory_trains_the_same(tmp_path: Path) -> None:
     """Without the limit, which not every machine can set."""
-    from recd_plugin_scars.benchmarks import file_tier, file_tier_process
+    from recd_plugin_scars.benchmarks import file_store, file_store_process
 
     class NoLimit(MemoryLimit):
         def set(self) -> None:
@@ -218,10 +218,10 @@ def test_a_table_larger_than_memory_trains_the_same(tmp_path: Path) -> None:
 
     set_by: list[int] = []
     workload = FileWorkload(1 << 20, 1 << 17, 64, 3, num_batches=4, warmup=1, turns=1)
-    job = file_tier._job(workload, workload.access(), tmp_path, 0)
+    job = file_store._job(workload, workload.access(), tmp_path, 0)
     limit = NoLimit(tmp_path, "", 1 << 20)
-    mapped = file_tier_process.train_mapped(job, limit, tmp_path / "mapped", random=True)
-    ours = file_tier_process.train_file_tier(job, limit)
+    mapped = file_store_process.train_mapped(job, limit, tmp_path / "mapped", random=True)
+    ours = file_store_process.train_file_store(job, limit)
     assert ours.losses == mapped.losses
     assert len(ours.seconds) == 3
     assert ours.traffic.misses > 0
@@ -248,7 +248,9 @@ def test_without_a_cgroup_there_is_no_figure(
     found = scars.run("small", only="file")
     assert not found.figures
     (note,) = found.notes
-    assert note.startswith("file_tier_speedup was not measured: this machine has no memory cgroups")
+    assert note.startswith(
+        "file_store_speedup was not measured: this machine has no memory cgroups"
+    )
 
 
 def test_a_cgroup_of_version_2_needs_its_memory_controller(

@@ -50,9 +50,9 @@ def test_all_tables() -> None:
     for words in ("mine, caches", "50 (5.00%)", "2 KB", "0.800", "0.900", "policy lru, static"):
         assert words in text
     found = json.loads(json.dumps(report.as_json()))
-    assert found["slow_tier_bytes"] == {"observed": 4500.0, "predicted": 5000.0}
+    assert found["backing_store_bytes"] == {"observed": 4500.0, "predicted": 5000.0}
     assert found["tables"]["a"]["observed"]["misses"] == 20
-    assert found["tables"]["a"]["slow_tier_ratio"] == pytest.approx(0.8)
+    assert found["tables"]["a"]["backing_store_ratio"] == pytest.approx(0.8)
 
 
 def test_what_is_not_known_is_left_out() -> None:

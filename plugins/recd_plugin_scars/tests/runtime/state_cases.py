@@ -19,8 +19,8 @@ from tests.distributed.parity_model import make_batch
 from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from recd_plugin_scars.runtime.host_memory import MemoryTier
-from recd_plugin_scars.runtime.mapped_file import FileTier
+from recd_plugin_scars.runtime.host_memory import MemoryStore
+from recd_plugin_scars.runtime.mapped_file import FileStore
 from recd_plugin_scars.tests.runtime.matrix_cases import (
     CPU,
     PARTS,
@@ -249,22 +249,22 @@ def _die_at(moment: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     if moment == "between gather and write-back":
-        for tier in (MemoryTier, FileTier):
-            tier.write = die  # type: ignore[method-assign]
+        for store in (MemoryStore, FileStore):
+            store.write = die  # type: ignore[method-assign]
     elif moment == "in the middle of a write-back":
-        for tier in (MemoryTier, FileTier):
-            tier.write = _half_a_write(tier.write)  # type: ignore[method-assign]
+        for store in (MemoryStore, FileStore):
+            store.write = _half_a_write(store.write)  # type: ignore[method-assign]
     elif moment == "while rows are gathered":
-        for tier in (MemoryTier, FileTier):
-            tier.read = die  # type: ignore[method-assign]
+        for store in (MemoryStore, FileStore):
+            store.read = die  # type: ignore[method-assign]
     elif moment == "while a checkpoint is written":
         checkpoint.save = die
 
 
 def _half_a_write(write: Any) -> Any:
-    def half(tier: Any, rows: Tensor, weights: Tensor, state: Tensor | None) -> None:
+    def half(store: Any, rows: Tensor, weights: Tensor, state: Tensor | None) -> None:
         number = (len(rows) + 1) // 2
-        write(tier, rows[:number], weights[:number], None if state is None else state[:number])
+        write(store, rows[:number], weights[:number], None if state is None else state[:number])
         os.kill(os.getpid(), signal.SIGKILL)
 
     return half

@@ -28,7 +28,7 @@ def test_parity(sharding: str) -> None:
             assert difference.written_by_evaluation == 0, case
 
 
-def test_the_slow_tier_moves_the_same_rows_for_fewer_lookups() -> None:
+def test_the_backing_store_moves_the_same_rows_for_fewer_lookups() -> None:
     # With nothing kept, which row leaves first does not matter.
     plain = Case(Training("row_wise", "plain", "sgd"), "none", lookahead=False, turn=0)
     cases = [plain, replace(plain, coalesced=True)]

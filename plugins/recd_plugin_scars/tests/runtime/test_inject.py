@@ -141,7 +141,7 @@ def test_optimizers_that_cannot_be_cached(params: dict[str, Any], message: str) 
         cached_kernel(config_of([6], **params), {"t0": LRU})
 
 
-def test_an_fbgemm_that_cannot_use_the_memory_of_a_slow_tier_is_refused(
+def test_an_fbgemm_that_cannot_use_the_memory_of_a_backing_store_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def init(self: Any, embedding_specs: Any) -> None:

@@ -210,7 +210,7 @@ def test_gradients_of_weights_of_ids() -> None:
     assert_equal(state_of(plain), state_of(kernel))
 
 
-def test_the_fast_tier_grows_while_a_graph_holds_it() -> None:
+def test_the_fast_memory_grows_while_a_graph_holds_it() -> None:
     rows = 5000
     plain, kernel = one_table(cached=0, rows=rows)
     small, large = batch_of([[3], [4]]), batch_of([list(range(rows)), [4]])
@@ -397,7 +397,7 @@ def test_bytes_are_counted_as_rows_move(optimizer: str) -> None:
     assert (traffic.bytes_read, traffic.bytes_written) == (2 * (4 * DIM + state), 0)
 
 
-def test_a_hot_batch_leaves_the_slow_tier_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hot_batch_leaves_the_backing_store_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     _, kernel = one_table(cached=2)
     learn(kernel(batch_of([[5], [6]])))
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from recd_plugin_scars.runtime.mapped_file import FileTier
+from recd_plugin_scars.runtime.mapped_file import FileStore
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugins.errors import DataError, RecdError, SetupError
 
 NUM_ROWS, DIM = 50, 6
 
 
-def open_tier(
+def open_store(
     folder, *, keep=False, name="t", num_rows=NUM_ROWS, dim=DIM, with_state=True, shards=()
 ):
-    return FileTier(
+    return FileStore(
         folder,
         keep=keep,
         name=name,
@@ -31,12 +31,12 @@ def open_tier(
     )
 
 
-def random_rows(tier):
-    """Fill a tier through its mover's ways; gives what it holds."""
+def random_rows(store):
+    """Fill a store through its mover's ways; gives what it holds."""
     generator = torch.Generator().manual_seed(1)
     weights = torch.rand(NUM_ROWS, DIM, generator=generator)
     state = torch.rand(NUM_ROWS, generator=generator)
-    tier.write(torch.arange(NUM_ROWS), weights, state)
+    store.write(torch.arange(NUM_ROWS), weights, state)
     return weights, state
 
 
@@ -50,9 +50,9 @@ def contents(folder):
 @pytest.fixture
 def kept(tmp_path):
     """The folder of a table that was kept, and what it holds."""
-    tier = open_tier(tmp_path, keep=True)
-    rows = random_rows(tier)
-    tier.close()
+    store = open_store(tmp_path, keep=True)
+    rows = random_rows(store)
+    store.close()
     return tmp_path, rows
 
 
@@ -78,21 +78,21 @@ def finish(program, *arguments):
 
 
 def test_scratch_files_go_with_close_and_leave_no_folder(tmp_path):
-    tier = open_tier(tmp_path / "new" / "tiers")
-    weights, _ = random_rows(tier)
-    mapped = tier.weights
-    assert len(list((tmp_path / "new" / "tiers").glob("*/*"))) == 3
-    tier.close()
-    tier.close()
+    store = open_store(tmp_path / "new" / "stores")
+    weights, _ = random_rows(store)
+    mapped = store.weights
+    assert len(list((tmp_path / "new" / "stores").glob("*/*"))) == 3
+    store.close()
+    store.close()
     assert list(tmp_path.rglob("*")) == [tmp_path / "new"]
     # Who still has the tensor may read it.
     assert torch.equal(mapped, weights)
 
 
-def test_scratch_files_go_with_the_tier(tmp_path):
-    tier = open_tier(tmp_path)
-    tier.cycle = tier
-    del tier
+def test_scratch_files_go_with_the_store(tmp_path):
+    store = open_store(tmp_path)
+    store.cycle = store
+    del store
     gc.collect()
     assert list(tmp_path.iterdir()) == []
 
@@ -100,10 +100,10 @@ def test_scratch_files_go_with_the_tier(tmp_path):
 def test_a_table_that_nobody_uses_is_no_obstacle_to_the_next(tmp_path):
     gc.disable()
     try:
-        tier = open_tier(tmp_path)
-        tier.cycle = tier
-        del tier
-        open_tier(tmp_path).close()
+        store = open_store(tmp_path)
+        store.cycle = store
+        del store
+        open_store(tmp_path).close()
     finally:
         gc.enable()
 
@@ -111,12 +111,12 @@ def test_a_table_that_nobody_uses_is_no_obstacle_to_the_next(tmp_path):
 PROGRAM = """
 import os, sys, torch
 from pathlib import Path
-from recd_plugin_scars.runtime.mapped_file import FileTier
+from recd_plugin_scars.runtime.mapped_file import FileStore
 from recd_plugin_scars.runtime.mover import RowMover
 
 folder, keep = Path(sys.argv[1]), bool(int(sys.argv[2]))
-tier = FileTier(folder, keep=keep, name="t", num_rows=50, dim=6, with_state=True)
-mover = RowMover(tier)
+store = FileStore(folder, keep=keep, name="t", num_rows=50, dim=6, with_state=True)
+mover = RowMover(store)
 """
 
 
@@ -137,22 +137,22 @@ print(len(list(folder.glob("*/*"))))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tiers_of_other_names_share_a_folder(tmp_path):
+def test_stores_of_other_names_share_a_folder(tmp_path):
     names = ["t", "t/0", "..", "x" * 300, "x" * 299 + "y"]
-    tiers = [open_tier(tmp_path, name=name) for name in names]
-    for value, tier in enumerate(tiers):
-        tier.weights.fill_(value)
-    assert [tier.weights[0, 0].item() for tier in tiers] == list(range(len(names)))
-    for tier in tiers:
-        tier.close()
+    stores = [open_store(tmp_path, name=name) for name in names]
+    for value, store in enumerate(stores):
+        store.weights.fill_(value)
+    assert [store.weights[0, 0].item() for store in stores] == list(range(len(names)))
+    for store in stores:
+        store.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_only_its_own_files_are_removed(tmp_path):
-    tier = open_tier(tmp_path)
+    store = open_store(tmp_path)
     (folder,) = tmp_path.iterdir()
     (folder / "notes").write_text("mine")
-    tier.close()
+    store.close()
     assert [path.name for path in folder.iterdir()] == ["notes"]
 
 
@@ -161,23 +161,23 @@ def test_only_its_own_files_are_removed(tmp_path):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_folder_in_use_is_refused(tmp_path, keep):
-    tier = open_tier(tmp_path, keep=keep)
+    store = open_store(tmp_path, keep=keep)
     before = contents(tmp_path)
     for other in (False, True):
-        with pytest.raises(SetupError, match=rf"t\.tier: is in use .*process {os.getpid()} "):
-            open_tier(tmp_path, keep=other)
+        with pytest.raises(SetupError, match=rf"t\.store: is in use .*process {os.getpid()} "):
+            open_store(tmp_path, keep=other)
     assert contents(tmp_path) == before
-    tier.close()
+    store.close()
 
 
 def test_a_folder_in_use_by_another_process_is_refused(tmp_path):
     process = run(PROGRAM + "print('open', flush=True); sys.stdin.read()", tmp_path, 0, stdin=-1)
     assert process.stdout.readline() == "open\n"
     with pytest.raises(SetupError, match=rf"is in use .*process {process.pid} "):
-        open_tier(tmp_path)
+        open_store(tmp_path)
     process.communicate(timeout=120)
     assert process.returncode == 0
-    open_tier(tmp_path).close()
+    open_store(tmp_path).close()
 
 
 # Kept files
@@ -185,13 +185,13 @@ def test_a_folder_in_use_by_another_process_is_refused(tmp_path):
 
 def test_a_kept_table_goes_on_in_a_later_run(kept):
     folder, (weights, state) = kept
-    tier = open_tier(folder, keep=True)
-    assert tier.is_kept
-    assert torch.equal(tier.weights, weights)
-    assert torch.equal(tier.state, state)
-    tier.write(torch.tensor([3]), torch.full((1, DIM), 9.0), torch.tensor([9.0]))
-    tier.close()
-    again = open_tier(folder, keep=True)
+    store = open_store(folder, keep=True)
+    assert store.is_kept
+    assert torch.equal(store.weights, weights)
+    assert torch.equal(store.state, state)
+    store.write(torch.tensor([3]), torch.full((1, DIM), 9.0), torch.tensor([9.0]))
+    store.close()
+    again = open_store(folder, keep=True)
     assert again.weights[2:5, 0].tolist() == [weights[2, 0], 9, weights[4, 0]]
     again.close()
 
@@ -209,7 +209,7 @@ FAULTS: dict[str, Any] = {
     "missing file": (
         lambda folder: next(folder.glob("*/state")).unlink(),
         {},
-        r"t\.tier/state: is missing; a file of 200 bytes",
+        r"t\.store/state: is missing; a file of 200 bytes",
     ),
     "truncated file": (truncate, {}, r"weights: has 1,199 bytes and should have 1,200"),
     "other rows": (None, {"num_rows": 51}, "num_rows is 50 in the table .* 51 in this run"),
@@ -248,7 +248,7 @@ def test_a_kept_table_that_is_another_is_refused_and_left_as_it_is(kept, fault):
         spoil(folder)
     before = contents(folder)
     with pytest.raises(DataError, match=message) as caught:
-        open_tier(folder, keep=True, **arguments)
+        open_store(folder, keep=True, **arguments)
     assert "remove the folder" in str(caught.value)
     assert contents(folder) == before
 
@@ -257,7 +257,7 @@ def test_a_run_that_keeps_nothing_does_not_touch_what_was_kept(kept):
     folder, _ = kept
     before = contents(folder)
     with pytest.raises(SetupError, match="holds a table that an earlier run kept: set keep"):
-        open_tier(folder)
+        open_store(folder)
     assert contents(folder) == before
 
 
@@ -265,9 +265,9 @@ def test_a_kept_table_whose_run_was_not_closed_is_refused(tmp_path):
     finish(PROGRAM + "mover.close()", tmp_path, 1)
     before = contents(tmp_path)
     with pytest.raises(DataError, match=r"status is 'in use' .* ended without closing"):
-        open_tier(tmp_path, keep=True)
+        open_store(tmp_path, keep=True)
     with pytest.raises(SetupError, match="kept"):
-        open_tier(tmp_path)
+        open_store(tmp_path)
     assert contents(tmp_path) == before
 
 
@@ -282,7 +282,7 @@ def write():
     mover.write(torch.arange(50), torch.full((50, 6), value), torch.full((50,), value))
 write()
 mover.drain()
-dcp.save({"weights": tier.weights, "state": tier.state}, checkpoint_id=sys.argv[3], no_dist=True)
+dcp.save({"weights": store.weights, "state": store.state}, checkpoint_id=sys.argv[3], no_dist=True)
 if sys.argv[4] == "between":
     mover.read(torch.arange(50)).wait()
     print("ready", flush=True)
@@ -302,25 +302,25 @@ while True:
 def test_a_killed_run_leaves_its_checkpoint_whole_and_the_next_run_starts(tmp_path, when):
     import torch.distributed.checkpoint as dcp
 
-    process = run(WRITING, tmp_path / "tiers", 0, tmp_path / "saved", when, stdin=-1)
+    process = run(WRITING, tmp_path / "stores", 0, tmp_path / "saved", when, stdin=-1)
     assert process.stdout.readline() == "ready\n", process.stderr.read()
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=120)
-    assert len(list((tmp_path / "tiers").glob("*/*"))) == 3
+    assert len(list((tmp_path / "stores").glob("*/*"))) == 3
 
-    tier = open_tier(tmp_path / "tiers")
-    assert not tier.is_kept
-    assert tier.weights.count_nonzero() == 0
+    store = open_store(tmp_path / "stores")
+    assert not store.is_kept
+    assert store.weights.count_nonzero() == 0
     dcp.load(
-        {"weights": tier.weights, "state": tier.state},
+        {"weights": store.weights, "state": store.state},
         checkpoint_id=tmp_path / "saved",
         no_dist=True,
     )
-    weights, state = RowMover(tier).read(torch.arange(NUM_ROWS)).wait()
+    weights, state = RowMover(store).read(torch.arange(NUM_ROWS)).wait()
     assert torch.equal(weights, torch.ones(NUM_ROWS, DIM))
     assert state is not None
     assert torch.equal(state, torch.ones(NUM_ROWS))
-    tier.close()
+    store.close()
 
 
 # Disks that refuse
@@ -328,7 +328,7 @@ def test_a_killed_run_leaves_its_checkpoint_whole_and_the_next_run_starts(tmp_pa
 LIMITED = """
 import json, resource, sys, torch
 from pathlib import Path
-from recd_plugin_scars.runtime.mapped_file import FileTier
+from recd_plugin_scars.runtime.mapped_file import FileStore
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugins.errors import RecdError
 
@@ -337,7 +337,7 @@ def limit(size):
 
 folder = Path(sys.argv[1])
 def make():
-    return FileTier(folder, keep=False, name="t", num_rows=50, dim=1024, with_state=True)
+    return FileStore(folder, keep=False, name="t", num_rows=50, dim=1024, with_state=True)
 """
 
 
@@ -354,7 +354,9 @@ except RecdError as error:
 """,
         tmp_path,
     )
-    assert out.startswith(f"SetupError {tmp_path / 't.tier'}: no room for 50 rows (File too large)")
+    assert out.startswith(
+        f"SetupError {tmp_path / 't.store'}: no room for 50 rows (File too large)"
+    )
     assert "205,000 bytes are needed" in out
     assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
@@ -377,7 +379,7 @@ limit(resource.RLIM_INFINITY)
         tmp_path,
     )
     message = (
-        f"{tmp_path / 't.tier' / 'weights'}: row 40 (of 4 rows from 4 to 49) could not be written "
+        f"{tmp_path / 't.store' / 'weights'}: row 40 (of 4 rows from 4 to 49) could not be written "
         "(7 of 4096 bytes)"
     )
     assert out.splitlines() == [message, message, "no error"]
@@ -391,25 +393,25 @@ def test_a_full_disk_is_told_with_the_bytes_that_are_missing(tmp_path):
         pytest.skip("no file system may be mounted here")
     try:
         (disk / "other").write_text("mine")
-        tier = open_tier(disk, name="small")
+        store = open_store(disk, name="small")
         with pytest.raises(
             SetupError,
             match=r"2,800,000 bytes are needed, 1,0\d\d,\d{3} are free; 1,7\d\d,\d{3} .*missing",
         ):
-            open_tier(disk, num_rows=100_000)
-        assert sorted(path.name for path in disk.iterdir()) == ["other", "small.tier"]
-        tier.close()
+            open_store(disk, num_rows=100_000)
+        assert sorted(path.name for path in disk.iterdir()) == ["other", "small.store"]
+        store.close()
     finally:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 def test_a_file_cut_while_it_is_in_use_is_told(tmp_path):
-    tier = open_tier(tmp_path)
-    mover = RowMover(tier)
+    store = open_store(tmp_path)
+    mover = RowMover(store)
     truncate(tmp_path)
     with pytest.raises(RecdError, match=r"weights: row 49 .* could not be read \(23 of 24 bytes\)"):
         mover.read(torch.tensor([49, 3])).wait()
-    tier.close()
+    store.close()
 
 
 @pytest.mark.parametrize("place", ["a file", "below a file"])
@@ -417,5 +419,5 @@ def test_a_folder_that_cannot_be_is_refused(tmp_path, place):
     (tmp_path / "file").write_text("mine")
     folder = tmp_path / "file"
     with pytest.raises(SetupError, match="cannot hold a table"):
-        open_tier(folder if place == "a file" else folder / "below")
+        open_store(folder if place == "a file" else folder / "below")
     assert contents(tmp_path) == {Path("file"): b"mine"}

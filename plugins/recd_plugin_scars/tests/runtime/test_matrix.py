@@ -1,7 +1,7 @@
 """Cached tables train as plain ones, bit for bit.
 
 The matrix: {static, lru, lfu} x {table-, row-, column-wise} x {1, 2 ranks} x {with and without
-lookahead} x {KJT, IKJT} x a fast tier of {0, 1, some, all} rows x {SGD, row-wise Adagrad}, with
+lookahead} x {KJT, IKJT} x fast memory of {0, 1, some, all} rows x {SGD, row-wise Adagrad}, with
 rows in memory and in files, of an EmbeddingBagCollection and an EmbeddingCollection.
 """
 
@@ -79,7 +79,7 @@ def _assert_equal(case: Case, difference: Difference) -> None:
 
 
 def _assert_cached(case: Case, differences: list[Difference]) -> None:
-    """The rows do move, and only those that the fast tier does not hold."""
+    """The rows do move, and only those that the fast memory does not hold."""
     for table in differences[0].traffic | differences[-1].traffic:
         counts = [each.traffic[table] for each in differences if table in each.traffic]
         hits = sum(each.hits for each in counts)

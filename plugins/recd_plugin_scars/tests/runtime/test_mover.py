@@ -6,14 +6,14 @@ import threading
 import pytest
 import torch
 
-from recd_plugin_scars.runtime.host_memory import MemoryTier
+from recd_plugin_scars.runtime.host_memory import MemoryStore
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugins.errors import RecdError
 
 NUM_ROWS, DIM = 9, 4
 
 
-class BrokenTier(MemoryTier):
+class BrokenStore(MemoryStore):
     """Counts what is asked of it; what names row 8 fails."""
 
     def __init__(self, error):
@@ -35,8 +35,8 @@ class BrokenTier(MemoryTier):
 
 
 @pytest.fixture
-def tier():
-    return MemoryTier(name="t", num_rows=NUM_ROWS, dim=DIM, with_state=True)
+def store():
+    return MemoryStore(name="t", num_rows=NUM_ROWS, dim=DIM, with_state=True)
 
 
 def rows_of(*rows):
@@ -47,8 +47,8 @@ def write(mover, *rows):
     mover.write(rows_of(*rows), torch.ones(len(rows), DIM), torch.ones(len(rows)))
 
 
-def test_a_read_sees_the_write_before_it(tier):
-    mover = RowMover(tier)
+def test_a_read_sees_the_write_before_it(store):
+    mover = RowMover(store)
     rows = torch.tensor([7, 2])
     before = mover.read(rows)
     mover.write(rows, torch.full((2, 4), 3.0), torch.tensor([5.0, 6.0]))
@@ -59,16 +59,16 @@ def test_a_read_sees_the_write_before_it(tier):
     assert state.tolist() == [6, 5, 0]
 
 
-def test_drain_waits_for_what_any_thread_queued(tier):
+def test_drain_waits_for_what_any_thread_queued(store):
     started, go_on = threading.Event(), threading.Event()
 
-    class SlowTier(MemoryTier):
+    class BackingStore(MemoryStore):
         def write(self, rows, weights, state):
             started.set()
             assert go_on.wait(60)
             super().write(rows, weights, state)
 
-    slow = SlowTier(name="t", num_rows=NUM_ROWS, dim=DIM, with_state=True)
+    slow = BackingStore(name="t", num_rows=NUM_ROWS, dim=DIM, with_state=True)
     mover = RowMover(slow)
     thread = threading.Thread(target=write, args=(mover, 1, 2))
     thread.start()
@@ -88,8 +88,8 @@ def test_drain_waits_for_what_any_thread_queued(tier):
     ],
 )
 def test_after_an_error_nothing_moves_and_every_call_says_why(error, message):
-    tier = BrokenTier(error)
-    mover = RowMover(tier)
+    store = BrokenStore(error)
+    mover = RowMover(store)
     failed = mover.read(rows_of(8))
     for call in (failed.wait, failed.wait, mover.drain):
         with pytest.raises(RecdError, match=message):
@@ -98,14 +98,14 @@ def test_after_an_error_nothing_moves_and_every_call_says_why(error, message):
         mover.read(rows_of(1))
     with pytest.raises(RecdError, match=message):
         write(mover, 1)
-    assert tier.num_calls == 1
+    assert store.num_calls == 1
     mover.close()
 
 
 def test_what_was_queued_behind_an_error_is_not_done():
-    tier = BrokenTier(RecdError("no"))
+    store = BrokenStore(RecdError("no"))
     may_start = threading.Event()
-    mover = RowMover(tier)
+    mover = RowMover(store)
     # The thread is kept until all is queued.
     mover._thread.submit(may_start.wait, 60)
     write(mover, 8)
@@ -114,37 +114,37 @@ def test_what_was_queued_behind_an_error_is_not_done():
     may_start.set()
     with pytest.raises(RecdError, match="no"):
         behind.wait()
-    assert tier.num_calls == 1
-    assert tier.weights.count_nonzero() == 0
+    assert store.num_calls == 1
+    assert store.weights.count_nonzero() == 0
 
 
 def test_close_tells_an_error_that_nobody_was_told():
-    mover = RowMover(BrokenTier(RecdError("the disk is gone")))
+    mover = RowMover(BrokenStore(RecdError("the disk is gone")))
     write(mover, 8)
     with pytest.raises(RecdError, match="the disk is gone"):
         mover.close()
     mover.close()
 
 
-def test_close_does_what_is_queued_and_may_be_called_again(tier):
-    mover = RowMover(tier)
+def test_close_does_what_is_queued_and_may_be_called_again(store):
+    mover = RowMover(store)
     write(mover, 3)
     mover.close()
     mover.close()
-    assert tier.weights[3].tolist() == [1] * DIM
+    assert store.weights[3].tolist() == [1] * DIM
     for call in (lambda: mover.read(rows_of(1)), lambda: write(mover, 1), mover.drain):
         with pytest.raises(RecdError, match="t: is closed"):
             call()
 
 
-def test_the_thread_ends_with_its_mover(tier):
+def test_the_thread_ends_with_its_mover(store):
     def names():
         return [
             thread.name for thread in threading.enumerate() if thread.name.startswith("rows of")
         ]
 
     before = names()
-    mover = RowMover(tier)
+    mover = RowMover(store)
     assert names() == before
     mover.read(rows_of(1)).wait()
     (thread,) = (thread for thread in mover._thread._threads)
@@ -155,11 +155,11 @@ def test_the_thread_ends_with_its_mover(tier):
 
 FORKED = """
 import os, sys, torch
-from recd_plugin_scars.runtime.host_memory import MemoryTier
+from recd_plugin_scars.runtime.host_memory import MemoryStore
 from recd_plugin_scars.runtime.mover import RowMover
 from recd_plugins.errors import RecdError
 
-mover = RowMover(MemoryTier(name="t", num_rows=9, dim=4, with_state=False))
+mover = RowMover(MemoryStore(name="t", num_rows=9, dim=4, with_state=False))
 mover.read(torch.tensor([1])).wait()
 child = os.fork()
 if child == 0:
@@ -176,11 +176,11 @@ print("done")
 
 LEFT_OPEN = """
 import torch
-from recd_plugin_scars.runtime.host_memory import MemoryTier
+from recd_plugin_scars.runtime.host_memory import MemoryStore
 from recd_plugin_scars.runtime.mover import RowMover
 
-tier = MemoryTier(name="t", num_rows=9, dim=4, with_state=False)
-mover = RowMover(tier)
+store = MemoryStore(name="t", num_rows=9, dim=4, with_state=False)
+mover = RowMover(store)
 for _ in range(100):
     pending = mover.read(torch.tensor([1]))
     mover.write(torch.tensor([1]), torch.ones(1, 4), None)

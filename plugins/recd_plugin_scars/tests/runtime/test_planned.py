@@ -59,7 +59,7 @@ def test_caches_of_other_modules_stay() -> None:
 
 
 def loaded(rank: int, world_size: int, load_factor: float) -> int:
-    """Bytes of the rows that a sharded table has in its fast tier from the start."""
+    """Bytes of the rows that a sharded table has in its fast memory from the start."""
     module = EmbeddingBagCollection(tables=[CONFIG], device=torch.device("meta"))
     sharder = ExactEmbeddingBagCollectionSharder(
         fused_params(TrainingSpec(optimizer="sgd")),

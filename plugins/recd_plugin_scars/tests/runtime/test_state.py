@@ -1,4 +1,4 @@
-"""Checkpoints of cached tables are those of plain ones, and have what the fast tier learned."""
+"""Checkpoints of cached tables are those of plain ones, and have what the fast memory learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where all rows of the cached tables of a kernel are, beyond the few that its fast tier holds."""
+"""Where all rows of the cached tables of a kernel are, beyond the few in its fast memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from recd_plugin_scars.runtime.spec import HostMemory, MappedFile
 
-#: Rows that ``SlowTier.fill`` gives at a time take about so much.
+#: Rows that ``BackingStore.fill`` gives at a time take about so much.
 FILL_BYTES = 1 << 26
 
 
-class SlowTier(ABC):
+class BackingStore(ABC):
     """All rows of the tables of a kernel, below each other, with their optimizer state.
 
     ``read`` and ``write`` are for one thread at a time (a ``RowMover``'s) and release the GIL for
@@ -21,7 +21,7 @@ class SlowTier(ABC):
     was written to these is seen by ``read``.
 
     Attributes:
-        name: of the tier, for messages.
+        name: of the store, for messages.
         weights: float32 ``[num_rows, dim]``, contiguous, on the CPU. In place writable.
         state: of the optimizer, float32 ``[num_rows]``; None without one.
         is_kept: the rows are those of an earlier run: not to be initialised.
@@ -72,7 +72,7 @@ class SlowTier(ABC):
         """
 
 
-def open_slow_tier(
+def open_backing_store(
     storage: HostMemory | MappedFile,
     *,
     name: str,
@@ -81,12 +81,12 @@ def open_slow_tier(
     with_state: bool,
     pin: bool,
     shards: Sequence[str] = (),
-) -> SlowTier:
-    """Make the slow tier of a kernel, or open the one that an earlier run kept.
+) -> BackingStore:
+    """Make the backing store of a kernel, or open the one that an earlier run kept.
 
     Args:
         storage: in memory, or in files.
-        name: of the tier; no other kernel and no other rank may have the same.
+        name: of the store; no other kernel and no other rank may have the same.
         num_rows: of all tables of the kernel, as far as this rank holds them.
         dim: values of a row.
         with_state: each row has an optimizer state of one float32.
@@ -102,9 +102,9 @@ def open_slow_tier(
         DataError: files that an earlier run kept are not those of this table, or incomplete.
     """
     if isinstance(storage, MappedFile):
-        from recd_plugin_scars.runtime.mapped_file import FileTier
+        from recd_plugin_scars.runtime.mapped_file import FileStore
 
-        return FileTier(
+        return FileStore(
             storage.folder,
             keep=storage.keep,
             name=name,
@@ -113,6 +113,6 @@ def open_slow_tier(
             with_state=with_state,
             shards=shards,
         )
-    from recd_plugin_scars.runtime.host_memory import MemoryTier
+    from recd_plugin_scars.runtime.host_memory import MemoryStore
 
-    return MemoryTier(name=name, num_rows=num_rows, dim=dim, with_state=with_state, pin=pin)
+    return MemoryStore(name=name, num_rows=num_rows, dim=dim, with_state=with_state, pin=pin)

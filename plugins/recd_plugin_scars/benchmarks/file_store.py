@@ -1,4 +1,4 @@
-"""A table 4 times the memory it is given: our file tier against a plain memory-mapped table."""
+"""A table 4 times the memory it is given: our file store against a plain memory-mapped table."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from recd_plugins.testing.benchmark import Detail, Figure
 #: Of the table over the memory that all of a process may use.
 TIMES_MEMORY = 4
 SIDES_TABLE = "a table of 4 times the memory"
-FileSide = Literal["mapped", "mapped, MADV_RANDOM", "file tier"]
+FileSide = Literal["mapped", "mapped, MADV_RANDOM", "file store"]
 BASELINES: tuple[FileSide, ...] = ("mapped", "mapped, MADV_RANDOM")
-OURS: FileSide = "file tier"
+OURS: FileSide = "file store"
 # Without optimizer state, which would be a second page of each row for the baseline.
 _TRAINING = TrainingSpec(optimizer="sgd", learning_rate=0.02, dense_learning_rate=0.01)
 _FEATURE = "ids"
@@ -72,14 +72,14 @@ class FileWorkload:
 
 
 @dataclass(frozen=True)
-class FileTierFigures:
+class FileStoreFigures:
     """What was measured.
 
     Attributes:
         workload: of it.
         probed: seconds of a small step of each baseline.
         plain: runs of the faster baseline, by turn.
-        ours: runs of the file tier, by turn.
+        ours: runs of the file store, by turn.
     """
 
     workload: FileWorkload
@@ -106,14 +106,14 @@ class FileTierFigures:
         pairs = zip(self.plain, self.ours, strict=True)
         return [
             Figure.of(
-                "file_tier_speedup",
+                "file_store_speedup",
                 [_step(plain) / _step(ours) for plain, ours in pairs],
                 unit="ratio",
                 better="higher",
                 goal=6,
             ),
             Figure.of(
-                "file_tier_loss_max_abs_diff",
+                "file_store_loss_max_abs_diff",
                 [self.loss_max_abs_diff],
                 unit="loss",
                 better="lower",
@@ -140,14 +140,15 @@ class FileTierFigures:
         workload = self.workload
         probed = ", ".join(f"{side} {1e3 * spent:.0f} ms" for side, spent in self.probed.items())
         return [
-            f"file tier: {workload.rows:,} rows, {TIMES_MEMORY * workload.memory / 2**20:.0f} MiB; "
-            f"a process may use {workload.memory / 2**20:.0f} MiB in all, of which "
+            f"file store: {workload.rows:,} rows, "
+            f"{TIMES_MEMORY * workload.memory / 2**20:.0f} MiB; a process may use "
+            f"{workload.memory / 2**20:.0f} MiB in all, of which "
             f"{workload.cache / 2**20:.0f} MiB are our cached rows. A small step of the plain "
             f"tables: {probed}; the faster one is the baseline"
         ]
 
 
-def measure_file_tier(workload: FileWorkload, folder: Path) -> FileTierFigures:
+def measure_file_store(workload: FileWorkload, folder: Path) -> FileStoreFigures:
     """Train all sides, each in a limited process of its own, in turns.
 
     Args:
@@ -171,7 +172,7 @@ def measure_file_tier(workload: FileWorkload, folder: Path) -> FileTierFigures:
             job = _job(workload, access, folder, turn)
             plain.append(_run(limit, job, faster(probed), folder))
             ours.append(_run(limit, job, OURS, folder))
-    return FileTierFigures(workload, probed, plain, ours)
+    return FileStoreFigures(workload, probed, plain, ours)
 
 
 def faster(probed: Mapping[FileSide, float]) -> FileSide:
@@ -183,7 +184,7 @@ def _check_disk(workload: FileWorkload, folder: Path) -> None:
     needed, free = TIMES_MEMORY * workload.memory, shutil.disk_usage(folder).free
     if needed > free:
         raise RecdError(
-            f"{folder}: the table of the file tier needs {needed / 2**30:.1f} GiB, and "
+            f"{folder}: the table of the file store needs {needed / 2**30:.1f} GiB, and "
             f"{free / 2**30:.1f} GiB are free; set TMPDIR to a folder with more"
         )
 
@@ -206,10 +207,10 @@ def _job(workload: FileWorkload, access: TableAccess, folder: Path, turn: int) -
 
 
 def _run(limit: MemoryLimit, job: Job, side: FileSide, folder: Path) -> Trained:
-    from recd_plugin_scars.benchmarks import file_tier_process as process
+    from recd_plugin_scars.benchmarks import file_store_process as process
 
     if side == OURS:
-        return limit.run(process.train_file_tier, job, limit)
+        return limit.run(process.train_file_store, job, limit)
     file = folder / "mapped"
     return limit.run(process.train_mapped, job, limit, file, side == "mapped, MADV_RANDOM")
 

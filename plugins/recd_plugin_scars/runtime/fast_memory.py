@@ -29,7 +29,7 @@ _OF_TABLES = (
 )
 
 
-class FastTier:
+class FastMemory:
     """Slots for rows and their optimizer state, looked up and updated by FBGEMM.
 
     To FBGEMM each table has all slots, in the same memory, and the rows of each are in some of
@@ -41,7 +41,7 @@ class FastTier:
     backward pass needs is written.
 
     Args:
-        tables: FBGEMM's kernel of the slow tier, whose optimizer, learning rate and pooling count.
+        tables: FBGEMM's kernel of the backing store, whose optimizer, rate and pooling count.
         arguments: FBGEMM's for both kernels.
         device: of the slots.
 
@@ -105,7 +105,7 @@ class FastTier:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             size = num_slots * 4 * (self._width + self._with_state)
             raise SetupError(
-                f"the fast tier of {len(self._tables.dims)} tables needs {size:,} bytes for "
+                f"the fast memory of {len(self._tables.dims)} tables needs {size:,} bytes for "
                 f"{num_slots:,} rows on {self._device}, which has not as much ({error}): lower "
                 "load_factor or the batch size"
             ) from error

@@ -1,4 +1,4 @@
-"""The folder of a slow tier in files: whose it is, what its files should be, when it is whole."""
+"""The folder of a backing store in files: whose it is, what its files should be, and whole."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _ANEW = "remove the folder to make the table anew (a checkpoint fills it), or gi
 
 
 @dataclass(frozen=True)
-class TierShape:
-    """What the files of a slow tier hold, as its manifest says it."""
+class StoreShape:
+    """What the files of a backing store hold, as its manifest says it."""
 
     name: str
     num_rows: int
@@ -47,11 +47,11 @@ class TierShape:
         return lengths
 
 
-class TierFolder:
-    """Files of one slow tier, in a folder of their own, which is locked until ``release``.
+class StoreFolder:
+    """Files of one backing store, in a folder of their own, which is locked until ``release``.
 
     Args:
-        parent: folder of all tiers of a run.
+        parent: folder of all stores of a run.
         shape: what the files shall hold.
         keep: whether a later run may go on with them.
 
@@ -65,7 +65,7 @@ class TierFolder:
         DataError: what an earlier run kept is not whole, or of another shape.
     """
 
-    def __init__(self, parent: Path, shape: TierShape, *, keep: bool) -> None:
+    def __init__(self, parent: Path, shape: StoreShape, *, keep: bool) -> None:
         self.path = parent / _folder_name(shape.name)
         self._shape, self._keep = shape, keep
         self._made_parent = not parent.exists()
@@ -198,11 +198,11 @@ class TierFolder:
 
 
 def _folder_name(name: str) -> str:
-    """A name that any file system takes, and no two tiers share."""
+    """A name that any file system takes, and no two stores share."""
     quoted = quote(name, safe="")
     if len(quoted) > 200:
         quoted = f"{quoted[:160]}-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
-    return f"{quoted}.tier"
+    return f"{quoted}.store"
 
 
 def _lock(folder: Path) -> int:

@@ -18,8 +18,8 @@ from recd_plugins.api.commands import silence_upstream
 _CPU = torch.device("cpu")
 
 
-def train_file_tier(job: Job, limit: MemoryLimit) -> Trained:
-    """Train our file tier."""
+def train_file_store(job: Job, limit: MemoryLimit) -> Trained:
+    """Train our file store."""
     silence_upstream()
     # Private to neither, but torch.distributed does not list it (torch 2.11 to 2.14).
     store = dist.HashStore()  # type: ignore[attr-defined]

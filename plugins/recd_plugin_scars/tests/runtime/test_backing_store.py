@@ -5,17 +5,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugin_scars.runtime import slow_tier
+from recd_plugin_scars.runtime import backing_store
+from recd_plugin_scars.runtime.backing_store import open_backing_store
 from recd_plugin_scars.runtime.mover import RowMover
-from recd_plugin_scars.runtime.slow_tier import open_slow_tier
 from recd_plugin_scars.runtime.spec import HostMemory, MappedFile
 from recd_plugins.errors import SetupError
 
 NUM_ROWS, DIM = 37, 3
 
 
-def open_tier(storage, *, num_rows=NUM_ROWS, dim=DIM, with_state=True, pin=False):
-    return open_slow_tier(
+def open_store(storage, *, num_rows=NUM_ROWS, dim=DIM, with_state=True, pin=False):
+    return open_backing_store(
         storage, name="t", num_rows=num_rows, dim=dim, with_state=with_state, pin=pin
     )
 
@@ -43,9 +43,9 @@ STEPS = st.lists(
 def test_any_order_of_reads_and_writes_gives_what_a_tensor_gives(
     tmp_path_factory, kind, with_state, steps
 ):
-    storage = HostMemory() if kind == "memory" else MappedFile(tmp_path_factory.mktemp("tiers"))
-    tier = open_tier(storage, with_state=with_state)
-    mover = RowMover(tier)
+    storage = HostMemory() if kind == "memory" else MappedFile(tmp_path_factory.mktemp("stores"))
+    store = open_store(storage, with_state=with_state)
+    mover = RowMover(store)
     plain = torch.zeros(NUM_ROWS, DIM + 1)
     reads = []
     for what, chosen, seed in steps:
@@ -64,35 +64,35 @@ def test_any_order_of_reads_and_writes_gives_what_a_tensor_gives(
         assert (state is not None) == with_state
         assert state is None or torch.equal(state, expected[:, DIM])
     mover.drain()
-    assert torch.equal(tier.weights, plain[:, :DIM])
-    assert tier.state is None or torch.equal(tier.state, plain[:, DIM])
+    assert torch.equal(store.weights, plain[:, :DIM])
+    assert store.state is None or torch.equal(store.state, plain[:, DIM])
     mover.close()
-    tier.close()
+    store.close()
 
 
 def test_rows_are_read_as_often_as_they_are_asked_for(storage):
-    tier = open_tier(storage)
-    tier.weights.copy_(torch.rand(NUM_ROWS, DIM))
+    store = open_store(storage)
+    store.weights.copy_(torch.rand(NUM_ROWS, DIM))
     rows = torch.tensor([5, 6, 6, 36, 0, 5])
     weights, state = torch.empty(6, DIM), torch.empty(6)
-    tier.read(rows, weights, state)
-    assert torch.equal(weights, tier.weights[rows])
-    tier.close()
+    store.read(rows, weights, state)
+    assert torch.equal(weights, store.weights[rows])
+    store.close()
 
 
 def test_what_is_written_to_the_tensors_is_read(storage):
-    tier = open_tier(storage)
-    tier.weights[4] = 2.5
-    tier.state[4] = 7
+    store = open_store(storage)
+    store.weights[4] = 2.5
+    store.state[4] = 7
     weights, state = torch.empty(1, DIM), torch.empty(1)
-    tier.read(torch.tensor([4]), weights, state)
+    store.read(torch.tensor([4]), weights, state)
     assert (weights.tolist(), state.tolist()) == ([[2.5] * DIM], [7])
-    tier.close()
+    store.close()
 
 
 def test_values_given_some_rows_at_a_time_are_those_given_at_once(storage, monkeypatch):
-    monkeypatch.setattr(slow_tier, "FILL_BYTES", 4 * DIM * 5)
-    tier = open_tier(storage)
+    monkeypatch.setattr(backing_store, "FILL_BYTES", 4 * DIM * 5)
+    store = open_store(storage)
     lengths = []
 
     def initialise(rows):
@@ -100,55 +100,55 @@ def test_values_given_some_rows_at_a_time_are_those_given_at_once(storage, monke
         rows.uniform_(-1, 1)
 
     torch.manual_seed(3)
-    tier.fill(initialise)
+    store.fill(initialise)
     torch.manual_seed(3)
-    assert torch.equal(tier.weights, torch.empty(NUM_ROWS, DIM).uniform_(-1, 1))
+    assert torch.equal(store.weights, torch.empty(NUM_ROWS, DIM).uniform_(-1, 1))
     assert lengths == [5] * 7 + [2]
-    tier.close()
+    store.close()
 
 
 def test_new_tables_are_zero_and_no_earlier_run_s(storage):
-    tier = open_tier(storage)
-    assert not tier.is_kept
-    assert tier.weights.count_nonzero() == tier.state.count_nonzero() == 0
-    assert tier.weights.is_contiguous()
-    tier.close()
+    store = open_store(storage)
+    assert not store.is_kept
+    assert store.weights.count_nonzero() == store.state.count_nonzero() == 0
+    assert store.weights.is_contiguous()
+    store.close()
 
 
 def test_a_rank_without_rows_has_an_empty_table(storage):
-    tier = open_tier(storage, num_rows=0)
-    mover = RowMover(tier)
+    store = open_store(storage, num_rows=0)
+    mover = RowMover(store)
     weights, state = mover.read(torch.empty(0, dtype=torch.int64)).wait()
-    assert (weights.shape, state.shape, tier.weights.shape) == ((0, DIM), (0,), (0, DIM))
+    assert (weights.shape, state.shape, store.weights.shape) == ((0, DIM), (0,), (0, DIM))
     mover.close()
-    tier.close()
+    store.close()
 
 
 @pytest.mark.parametrize("row", [-1, NUM_ROWS])
 def test_no_row_beyond_the_table_is_moved(storage, row):
-    tier = open_tier(storage)
+    store = open_store(storage)
     rows, weights, state = torch.tensor([row]), torch.ones(1, DIM), torch.ones(1)
-    for move in (tier.read, tier.write):
+    for move in (store.read, store.write):
         with pytest.raises(Exception, match=r"range|bounds|has 37 rows"):
             move(rows, weights, state)
-    assert tier.weights.count_nonzero() == 0
-    tier.close()
+    assert store.weights.count_nonzero() == 0
+    store.close()
 
 
 def test_a_table_larger_than_memory_says_what_it_needs():
     with pytest.raises(
         SetupError, match=r"t: 1,000,000,000,000,000 rows .* 68,000,000,000,000,000"
     ):
-        open_tier(HostMemory(), num_rows=10**15, dim=16)
+        open_store(HostMemory(), num_rows=10**15, dim=16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_memory_and_buffers_are_pinned_for_a_cuda_device():
-    tier = open_tier(HostMemory(), pin=True)
-    mover = RowMover(tier, pin=True)
+    store = open_store(HostMemory(), pin=True)
+    mover = RowMover(store, pin=True)
     rows = torch.arange(4)
     weights, state = mover.buffers(4)
-    assert tier.weights.is_pinned()
+    assert store.weights.is_pinned()
     assert weights.is_pinned()
     assert state.is_pinned()
     device = torch.arange(4.0 * DIM, device="cuda").view(4, DIM)
@@ -164,9 +164,9 @@ def test_memory_and_buffers_are_pinned_for_a_cuda_device():
 
 
 def test_a_file_is_mapped_from_where_it_lies(tmp_path: Path):
-    tier = open_tier(MappedFile(tmp_path))
-    tier.weights.fill_(1.5)
+    store = open_store(MappedFile(tmp_path))
+    store.weights.fill_(1.5)
     (file,) = tmp_path.glob("*/weights")
     assert file.stat().st_size == 4 * NUM_ROWS * DIM
     assert file.read_bytes()[:4] == torch.tensor([1.5]).numpy().tobytes()
-    tier.close()
+    store.close()
