@@ -56,7 +56,7 @@ class DrawnBatches:
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
     ) -> Iterator[tuple[StepLookups, StepLookups]]:
-        """See ``simulate.Source``."""
+        """See ``simulate.BatchIds``."""
         if self._rates is None:
             self._rates = [
                 route.rates(demand) for route, demand in zip(routes, self._demands, strict=True)
@@ -139,7 +139,7 @@ class RegistryBatches:
     def read(
         self, routes: list[TableRoute], rank: int, steps: int
     ) -> Iterator[tuple[StepLookups, StepLookups]]:
-        """See ``simulate.Source``."""
+        """See ``simulate.BatchIds``."""
         _, world_size = routes[0].shape
         reader = self._registry.dataset.reader(
             rank=rank,

@@ -126,7 +126,7 @@ class CacheReport(Section):
         title = "caches: a step of all ranks"
         table = Table(title=f"{name}, {title}" if name else title)
         table.add_column("table")
-        for heading in ("rows cached", "hits", "misses", "backing store", "predicted", "ratio"):
+        for heading in ("rows cached", "hits", "misses", "row bytes", "predicted", "ratio"):
             table.add_column(heading, justify="right")
         for cached in self.tables:
             seen, expected = cached.observed, cached.predicted

@@ -233,7 +233,7 @@ def test_memory_without_room_for_a_batch() -> None:
 )
 def test_criteo_like_tables_at_a_64th(exponent: float, reduction: float, hot: float) -> None:
     """Traffic reduced, and samples whose every row is cached; scaled, all ratios stay."""
-    tables = criteo.Criteo(scale=64, exponent=exponent)
+    tables = criteo.ScaledCriteo(scale=64, exponent=exponent)
     loads = [TableLoad(access, criteo.EMBEDDING_DIM) for access in tables.accesses()]
     order = RowOrder(loads, [float(criteo.ROW_BYTES)] * len(loads))
     place = order.fitting(criteo.CACHE_BYTES / tables.scale)
