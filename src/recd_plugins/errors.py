@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class RecdError(Exception):
@@ -20,6 +22,18 @@ class DataError(RecdError):
 
 class SetupError(RecdError):
     """The machine or the installed versions cannot do what was asked."""
+
+
+class RankError(RuntimeError):
+    """A rank raised what is no RecdError; the message carries its traceback.
+
+    Attributes:
+        what: it raised, and where, in a line.
+    """
+
+    def __init__(self, message: str, what: str = "") -> None:
+        super().__init__(message)
+        self.what = what
 
 
 class NoPlanError(SetupError):
@@ -50,3 +64,10 @@ class RegistryError(RecdError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def in_a_line(error: BaseException) -> str:
+    """Type and first line of an exception, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}{where}"

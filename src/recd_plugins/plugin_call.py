@@ -38,11 +38,23 @@ def plugin_call(plugin: Plugin, what: str) -> Iterator[None]:
         raise plugin_failure(type(plugin), what, error) from error
 
 
-def plugin_failure(cls: type[Plugin], what: str, error: BaseException) -> PluginError:
-    """The error for what code of a plugin raised, with its line."""
-    return PluginError(
-        f"{cls.name}: {what} failed at {_place(cls, error)}: {type(error).__name__}: {error}"
-    )
+def plugin_failure(
+    cls: type[Plugin], what: str, error: BaseException, code: type | None = None
+) -> PluginError:
+    """The error for what code of a plugin raised, with its line.
+
+    Args:
+        cls: whose code.
+        what: the method and what it was called for.
+        error: that was raised.
+        code: the class that has the method, where that is not ``cls``.
+    """
+    return PluginError(f"{cls.name}: {failed(what, error, code or cls)}")
+
+
+def failed(what: str, error: BaseException, code: type) -> str:
+    """That a method of the class ``code`` raised ``error``, and on which line, in words."""
+    return f"{what} failed at {_place(code, error)}: {type(error).__name__}: {error}"
 
 
 def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:
@@ -56,8 +68,8 @@ def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:
         yield item  # type: ignore[misc]
 
 
-def _place(cls: type[Plugin], error: BaseException) -> str:
-    """File and line: the last in the plugin's own file, for what it called is seldom at fault."""
+def _place(cls: type, error: BaseException) -> str:
+    """File and line: the last in the class's own file, for what it called is seldom at fault."""
     frames = traceback.extract_tb(error.__traceback__)
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]

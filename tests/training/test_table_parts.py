@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from recd_plugins.api import PluginError, Section, TablePart
+from recd_plugins.api import PluginError, Section, Sharding, TablePart
+from recd_plugins.planning.checked_part import CheckedPart
+from recd_plugins.registry import Entry
 from recd_plugins.training.table_parts import observed_by, sections_of
+
+
+class Wide(Sharding):
+    """Is wide."""
+
+    name = "acme.wide"
+
+
+ENTRY = Entry(Wide(Wide.Options()), ("*",), "sharding[1]", 7)
 
 
 class Told(Section):
@@ -33,13 +45,14 @@ class Other(One):
 
 
 def sections(*parts: TablePart, taken: str = "losses") -> dict[str, Section]:
+    checked = [CheckedPart(Path("registry.yaml"), ENTRY, part) for part in parts]
     assembled: Any = SimpleNamespace(
-        prepared=SimpleNamespace(table_parts=parts),
+        prepared=SimpleNamespace(checked_parts=checked),
         dmp=SimpleNamespace(module=None, plan=None),
         tables=(),
         setting=object(),
     )
-    return sections_of(assembled, None, [observed_by(parts, assembled, 1)], taken={taken})
+    return sections_of(assembled, None, [observed_by(checked, assembled, 1)], taken={taken})
 
 
 def test_parts_of_a_class_report_together_and_names_are_those_of_one() -> None:
@@ -48,3 +61,17 @@ def test_parts_of_a_class_report_together_and_names_are_those_of_one() -> None:
         sections(One(), Other())
     with pytest.raises(PluginError, match=r"One reports a section told"):
         sections(One(), taken="told")
+
+
+@pytest.mark.parametrize(
+    ("told", "method"), [({"as_json": {1, 2}}, "as_json"), ({"shown": 3}, "shown")]
+)
+def test_a_section_that_cannot_say_what_it_is_names_its_plugin(
+    told: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in told.items():
+        monkeypatch.setattr(Told, name, lambda *_, value=value: value)
+    with pytest.raises(
+        PluginError, match=rf"yaml:7 sharding\[1\]: acme.wide: {method} of section told "
+    ):
+        sections(One())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 import traceback
-from pathlib import Path
 
 from recd_plugins import __version__
+from recd_plugins.errors import RankError, in_a_line
 
 #: The exit status of a fault (sysexits' EX_SOFTWARE); what a user can mend ends with 1 or 2.
 EXIT_STATUS = 70
@@ -15,12 +15,10 @@ EXIT_STATUS = 70
 def fault_message(error: Exception) -> str:
     """The message of an exception that is no RecdError; its traceback is written to a file."""
     text = "".join(traceback.format_exception(error))
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    said = str(error).partition("\n")[0]
+    said = error.what if isinstance(error, RankError) else in_a_line(error)
     return (
         f"this is a fault of recd-plugins {__version__}, or of a library or plugin that it uses: "
-        f"{type(error).__name__}: {said}{where}\n{_kept(text)}"
+        f"{said}\n{_kept(text)}"
     )
 
 

@@ -187,6 +187,21 @@ def _counting(ids: LookupIds, tracker: Callable[..., None] | None) -> Callable[.
     return count
 
 
+def is_group(name: object) -> bool:
+    """Whether a process group of this process has that name."""
+    try:
+        _resolve(name)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+def _resolve(name: object) -> Any:
+    # Private, but how torch's functional collectives themselves find it (2.11 to 2.14).
+    resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
+    return resolve(name)
+
+
 _Sent = Callable[[dict[str, Any], int, int], int]
 
 
@@ -206,9 +221,7 @@ def _bytes(value: Any) -> int:
 def _group(arguments: dict[str, Any]) -> dist.ProcessGroup:
     group: Any = arguments.get("process_group", arguments.get("group_name"))
     if isinstance(group, str):
-        # Private, but how torch's functional collectives themselves find it (2.11 to 2.14).
-        resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
-        group = resolve(group)
+        group = _resolve(group)
     elif not isinstance(group, dist.ProcessGroup):
         group = dist.ProcessGroup.unbox(group)
     return cast(dist.ProcessGroup, group)

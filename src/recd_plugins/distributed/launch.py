@@ -25,7 +25,7 @@ from recd_plugins.distributed.rank_process import (
     leave_process_group,
     serve,
 )
-from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.errors import RankError, RecdError, SetupError
 from recd_plugins.processes import kill_stopped_below
 
 if TYPE_CHECKING:
@@ -50,10 +50,6 @@ _CAUSES = {
     "of step: does the dataset give every rank as many batches as len(reader) says, and does every "
     "rank build the same model?",
 }
-
-
-class RankError(RuntimeError):
-    """A rank raised; the message carries its traceback."""
 
 
 def backend_for(device_type: str) -> str:
@@ -287,7 +283,7 @@ def _raise(failures: Mapping[int, Failure]) -> None:
     if failure.error is not None:
         raise failure.error
     if failure.text:
-        raise RankError(f"rank {rank} failed:\n{failure.text}")
+        raise RankError(f"rank {rank} failed:\n{failure.text}", f"{failure.what}, on rank {rank}")
     code = failure.exit_code or 0
     if code < 0:
         name = signal.Signals(-code).name

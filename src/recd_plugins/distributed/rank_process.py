@@ -12,7 +12,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import RecdError, in_a_line
 from recd_plugins.processes import end_with_parent, portable, share_fork_server
 
 #: Set in the environment of a rank that ``launch`` made.
@@ -42,11 +42,13 @@ class Failure:
         text: the traceback, empty where the process ended without a word.
         error: the exception, where it is a RecdError.
         exit_code: of the process, where it ended; negative for a signal.
+        what: the exception in a line.
     """
 
     text: str
     error: RecdError | None
     exit_code: int | None = None
+    what: str = ""
 
 
 def serve(rank: int, connection: Connection, setup: RankSetup) -> None:
@@ -130,4 +132,5 @@ def _answer(connection: Connection, answer: Any) -> None:
 
 def _failure(error: BaseException) -> Failure:
     text = "".join(traceback.format_exception(error))
-    return Failure(text, portable(error) if isinstance(error, RecdError) else None)
+    known = portable(error) if isinstance(error, RecdError) else None
+    return Failure(text, known, what=in_a_line(error))

@@ -178,11 +178,3 @@ class TablePart:
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:  # noqa: ARG003
         """What ``recd run`` reports of all parts of this class together."""
         return ()
-
-
-def by_class(parts: Iterable[TablePart]) -> dict[type[TablePart], list[TablePart]]:
-    """Parts that work together, in the order of the file."""
-    found: dict[type[TablePart], list[TablePart]] = {}
-    for part in parts:
-        found.setdefault(type(part), []).append(part)
-    return found

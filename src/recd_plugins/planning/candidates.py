@@ -70,7 +70,7 @@ class Candidate:
         pooled = rows_pooled(self.tables, self.profile, compute, batch_size)
         of_parts = sum(
             part.activation_bytes(table, self.profile.ids(table, batch_size))
-            for part in self.prepared.table_parts
+            for part in self.prepared.checked_parts
             for table in self.tables
         )
         return round(

@@ -84,11 +84,12 @@ def table_constraints(
     registry, wishes = prepared.registry, wishes or {}
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], str] = {}
+    of_parts = {part.entry.field: part for part in prepared.checked_parts}
     sources = [
         (
             f"{registry.path}:{entry.line} {entry.field}: ",
             entry.plugin.name,
-            _constraints(prepared.parts.get(entry.field), entry, claimed),
+            _constraints(of_parts.get(entry.field), entry, claimed),
         )
         for entry, claimed in _claims(registry, tables)
     ]
@@ -113,7 +114,7 @@ def table_constraints(
         if table.name in replicated:
             # Data-parallel kernels are fed every row.
             features = [feature.plain() for feature in features]
-        own_share = math.prod(part.sharded_share(table.name) for part in prepared.table_parts)
+        own_share = math.prod(part.sharded_share(table.name) for part in prepared.checked_parts)
         merged[table.name] = _with_batch_sizes(
             merged.get(table.name, _UNSET),
             table,

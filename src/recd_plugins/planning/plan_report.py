@@ -249,7 +249,7 @@ def report_side(
         batch_size=batch_size,
         world_size=spec.world_size,
         local_world_size=spec.ranks_per_node,
-        parts=candidate.prepared.table_parts,
+        parts=candidate.prepared.checked_parts,
     )
     return SideReport(
         batch_size,
@@ -273,7 +273,7 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Pl
         features = [candidate.profile.of(feature) for feature in table.features]
         all_ids = sum(feature.length for feature in features) * batch_size
         ids = candidate.profile.ids(table, batch_size)
-        parts = candidate.prepared.table_parts
+        parts = candidate.prepared.checked_parts
         found.append(
             PlannedTable(
                 table.name,
@@ -319,7 +319,7 @@ def _memory(
     training = candidate.prepared.registry.training
     on_gpu = spec.device == "cuda"
     beside = memory_of_parts(
-        candidate.prepared.table_parts, spec.ranks_per_node, training.optimizer
+        candidate.prepared.checked_parts, spec.ranks_per_node, training.optimizer
     )
     tables = ("embeddings", "optimizer")
     names = (*tables, *beside, *(name for name in COMPONENTS if name not in tables))
@@ -329,7 +329,7 @@ def _memory(
             held = static.hbm if on_gpu else static.ddr
             whole = shard.storage.hbm if on_gpu else shard.storage.ddr
             known = row_memory(
-                candidate.prepared.table_parts, option, shard, training.optimizer, spec.device
+                candidate.prepared.checked_parts, option, shard, training.optimizer, spec.device
             )
             if known is not None:
                 state = known.optimizer

@@ -104,7 +104,7 @@ def build_planner(
 
     of_tables(prepared.model, prepared.sharders())
     return RegistryPlanner(
-        topology, registry.training, of_tables, activation_bytes, prepared.table_parts
+        topology, registry.training, of_tables, activation_bytes, prepared.checked_parts
     )
 
 

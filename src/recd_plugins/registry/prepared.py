@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from recd_plugins.interfaces import Dataset, DatasetWrapper, Split, Table
-from recd_plugins.interfaces.table_part import by_class
 from recd_plugins.registry.entries import at_entry
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from recd_plugins.data.model_input import Placement
     from recd_plugins.distributed.lookup_kernels import LookupKernels
     from recd_plugins.interfaces import TablePart
+    from recd_plugins.planning.checked_part import CheckedPart
     from recd_plugins.planning.planner import RegistryPlanner
     from recd_plugins.planning.profile import DataProfile
     from recd_plugins.registry.registry import Registry
@@ -71,9 +71,23 @@ class Prepared:
         return tuple(self.parts.values())
 
     @property
+    def checked_parts(self) -> tuple[CheckedPart, ...]:
+        """The same, whose errors name their entries: how the framework asks them."""
+        from recd_plugins.planning.checked_part import CheckedPart
+
+        registry = self.registry
+        entries = {entry.field: entry for entry in (*registry.sharding, *registry.cache)}
+        return tuple(
+            CheckedPart(registry.path, entries[field], part) for field, part in self.parts.items()
+        )
+
+    @property
     def lookup_kernels(self) -> tuple[LookupKernels, ...]:
         """The lookup kernels of the tables that TorchRec's kernels are not to look up."""
-        kernels = (cls.kernels(parts) for cls, parts in by_class(self.table_parts).items())
+        from recd_plugins.planning.checked_part import asked_together, by_class
+
+        classes = by_class(self.checked_parts).values()
+        kernels = (asked_together(parts, "kernels") for parts in classes)
         return tuple(each for each in kernels if each is not None)
 
     @property

@@ -162,7 +162,7 @@ def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 
                 compute,
                 batch_size=size,
                 world_size=ranks,
-                parts=candidates[side].prepared.table_parts,
+                parts=candidates[side].prepared.checked_parts,
             ),
             [sides[side][0][size] for sides in by_rank],
             fitted=size != sizes[1],

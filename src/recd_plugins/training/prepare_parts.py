@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
+from recd_plugins.planning.checked_part import CheckedPart
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, at_entry
 
@@ -41,7 +42,7 @@ def prepare_parts(
         claimed = [table for table in tables if sharded.get(table.name) is entry]
         if (part := _part(registry.path, entry, claimed, setting)) is not None:
             parts[entry.field] = part
-            why |= part.needs_stock_kernels()
+            why |= CheckedPart(registry.path, entry, part).needs_stock_kernels()
     for cache in registry.cache:
         claimed = [table for table in tables if cached.get(table.name) is cache]
         if (part := _part(registry.path, cache, claimed, setting)) is not None:
@@ -70,8 +71,7 @@ def _check_kernels(
     why: Mapping[str, str],
 ) -> None:
     """Refuse kernels of tables that are another's, on every rank, or in need of TorchRec's."""
-    with plugin_call(entry.plugin, "kernels"):
-        kernels = part.kernels([part])
+    kernels = CheckedPart(path, entry, part).asked("kernels", [part])
     if kernels is None:
         return
     own = [table.name for table in claimed]

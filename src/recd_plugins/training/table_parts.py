@@ -10,14 +10,14 @@ from torch import nn
 from recd_plugins.distributed.byte_counter import Channel
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Section, TablePart, TrainedRun
-from recd_plugins.interfaces.table_part import by_class
+from recd_plugins.planning.checked_part import CheckedPart, asked_together, by_class
 from recd_plugins.training.assembly import Assembled
 
 #: What the ranks of a run have observed, by class of part.
 Observed = dict[str, Any]
 
 
-def channels_of(parts: Sequence[TablePart], model: nn.Module) -> dict[Channel, str]:
+def channels_of(parts: Sequence[CheckedPart], model: nn.Module) -> dict[Channel, str]:
     """Names of collectives that are counted apart."""
     found: dict[Channel, str] = {}
     for part in parts:
@@ -25,9 +25,12 @@ def channels_of(parts: Sequence[TablePart], model: nn.Module) -> dict[Channel, s
     return found
 
 
-def observed_by(parts: Sequence[TablePart], model: nn.Module, steps: int) -> Observed:
+def observed_by(parts: Sequence[CheckedPart], model: nn.Module, steps: int) -> Observed:
     """What this rank counted, once for all parts of a class."""
-    return {_name(cls): cls.observe(some, model, steps) for cls, some in by_class(parts).items()}
+    return {
+        _name(cls): asked_together(some, "observe", model, steps)
+        for cls, some in by_class(parts).items()
+    }
 
 
 def sections_of(
@@ -46,12 +49,13 @@ def sections_of(
         taken: names in the report that sections cannot have.
 
     Raises:
-        PluginError: two parts report sections of one name, or one has a name that is taken.
+        PluginError: two parts report sections of one name, or one has a name that is taken; one
+            cannot say what it is of.
     """
     if assembled.setting is None:  # a baseline has no parts
         return {}
     found: dict[str, Section] = {}
-    for cls, parts in by_class(assembled.prepared.table_parts).items():
+    for cls, parts in by_class(assembled.prepared.checked_parts).items():
         run = TrainedRun(
             assembled.dmp.module,
             assembled.dmp.plan,
@@ -60,7 +64,10 @@ def sections_of(
             sent,
             [rank[_name(cls)] for rank in ranks],
         )
-        for section in cls.sections(parts, run):
+        for section in asked_together(parts, "sections", run):
+            # Asked here once, where an error can name the plugin.
+            parts[0].asked("as_json", of=section)
+            parts[0].asked("shown", "", of=section)
             if section.name in taken or section.name in found:
                 raise PluginError(
                     f"{_name(cls)} reports a section {section.name}, which the report of a run "

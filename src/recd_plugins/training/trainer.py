@@ -175,7 +175,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     source = BatchSource(loader, progress, training.epochs, training.steps)
     stalls = StallMeter(device)
     batches = callbacks.watched(stalls.metered(source))
-    meter = Meter(dmp, device, channels_of(prepared.table_parts, dmp.module), stalls)
+    meter = Meter(dmp, device, channels_of(prepared.checked_parts, dmp.module), stalls)
     profile = StepProfile(device, warmup=0)
     first = progress.step + 1 + Meter.COUNTED_STEPS
     profiled = range(first, first + PROFILED_STEPS if job.breakdown else first)
@@ -216,7 +216,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
                 saved_step = progress.step
     peak = peak_bytes(device)
     # Before evaluation, which counts too.
-    observed = observed_by(prepared.table_parts, dmp.module, progress.step - first_step)
+    observed = observed_by(prepared.checked_parts, dmp.module, progress.step - first_step)
     losses += finite.losses(pending, len(losses))
     if checkpoints is not None and progress.step > saved_step:
         _save(checkpoints, finite, dmp, optimizer, progress.with_states(losses, callbacks.states()))

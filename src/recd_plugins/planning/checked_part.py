@@ -1,0 +1,181 @@
+"""Table parts as the framework asks them: what they raise or return wrongly names their plugin."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins.distributed.byte_counter import KINDS, is_group
+from recd_plugins.distributed.lookup_kernels import LookupKernels
+from recd_plugins.errors import PluginError, Problem, RecdError
+from recd_plugins.interfaces import RowMemory, Section, TablePart
+from recd_plugins.planning.work import Work
+from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
+from recd_plugins.registry.entries import Entry, at_entry
+
+if TYPE_CHECKING:
+    from recd_plugins.interfaces import Plugin
+
+
+class CheckedPart(TablePart):
+    """A part that does what the part of an entry does, each method in a call that is checked.
+
+    Args:
+        path: of the registry file.
+        entry: whose part it is.
+        part: that its plugin made.
+    """
+
+    def __init__(self, path: Path, entry: Entry[Plugin], part: TablePart) -> None:
+        self.path, self.entry, self.part = path, entry, part
+
+    def asked(self, method: str, *arguments: Any, of: TablePart | Section | None = None) -> Any:
+        """What a method of the part, or of a section of it, returns.
+
+        Raises:
+            PluginError: it raised something, or returned what it must not; names the entry's line,
+                the plugin and the method.
+            RegistryError: it raised a RecdError; names the entry's line.
+        """
+        asked = self.part if of is None else of
+        what = method if of is None else f"{method} of section {of.name}"  # type: ignore[union-attr]
+        expected, is_right = _EXPECTED[method]
+        try:
+            result = getattr(asked, method)(*arguments)
+            if isinstance(result, Iterator):
+                result = tuple(result)
+            right = is_right(result)
+        except RecdError:
+            with at_entry(self.path, self.entry):
+                raise
+        except PLUGIN_FAILURES as error:
+            failure = plugin_failure(type(self.entry.plugin), what, error, type(asked))
+            raise self._named(str(failure)) from error
+        if not right:
+            raise self._named(
+                f"{self.entry.plugin.name}: {what} returned {result!r:.200}; expected {expected}"
+            )
+        return result
+
+    def _named(self, message: str) -> PluginError:
+        entry = self.entry
+        return PluginError(str(Problem(str(self.path), entry.line, entry.field, message)))
+
+
+def by_class(parts: Iterable[CheckedPart]) -> dict[type[TablePart], list[CheckedPart]]:
+    """Parts that work together, in the order of the file."""
+    found: dict[type[TablePart], list[CheckedPart]] = {}
+    for part in parts:
+        found.setdefault(type(part.part), []).append(part)
+    return found
+
+
+def asked_together(parts: Sequence[CheckedPart], method: str, *arguments: Any) -> Any:
+    """What the class of ``parts`` answers for all of them: ``CheckedPart.asked``."""
+    return parts[0].asked(method, [each.part for each in parts], *arguments)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and float(value) >= 0
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, Real) and 0 <= float(value) <= 1
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 0
+
+
+def _is_row_memory(value: object) -> bool:
+    return value is None or (isinstance(value, RowMemory) and all(map(_is_whole, value)))
+
+
+def _is_work(value: Any) -> bool:
+    return all(isinstance(ranks, slice) and isinstance(work, Work) for ranks, work in value)
+
+
+def _is_lines(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_channels(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        kind in KINDS and is_group(group) and isinstance(name, str)
+        for (group, kind), name in value.items()
+    )
+
+
+def _mapping(right: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Of strings to what is right."""
+    return lambda value: (
+        isinstance(value, Mapping)
+        and all(isinstance(key, str) and right(each) for key, each in value.items())
+    )
+
+
+def _is_json(value: object) -> bool:
+    return bool(json.dumps(value))
+
+
+def _of(wanted: type) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, wanted)
+
+
+#: What each method returns, in words, and whether something is that.
+_EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    # Of which each is looked at next to those of the plugin.
+    "constraints": ("torchrec's ParameterConstraints by table name", _of(Mapping)),
+    "kernels": (
+        "LookupKernels or None",
+        lambda value: value is None or isinstance(value, LookupKernels),
+    ),
+    "needs_stock_kernels": ("reasons in words by table name", _mapping(_of(str))),
+    "sharded_share": ("a share from 0 to 1", _is_share),
+    "row_memory": ("a RowMemory of bytes or None", _is_row_memory),
+    "fetch_bandwidth": (
+        "bytes a second, more than 0, or None",
+        lambda value: value is None or (_is_number(value) and value > 0),
+    ),
+    "memory_of_rank": ("bytes by what they are", _mapping(_is_whole)),
+    "activation_bytes": ("bytes", _is_number),
+    "work": ("pairs of a slice of ranks and Work", _is_work),
+    "collectives": ("how many, from 0 on", _is_whole),
+    "figures": ("JSON values by name", _mapping(_is_json)),
+    "words": (
+        "a sequence of lines",
+        lambda value: _is_lines(value) and all(isinstance(line, str) for line in value),
+    ),
+    "channels": (
+        "names by process group's name and kind of collective, which is one of " + ", ".join(KINDS),
+        _is_channels,
+    ),
+    # It travels to the other ranks.
+    "observe": ("what pickle takes", lambda value: bool(pickle.dumps(value))),
+    "sections": (
+        "a sequence of Sections with a name each",
+        lambda value: (
+            _is_lines(value)
+            and all(
+                isinstance(each, Section) and isinstance(getattr(each, "name", None), str)
+                for each in value
+            )
+        ),
+    ),
+    "as_json": ("JSON values", _is_json),
+    "shown": ("a sequence of lines and rich's renderables", _is_lines),
+}
+
+
+def _asks(method: str) -> Callable[..., Any]:
+    return lambda part, *arguments: part.asked(method, *arguments)
+
+
+# Every method of a part is asked in one way; those of the class by ``together``.
+for _method, _function in vars(TablePart).items():
+    if not _method.startswith("_") and not isinstance(_function, classmethod):
+        setattr(CheckedPart, _method, _asks(_method))

@@ -1,0 +1,123 @@
+"""Table parts as the framework asks them: errors name the entry, its plugin and the method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recd_plugins.api import (
+    PluginError,
+    RegistryError,
+    RowMemory,
+    SetupError,
+    Sharding,
+    TablePart,
+)
+from recd_plugins.planning.checked_part import (
+    _EXPECTED,
+    CheckedPart,
+    asked_together,
+    by_class,
+)
+from recd_plugins.registry import Entry
+
+AT = r"^registry\.yaml:7 sharding\[1\]: "
+
+
+class Wide(Sharding):
+    """Is wide."""
+
+    name = "acme.wide"
+
+
+class Part(TablePart):
+    """Of which each test has one method."""
+
+
+def checked(part: TablePart) -> CheckedPart:
+    return CheckedPart(
+        Path("registry.yaml"), Entry(Wide(Wide.Options()), (), "sharding[1]", 7), part
+    )
+
+
+def with_method(method: str, does: Any) -> CheckedPart:
+    return checked(type("Part", (Part,), {method: does})())
+
+
+METHODS = [name for name in vars(TablePart) if not name.startswith("_")]
+
+
+def test_every_method_of_a_part_has_an_expected_result() -> None:
+    assert {*METHODS, "as_json", "shown"} == set(_EXPECTED)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_method_raises_names_plugin_method_and_line(method: str) -> None:
+    def boom(*_: Any) -> Any:
+        raise KeyError("boom")
+
+    part = with_method(method, boom)
+    match = AT + rf"acme\.wide: {method} failed at .*{Path(__file__).name}:\d+: KeyError: 'boom'"
+    with pytest.raises(PluginError, match=match):
+        part.asked(method, "t")
+
+
+@pytest.mark.parametrize("method", set(METHODS) - {"observe"})
+def test_a_result_of_another_type_is_refused(method: str) -> None:
+    part = with_method(method, lambda *_: object())
+    with pytest.raises(PluginError, match=AT + rf"acme\.wide: {method} (returned <obj|failed at )"):
+        part.asked(method, "t")
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "expected"),
+    [
+        ("row_memory", 7, "returned 7; expected a RowMemory of bytes or None"),
+        ("row_memory", RowMemory(1, 2, -3), r"optimizer=-3\); expected a RowMemory"),
+        ("words", "abc", "returned 'abc'; expected a sequence of lines"),
+        ("words", [1], r"returned \[1\]; expected a sequence of lines"),
+        ("sections", [1], r"returned \[1\]; expected a sequence of Sections"),
+        ("sharded_share", 1.5, "returned 1.5; expected a share from 0 to 1"),
+        ("fetch_bandwidth", 0, "returned 0; expected bytes a second"),
+        ("memory_of_rank", {"copies": 0.5}, "expected bytes by what they are"),
+        ("channels", {("0", "alltoall"): "x"}, "kind of collective, which is one of all_to_all"),
+        ("channels", {("nobody", "all_to_all"): "x"}, "expected names by process group"),
+        ("work", [(0, None)], "expected pairs of a slice of ranks and Work"),
+        ("figures", {"a": {1}}, "figures failed at .* set is not JSON"),
+        ("observe", lambda: None, "observe failed at .*pickle"),
+    ],
+)
+def test_wrong_results_are_refused_in_words(method: str, result: Any, expected: str) -> None:
+    part = with_method(method, lambda *_: result)
+    with pytest.raises(PluginError, match=expected):
+        getattr(part, method)("t") if method not in ("sections", "observe") else part.asked(method)
+
+
+def test_what_a_plugin_refuses_names_its_entry() -> None:
+    def refuse(*_: Any) -> Any:
+        raise SetupError("too wide")
+
+    with pytest.raises(RegistryError, match=AT + "too wide$"):
+        with_method("work", refuse).work(None, None, None)  # type: ignore[arg-type]
+
+
+def test_what_is_right_passes() -> None:
+    part = checked(TablePart())
+    assert part.sharded_share("t") == 1.0
+    assert part.words("t") == ()
+    assert part.work(None, None, None) == ()  # type: ignore[arg-type]
+    assert with_method("words", lambda *_: iter(["one"])).words("t") == ("one",)
+
+
+def test_a_class_is_asked_for_all_of_its_parts() -> None:
+    class Sums(TablePart):
+        @classmethod
+        def observe(cls, parts: Any, model: Any, steps: int) -> Any:
+            return len(parts) * steps
+
+    parts = [checked(Sums()), checked(TablePart()), checked(Sums())]
+    found = by_class(parts)
+    assert list(found) == [Sums, TablePart]
+    assert asked_together(found[Sums], "observe", None, 5) == 10
