@@ -49,10 +49,10 @@ def plugin_failure(
         error: that was raised.
         code: the class that has the method, where that is not ``cls``.
     """
-    return PluginError(f"{cls.name}: {failed(what, error, code or cls)}")
+    return PluginError(f"{cls.name}: {failure_in_words(what, error, code or cls)}")
 
 
-def failed(what: str, error: BaseException, code: type) -> str:
+def failure_in_words(what: str, error: BaseException, code: type) -> str:
     """That a method of the class ``code`` raised ``error``, and on which line, in words."""
     return f"{what} failed at {_place(code, error)}: {type(error).__name__}: {error}"
 

@@ -20,7 +20,9 @@ from recd_plugin_scars.runtime.row_policy import (
     ShardRows,
     SlotLists,
     Slots,
-    check_leaving,
+    check_residents,
+    made_by,
+    released,
 )
 from recd_plugin_scars.runtime.slots import Admitted, SlotPool
 from recd_plugin_scars.runtime.traffic import CacheTraffic
@@ -89,9 +91,15 @@ class RowCache:
         ends = np.cumsum([0, *map(len, hot)])
         lists = SlotLists(self._pool)
         self._policies = [
-            shard.policy(ShardRows(lists, table, shard.capacity, (ends[table], ends[table + 1])))
+            made_by(
+                shard.policy,
+                shard.name,
+                ShardRows(lists, table, shard.capacity, (ends[table], ends[table + 1])),
+            )
             for table, shard in enumerate(shards)
         ]
+        # By table: rows in the fast memory, and those of batches that are not released.
+        self._residents, self._in_flight = np.diff(ends), np.zeros(len(shards), np.int64)
         self.traffic: list[CacheTraffic] = []
         self.reset_traffic()
         self._row_bytes = fast.weights[0].nbytes
@@ -164,6 +172,7 @@ class RowCache:
             self._land(batch.number)
             used = batch.admitted
             unpinned, bounds = self._pool.unpin(used, changed=changed)
+            self._in_flight -= np.diff(used.bounds)
             dirty = self._pool.dirty
             leaving = [
                 self._leaving(
@@ -178,6 +187,7 @@ class RowCache:
                 traffic.weight_bytes_written += len(slots) * self._row_bytes
                 traffic.state_bytes_written += len(slots) * self._state_bytes
             self._write_back(np.concatenate(changes))
+            self._residents -= list(map(len, leaving))
             leaves = np.concatenate(leaving)
             self._pool.release(leaves)
 
@@ -218,9 +228,12 @@ class RowCache:
 
     def _leaving(self, table: int, used: Slots, unpinned: Slots) -> Slots:
         policy = self._policies[table]
-        leaves = policy.release(used, unpinned)
-        if type(policy) not in BUILT_IN.values():
-            check_leaving(policy, self._shards[table].name, leaves)
+        if type(policy) in BUILT_IN.values():
+            return policy.release(used, unpinned)
+        name = self._shards[table].name
+        leaves = released(policy, name, used, unpinned)
+        residents = int(self._residents[table]) - len(leaves)
+        check_residents(policy, name, residents, int(self._in_flight[table]))
         return leaves
 
     def _load(self) -> None:
@@ -296,6 +309,8 @@ class RowCache:
         for num_ids, table in zip(ids_per_feature, tables, strict=True):
             self.traffic[table].lookups += num_ids
         unique, missing = np.diff(admitted.bounds), np.diff(admitted.missing_bounds)
+        self._residents += missing
+        self._in_flight += unique
         for table, traffic in enumerate(self.traffic):
             traffic.batches += 1
             traffic.unique_rows += int(unique[table])

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from recd_plugin_scars.runtime import slot_kernels
 from recd_plugin_scars.runtime.slots import SlotPool
-from recd_plugins.api import PluginError
+from recd_plugins.api import PluginError, RecdError
+from recd_plugins.api.registry import failure_in_words
 
 Slots = NDArray[np.int32]
 
@@ -83,7 +84,7 @@ class RowPolicy(ABC):
     is made with ``ShardRows`` alone, in every process.
 
     Attributes:
-        name: for reports.
+        name: for reports; that of the class without one.
         only_hot: whether the ``hot_rows`` of a ``TableCache`` stay and no other row does.
         rows: of the shard.
         counts: what the policy counts, by name; ``CacheTraffic.by_policy`` has it added up.
@@ -91,6 +92,11 @@ class RowPolicy(ABC):
 
     name: ClassVar[str]
     only_hot: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__
 
     def __init__(self, rows: ShardRows) -> None:
         self.rows = rows
@@ -123,22 +129,89 @@ def class_of(maker: PolicyMaker) -> type[RowPolicy]:
     return made
 
 
-def check_leaving(policy: RowPolicy, table: str, leaves: Slots) -> None:
-    """Refuse what would give a row's slot to another one while it is needed.
+def made_by(maker: PolicyMaker, table: str, rows: ShardRows) -> RowPolicy:
+    """The policy of a shard.
+
+    Raises:
+        PluginError: it cannot be made; names the policy and the table.
+    """
+    try:
+        policy = maker(rows)
+        _ = policy.rows, policy.counts.clear
+    except RecdError:
+        raise
+    except Exception as error:
+        cls = class_of(maker)
+        what = f"{_name(cls)}.__init__ of table {table}"
+        raise PluginError(
+            f"{failure_in_words(what, error, cls)}; it is made with ShardRows alone and "
+            "calls super().__init__(rows)"
+        ) from error
+    return policy
+
+
+def released(policy: RowPolicy, table: str, used: Slots, unpinned: Slots) -> Slots:
+    """What ``policy.release`` returns.
+
+    Raises:
+        PluginError: it raised something, or returned what would give a row's slot to another one
+            while it is needed; names the policy and the table.
+    """
+    what = f"{_name(type(policy))}.release of table {table}"
+    try:
+        leaves = policy.release(used, unpinned)
+    except RecdError:
+        raise
+    except Exception as error:
+        raise PluginError(failure_in_words(what, error, type(policy))) from error
+    if not isinstance(leaves, np.ndarray) or leaves.ndim != 1:
+        raise PluginError(f"{what} returned {leaves!r:.200}; expected a NumPy array of slots")
+    if wrong := _wrong(policy, leaves):
+        raise PluginError(
+            f"{what} returned {len(leaves)} slots, {wrong}; return slots that are not pinned, each "
+            "once"
+        )
+    return leaves.astype(np.int32, copy=False)
+
+
+def check_residents(policy: RowPolicy, table: str, residents: int, in_flight: int) -> None:
+    """Refuse that more rows stay than the cache has room for.
+
+    Args:
+        policy: of the table.
+        table: its name.
+        residents: rows in the fast memory.
+        in_flight: how many of them batches need at most, which do not count.
 
     Raises:
         PluginError: names the policy and the table.
     """
+    capacity = policy.rows.capacity
+    if residents - in_flight > capacity:
+        raise PluginError(
+            f"{_name(type(policy))} of table {table} lets {residents - in_flight} rows stay that "
+            f"no batch needs, and the capacity is {capacity}: release must return the slots of "
+            "rows beyond rows.capacity"
+        )
+
+
+def _wrong(policy: RowPolicy, leaves: Slots) -> str | None:
+    """What is wrong with slots that are to be free."""
+    if not len(leaves):
+        return None
+    if leaves.dtype.kind not in "iu":
+        return f"which are {leaves.dtype} and no integers"
+    if leaves.min() < 0 or leaves.max() >= policy.rows.lists.pool.num_slots:
+        return "of which some are none"
     rows = policy.rows.of_slots(leaves)
     if policy.rows.pinned(leaves).any():
-        wrong = "of which a batch needs some"
-    elif ((rows < 0) | (rows >= policy.rows.num_rows)).any():
-        wrong = "of which some have no row of the table"
-    elif len(np.unique(leaves)) < len(leaves):
-        wrong = "some of them twice"
-    else:
-        return
-    raise PluginError(
-        f"{type(policy).__module__}.{type(policy).__qualname__}.release of table {table} returned "
-        f"{len(leaves)} slots, {wrong}; return slots that are not pinned, each once"
-    )
+        return "of which a batch needs some"
+    if ((rows < 0) | (rows >= policy.rows.num_rows)).any():
+        return "of which some have no row of the table"
+    if len(np.unique(leaves)) < len(leaves):
+        return "some of them twice"
+    return None
+
+
+def _name(cls: type[RowPolicy]) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

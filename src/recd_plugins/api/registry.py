@@ -5,7 +5,7 @@ For commands, studies and benchmarks. Needs no torch until the registry is prepa
 
 from recd_plugins.data.lookups import RegistryLookups
 from recd_plugins.manager import installed_plugin
-from recd_plugins.plugin_call import plugin_call
+from recd_plugins.plugin_call import failure_in_words, plugin_call
 from recd_plugins.registry import (
     ModelSpec,
     Prepared,
@@ -24,6 +24,7 @@ __all__ = [
     "TrainingSpec",
     "at_entry",
     "did_you_mean",
+    "failure_in_words",
     "installed_plugin",
     "load_registry",
     "plugin_call",

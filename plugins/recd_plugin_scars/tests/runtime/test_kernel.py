@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_scars.runtime.row_policy import RowPolicy, ShardRows, Slots
 from recd_plugin_scars.runtime.spec import CachePolicy, TableCache
 from recd_plugin_scars.tests.runtime.kernels import (
     DIM,
@@ -33,7 +30,7 @@ from recd_plugin_scars.tests.runtime.kernels import (
     pair,
     state_of,
 )
-from recd_plugins.errors import DataError, ExactnessError, PluginError, SetupError
+from recd_plugins.errors import DataError, ExactnessError, SetupError
 
 POLICIES: list[CachePolicy] = ["static", "lru", "lfu"]
 ROWS = 7
@@ -142,44 +139,6 @@ def one_table(
     policy: CachePolicy = "static", cached: int = 2, rows: int = ROWS, **params: Any
 ) -> tuple[Any, Kernel]:
     return pair(config_of([rows], **params), {"t0": cache_of(policy, cached, rows)})
-
-
-class Wrong(RowPolicy):
-    """Gives the slots ``given(used)`` back, whatever batches need."""
-
-    name = "wrong"
-
-    def __init__(self, rows: ShardRows, given: Callable[[Slots], Slots]) -> None:
-        super().__init__(rows)
-        self._given = given
-
-    def release(self, used: Slots, unpinned: Slots) -> Slots:
-        self.counts["released"] += len(unpinned)
-        return self._given(used)
-
-
-@pytest.mark.parametrize(
-    ("given", "wrong"),
-    [
-        (lambda used: used[:1], "of which a batch needs some"),
-        (lambda used: used[1:].repeat(2), "some of them twice"),
-        (lambda used: used[:0], None),
-    ],
-)
-def test_a_policy_of_others_gives_free_slots_back(
-    given: Callable[[Slots], Slots], wrong: str | None
-) -> None:
-    policy: Any = partial(Wrong, given=given)
-    cache = TableCache(policy, 2 / ROWS)
-    _, kernel = pair(config_of([ROWS]), {"t0": cache})
-    held = kernel(batch_of([[0], []]))  # row 0 stays, as this batch is on its way
-    with pytest.raises(PluginError, match=wrong) if wrong else nullcontext():
-        learn(kernel(batch_of([[0, 1], []])))
-    if wrong is None:
-        learn(held)
-        assert [traffic.by_policy for _, traffic in kernel.traffic()] == [{"released": 2}]
-        kernel.reset_traffic()
-        assert [traffic.by_policy for _, traffic in kernel.traffic()] == [{}]
 
 
 def test_two_batches_in_flight_update_one_row() -> None:
