@@ -39,8 +39,11 @@ def test_the_plugins_pass_their_contracts(tmp_path):
     """One process for all pages: importing torch takes most of the time."""
     (tmp_path / "plugins").mkdir()
     for kind in (*BY_NAME, "kind"):
-        plugin, *_, test = blocks(text_of(kind), "python")
-        (tmp_path / "plugins" / f"{module_name(kind)}.py").write_text(plugin)
+        for module, code in re.findall(
+            r"`plugins/(\w+)\.py`:\n\n```python\n(.*?)```", text_of(kind), re.S
+        ):
+            (tmp_path / "plugins" / f"{module}.py").write_text(code)
+        *_, test = blocks(text_of(kind), "python")
         (tmp_path / f"test_{module_name(kind)}.py").write_text(test)
     run_tests_of_plugins(tmp_path)
 
