@@ -77,6 +77,6 @@ def _driven(
         leaves = released(policy, "t", batch.slots, unpinned)
         pool.release(leaves)
         left.append(leaves.tolist())
-        held, needed = np.count_nonzero(pool.row_of_slot >= 0), np.count_nonzero(pool.pins)
+        held, needed = int((pool.row_of_slot >= 0).sum()), int((pool.pins != 0).sum())
         check_residents(policy, "t", held, needed)
     return policy, left

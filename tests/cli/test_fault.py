@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from recd_plugins.cli import main
 from recd_plugins.cli.fault import fault_message
+from recd_plugins.errors import RankError
 
 PLUGIN = """\
 import click
@@ -78,3 +79,11 @@ def test_a_full_disk_loses_no_traceback(monkeypatch):
     except ValueError as error:
         message = fault_message(error)
     assert "Traceback" in message
+
+
+def test_what_a_rank_raised_is_shown_in_place_of_a_rank_error():
+    said = fault_message(
+        RankError("rank 0 failed:\nTraceback", "KeyError: 'x' (a.py:3), on rank 0")
+    )
+    assert "uses: KeyError: 'x' (a.py:3), on rank 0\n" in said
+    assert "RankError" not in said

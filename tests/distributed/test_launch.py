@@ -78,8 +78,11 @@ def test_cores_are_counted_where_there_is_no_affinity(monkeypatch: pytest.Monkey
 def test_an_exception_names_the_rank_and_carries_its_traceback() -> None:
     with pytest.raises(
         RankError, match=r"(?s)rank 1 failed.*raise_on_rank_1.*ValueError: the reason"
-    ):
+    ) as caught:
         launch(cases.raise_on_rank_1, 2, "value")
+    assert re.fullmatch(
+        r"ValueError: the reason \(launch_cases\.py:\d+\), on rank 1", caught.value.what
+    )
 
 
 @pytest.mark.parametrize(

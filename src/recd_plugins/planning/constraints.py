@@ -114,7 +114,7 @@ def table_constraints(
         if table.name in replicated:
             # Data-parallel kernels are fed every row.
             features = [feature.plain() for feature in features]
-        own_share = math.prod(part.sharded_share(table.name) for part in prepared.checked_parts)
+        own_share = math.prod(part.sharded_share(table.name) for part in of_parts.values())
         merged[table.name] = _with_batch_sizes(
             merged.get(table.name, _UNSET),
             table,

@@ -264,6 +264,7 @@ def report_side(
 
 def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[PlannedTable, ...]:
     options = {option.name: option for option in planned.options}
+    parts = candidate.prepared.checked_parts
     found = []
     for table in candidate.tables:
         option = options[table.name]
@@ -273,7 +274,6 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Pl
         features = [candidate.profile.of(feature) for feature in table.features]
         all_ids = sum(feature.length for feature in features) * batch_size
         ids = candidate.profile.ids(table, batch_size)
-        parts = candidate.prepared.checked_parts
         found.append(
             PlannedTable(
                 table.name,
@@ -318,9 +318,8 @@ def _memory(
 ) -> dict[str, NDArray[np.int64]]:
     training = candidate.prepared.registry.training
     on_gpu = spec.device == "cuda"
-    beside = memory_of_parts(
-        candidate.prepared.checked_parts, spec.ranks_per_node, training.optimizer
-    )
+    of_entries = candidate.prepared.checked_parts
+    beside = memory_of_parts(of_entries, spec.ranks_per_node, training.optimizer)
     tables = ("embeddings", "optimizer")
     names = (*tables, *beside, *(name for name in COMPONENTS if name not in tables))
     parts = {name: np.zeros(spec.world_size, np.int64) for name in names}
@@ -328,9 +327,7 @@ def _memory(
         for shard, static in zip(option.shards, planned.static[option.name], strict=True):
             held = static.hbm if on_gpu else static.ddr
             whole = shard.storage.hbm if on_gpu else shard.storage.ddr
-            known = row_memory(
-                candidate.prepared.checked_parts, option, shard, training.optimizer, spec.device
-            )
+            known = row_memory(of_entries, option, shard, training.optimizer, spec.device)
             if known is not None:
                 state = known.optimizer
             else:
