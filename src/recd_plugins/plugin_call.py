@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from recd_plugins.errors import PluginError, RecdError
-from recd_plugins.interfaces.plugin import Plugin
+
+if TYPE_CHECKING:
+    from recd_plugins.interfaces.plugin import Plugin
 
 T = TypeVar("T")
 
@@ -36,6 +40,22 @@ def plugin_call(plugin: Plugin, what: str) -> Iterator[None]:
         raise
     except PLUGIN_FAILURES as error:
         raise plugin_failure(type(plugin), what, error) from error
+
+
+def guard_methods(cls: type[Plugin], names: Iterable[str]) -> None:
+    """Let methods that a class defines itself run in a ``plugin_call``, whoever calls them."""
+    for name in names:
+        if inspect.isfunction(method := vars(cls).get(name)):
+            setattr(cls, name, _guarded(method))
+
+
+def _guarded(method: Callable[..., T]) -> Callable[..., T]:
+    @wraps(method)
+    def call(self: Plugin, *arguments: Any, **options: Any) -> T:
+        with plugin_call(self, method.__name__):
+            return method(self, *arguments, **options)
+
+    return call
 
 
 def plugin_failure(

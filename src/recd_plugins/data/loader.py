@@ -14,7 +14,8 @@ from recd_plugins.data.ingestion import IngestionFeed
 from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.read_task import ReadTask
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
-from recd_plugins.interfaces import Feed, Reader, Split
+from recd_plugins.interfaces import Dataset, Feed, Reader, Split
+from recd_plugins.plugin_call import plugin_call
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Prepared, Registry
@@ -27,18 +28,21 @@ class DataLoader:
     position after the last batch that was handed out.
 
     Args:
+        dataset: that ``reader`` is of.
         reader: at the position to start from.
         feed: makes the batches from that position on; closed with the loader.
         pin_memory: pin batches.
     """
 
-    def __init__(self, reader: Reader, feed: Feed, pin_memory: bool) -> None:
+    def __init__(self, dataset: Dataset, reader: Reader, feed: Feed, pin_memory: bool) -> None:
+        self._dataset = dataset
         self._reader = reader
         self._feed = feed
         self._pin_memory = pin_memory
 
     def __len__(self) -> int:
-        return len(self._reader)
+        with plugin_call(self._dataset, "len(reader)"):
+            return len(self._reader)
 
     def __iter__(self) -> Iterator[ModelInput]:
         batches = iter(self._feed.read(self._reader))
@@ -54,8 +58,9 @@ class DataLoader:
 
         1 where the dataset does not say: then readers take turns with single batches.
         """
-        blocks = self._reader.num_blocks()
-        return len(self._reader) / blocks if blocks else 1.0
+        with plugin_call(self._dataset, "num_blocks of a reader"):
+            blocks = self._reader.num_blocks()
+        return len(self) / blocks if blocks else 1.0
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch that was handed out, whoever read it.
@@ -64,10 +69,12 @@ class DataLoader:
         ``recd_plugins.training.batch_source.BatchSource``, which knows the position that training
         has reached.
         """
-        return self._reader.state_dict()
+        with plugin_call(self._dataset, "state_dict of a reader"):
+            return self._reader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._reader.load_state_dict(state)
+        with plugin_call(self._dataset, "load_state_dict of a reader"):
+            self._reader.load_state_dict(state)
 
     def report(self) -> Mapping[str, float]:
         """Figures of the ingestion by name, also when it is closed; none without one."""
@@ -115,11 +122,13 @@ def build_dataloader(
     """
     if prepared is not None and split == "train":
         prepared.check_wrappers()
-    reader = (prepared or registry).wrapped_dataset.reader(
+    dataset = (prepared or registry).wrapped_dataset
+    reader = dataset.reader(
         rank=rank, world_size=world_size, batch_size=registry.training.batch_size, split=split
     )
     pin_memory = device is not None and device.type == "cuda"
-    return DataLoader(reader, _feed(registry, rank, world_size, split, prepared), pin_memory)
+    feed = _feed(registry, rank, world_size, split, prepared)
+    return DataLoader(dataset, reader, feed, pin_memory)
 
 
 def _feed(

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.plugin import Plugin
+from recd_plugins.plugin_call import guard_methods
 
 if TYPE_CHECKING:
     from recd_plugins.data.statistics import TableStatistics
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "test"]
 """The splits of a dataset."""
+
+#: Methods of datasets and wrappers that many call, wrappers among them.
+_GUARDED = (
+    "prepare",
+    "schema",
+    "identity",
+    "splits",
+    "reader",
+    "session_reader",
+    "statistics",
+    "session_keys",
+    "scan",
+    "check",
+    "expected_groups",
+)
 
 
 @dataclass(frozen=True)
@@ -171,6 +187,11 @@ class Dataset(Plugin, ABC):
     """
 
     kind: ClassVar[str] = "dataset"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """What its methods raise names the plugin that raised it, though wrappers call it."""
+        super().__init_subclass__(**options)
+        guard_methods(cls, _GUARDED)
 
     @abstractmethod
     def prepare(self) -> None:

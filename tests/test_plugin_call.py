@@ -1,0 +1,116 @@
+"""What plugins raise names them and their line, whoever calls: the trainer, or a plugin around."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from recd_plugins import load_registry
+from recd_plugins.cli import main
+from recd_plugins.data.loader import build_dataloader
+from recd_plugins.errors import PluginError
+
+FAULTY = '''
+from recd_plugins.api import *
+
+class Reading(Reader):
+    def __init__(self, inner): self._inner = inner
+    def __len__(self): return {}["length"]
+    def __iter__(self): return iter(self._inner)
+    def state_dict(self): return self._inner.state_dict()
+    def load_state_dict(self, state): self._inner.load_state_dict(state)
+
+class Bad(DatasetWrapper):
+    """Fails where it is told to."""
+    name = "bad.wrapper"
+    class Options(PluginOptions):
+        at: str
+    def fail(self, method):
+        if method == self.options.at: {}[method]
+    def prepare(self): self.fail("prepare"); super().prepare()
+    def schema(self): self.fail("schema"); return super().schema()
+    def identity(self): self.fail("identity"); return super().identity()
+    def splits(self): self.fail("splits"); return super().splits()
+    def check(self): self.fail("check")
+    def scan(self, split="train"): self.fail("scan"); return super().scan(split)
+    def reader(self, **given):
+        self.fail("reader")
+        return Reading(self.inner.reader(**given))
+    def session_reader(self, **given):
+        self.fail("session_reader")
+        return self.inner.session_reader(**given)
+
+class Around(DatasetWrapper):
+    """Changes nothing."""
+    name = "bad.around"
+    def reader(self, **given): return self.inner.reader(**given)
+
+@hookimpl
+def register_datasets(): return [Bad, Around]
+'''
+FILE = """\
+version: 1
+dataset:
+  use: dlrm.random
+  options: {rows: 64, sparse: {user: 10}, dense: 1}
+  wrap:
+    - {use: bad.wrapper, options: {at: METHOD}}
+    - {use: bad.around}
+converter: {use: recd.kjt}
+model: {embedding_dim: 4}
+training: {batch_size: 8, steps: 2}
+"""
+ARGUMENTS = {"rank": 0, "world_size": 1, "batch_size": 8, "split": "train"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "bad.py").write_text(FAULTY)
+    return tmp_path
+
+
+def failing_at(folder: Path, method: str) -> Path:
+    (folder / "r.yaml").write_text(FILE.replace("METHOD", method))
+    return folder / "r.yaml"
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments"),
+    [
+        ("prepare", {}),
+        ("schema", {}),
+        ("identity", {}),
+        ("splits", {}),
+        ("scan", {}),
+        ("reader", ARGUMENTS),
+        ("session_reader", ARGUMENTS),
+    ],
+)
+def test_a_method_of_a_dataset_in_a_wrapper(folder: Path, method: str, arguments) -> None:
+    registry = load_registry(failing_at(folder, method), plugins_dir=folder / "plugins")
+    dataset = registry.wrapped_dataset
+    called = dataset if method != "session_reader" else dataset.inner
+    expected = rf"^bad\.wrapper: {method} failed at .*bad\.py:\d+: KeyError: '{method}'$"
+    with pytest.raises(PluginError, match=expected) as caught:
+        getattr(called, method)(**arguments)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_the_length_of_a_reader(folder: Path) -> None:
+    registry = load_registry(failing_at(folder, "len"), plugins_dir=folder / "plugins")
+    loader = build_dataloader(registry, 0, 1)
+    with pytest.raises(PluginError, match=r"bad\.py:\d+: KeyError: 'length'$"):
+        len(loader)
+
+
+@pytest.mark.parametrize("method", ["prepare", "reader"])
+def test_recd_run_shows_it_as_the_plugins(folder: Path, method: str) -> None:
+    path = failing_at(folder, method)
+    result = CliRunner().invoke(main, ["--plugins-dir", "plugins", "run", str(path)])
+    assert result.exit_code == 1, result.output
+    assert f"bad.wrapper: {method} failed at " in result.stderr
+    assert "fault of recd-plugins" not in result.stderr
