@@ -18,9 +18,20 @@ _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
 def end_with_parent() -> None:
-    """End this process, from now on, when the one that started it does, however that ends."""
+    """End this process, from now on, when the one that started it does, however that ends.
+
+    Called first in a reader that multiprocessing or a pool of ``concurrent.futures`` starts: a
+    trainer that is killed closes no feed.
+
+    Raises:
+        RuntimeError: multiprocessing has not started this process.
+    """
     parent = multiprocessing.parent_process()
-    assert parent is not None, "called in a process that multiprocessing started"
+    if parent is None:
+        raise RuntimeError(
+            "end_with_parent is called in the process that was started, by multiprocessing, as "
+            "ProcessPoolExecutor(initializer=end_with_parent) does; this one is none"
+        )
     sentinel = parent.sentinel
 
     def watch() -> None:

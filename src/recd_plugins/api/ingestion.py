@@ -12,7 +12,7 @@ from recd_plugins.data.read_task import BatchBlock, ReadTask, State, TaskReader,
 from recd_plugins.data.stalls import STALL_CAUSES, MakingTimes, StallMeter
 from recd_plugins.data.wire import decode, encode
 from recd_plugins.data.worker_processes import WorkerContext
-from recd_plugins.processes import portable
+from recd_plugins.processes import end_with_parent, portable
 
 __all__ = [
     "STALL_CAUSES",
@@ -32,6 +32,7 @@ __all__ = [
     "decode",
     "doing",
     "encode",
+    "end_with_parent",
     "hand_out",
     "portable",
 ]

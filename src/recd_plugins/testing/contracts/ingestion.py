@@ -10,9 +10,11 @@ import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pytest
 import torch
@@ -25,6 +27,7 @@ from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
 from recd_plugins.data.reader import PlannedReader
 from recd_plugins.data.row_pipeline import fit_converter
+from recd_plugins.data.worker_processes import WorkerContext
 from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.interfaces import (
     Converter,
@@ -261,6 +264,43 @@ class IngestionContract(PluginContract):
                 return
             threading.Event().wait(0.05)
         raise AssertionError(f"there are {left}")
+
+    def test_nothing_is_left_of_a_killed_trainer(self, plugin: Ingestion) -> None:
+        """It closes no feed, so the processes that it started have to notice by themselves."""
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        trainer = WorkerContext().Process(target=_train, args=(plugin, sender))
+        trainer.start()
+        sender.close()
+        try:
+            assert receiver.recv(), "it reads"
+            started = psutil.Process(trainer.pid).children(recursive=True)
+        finally:
+            trainer.kill()
+            trainer.join()
+        for _ in range(200):
+            left = [process for process in started if _runs(process)]
+            if not left:
+                return
+            threading.Event().wait(0.05)
+        for process in left:
+            process.kill()
+        raise AssertionError(
+            f"there are {left}; call recd_plugins.api.ingestion.end_with_parent in each process"
+        )
+
+
+def _train(plugin: Ingestion, sender: Connection) -> None:
+    """A trainer in the middle of an epoch, until it is killed."""
+    batches = iter(build_dataloader(_registry(plugin), 0, 1))
+    sender.send(len(next(batches).labels))
+    threading.Event().wait()
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _registry(
