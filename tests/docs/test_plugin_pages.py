@@ -12,6 +12,28 @@ from recd_plugins.built_in_kinds import BY_NAME
 from recd_plugins.cli import main
 from recd_plugins.manager import PluginManager
 
+#: Tests of the further plugins of the page of preprocessing.
+FURTHER = {
+    "acme_listed": """
+import pytest
+from acme_listed import Listed
+from recd_plugins.testing.contracts import PreprocessingContract
+
+class TestListed(PreprocessingContract):
+    max_id = 9
+    @pytest.fixture
+    def plugin(self, tmp_path):
+        (tmp_path / "ids.txt").write_text("2\\n5\\n7\\n")
+        return Listed(Listed.Options(path=tmp_path / "ids.txt"))
+    def test_numbers_ids(self, plugin):
+        import torch
+        ids, offsets = torch.tensor([7, 2, 3, 9]), torch.tensor([0, 4])
+        assert plugin.transform(ids, offsets)[0].tolist() == [3, 1, 0, 0]
+        before = plugin.identity()
+        plugin.options.path.write_text("2\\n5\\n8\\n")
+        assert type(plugin)(plugin.options).identity() != before
+""",
+}
 PAGES = sorted(path.name for path in (DOCS / "plugins").iterdir())
 
 
@@ -45,6 +67,12 @@ def test_the_plugins_pass_their_contracts(tmp_path):
             (tmp_path / "plugins" / f"{module}.py").write_text(code)
         *_, test = blocks(text_of(kind), "python")
         (tmp_path / f"test_{module_name(kind)}.py").write_text(test)
+    for name, test in FURTHER.items():
+        opening = f'"""{name.replace("_", ".")}: '
+        codes = blocks(text_of("preprocessing"), "python")
+        (code,) = (code for code in codes if code.startswith(opening))
+        (tmp_path / "plugins" / f"{name}.py").write_text(code)
+        (tmp_path / f"test_{name}.py").write_text(test)
     run_tests_of_plugins(tmp_path)
 
 

@@ -19,6 +19,7 @@ FAULTS = {
         "keeps_the_last": "test_kept_lengths_are_those_of_rows_cut_at_their_end",
         "doubles_numbers": "test_a_number_becomes_as_many_as_width_says",
         "takes_nothing": "test_takes_ids_or_numbers",
+        "is_known_by_its_place": "test_identity_is_of_what_it_transforms_by",
     },
     "pooling": {
         "gives_ones_for_empty": "test_an_empty_row_gives_zeros",
@@ -104,6 +105,8 @@ class Change(Preprocessing):
     @property
     def takes(self):
         return {"takes_nothing": (), "doubles_numbers": ("numbers",)}.get(self.fault, ("ids",))
+    def identity(self):
+        return {"at": id(self)} if self.fault == "is_known_by_its_place" else {}
     def kept_lengths(self, lengths):
         return lengths.clamp(max=1) if self.fault == "keeps_the_last" else None
     def transform(self, values, offsets):
@@ -117,7 +120,7 @@ class Change(Preprocessing):
             return values[places[full]], torch.cat([offsets.new_zeros(1), full.cumsum(0)])
         if self.fault == "doubles_numbers":
             return values.repeat_interleave(2), offsets * 2
-        if self.fault == "takes_nothing":
+        if self.fault in ("takes_nothing", "is_known_by_its_place"):
             return values, offsets
         if self.fault == "drops_empty_rows":
             keep = torch.ones_like(offsets, dtype=torch.bool)

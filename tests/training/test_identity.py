@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
 from recd_plugins.registry import load_registry
@@ -239,6 +239,69 @@ def test_fields_are_those_that_there_are(folder: Path) -> None:
         for part in field.split("."):
             assert part in value, field
             value = value[part]
+
+
+FILES = '''
+import hashlib
+from pathlib import Path
+from recd_plugin_recd.ikjt import IkjtConverter
+from recd_plugin_recd.preprocessing import SigridHash
+from recd_plugins.api import hookimpl
+
+class Known:
+    def identity(self):
+        return {{"file": Path("{file}").read_text()}} if "{file}" else {{"file": {{1}}}}
+
+class Mapped(Known, SigridHash):
+    """Known by a file."""
+    name = "acme.mapped"
+
+class Grouped(Known, IkjtConverter):
+    """Known by a file."""
+    name = "acme.grouped"
+
+@hookimpl
+def register_plugins():
+    return [Mapped, Grouped]
+'''
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (("recd.sigrid_hash", "acme.mapped"), "preprocessing[1].identity.file"),
+        (("recd.ikjt", "acme.grouped"), "converter.identity.file"),
+    ],
+)
+def test_a_file_with_other_content(
+    folder: Path, tmp_path: Path, change: tuple[str, str], field: str
+) -> None:
+    """Under the same path, so that options are what they were."""
+    file = tmp_path / "ids.txt"
+    file.write_text("one", encoding="utf-8")
+    plugins = tmp_path / "plugins"
+    plugins.mkdir()
+    (plugins / "acme_files.py").write_text(FILES.format(file=file), encoding="utf-8")
+    before = identity(folder, change, plugins_dir=plugins)
+    (tmp_path / IDENTITY).write_text(identity_text(before), encoding="utf-8")
+    assert check_resumable(tmp_path, identity(folder, change, plugins_dir=plugins), ()) == []
+    file.write_text("two", encoding="utf-8")
+    now = identity(folder, change, plugins_dir=plugins)
+    words = f'{field} was "one" and is "two"'
+    section = field.partition("[")[0].partition(".")[0]
+    with pytest.raises(RecdError, match=f"{re.escape(words)}.*--allow {section} "):
+        check_resumable(tmp_path, now, ())
+    assert words in check_resumable(tmp_path, now, (section,))
+    file.unlink()
+    with pytest.raises(PluginError, match=r"^acme\.\w+: identity failed at .*FileNotFoundError"):
+        identity(folder, change, plugins_dir=plugins)
+
+
+def test_an_identity_that_is_no_json(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "acme_files.py").write_text(FILES.format(file=""), encoding="utf-8")
+    change = "recd.sigrid_hash", "acme.mapped"
+    with pytest.raises(PluginError, match=r"^acme\.mapped: identity failed .*not JSON"):
+        identity(folder, change, plugins_dir=tmp_path)
 
 
 KINDS = '''

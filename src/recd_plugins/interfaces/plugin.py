@@ -36,6 +36,16 @@ class Plugin:
     def __init__(self, options: PluginOptions) -> None:
         self.options = options
 
+    def identity(self) -> dict[str, Any]:
+        """What results depend on besides the options, JSON values, as a digest of a file's content.
+
+        A run goes on from a checkpoint only where this is what it was. It is asked in the trainer.
+
+        Raises:
+            RecdError: what it would say is missing or wrong.
+        """
+        return {}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as its class and options, and what ``__getstate__`` returns."""
         return type(self), (self.options,), self.__getstate__()

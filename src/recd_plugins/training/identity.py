@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.errors import RecdError
-from recd_plugins.interfaces import FeatureSchema, Plugin, Table
+from recd_plugins.interfaces import Dataset, FeatureSchema, Plugin, Table
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.plugin_modules import GROUP, modules_of_files
 from recd_plugins.registry import Entry, Registry
 from recd_plugins.training.checkpoint_files.errors import DamagedError
@@ -39,6 +40,7 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
 
     Raises:
         DataError: the data cannot be read.
+        PluginError: a plugin's identity failed, or is no JSON value.
     """
     schema = registry.dataset.schema()
     features = (*schema.sparse, *schema.dense)
@@ -147,7 +149,16 @@ def check_resumable(
 
 def _plugin(plugin: Plugin) -> dict[str, Any]:
     options = plugin.options.model_dump(mode="json", exclude=set(plugin.free_options))
-    return {"use": plugin.name, "options": options}
+    said = {"use": plugin.name, "options": options}
+    if not isinstance(plugin, Dataset) and (identity := _own_identity(plugin)):
+        said["identity"] = identity
+    return said
+
+
+def _own_identity(plugin: Plugin) -> Any:
+    """What a plugin says of itself, as a checkpoint will have it."""
+    with plugin_call(plugin, "identity"):
+        return json.loads(json.dumps(plugin.identity(), allow_nan=False))
 
 
 def _further(

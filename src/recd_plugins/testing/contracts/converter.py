@@ -13,7 +13,7 @@ import torch
 from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Converter, FeatureSchema, Origin, Rows
-from recd_plugins.testing.contracts.plugin import PluginContract
+from recd_plugins.testing.contracts.plugin import PluginContract, check_identity
 
 _SCHEMA = FeatureSchema(
     sparse=("item", "history", "history_times", "tags", "always_empty"),
@@ -80,6 +80,10 @@ class ConverterContract(PluginContract):
         for mine, its in zip(expected.ikjts, batch.ikjts, strict=True):
             assert torch.equal(mine.values(), its.values())
             assert torch.equal(mine.inverse_lookup(), its.inverse_lookup())
+
+    def test_identity_is_of_what_it_converts_by(self, plugin: Converter, rows: Rows) -> None:
+        plugin.fit(rows, _SCHEMA)
+        check_identity(plugin)
 
     @pytest.mark.parametrize(("start", "length"), [(0, 1), (3, 5), (4, 4), (11, 1)])
     def test_takes_part_of_a_batch(

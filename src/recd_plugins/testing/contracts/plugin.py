@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import pickle
 import re
 import subprocess
 import sys
@@ -25,6 +27,13 @@ else:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 """
+
+
+def check_identity(plugin: Plugin) -> None:
+    """Assert that ``identity`` says the same of a plugin and its pickled copy, in JSON values."""
+    identity = plugin.identity()
+    assert json.loads(json.dumps(identity, allow_nan=False)) == identity, "JSON values only"
+    assert pickle.loads(pickle.dumps(plugin)).identity() == identity
 
 
 class PluginContract:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from recd_plugins.interfaces import Preprocessing
-from recd_plugins.testing.contracts.plugin import PluginContract
+from recd_plugins.testing.contracts.plugin import PluginContract, check_identity
 
 Rows = list[list[Any]]  # of int or of float
 
@@ -88,6 +88,10 @@ class PreprocessingContract(PluginContract):
         """Readers in other processes get one."""
         expected = _apply(plugin, rows)
         assert _apply(pickle.loads(pickle.dumps(plugin)), rows) == expected
+
+    def test_identity_is_of_what_it_transforms_by(self, plugin: Preprocessing) -> None:
+        """It tells a run that goes on from a checkpoint whether ids mean what they meant."""
+        check_identity(plugin)
 
     def test_leaves_its_input_as_it_is(self, plugin: Preprocessing, rows: Rows) -> None:
         values, offsets = _jagged(rows)
