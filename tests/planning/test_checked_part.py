@@ -20,6 +20,7 @@ from recd_plugins.planning.checked_part import (
     CheckedPart,
     asked_together,
     by_class,
+    one_answer,
 )
 from recd_plugins.registry import Entry
 
@@ -121,3 +122,16 @@ def test_a_class_is_asked_for_all_of_its_parts() -> None:
     found = by_class(parts)
     assert list(found) == [Sums, TablePart]
     assert asked_together(found[Sums], "observe", None, 5) == 10
+
+
+def test_two_answers_for_one_table_are_refused() -> None:
+    one, none = with_method("fetch_bandwidth", lambda *_: 5.0), checked(TablePart())
+
+    def ask(*parts: CheckedPart) -> float | None:
+        return one_answer(parts, "t", "fetch_bandwidth", lambda part: part.fetch_bandwidth("t"))
+
+    assert ask(none, none) is None
+    assert ask(none, one, none) == 5.0
+    both = r"^table t: acme.wide \(sharding\[1\], line 7\) and acme.wide .* say its fetch_bandwidth"
+    with pytest.raises(PluginError, match=both):
+        ask(one, one)

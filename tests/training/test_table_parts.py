@@ -11,7 +11,7 @@ import pytest
 from recd_plugins.api import PluginError, Section, Sharding, TablePart
 from recd_plugins.planning.checked_part import CheckedPart
 from recd_plugins.registry import Entry
-from recd_plugins.training.table_parts import observed_by, sections_of
+from recd_plugins.training.table_parts import channels_of, observed_by, sections_of
 
 
 class Wide(Sharding):
@@ -75,3 +75,16 @@ def test_a_section_that_cannot_say_what_it_is_names_its_plugin(
         PluginError, match=rf"yaml:7 sharding\[1\]: acme.wide: {method} of section told "
     ):
         sections(One())
+
+
+def test_two_names_for_one_channel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("recd_plugins.planning.checked_part.is_group", lambda name: name == "0")
+
+    def counting(name: str) -> CheckedPart:
+        part = type("Part", (TablePart,), {"channels": lambda *_: {("0", "all_to_all"): name}})()
+        return CheckedPart(Path("registry.yaml"), ENTRY, part)
+
+    model: Any = None
+    assert channels_of([counting("a"), counting("a")], model) == {("0", "all_to_all"): "a"}
+    with pytest.raises(PluginError, match=r"line 7\) and acme.wide .* two names, a and b"):
+        channels_of([counting("a"), counting("b")], model)

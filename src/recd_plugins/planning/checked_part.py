@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from recd_plugins.distributed.byte_counter import KINDS, is_group
 from recd_plugins.distributed.lookup_kernels import LookupKernels
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from recd_plugins.interfaces import Plugin
 
 
+T = TypeVar("T")
+
+
 class CheckedPart(TablePart):
     """A part that does what the part of an entry does, each method in a call that is checked.
 
@@ -32,6 +35,9 @@ class CheckedPart(TablePart):
 
     def __init__(self, path: Path, entry: Entry[Plugin], part: TablePart) -> None:
         self.path, self.entry, self.part = path, entry, part
+
+    def __str__(self) -> str:
+        return f"{self.entry.plugin.name} ({self.entry.field}, line {self.entry.line})"
 
     def asked(self, method: str, *arguments: Any, of: TablePart | Section | None = None) -> Any:
         """What a method of the part, or of a section of it, returns.
@@ -77,6 +83,29 @@ def by_class(parts: Iterable[CheckedPart]) -> dict[type[TablePart], list[Checked
 def asked_together(parts: Sequence[CheckedPart], method: str, *arguments: Any) -> Any:
     """What the class of ``parts`` answers for all of them: ``CheckedPart.asked``."""
     return parts[0].asked(method, [each.part for each in parts], *arguments)
+
+
+def one_answer(
+    parts: Iterable[TablePart], table: str, what: str, ask: Callable[[TablePart], T | None]
+) -> T | None:
+    """What one of the parts says of a table; None where none does.
+
+    Args:
+        parts: that are asked.
+        table: its name, for the error.
+        what: they are asked, for the error.
+        ask: asks one of them.
+
+    Raises:
+        PluginError: two have an answer; names their entries.
+    """
+    said = [(part, answer) for part in parts if (answer := ask(part)) is not None]
+    if len(said) > 1:
+        raise PluginError(
+            f"table {table}: {said[0][0]} and {said[1][0]} both say its {what}, which has one "
+            "value; leave the table to one of them, or let one return None"
+        )
+    return said[0][1] if said else None
 
 
 def _is_number(value: object) -> bool:

@@ -27,6 +27,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingType
 
 from recd_plugins.interfaces import TablePart
+from recd_plugins.planning.checked_part import one_answer
 
 # Milliseconds of a step for each sharding type of a module, however little it shards: a batch is
 # split once more, and four more collectives follow each other (lengths, ids, embeddings,
@@ -122,10 +123,10 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
 
     def _times_slower(self, table: str) -> float:
         """Than from host memory, missing rows are fetched."""
-        for part in self._parts:
-            if (bandwidth := part.fetch_bandwidth(table)) is not None:
-                return 1000 * self._from_host / bandwidth
-        return 1.0
+        bandwidth = one_answer(
+            self._parts, table, "fetch_bandwidth", lambda part: part.fetch_bandwidth(table)
+        )
+        return 1.0 if bandwidth is None else 1000 * self._from_host / bandwidth
 
 
 class StepTime(NoopPerfModel):

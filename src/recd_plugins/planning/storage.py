@@ -21,6 +21,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
 from recd_plugins.interfaces import RowMemory, TablePart
+from recd_plugins.planning.checked_part import one_answer
 from recd_plugins.registry.schema import TrainingSpec
 
 #: Left to the allocator and the interpreter; and to activations where nobody counted them.
@@ -80,8 +81,12 @@ def row_memory(
     device_type: str,
 ) -> RowMemory | None:
     """What the part of a table says of its rows; None where they are as in TorchRec's kernels."""
-    said = (part.row_memory(option, shard, optimizer, device_type) for part in parts)
-    return next((memory for memory in said if memory is not None), None)
+    return one_answer(
+        parts,
+        option.name,
+        "row_memory",
+        lambda part: part.row_memory(option, shard, optimizer, device_type),
+    )
 
 
 class StorageEstimator(EmbeddingStorageEstimator):

@@ -147,6 +147,9 @@ def bytes_of_tables(
 ) -> dict[str, float]:
     """What all ranks together send in the input dist and output dist of each table, in one step.
 
+    The gradients that come back through the output dist in the backward pass are in it. Tables that
+    are on every rank send nothing here: what reduces their gradients is not in it.
+
     Args:
         tables: those to tell of.
         shardings: where each is, by name.

@@ -18,10 +18,22 @@ Observed = dict[str, Any]
 
 
 def channels_of(parts: Sequence[CheckedPart], model: nn.Module) -> dict[Channel, str]:
-    """Names of collectives that are counted apart."""
+    """Names of collectives that are counted apart.
+
+    Raises:
+        PluginError: two parts have other names for one.
+    """
     found: dict[Channel, str] = {}
+    named_by: dict[Channel, CheckedPart] = {}
     for part in parts:
-        found |= part.channels(model)
+        for channel, name in part.channels(model).items():
+            first = named_by.setdefault(channel, part)
+            if found.setdefault(channel, name) != name:
+                raise PluginError(
+                    f"{first} and {part} count the {channel[1]}s of process group {channel[0]} "
+                    f"under two names, {found[channel]} and {name}: they cannot be told apart; "
+                    "count them under one name, or in a process group of your own"
+                )
     return found
 
 
