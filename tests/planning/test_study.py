@@ -34,6 +34,19 @@ def text(made: PlanReport) -> str:
     return capture.get()
 
 
+def test_what_parts_say_of_a_table_has_the_whole_width(make_registry) -> None:
+    made = report(make_registry(), load_topology("zionex-a100-40g", nodes=1, ranks=2))
+    words = "rows that are read together lie together, in blocks of 512 rows"
+    first, *others = made.plugins.tables
+    said = replace(
+        made, plugins=replace(made.plugins, tables=(replace(first, words=(words,)), *others))
+    )
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(render(said))
+    assert f"\n{first.name}: {words}\n" in capture.get()
+
+
 @pytest.mark.parametrize(
     ("name", "nodes"), [*product(topology_names(), [1, 2]), ("zionex-a100-40g", 16)]
 )

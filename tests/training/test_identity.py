@@ -120,7 +120,7 @@ REFUSED = {
     "dataset.options.shuffle was false and is true": (
         "generate:", "shuffle: true\n    generate:",
     ),
-    "dataset.wrap[0].use was not there and is": (
+    "dataset.wrap[0] scars.hot_batches is new": (
         "converter:", "  wrap: [{use: scars.hot_batches}]\nconverter:",
     ),
     "data.schema.dense was [": ("generate:", "dense: [dense_1]\n    generate:"),
@@ -153,7 +153,8 @@ def test_what_makes_it_another_run_is_refused(folder: Path, checkpoint: Path, wo
         ("batch_size: 32", "batch_size: 32, workers: 2", "training.workers was 0 and is 2"),
         ("path: checkpoints", "path: elsewhere", "training.checkpoint.path was"),
         ("torchrec.row_wise", "torchrec.data_parallel", "sharding[0].use was"),
-        ("sharding:", "cache: [{use: scars.cache, tables: [t_usr_0]}]\nsharding:", "cache[0].use"),
+        ("sharding:", "cache: [{use: scars.cache, tables: [t_usr_0]}]\nsharding:",
+         "cache[0] scars.cache is new"),
         ("top_mlp: [4]", "top_mlp: [4], pool_rows: all", "model.pool_rows was"),
     ],
 )  # fmt: skip
@@ -217,6 +218,14 @@ def register_converters():
     mine = identity(folder, ("recd.ikjt", "acme.mine"), plugins_dir=plugins)
     name, digest = mine["versions"]["acme.mine"].split()
     assert (name, len(digest)) == ("acme.py", 12)
+
+
+def test_an_entry_that_is_gone_is_named_once(folder: Path, checkpoint: Path) -> None:
+    section = "sharding:\n  - {use: torchrec.row_wise, tables: [t_item_0]}\n"
+    told = check_resumable(checkpoint, identity(folder, (section, "")), ())
+    assert [words for words in told if "sharding" in words] == [
+        "sharding[0] torchrec.row_wise is gone"
+    ]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 2}', "[" * 100_000])
@@ -331,7 +340,7 @@ def test_sections_of_further_kinds(folder: Path, tmp_path: Path, observes: bool)
                        plugins_dir=tmp_path / "plugins")  # fmt: skip
     (tmp_path / IDENTITY).write_text(identity_text(watched), encoding="utf-8")
     assert check_resumable(tmp_path, watched, ()) == []
-    words = 'data_watch[0].use was "acme.watch" and is not there'
+    words = "data_watch[0] acme.watch is gone"
     if observes:
         assert words in check_resumable(tmp_path, identity(folder), ())
     else:

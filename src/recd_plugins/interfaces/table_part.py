@@ -157,7 +157,7 @@ class TablePart:
         return {}
 
     def words(self, table: str) -> Sequence[str]:  # noqa: ARG002
-        """Lines that ``recd plan`` shows below the sharding of a table."""
+        """Lines that ``recd plan`` shows of a table, below the shards of all."""
         return ()
 
     # What a run shows.

@@ -32,6 +32,7 @@ def render(report: PlanReport) -> RenderableType:
         topology_line(report.topology, report.spec),
         _data(report),
         _shards(report.plugins),
+        *_said(report.plugins),
         *_coalesced(report.plugins),
         _memory(report),
     ]
@@ -98,9 +99,8 @@ def _shards(side: SideReport) -> Table:
         cached = "" if first.cached_rows is None else f"\n{first.cached_rows:,} cached"
         factors = [each.dedupe_factor for each in tables]
         low, high = f"{min(factors):.2f}", f"{max(factors):.2f}"
-        name = first.name if len(tables) == 1 else f"{first.name} and {len(tables) - 1} more"
         table.add_row(
-            name + ("" if first.pooled else " (sequence)"),
+            _name(tables) + ("" if first.pooled else " (sequence)"),
             f"{first.num_embeddings:,} x {first.embedding_dim}",
             _sharding(first),
             first.compute_kernel + cached,
@@ -111,10 +111,23 @@ def _shards(side: SideReport) -> Table:
     return table
 
 
+def _name(tables: Sequence[PlannedTable]) -> str:
+    first = tables[0].name
+    return first if len(tables) == 1 else f"{first} and {len(tables) - 1} more"
+
+
 def _sharding(table: PlannedTable) -> str:
-    """TorchRec's name, what table parts say, and whether ids are coalesced."""
+    """TorchRec's name, and whether ids are coalesced."""
     coalesced = ["coalesced"] if table.uncoalesced_vectors is not None else []
-    return "\n".join([table.sharding_type, *table.words, *coalesced])
+    return "\n".join([table.sharding_type, *coalesced])
+
+
+def _said(side: SideReport) -> list[Text]:
+    """What table parts say of tables, in lines of their own: a column is too narrow."""
+    lines = [
+        f"{_name(tables)}: {words}" for tables in _alike(side.tables) for words in tables[0].words
+    ]
+    return [Text("\n".join(lines))] if lines else []
 
 
 def _coalesced(side: SideReport) -> list[Text]:
@@ -145,9 +158,8 @@ def _alike(tables: Sequence[PlannedTable]) -> list[list[PlannedTable]]:
     for table in tables:
         spread = len(table.ranks) if len(table.ranks) > 1 else 1
         shape = (table.num_embeddings, table.embedding_dim, table.pooled)
-        found[*shape, _sharding(table), table.compute_kernel, table.cached_rows, spread].append(
-            table
-        )
+        shown = (_sharding(table), table.words, table.compute_kernel, table.cached_rows)
+        found[*shape, *shown, spread].append(table)
     return sorted(found.values(), key=lambda group: -max(each.bytes_per_rank for each in group))
 
 

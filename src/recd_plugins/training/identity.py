@@ -131,6 +131,12 @@ def check_resumable(
             continue
         shown = field.removeprefix(f"{FURTHER}.").removeprefix(f"{OBSERVERS}.")
         words = f"{shown} was {_shown(before, field)} and is {_shown(now, field)}"
+        if (use := _use(field)) and (use in before) != (use in now):
+            # The entry as a whole, once, by the name of its plugin.
+            if field != use:
+                continue
+            plugin, is_now = (before[use], "gone") if use in before else (now[use], "new")
+            words = f"{shown.removesuffix('.use')} {plugin} is {is_now}"
         if _within(field, FREE) or _within(field, allowed):
             told.append(words)
             continue
@@ -215,6 +221,12 @@ def _leaves(value: Any, field: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(item, f"{field}[{index}]")
     elif value not in ({}, []):  # which is as if it were not there
         yield field, value
+
+
+def _use(field: str) -> str | None:
+    """The field with the plugin's name, of a field of an entry of a list."""
+    entry, bracket, _ = field.partition("]")
+    return f"{entry}].use" if bracket else None
 
 
 def _within(field: str, names: Collection[str]) -> bool:
