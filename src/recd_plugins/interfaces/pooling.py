@@ -46,10 +46,8 @@ class Pooling(Plugin, ABC):
         Returns:
             ``[num_rows, num_features, embedding_dim]``.
         """
-        import torch
-
         pooled = [module(rows) for module, rows in zip(modules, sequences, strict=True)]
-        return torch.stack(pooled, dim=1)
+        return _stacked(pooled, sequences[0].lengths().numel(), sequences[0].values().shape[1])
 
     def pool_groups(self, groups: Sequence[PoolingGroup]) -> list[Tensor]:
         """Pool all groups of one entry.
@@ -98,9 +96,23 @@ class TargetPooling(Pooling):
             ``[B, num_features, embedding_dim]``: of each row its sequence seen by its target, zeros
             where the sequence is empty.
         """
-        import torch
-
         pooled = [
             module(rows, targets, inverse) for module, rows in zip(modules, sequences, strict=True)
         ]
-        return torch.stack(pooled, dim=1)
+        return _stacked(pooled, targets.shape[0], targets.shape[1])
+
+
+def _stacked(pooled: Sequence[Tensor], num_rows: int, embedding_dim: int) -> Tensor:
+    """The vectors that modules give, feature by feature; what calls a pooling names it."""
+    import torch
+
+    for index, vectors in enumerate(pooled, start=1):
+        shape = tuple(getattr(vectors, "shape", ()))
+        if shape != (num_rows, embedding_dim):
+            found = list(shape) if isinstance(vectors, torch.Tensor) else type(vectors).__name__
+            raise ValueError(
+                f"module {index} of {len(pooled)} gave {found}; expected [num_rows, "
+                f"embedding_dim], which is {[num_rows, embedding_dim]}: one vector for each row of "
+                "a sequence, not for each of its values"
+            )
+    return torch.stack(list(pooled), dim=1)
