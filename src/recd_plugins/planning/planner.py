@@ -32,7 +32,12 @@ from recd_plugins.planning.feasible import feasible
 from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.profile import DataProfile, measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, proposers
-from recd_plugins.planning.storage import Reservation, StorageEstimator, memory_of_parts
+from recd_plugins.planning.storage import (
+    RESERVED_SHARE,
+    Reservation,
+    StorageEstimator,
+    memory_of_parts,
+)
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.topologies import TopologySpec, this_machine
 
@@ -367,8 +372,9 @@ def _explain(
     return NoPlanError(
         f"no plan fits batches of {training.batch_size:,} rows: without them and optimizer state "
         f"the tables take {_bytes(sum(size.values()))}{of_parts}, on {topology.world_size} ranks "
-        f"with {_bytes(memory)} each; the largest: {listed}. Use more ranks, smaller batches or "
-        "smaller tables, or let large tables be split by rows"
+        f"with {_bytes(memory)} each, of which {RESERVED_SHARE:.0%} stay in reserve; the largest: "
+        f"{listed}. Use more ranks, smaller batches or smaller tables, or let large tables be "
+        "split by rows"
     )
 
 
