@@ -69,6 +69,12 @@ class Preprocessing(api.Preprocessing):
 
     name = "order.preprocessing"
 
+    def fit(self, feature, rows):
+        self.feature = feature
+
+    def identity(self):
+        return {{"feature": self.feature}}
+
     def transform(self, values, offsets):
         return values % 100, offsets
 

@@ -33,6 +33,24 @@ class TestListed(PreprocessingContract):
         plugin.options.path.write_text("2\\n5\\n8\\n")
         assert type(plugin)(plugin.options).identity() != before
 """,
+    "acme_vocabulary": """
+import pytest
+from acme_vocabulary import Vocabulary
+from recd_plugins.testing.contracts import PreprocessingContract
+
+class TestVocabulary(PreprocessingContract):
+    @pytest.fixture(params=[1, 4, 1000])
+    def plugin(self, request):
+        return Vocabulary(Vocabulary.Options(size=request.param))
+
+def test_numbers_frequent_ids():
+    import torch
+    plugin = Vocabulary(Vocabulary.Options(size=2))
+    rows = [(torch.tensor(ids), torch.tensor([0, 3])) for ids in ([9, 5, 3], [9, 9, 5])]
+    plugin.fit("item", iter(rows))
+    ids = plugin.transform(torch.tensor([3, 5, 9, 0, 77]), torch.tensor([0, 5]))[0]
+    assert ids.tolist() == [0, 1, 2, 0, 0]
+""",
 }
 PAGES = sorted(path.name for path in (DOCS / "plugins").iterdir())
 

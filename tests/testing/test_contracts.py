@@ -21,6 +21,13 @@ FAULTS = {
         "takes_nothing": "test_takes_ids_or_numbers",
         "is_known_by_its_place": "test_identity_is_of_what_it_transforms_by",
     },
+    "fitted": {
+        "draws": "test_fit_comes_to_the_same",
+        "is_known_by_nothing": "test_identity_tells_what_was_fitted",
+        "is_known_by_its_rows": "test_identity_tells_what_was_fitted",
+        "clears_rows": "test_fit_looks_at_rows_and_leaves_them",
+        "asks_for_no_rows": "test_fit_looks_at_rows_and_leaves_them",
+    },
     "pooling": {
         "gives_ones_for_empty": "test_an_empty_row_gives_zeros",
         "centers_the_batch": "test_a_row_depends_on_itself_alone",
@@ -134,6 +141,32 @@ class Change(Preprocessing):
             return values.fill_(1), offsets.clone()
         if self.fault == "gives_floats":
             return values.float(), offsets.clone()
+
+
+class AtMost(Preprocessing):
+    """Make ids the largest one seen at most."""
+    name = "test.at_most"
+    scope = "id"
+    fault = ""
+    @property
+    def fit_rows(self):
+        return 0 if self.fault == "asks_for_no_rows" else 10
+    def fit(self, feature, rows):
+        self.most = 0
+        for values, _ in rows:
+            self.most = max([self.most, *values.tolist()])
+            if self.fault == "clears_rows":
+                values.zero_()
+        if self.fault == "draws":
+            self.most = torch.randint(1, 1 << 60, ()).item()
+    def identity(self):
+        known = {"is_known_by_nothing": {}, "is_known_by_its_rows": {"rows": self.fit_rows}}
+        return known.get(self.fault, {"most": self.most})
+    def transform(self, values, offsets):
+        return values.clamp(max=self.most), offsets
+
+
+FittedContract = PreprocessingContract
 
 
 class Sum(Pooling):
@@ -365,6 +398,7 @@ class Loose(Converter):
 
 CLASSES = {
     "preprocessing": "Change",
+    "fitted": "AtMost",
     "pooling": "Sum",
     "dataset": "Numbers",
     "sharding": "Split",
@@ -374,7 +408,7 @@ CLASSES = {
 }
 
 #: Kinds whose plugin above has no fault where it is told of none.
-SOUND = ("sharding", "callback")
+SOUND = ("sharding", "callback", "fitted")
 
 
 @pytest.fixture(scope="module")
@@ -386,13 +420,15 @@ def failed(tmp_path_factory) -> str:
         for fault in ("none", *faults) if kind in SOUND else faults:
             source += f'''
 
+class Faulty_{kind}_{fault}({CLASSES[kind]}):
+    "A fault."
+    fault = "{fault}"
+
+
 class Test_{kind}_{fault}({kind.capitalize()}Contract):
     @pytest.fixture
     def plugin(self):
-        class Faulty({CLASSES[kind]}):
-            "A fault."
-            fault = "{fault}"
-        return Faulty(Faulty.Options())
+        return Faulty_{kind}_{fault}(Faulty_{kind}_{fault}.Options())
     test_module_imports_without_torch = None
     deduplicated = ("history",) if "{fault}" == "stores_all_rows" else ()
 '''

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from recd_plugins.access.counting import TableCounter
 from recd_plugins.access.profile import AccessProfile
+from recd_plugins.data.training_rows import training_rows
 from recd_plugins.errors import DataError
 from recd_plugins.plugin_call import plugin_call
 
@@ -105,11 +106,11 @@ class _IdsOf:
     """The ids of features in a batch of rows, as their tables see them."""
 
     def __init__(self, registry: Registry, num_embeddings: Mapping[str, int]) -> None:
-        from recd_plugins.data.feature_steps import feature_steps
+        from recd_plugins.data.fitted_steps import fitted_steps
         from recd_plugins.data.preprocess import Preprocess
 
         self._num_embeddings = num_embeddings
-        self._preprocess = Preprocess(feature_steps(registry, registry.dataset.schema()))
+        self._preprocess = Preprocess(fitted_steps(registry, registry.dataset.schema()))
 
     def __call__(self, rows: Rows) -> dict[str, NDArray[np.int64]]:
         import torch
@@ -127,33 +128,6 @@ class _IdsOf:
         check_ids(batch, self._num_embeddings, rows)
         assert batch.kjt is not None, "preprocessing keeps it"
         return {name: jagged.values().numpy() for name, jagged in batch.kjt.to_dict().items()}
-
-
-def training_rows(registry: Registry, limit: int | None) -> Iterator[Rows]:
-    """The first rows of the training split; a dataset that cannot scan is read as one rank."""
-    from recd_plugins.interfaces import Rows
-
-    dataset = registry.dataset
-    with plugin_call(dataset, "reading"):
-        if dataset.session_keys() is None:
-            batch_size = registry.training.batch_size
-            batches = iter(
-                dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
-            )
-        else:
-            batches = dataset.scan("train")
-    left = limit
-    while left is None or left > 0:
-        with plugin_call(dataset, "reading"):
-            rows = next(batches, None)
-        if rows is None:
-            return
-        if left is not None:
-            if len(rows) > left:
-                rows = Rows(rows.data.slice(0, left), rows.origins)
-            left -= len(rows)
-        if len(rows):
-            yield rows
 
 
 def _check_features(registry: Registry, tables: Sequence[Table]) -> None:

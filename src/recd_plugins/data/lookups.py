@@ -98,10 +98,10 @@ class RegistryLookups(Lookups):
 
     @cached_property
     def _preprocess(self) -> Preprocess:
-        from recd_plugins.data.feature_steps import feature_steps
+        from recd_plugins.data.fitted_steps import fitted_steps
         from recd_plugins.data.preprocess import Preprocess
 
-        steps = feature_steps(self._registry, self._registry.dataset.schema())
+        steps = fitted_steps(self._registry, self._registry.dataset.schema())
         return Preprocess(steps)
 
 

@@ -15,7 +15,7 @@ from recd_plugins.data.apply_step import apply_step, apply_steps
 from recd_plugins.data.arrow import place
 from recd_plugins.data.batch import Batch
 from recd_plugins.data.check_numbers import all_finite
-from recd_plugins.data.feature_steps import feature_steps
+from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.preprocess_partial import transform_partial
 from recd_plugins.data.preprocess_unique import transform_together, with_rows
 from recd_plugins.errors import DataError, PluginError
@@ -35,10 +35,14 @@ _Rows = tuple[Tensor, Tensor]
 def build_preprocess(registry: Registry, schema: FeatureSchema) -> Preprocess:
     """What the section ``preprocessing`` of a registry says of the features of ``schema``.
 
+    Fits the steps that nobody has fitted yet.
+
     Raises:
+        DataError: a step is fitted, and the data is missing or wrong.
+        PluginError: ``fit`` failed.
         RegistryError: a pattern matches no feature, or none that its step takes.
     """
-    return Preprocess(feature_steps(registry, schema), schema.dense)
+    return Preprocess(fitted_steps(registry, schema), schema.dense)
 
 
 class Preprocess:

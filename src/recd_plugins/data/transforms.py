@@ -47,6 +47,7 @@ class Transforms:
             num_embeddings: rows of the table of each feature; ids of others are not checked.
 
         Raises:
+            RecdError: a step of preprocessing cannot be fitted.
             RegistryError: a pattern matches no feature.
         """
         # Imported here: the demo model's placement needs torchrec's modules, readers do not.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recd_plugins.interfaces.plugin import Plugin
@@ -23,12 +24,32 @@ class Preprocessing(Plugin, ABC):
         takes: the features it is for: ``"ids"`` are sparse features, int64; ``"numbers"`` are
             dense ones, float32, one in each row. An instance may take less than its class.
         width: how many numbers one number of a dense feature becomes.
+        fit_rows: how many first rows of the training split ``fit`` is shown; None: all.
+        fits_together: whether one instance is fitted to all features of an entry, and transforms
+            them, as features that share a table may need; else each has a copy of its own.
     """
 
     kind: ClassVar[str] = "preprocessing"
     scope: ClassVar[Scope] = "row"
     takes: tuple[Values, ...] = ("ids",)
     width: int = 1
+    fit_rows: int | None = 100_000
+    fits_together: bool = False
+    #: What each feature of the entry is transformed by, once ``fit`` was called; who calls it
+    #: sets it.
+    fitted: Mapping[str, Preprocessing] | None = None
+
+    def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:
+        """Look at the training rows of a feature, the same on every rank, before ``transform``.
+
+        Called once for each feature that an entry claims, of a plugin that overrides it. What it
+        decides it keeps in attributes, and ``identity`` says what that is.
+
+        Args:
+            feature: its name.
+            rows: the feature in jagged form, as ``transform`` is given it: some rows at a time, as
+                the entries before this one leave them; to be left as they are.
+        """
 
     def __getstate__(self) -> dict[str, Any]:
         """Every attribute, so that readers transform as the trainer would: tables, vocabularies.

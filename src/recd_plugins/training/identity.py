@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.errors import RecdError
-from recd_plugins.interfaces import Dataset, FeatureSchema, Plugin, Table
+from recd_plugins.interfaces import Dataset, FeatureSchema, Plugin, Preprocessing, Table
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.plugin_modules import GROUP, modules_of_files
 from recd_plugins.registry import Entry, Registry
@@ -44,6 +45,7 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
     """
     schema = registry.dataset.schema()
     features = (*schema.sparse, *schema.dense)
+    fitted_steps(registry, schema)  # where nobody has asked for them yet
     tables = list(tables)
     names = [table.name for table in tables]
     training = registry.training.model_dump(mode="json")
@@ -156,15 +158,20 @@ def check_resumable(
 def _plugin(plugin: Plugin) -> dict[str, Any]:
     options = plugin.options.model_dump(mode="json", exclude=set(plugin.free_options))
     said = {"use": plugin.name, "options": options}
-    if not isinstance(plugin, Dataset) and (identity := _own_identity(plugin)):
-        said["identity"] = identity
+    if not isinstance(plugin, Dataset):
+        with plugin_call(plugin, "identity"):
+            if identity := _own_identity(plugin):
+                said["identity"] = identity
     return said
 
 
 def _own_identity(plugin: Plugin) -> Any:
-    """What a plugin says of itself, as a checkpoint will have it."""
-    with plugin_call(plugin, "identity"):
-        return json.loads(json.dumps(plugin.identity(), allow_nan=False))
+    """What a plugin says of itself, as a checkpoint will have it; by feature where it is fitted."""
+    if isinstance(plugin, Preprocessing) and plugin.fitted is not None:
+        said: Any = {name: step.identity() for name, step in plugin.fitted.items()}
+    else:
+        said = plugin.identity()
+    return json.loads(json.dumps(said, allow_nan=False))
 
 
 def _further(

@@ -19,18 +19,29 @@ Rows = list[list[Any]]  # of int or of float
 class PreprocessingContract(PluginContract):
     """Tests of a preprocessing plugin: override the fixture ``plugin``.
 
-    They run on ids, on numbers or on both, as the plugin's ``takes`` says.
+    They run on ids, on numbers or on both, as the plugin's ``takes`` says. A plugin with ``fit`` is
+    fitted first, to one kind of them.
     """
 
     #: The largest id that the plugin takes.
     max_id: ClassVar[int] = 2**63 - 1
+
+    @pytest.fixture(autouse=True)
+    def _fitted(self, plugin: Preprocessing) -> None:
+        if _has_fit(plugin):
+            _fit(plugin, self._rows_of(plugin.takes[0]))
 
     @pytest.fixture(params=["ids", "numbers"])
     def rows(self, plugin: Preprocessing, request: pytest.FixtureRequest) -> Rows:
         """Rows with equal ones among them; of ids empty and long ones too, with repeats."""
         if request.param not in plugin.takes:
             pytest.skip(f"{plugin.name} takes no {request.param}")
-        if request.param == "numbers":
+        if _has_fit(plugin) and request.param != plugin.takes[0]:
+            pytest.skip(f"{plugin.name} is fitted to {plugin.takes[0]}")
+        return self._rows_of(request.param)
+
+    def _rows_of(self, kind: str) -> Rows:
+        if kind == "numbers":
             return [[n] for n in (0.25, 1.0, 0.0, 0.25, -3.5, 2.0, 1e9, 1.0, 0.75)]
         generator = torch.Generator().manual_seed(0)
         ids = [int(i) for i in torch.randint(0, self.max_id, (30,), generator=generator)]
@@ -76,7 +87,7 @@ class PreprocessingContract(PluginContract):
         assert _apply(plugin, rows) == cut, "kept_lengths is for transforms that only cut rows"
 
     def test_a_number_becomes_as_many_as_width_says(self, plugin: Preprocessing) -> None:
-        if "numbers" not in plugin.takes:
+        if "numbers" not in (plugin.takes[:1] if _has_fit(plugin) else plugin.takes):
             return
         results = _apply(plugin, [[0.5], [1.0], [2.0]])
         assert [len(result) for result in results] == [plugin.width] * 3
@@ -93,6 +104,32 @@ class PreprocessingContract(PluginContract):
         """It tells a run that goes on from a checkpoint whether ids mean what they meant."""
         check_identity(plugin)
 
+    def test_fit_comes_to_the_same(self, plugin: Preprocessing, rows: Rows) -> None:
+        """Every rank fits, and a run that goes on fits again."""
+        if not _has_fit(plugin):
+            return
+        again = _fit(type(plugin)(plugin.options), rows)
+        assert again.identity() == plugin.identity()
+        assert _apply(again, rows) == _apply(plugin, rows)
+
+    def test_identity_tells_what_was_fitted(self, plugin: Preprocessing, rows: Rows) -> None:
+        if not _has_fit(plugin):
+            return
+        assert plugin.identity(), "a plugin with fit returns a digest of what it decided"
+        other = _fit(type(plugin)(plugin.options), rows[:1])
+        if _apply(other, rows) != _apply(plugin, rows):
+            assert other.identity() != plugin.identity(), "it transforms otherwise, unnoticed"
+
+    def test_fit_looks_at_rows_and_leaves_them(self, plugin: Preprocessing, rows: Rows) -> None:
+        if not _has_fit(plugin):
+            return
+        assert plugin.fit_rows is None or plugin.fit_rows > 0, "fit_rows leaves fit without rows"
+        values, offsets = _jagged(rows)
+        values_before, offsets_before = values.clone(), offsets.clone()
+        type(plugin)(plugin.options).fit("feature", iter([(values, offsets)]))
+        torch.testing.assert_close(values, values_before, rtol=0, atol=0)
+        torch.testing.assert_close(offsets, offsets_before, rtol=0, atol=0)
+
     def test_leaves_its_input_as_it_is(self, plugin: Preprocessing, rows: Rows) -> None:
         values, offsets = _jagged(rows)
         values_before, offsets_before = values.clone(), offsets.clone()
@@ -103,7 +140,7 @@ class PreprocessingContract(PluginContract):
     @pytest.mark.parametrize("num_rows", [0, 1, 3])
     def test_takes_empty_input(self, plugin: Preprocessing, num_rows: int) -> None:
         dtypes = {"ids": torch.int64, "numbers": torch.float32}
-        for kind in plugin.takes:
+        for kind in plugin.takes[:1] if _has_fit(plugin) else plugin.takes:
             values = torch.zeros(0, dtype=dtypes[kind])
             offsets = torch.zeros(num_rows + 1, dtype=torch.int64)
             new_values, new_offsets = plugin.transform(values, offsets)
@@ -116,6 +153,18 @@ class PreprocessingContract(PluginContract):
         result = plugin.transform(values, offsets.int())
         _check_form(result, rows)
         assert _rows(*result) == _apply(plugin, rows)
+
+
+def _has_fit(plugin: Preprocessing) -> bool:
+    return type(plugin).fit is not Preprocessing.fit
+
+
+def _fit(plugin: Preprocessing, rows: Rows) -> Preprocessing:
+    """The plugin, fitted to rows, some at a time and once none."""
+    parts = [_jagged(part) for part in (rows[:4], rows[4:]) if part]
+    values, offsets = parts[0]
+    plugin.fit("feature", iter([*parts, (values[:0], offsets[:1])]))
+    return plugin
 
 
 def _jagged(rows: Rows) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,94 @@
+"""Steps of preprocessing that are fitted to the training rows, once in a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from recd_plugins.activity import doing
+from recd_plugins.data.apply_step import apply_steps
+from recd_plugins.data.arrow import dense_features, sparse_column
+from recd_plugins.data.batch import Batch
+from recd_plugins.data.check_numbers import check_numbers
+from recd_plugins.data.feature_steps import Steps, feature_steps
+from recd_plugins.data.training_rows import training_rows
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.sparse.from_columns import kjt_from_columns
+from recd_plugins.sparse.jagged import offsets_of
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+
+def fitted_steps(registry: Registry, schema: FeatureSchema) -> Steps:
+    """The steps of each feature that has some, those that are fitted being so; in file order.
+
+    An entry is fitted where nobody has yet: to the rows as the entries before it leave them, the
+    same in every process.
+
+    Raises:
+        DataError: the data is missing or wrong.
+        PluginError: ``fit`` or a step before it failed, or what was fitted has no identity.
+        RegistryError: as ``feature_steps``.
+    """
+    steps = feature_steps(registry, schema)
+    for entry in registry.preprocessing:
+        plugin = entry.plugin
+        if type(plugin).fit is Preprocessing.fit:
+            continue
+        if plugin.fitted is None:
+            claimed = {name: chain for name, chain in steps.items() if plugin in chain}
+            plugin.fitted = {
+                name: _fitted(registry, schema, plugin, name, chain[: chain.index(plugin)])
+                for name, chain in claimed.items()
+            }
+        for name, step in plugin.fitted.items():
+            steps[name] = tuple(step if each is plugin else each for each in steps[name])
+    return steps
+
+
+def _fitted(
+    registry: Registry,
+    schema: FeatureSchema,
+    plugin: Preprocessing,
+    feature: str,
+    before: Sequence[Preprocessing],
+) -> Preprocessing:
+    """What transforms ``feature``, fitted to it behind the steps ``before``."""
+    step = plugin if plugin.fits_together else type(plugin)(plugin.options)
+    rows = (
+        apply_steps(before, [feature], *_jagged(each, feature, schema))
+        for each in training_rows(registry, plugin.fit_rows)
+    )
+    what = f"fit to {feature}"
+    with doing(f"fitting {plugin.name} to {feature}", long=True), plugin_call(step, what):
+        step.fit(feature, _with_offsets(rows))
+    with plugin_call(step, f"identity after {what}"):
+        identity = step.identity()
+    if not identity:
+        raise PluginError(
+            f"{plugin.name}: identity is empty after {what}: nobody could tell whether a run goes "
+            "on by what its checkpoint learnt by; return a digest of what fit decided"
+        )
+    return step
+
+
+def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> tuple[Tensor, Tensor]:
+    """Values and lengths of a feature, sparse or dense, one number a row."""
+    if feature in schema.sparse:
+        kjt = kjt_from_columns({feature: sparse_column(rows, feature)}, len(rows))
+        return kjt.values(), kjt.lengths()
+    numbers = dense_features(rows, (feature,))
+    only = FeatureSchema((), (feature,), schema.label)
+    check_numbers(Batch(numbers, torch.zeros(len(rows))), only, rows)
+    return numbers.flatten(), torch.ones(len(rows), dtype=torch.int32)
+
+
+def _with_offsets(rows: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    for values, lengths in rows:
+        yield values, offsets_of(lengths)

@@ -1,0 +1,37 @@
+"""Rows of the training split as they are stored, for those who look at data before it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from recd_plugins.interfaces import Rows
+from recd_plugins.plugin_call import plugin_call
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+
+def training_rows(registry: Registry, limit: int | None) -> Iterator[Rows]:
+    """The first rows of the training split; a dataset that cannot scan is read as one rank."""
+    dataset = registry.dataset
+    with plugin_call(dataset, "reading"):
+        if dataset.session_keys() is None:
+            batch_size = registry.training.batch_size
+            batches = iter(
+                dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
+            )
+        else:
+            batches = dataset.scan("train")
+    left = limit
+    while left is None or left > 0:
+        with plugin_call(dataset, "reading"):
+            rows = next(batches, None)
+        if rows is None:
+            return
+        if left is not None:
+            if len(rows) > left:
+                rows = Rows(rows.data.slice(0, left), rows.origins)
+            left -= len(rows)
+        if len(rows):
+            yield rows

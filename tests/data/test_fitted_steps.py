@@ -1,0 +1,204 @@
+"""Preprocessing that is fitted to training rows: to what, how often, and who has it then."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recd_plugins import load_registry
+from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.data.loader import build_dataloader
+from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.training.checkpoint_files.fields import IDENTITY
+from recd_plugins.training.identity import check_resumable, identity_of, identity_text
+
+PLUGINS = '''
+from pydantic import Field
+from recd_plugins.api import PluginOptions, Preprocessing, hookimpl
+
+
+class Known(Preprocessing):
+    """Make an id that was not seen 0, and number the others."""
+
+    name = "acme.known"
+    scope = "id"
+
+    class Options(PluginOptions):
+        rows: int | None = 100
+        together: bool = False
+        fault: str = ""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.fit_rows, self.fits_together = options.rows, options.together
+        self.features, self.ids, self.num_rows = [], set(), 0
+
+    def fit(self, feature, rows):
+        assert self.options.fault != "fails"
+        self.features.append(feature)
+        for values, offsets in rows:
+            self.ids.update(values.tolist())
+            self.num_rows += offsets.numel() - 1
+
+    def identity(self):
+        return {} if self.options.fault == "unknown" else {"ids": sorted(self.ids)}
+
+    def transform(self, values, offsets):
+        import torch
+        ids = torch.tensor(sorted(self.ids))
+        return torch.where(torch.isin(values, ids), torch.searchsorted(ids, values), 0), offsets
+
+
+class Centered(Preprocessing):
+    """Subtract the mean."""
+
+    name = "acme.centered"
+    takes = ("numbers",)
+    fit_rows = None
+
+    def fit(self, feature, rows):
+        import torch
+        self.mean = torch.cat([values for values, _ in rows]).mean()
+
+    def identity(self):
+        return {"mean": self.mean.item()}
+
+    def transform(self, values, offsets):
+        return values - self.mean, offsets
+
+
+@hookimpl
+def register_preprocessing():
+    return [Known, Centered]
+'''
+HEAD = """version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: {table}
+    sparse: [seq_0_0, seq_0_1, item_0]
+    generate: {{rows: 512, row_group_rows: 128}}
+converter: {{use: {converter}}}
+training: {{batch_size: 64, workers: {workers}}}
+preprocessing:
+"""
+ALL = '{use: acme.known, features: ["*"]%s}'
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fitted")
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "acme_fitted.py").write_text(PLUGINS, encoding="utf-8")
+    registry(folder, ALL % "").dataset.prepare()
+    return folder
+
+
+def registry(folder: Path, *entries: str, converter: str = "recd.kjt", workers: int = 0) -> Any:
+    head = HEAD.format(table=folder / "table", converter=converter, workers=workers)
+    text = head + "".join(f"  - {entry}\n" for entry in entries)
+    (folder / "registry.yaml").write_text(text, encoding="utf-8")
+    return load_registry(folder / "registry.yaml", plugins_dir=folder / "plugins")
+
+
+def steps(found: Any) -> dict[str, Any]:
+    return {name: chain[-1] for name, chain in fitted_steps(found, found.dataset.schema()).items()}
+
+
+def test_each_feature_has_a_copy_fitted_to_it_alone_once(folder: Path) -> None:
+    found = registry(folder, ALL % ", options: {rows: 70}")
+    known = steps(found)
+    assert {name: step.features for name, step in known.items()} == {n: [n] for n in known}
+    assert {step.num_rows for step in known.values()} == {70}
+    assert known == steps(found.with_training({"batch_size": 32}))
+
+
+def test_all_rows(folder: Path) -> None:
+    assert steps(registry(folder, ALL % ", options: {rows: null}"))["item_0"].num_rows == 512
+
+
+def test_features_that_are_fitted_together_share_one(folder: Path) -> None:
+    (known,) = set(steps(registry(folder, ALL % ", options: {together: true}")).values())
+    assert known.features == ["seq_0_0", "seq_0_1", "item_0"]
+    apart = steps(registry(folder, ALL % "")).values()
+    assert known.ids == set().union(*(step.ids for step in apart))
+
+
+def test_an_entry_is_fitted_to_what_those_before_it_leave(folder: Path) -> None:
+    hashed = '{use: recd.sigrid_hash, features: ["*"], options: {buckets: 5}}'
+    assert steps(registry(folder, hashed, ALL % ""))["seq_0_0"].ids == set(range(5))
+    before = steps(registry(folder, ALL % ""))["seq_0_0"].ids
+    twice = steps(registry(folder, ALL % "", ALL % ""))["seq_0_0"].ids
+    assert twice == set(range(len(before)))
+
+
+def test_dense_features(folder: Path) -> None:
+    found = registry(folder, '{use: acme.centered, features: ["*"]}')
+    batches = [each.dense_features for each in build_dataloader(found, 0, 1)]
+    assert torch.cat(batches).mean(0).abs().max() < 1e-5
+
+
+def rows_of(found: Any) -> list[Any]:
+    """Rows of features in a batch of any form, batch by batch."""
+    with build_dataloader(found, 0, 1) as loader:
+        return [
+            {key: jagged.to_dense() for key, jagged in each.sparse_features.to_dict().items()}
+            for each in loader
+        ]
+
+
+def same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) > 0 and all(
+        a.keys() == b.keys()
+        and all(torch.equal(x, y) for k in a for x, y in zip(a[k], b[k], strict=True))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_workers_transform_as_the_trainer(folder: Path) -> None:
+    expected = rows_of(registry(folder, ALL % ""))
+    assert any(bool(row.any()) for row in expected[0]["item_0"])
+    assert same(rows_of(registry(folder, ALL % "", workers=2)), expected)
+
+
+@pytest.mark.parametrize("converter", ["recd.ikjt", "recd.partial_ikjt"])
+def test_deduplicated_rows_become_what_plain_ones_do(folder: Path, converter: str) -> None:
+    from recd_plugins.data.row_pipeline import RowPipeline, first_rows
+
+    registries = [registry(folder, ALL % "", converter=each) for each in ("recd.kjt", converter)]
+    plain, deduplicated = (RowPipeline(each).batch(first_rows(each)) for each in registries)
+    assert deduplicated.ikjts or deduplicated.partials
+    expected = plain.kjt.to_dict()
+    for each in (*deduplicated.ikjts, *deduplicated.partials):
+        for key, jagged in each.to_kjt().to_dict().items():
+            assert torch.equal(jagged.values(), expected[key].values())
+            assert torch.equal(jagged.lengths(), expected[key].lengths())
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(folder: Path, tmp_path: Path) -> None:
+    before = identity_of(registry(folder, ALL % ""), [])
+    (tmp_path / IDENTITY).write_text(identity_text(before), encoding="utf-8")
+    found = registry(folder, ALL % "")
+    assert check_resumable(tmp_path, identity_of(found, []), ()) == []
+    (entry,) = found.preprocessing
+    entry.plugin.fitted["item_0"].ids.add(-1)
+    now = identity_of(found, [])
+    with pytest.raises(RecdError, match=re.escape("preprocessing[0].identity.item_0.ids was [")):
+        check_resumable(tmp_path, now, ())
+    assert check_resumable(tmp_path, now, ("preprocessing",))
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("fails", r"acme\.known: fit to seq_0_0 failed at .*acme_fitted\.py:\d+: AssertionError"),
+        ("unknown", r"acme\.known: identity is empty after fit to seq_0_0: .*return a digest"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused(folder: Path, fault: str, words: str) -> None:
+    with pytest.raises(PluginError, match=words):
+        build_dataloader(registry(folder, ALL % f", options: {{fault: {fault}}}"), 0, 1)
