@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -98,17 +98,35 @@ class HotBatches(DatasetWrapper):
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
         """The training split sorted; others as they are."""
+        by_sessions = self.options.sessions and split == "train"
+        read = self.inner.session_reader if by_sessions else self.inner.reader
+        return self._sorted(read, rank, world_size, batch_size, split, with_session=False)
+
+    def session_reader(
+        self, *, rank: int, world_size: int, batch_size: int, split: Split
+    ) -> Reader:
+        """As ``reader``, which takes the column of the session away once it has sorted."""
+        read = self.inner.session_reader
+        return self._sorted(read, rank, world_size, batch_size, split, with_session=True)
+
+    def _sorted(
+        self,
+        read: Callable[..., Reader],
+        rank: int,
+        world_size: int,
+        batch_size: int,
+        split: Split,
+        *,
+        with_session: bool,
+    ) -> Reader:
         if split != "train":
-            return self.inner.reader(
-                rank=rank, world_size=world_size, batch_size=batch_size, split=split
-            )
-        read = self.inner.session_reader if self.options.sessions else self.inner.reader
+            return read(rank=rank, world_size=world_size, batch_size=batch_size, split=split)
         window = self.options.window or WINDOW_BATCHES * batch_size
         return WindowReader(
             lambda rank, world_size: read(
                 rank=rank, world_size=world_size, batch_size=batch_size, split=split
             ),
-            _HotOrder(self),
+            _HotOrder(self, with_session),
             num_batches=-(-window // batch_size),
             rank=rank,
             world_size=world_size,
@@ -213,8 +231,9 @@ def _cache_parts(lookups: Lookups) -> list[CachePart]:
 class _HotOrder:
     """Hot batches and normal batches of a window."""
 
-    def __init__(self, wrapper: HotBatches) -> None:
+    def __init__(self, wrapper: HotBatches, with_session: bool) -> None:
         self._wrapper = wrapper
+        self._with_session = with_session
         self._session = None
         if wrapper.options.sessions and (keys := wrapper.inner.session_keys()) is not None:
             self._session = keys.session
@@ -232,7 +251,8 @@ class _HotOrder:
         hot = np.concatenate([hot_rows.samples(rows) for rows in window])
         if self._session is not None:
             hot = whole_sessions(hot, _session_starts(window, self._session))
-            window = [_without(rows, self._session) for rows in window]
+            if not self._with_session:
+                window = [_without(rows, self._session) for rows in window]
         batches = sort_rows(hot, len(window[0]))
         table = RowTable(window)
         return (

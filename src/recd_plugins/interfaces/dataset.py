@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import pyarrow as pa
 
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces.plugin import Plugin
+from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.plugin_call import guard_methods
 
 if TYPE_CHECKING:
@@ -285,8 +285,8 @@ class DatasetWrapper(Dataset):
     """The rows of another dataset in another order; stands under ``dataset.wrap``.
 
     Training and evaluation read through it. What measures the data (planner, profiles, ``recd
-    analyze``) reads the dataset itself, so a wrapper keeps rows and columns as they are. Overriding
-    ``reader`` is all that there is to do.
+    analyze``) reads the dataset itself, so a wrapper keeps each row, and all columns of a row.
+    Overriding ``reader`` is all that there is to do.
 
     Attributes:
         inner: the dataset that is wrapped, maybe a wrapper itself.
@@ -326,6 +326,19 @@ class DatasetWrapper(Dataset):
         """The inner dataset's."""
         return self.inner.splits()
 
+    def session_reader(
+        self, *, rank: int, world_size: int, batch_size: int, split: Split
+    ) -> Reader:
+        """What ``reader`` makes of the inner dataset's ``session_reader``.
+
+        Raises:
+            DataError: as ``reader``; or the dataset knows no sessions.
+        """
+        inner = _WithSessions(PluginOptions()).over(self.inner, self.lookups)
+        return self.over(inner, self.lookups).reader(
+            rank=rank, world_size=world_size, batch_size=batch_size, split=split
+        )
+
     def statistics(self) -> TableStatistics | None:
         """The inner dataset's."""
         return self.inner.statistics()
@@ -344,3 +357,19 @@ class DatasetWrapper(Dataset):
         ``recd run`` shows them next to those that it counts.
         """
         return {}
+
+
+class _WithSessions(DatasetWrapper):
+    """A dataset whose ``reader`` is its ``session_reader``."""
+
+    name = "dataset.with_sessions"
+
+    def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
+        return self.inner.session_reader(
+            rank=rank, world_size=world_size, batch_size=batch_size, split=split
+        )
+
+    def session_reader(
+        self, *, rank: int, world_size: int, batch_size: int, split: Split
+    ) -> Reader:
+        return self.reader(rank=rank, world_size=world_size, batch_size=batch_size, split=split)

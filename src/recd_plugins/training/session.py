@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from recd_plugins.activity import doing
 from recd_plugins.data.ingestion import check_ingestion
+from recd_plugins.data.wrappers import check_wrappers_keep_rows
 from recd_plugins.distributed.device import choose_device
 from recd_plugins.distributed.hang_watch import HangLimits
 from recd_plugins.distributed.launch import (
@@ -143,6 +144,7 @@ def _prepared(registry: Registry, world_size: int, resume: bool) -> Iterator[Non
         dataset.reader(
             rank=0, world_size=world_size, batch_size=registry.training.batch_size, split=split
         )
+        check_wrappers_keep_rows(registry, split)
     checkpoints = checkpoints_of(registry.training)
     if checkpoints is not None:
         with checkpoints.reserve(resume):

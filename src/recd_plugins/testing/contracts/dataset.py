@@ -94,6 +94,19 @@ class DatasetContract(PluginContract):
         lost = len(everything) - len(read)
         assert lost <= self.rows_left_out(world_size, self.batch_size), f"{lost} rows are lost"
 
+    def test_a_wrapper_keeps_each_row(self, dataset: Dataset) -> None:
+        """Whole rows of its inner dataset: what measures the data reads that one."""
+        if not isinstance(dataset, DatasetWrapper):
+            return
+        batches = list(self._reader(dataset, batch_size=1))
+        kept, inner = _contents(batches), _contents(self._reader(dataset.inner, batch_size=1))
+        assert len(kept) == len(batches), "a row came twice"
+        lost = inner.keys() - kept.keys()
+        assert not lost, f"{len(lost)} rows of the inner dataset are lost, as {min(lost)}"
+        for row, content in inner.items():
+            same = {name: kept[row].get(name) for name in content}
+            assert same == content, f"{row} is another row than in the inner dataset"
+
     @pytest.mark.parametrize("world_size", [1, 2])
     def test_goes_on_where_a_state_was_taken(self, dataset: Dataset, world_size: int) -> None:
         """States of every step, on every rank, in a new reader, through JSON."""
@@ -198,7 +211,7 @@ class DatasetContract(PluginContract):
         for rows, expected in zip(reader, plain, strict=True):
             names = expected.data.schema.names
             assert rows.data.select(names) == expected.data
-            assert keys.session in rows.data.schema.names
+            assert keys.session in rows.data.schema.names, "session_reader lacks that column"
             assert _state(reader) == _state(plain), "states are those of reader"
 
     def test_refuses_a_state_of_another_batch_size(self, dataset: Dataset) -> None:

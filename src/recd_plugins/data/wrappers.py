@@ -1,0 +1,40 @@
+"""Wrappers of a dataset, looked at before training reads through them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Dataset, DatasetWrapper, Split
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry.entries import at_entry
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+
+def check_wrappers_keep_rows(registry: Registry, split: Split) -> None:
+    """Refuse a wrapper whose reader says that it has other rows than what it wraps.
+
+    Raises:
+        RegistryError: names the line of its entry.
+        PluginError: a plugin failed.
+    """
+    dataset = registry.wrapped_dataset
+    for entry in reversed(registry.wrappers):
+        assert isinstance(dataset, DatasetWrapper), "each entry is one wrapper"
+        rows, inner = _num_rows(dataset, split), _num_rows(dataset.inner, split)
+        with at_entry(registry.path, entry):
+            if rows != inner:
+                raise DataError(
+                    f"{dataset.name} has {rows:,} rows of the {split} split, of {inner:,} that it "
+                    "wraps; a wrapper keeps each row, since what measures the data reads it "
+                    "without wrappers: leave rows out in the dataset"
+                )
+        dataset = dataset.inner
+
+
+def _num_rows(dataset: Dataset, split: Split) -> int:
+    reader = dataset.reader(rank=0, world_size=1, batch_size=1, split=split)
+    with plugin_call(dataset, "len(reader)"):
+        return len(reader)
