@@ -91,6 +91,12 @@ def test_the_plugins_pass_their_contracts(tmp_path):
         (code,) = (code for code in codes if code.startswith(opening))
         (tmp_path / "plugins" / f"{name}.py").write_text(code)
         (tmp_path / f"test_{name}.py").write_text(test)
+    for name, code in zip(
+        ("plugins/acme_arrow.py", "test_acme_arrow.py"),
+        blocks(text_of("dataset"), "python")[1:-1],
+        strict=True,
+    ):
+        (tmp_path / name).write_text(code)
     run_tests_of_plugins(tmp_path)
 
 

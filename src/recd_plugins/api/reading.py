@@ -5,14 +5,16 @@ For datasets and their wrappers, and for converters. Needs pyarrow and neither t
 
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.prefetch import prefetch
-from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
-from recd_plugins.data.reader import PlannedReader, digest
+from recd_plugins.data.read_plan import History, Piece, ReadPlan, Unit
+from recd_plugins.data.reader import PlannedReader, ReadPieces, digest
 from recd_plugins.data.row_table import RowTable
 
 __all__ = [
+    "History",
     "Piece",
     "PlainConverter",
     "PlannedReader",
+    "ReadPieces",
     "ReadPlan",
     "RowTable",
     "Unit",

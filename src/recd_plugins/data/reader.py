@@ -15,7 +15,8 @@ from recd_plugins.data.read_plan import History, Piece, ReadPlan, cut_into_block
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Reader, Rows
 
-#: Reads the rows of pieces in their order, each in one batch or several.
+#: A generator function that is given pieces and yields their rows: all of them, in the order of the
+#: pieces, in batches of any size. It is closed where an epoch is left early.
 ReadPieces = Callable[[Iterator[Piece]], Generator[Rows, None, None]]
 
 _STATE_VERSION = 1
@@ -28,7 +29,7 @@ class PlannedReader(Reader):
 
     Args:
         plan: which rows there are.
-        read: how they are read; closed when an epoch ends or is left.
+        read: how they are read, a ``ReadPieces``; a thread calls it where ``ahead`` is not 0.
         data: what the data is, JSON values by what to call them; a state remembers them, and one
             that remembers something else is refused.
         what: the data and split in an error message.
@@ -165,13 +166,41 @@ class PlannedReader(Reader):
             yield batch
 
     def _batches(self, blocks: Sequence[Sequence[Piece]]) -> Iterator[Rows]:
-        with closing(self._read(piece for block in blocks for piece in block)) as rows:
-            yield from _rebatch(rows, self._plan.batch_size)
+        pieces = [piece for block in blocks for piece in block]
+        rows = self._read(iter(pieces))
+        if not isinstance(rows, Generator):
+            raise TypeError(
+                f"reading {self._what}: {_name(self._read)} returned {_name(type(rows))}; it is a "
+                "generator function, which is given an iterator of Piece and yields their Rows"
+            )
+        with closing(rows):
+            yield from _rebatch(self._checked(rows, pieces), self._plan.batch_size)
+
+    def _checked(self, parts: Iterator[Rows], pieces: Sequence[Piece]) -> Iterator[Rows]:
+        """The same, of which there have to be as many rows as in the pieces."""
+        num_rows = 0
+        for part in parts:
+            if not isinstance(part, Rows):
+                raise TypeError(
+                    f"reading {self._what}: {_name(self._read)} yielded {_name(type(part))}, not "
+                    "Rows, which say where they came from"
+                )
+            num_rows += len(part)
+            yield part
+        if num_rows != (wanted := sum(piece.num_rows for piece in pieces)):
+            raise ValueError(
+                f"reading {self._what}: {_name(self._read)} yielded {num_rows:,} rows of pieces "
+                f"with {wanted:,}"
+            )
 
 
 def digest(value: object) -> str:
     """Sixteen hex digits that stand for a JSON value."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _name(of: object) -> str:
+    return str(getattr(of, "__qualname__", of))
 
 
 def _rebatch(parts: Iterator[Rows], size: int) -> Iterator[Rows]:
@@ -188,7 +217,6 @@ def _rebatch(parts: Iterator[Rows], size: int) -> Iterator[Rows]:
             if missing == 0:
                 yield _concat(waiting)
                 waiting, missing = [], size
-    assert not waiting, "the plan deals whole batches"
 
 
 def _slice(rows: Rows, start: int, length: int) -> Rows:
