@@ -90,6 +90,12 @@ def test_an_ingestion_that_has_too_few_readers() -> None:
     assert "training.workers" not in found.advice()
 
 
+def test_an_ingestion_whose_only_reader_would_do() -> None:
+    advice = report(stalls(0.5, 0.0, 0.0, 0.0, making=0.8), ingestion="acme.reads").advice()
+    assert "One reader for each rank would do if it had a core" in advice
+    assert "raise the bounds" not in advice
+
+
 def test_readers_do_not_help_against_unpacking() -> None:
     found = report(stalls(0.0, 0.0, 0.0, 0.5, making=1.0, arrival=0.5))
     assert found.readers is None

@@ -176,7 +176,7 @@ class Registry:
         Args:
             model: not sharded; may stand on the meta device. It is changed in place.
             setting: the ranks that it will be sharded for; those that this process is one of, or
-                would start, without it (:func:`recd_plugins.planning.setting.setting_of`).
+                would start, without it.
 
         Raises:
             RegistryError: a pattern matches no table or feature, or two entries claim one.

@@ -89,7 +89,7 @@ def session(
         shardings: plugins in place of the first sharding entry's, as ``load_registry`` takes one;
             a run has the first of them unless it names another.
         allowed: fields in which the run may differ from the one that wrote the checkpoint, of
-            ``recd_plugins.training.identity.ALLOWABLE``.
+            those that ``recd run --allow`` takes.
 
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.

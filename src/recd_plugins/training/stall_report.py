@@ -97,9 +97,14 @@ class StallReport:
             f"a batch takes {worst.making.reader * 1e3:.1f} ms to make and "
             f"{worst.training_seconds * 1e3:.1f} ms to train on"
         )
+        if self.ingestion is not None and readers == 1:  # none has fewer
+            return waits + (
+                f"One reader for each rank would do if it had a core ({took}): give the readers "
+                f"of {self.ingestion} cores, or let them read further ahead"
+            )
         if self.ingestion is not None:
             return waits + (
-                f"{readers} {_readers(readers)} for each rank would do ({took}): raise the bounds "
+                f"{readers} readers for each rank would do ({took}): raise the bounds "
                 f"of {self.ingestion}, or give its readers cores"
             )
         elsewhere = (
@@ -147,7 +152,3 @@ def pace_of(stalls: Stalls, block: float = 1.0) -> Pace:
         arrival=stalls.making.arrival,
         block=block,
     )
-
-
-def _readers(number: int) -> str:
-    return "reader" if number == 1 else "readers"
