@@ -18,11 +18,14 @@ from contextlib import suppress
 from multiprocessing.connection import arbitrary_address  # type: ignore[attr-defined]
 from multiprocessing.util import Finalize
 
+import psutil
+
 from recd_plugins.api.ingestion import WorkerContext
 
 # What readers need but Ray, which notes at its import for which job a process works.
 _IMPORTS = ("pandas", "recd_plugins.data.worker_imports", "recd_plugins.api.ingestion")
 
+_END_SECONDS = 10.0
 # Command, folder, environment, and files for input and outputs.
 _Request = tuple[list[str], str, dict[str, str], list[int]]
 
@@ -45,9 +48,19 @@ class WorkerServer:
         Finalize(self, self._process.kill, exitpriority=0)
 
     def end(self) -> None:
-        """End it; workers stay. A second call does nothing."""
+        """End it, and workers that are there still, which write into Ray's folder until they end.
+
+        A second call does nothing.
+        """
+        workers: list[psutil.Process] = []
+        with suppress(psutil.NoSuchProcess):
+            workers = psutil.Process(self._process.pid).children(recursive=True)
         self._process.kill()
         self._process.join()
+        for worker in workers:
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
+        psutil.wait_procs(workers, timeout=_END_SECONDS)
 
 
 def _serve(listener: socket.socket) -> None:

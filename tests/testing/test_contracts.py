@@ -436,7 +436,7 @@ class Test_{kind}_{fault}({kind.capitalize()}Contract):
     done = forked.run(
         [sys.executable, "-m", "pytest", "-q", "-rfE", "--tb=no", "-p", "no:cacheprovider", "."],
         cwd=folder,
-        env={**os.environ, "COLUMNS": "300"},
+        env={**os.environ, "COLUMNS": "300", "PYTEST_ADDOPTS": ""},
     )
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout

@@ -20,7 +20,7 @@ from recd_plugins.data.stalls import StallMeter
 from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.lookup_kernels import close_kernels
 from recd_plugins.distributed.table_report import describe_tables
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import Section, Split
 from recd_plugins.planning.stages import StageTimes
 from recd_plugins.registry import Prepared, Registry, TrainingSpec, load_registry
@@ -161,10 +161,10 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     if progress.reader is not None:
         try:
             loader.load_state_dict(progress.reader)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except PluginError as error:
             raise RecdError(
                 f"{training.checkpoint.path}: reader of progress.json, step {progress.step}: is no "
-                f"position of this data ({type(error).__name__}: {error})"
+                f"position of this data ({error})"
             ) from error
     finite = FiniteRun(_name(job), checkpoints)
     if progress.step:
