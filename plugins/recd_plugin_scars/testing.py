@@ -32,7 +32,7 @@ class RowPolicyContract:
     @pytest.fixture
     def policy(self) -> PolicyMaker:
         """What ``TableCache.policy`` takes."""
-        raise NotImplementedError("override the fixture policy")
+        pytest.fail("override the fixture `policy` to return the policy under test")
 
     @pytest.mark.parametrize("in_flight", [1, 2, 3])
     @pytest.mark.parametrize("num_hot", [0, 5, 20])
