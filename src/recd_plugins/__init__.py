@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recd_plugins.distributed.table_report import describe_tables
     from recd_plugins.registry import Registry, load_registry
+    from recd_plugins.versions import __version__
 
-__version__ = "0.1.0"
+# Imported when they are asked for, so that ``import recd_plugins`` stays light.
+_HOME = {
+    "Registry": "registry",
+    "__version__": "versions",
+    "describe_tables": "distributed.table_report",
+    "load_registry": "registry",
+}
+
 __all__ = ["Registry", "__version__", "describe_tables", "load_registry"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import names when they are asked for, so that ``import recd_plugins`` stays light."""
-    if name in ("Registry", "load_registry"):
-        from recd_plugins import registry
-
-        return getattr(registry, name)
-    if name == "describe_tables":
-        from recd_plugins.distributed.table_report import describe_tables
-
-        return describe_tables
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,10 +7,10 @@ import re
 from types import ModuleType
 from typing import Any
 
-from recd_plugins import __version__
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Plugin, PluginOptions
 from recd_plugins.plugin_modules import qualified
+from recd_plugins.versions import __version__
 
 API_VERSION = 2
 """The version of the API: goes up by one where plugins may need what older ones lack."""

@@ -1,8 +1,10 @@
-"""Which torch, FBGEMM and torchrec are installed, and which belong together; imports none."""
+"""The version of recd-plugins, and of torch, FBGEMM and torchrec; imports none of them."""
 
 from __future__ import annotations
 
 import importlib.metadata
+
+__version__ = "0.1.0"
 
 #: fbgemm and torchrec by torch: the sets that were built for one another.
 SETS = {"2.11": "1.6", "2.12": "1.7", "2.13": "1.8", "2.14": "1.9"}

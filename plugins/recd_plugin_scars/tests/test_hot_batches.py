@@ -16,7 +16,8 @@ from recd_plugin_recd.session_parquet import SessionParquet
 from recd_plugin_scars.hot_batches import HotBatches
 from recd_plugin_scars.part import CachePart
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.access.profile import AccessProfile, TableAccess
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.access.table_access import TableAccess
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.errors import DataError, RecdError, SetupError
 from recd_plugins.interfaces import Dataset, FeatureLookups, Lookups, Reader, Rows, Table, TablePart

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.access.counts import Counts, Rows, add_counts, count_ids, keep_most_read
-from recd_plugins.access.profile import TableAccess
+from recd_plugins.access.table_access import TableAccess
 
 _PENDING_IDS = 1 << 16
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.access.profile import TableAccess
+from recd_plugins.access.table_access import TableAccess
 from recd_plugins.errors import DataError
 
 

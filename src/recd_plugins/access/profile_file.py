@@ -7,7 +7,7 @@ the file's metadata, as JSON.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recd_plugins.access.profile import AccessProfile, TableAccess
+from recd_plugins.access.table_access import TableAccess
 from recd_plugins.errors import DataError
 from recd_plugins.files import check_regular, new_file
 
@@ -57,15 +57,15 @@ class _Head(BaseModel):
     tables: list[_Table]
 
 
-def write_profile(profile: AccessProfile, path: Path) -> None:
-    """Write a profile, whole or not at all.
+def write_tables(tables: Mapping[str, TableAccess], source: str, path: Path) -> None:
+    """Write the tables of a profile, whole or not at all.
 
     Raises:
         RecdError: the place cannot be written.
     """
     head = _Head(
         version=_VERSION,
-        source=profile.source,
+        source=source,
         tables=[
             _Table(
                 table=name,
@@ -78,7 +78,7 @@ def write_profile(profile: AccessProfile, path: Path) -> None:
                 dedupe_factor=table.dedupe_factor,
                 batch_size=table.batch_size,
             )
-            for name, table in profile.tables.items()
+            for name, table in tables.items()
         ],
     )
     schema = _SCHEMA.with_metadata({_KEY: head.model_dump_json().encode()})
@@ -93,7 +93,7 @@ def write_profile(profile: AccessProfile, path: Path) -> None:
             write_page_checksum=True,
         ) as writer,
     ):
-        for name, table in profile.tables.items():
+        for name, table in tables.items():
             for first in range(0, len(table.rows), _LINES):
                 lines = slice(first, first + _LINES)
                 writer.write_batch(_batch(name, table.rows[lines], table.accesses[lines], schema))
@@ -106,8 +106,8 @@ def _batch(
     return pa.record_batch([names, pa.array(rows), pa.array(accesses)], schema=schema)
 
 
-def read_profile(path: Path) -> AccessProfile:
-    """Read a profile and check all of it.
+def read_tables(path: Path) -> tuple[dict[str, TableAccess], str]:
+    """Read the tables of a profile and their source, and check all of it.
 
     Raises:
         DataError: the file is missing, damaged or no profile; says where, and what is wrong.
@@ -126,7 +126,7 @@ def read_profile(path: Path) -> AccessProfile:
         raise DataError(f"{path}: cannot be read: {error}") from error
     except pa.ArrowException as error:
         raise DataError(f"{path}: no Parquet file, or a damaged one: {error}") from error
-    return AccessProfile(tables, head.source, path)
+    return tables, head.source
 
 
 def _head(path: Path, file: pq.ParquetFile) -> _Head:

@@ -10,7 +10,8 @@ from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from recd_plugins.access.profile import AccessProfile, TableAccess
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.access.table_access import TableAccess
 from recd_plugins.files import write_figure
 
 _TOPS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1}

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugins.access.distributions import from_weights
-from recd_plugins.access.profile import TableAccess
+from recd_plugins.access.table_access import TableAccess
 from recd_plugins.errors import DataError
 
 _BIN = re.compile(r"\(\s*(\d+)(?:,\s*(\d+)\s*\]|\+)\s*:\s*(\d+(?:\.\d*)?(?:e-?\d+)?)")

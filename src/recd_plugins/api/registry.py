@@ -14,7 +14,7 @@ from recd_plugins.registry import (
     at_entry,
     load_registry,
 )
-from recd_plugins.registry.resolve import did_you_mean, shortened
+from recd_plugins.words import did_you_mean, shortened
 
 __all__ = [
     "ModelSpec",

@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import click
 
-from recd_plugins import __version__
 from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.versions import __version__
 
 #: Where each built-in command is, and the line that help shows of it.
 COMMANDS = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 import traceback
 
-from recd_plugins import __version__
 from recd_plugins.errors import RankError, in_a_line
+from recd_plugins.versions import __version__
 
 #: The exit status of a fault (sysexits' EX_SOFTWARE); what a user can mend ends with 1 or 2.
 EXIT_STATUS = 70

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from recd_plugins.cli.contributions import manager_of, tell_broken
+from recd_plugins.cli.command_plugins import manager_of, tell_broken
 from recd_plugins.cli.options import (
     OUTPUT,
     check_reports,

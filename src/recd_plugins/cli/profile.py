@@ -89,7 +89,7 @@ def registry_command(
 ) -> None:
     """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
     from recd_plugins import load_registry, upstream_noise
-    from recd_plugins.access.measure import measure_access
+    from recd_plugins.data.measure_access import measure_access
 
     check_outputs(output, force, json_path, plot_path)
     upstream_noise.silence()
@@ -306,7 +306,7 @@ def _check_distinct(what: str, names: Sequence[str]) -> None:
 
 
 def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
-    from recd_plugins.registry.resolve import did_you_mean, shortened
+    from recd_plugins.words import did_you_mean, shortened
 
     names = [table.name for table in tables]
     for pattern in patterns:

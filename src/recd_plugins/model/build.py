@@ -12,7 +12,7 @@ from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model_tables import table_name
 from recd_plugins.registry.loader import read_yaml
-from recd_plugins.registry.resolve import did_you_mean, shortened
+from recd_plugins.words import did_you_mean, shortened
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry

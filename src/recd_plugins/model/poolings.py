@@ -13,7 +13,7 @@ from recd_plugins.interfaces import TargetPooling
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.model_tables import rows_by_feature, tables_of
 from recd_plugins.registry import at_entry
-from recd_plugins.registry.resolve import did_you_mean, shortened
+from recd_plugins.words import did_you_mean, shortened
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry

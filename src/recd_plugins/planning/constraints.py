@@ -18,8 +18,8 @@ from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.model_tables import EmbeddingModule
 from recd_plugins.planning.table_optimizers import TableOptimizer
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry.resolve import did_you_mean, shortened
 from recd_plugins.registry.table_answers import check_answers
+from recd_plugins.words import did_you_mean, shortened
 
 if TYPE_CHECKING:
     from recd_plugins.interfaces import TablePart

@@ -12,7 +12,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingType
 
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import sharded_modules
-from recd_plugins.registry.resolve import did_you_mean
+from recd_plugins.words import did_you_mean
 
 _KINDS = [kind.value for kind in ShardingType]
 _KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]

@@ -57,7 +57,7 @@ class RegistryData(TrainingData):
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
         """See ``TrainingData.access``."""
-        from recd_plugins.access.measure import measure_access
+        from recd_plugins.data.measure_access import measure_access
 
         key = tuple(tables), rows, deduplicated
         if key not in self._access:

@@ -32,7 +32,8 @@ from recd_plugins.manager import PluginManager
 from recd_plugins.planning.collective_rates import CollectiveRates
 from recd_plugins.planning.stage_times import StageCosts
 from recd_plugins.registry.loader import read_yaml
-from recd_plugins.registry.resolve import did_you_mean, schema_problems
+from recd_plugins.registry.resolve import schema_problems
+from recd_plugins.words import did_you_mean
 
 #: The name of the topology that is the machine at hand.
 MACHINE = "machine"

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces import Kind, Plugin
-from recd_plugins.registry.resolve import did_you_mean, shortened
+from recd_plugins.words import did_you_mean, shortened
 
 P = TypeVar("P", bound=Plugin, covariant=True)
 

@@ -25,8 +25,9 @@ from recd_plugins.interfaces import (
 )
 from recd_plugins.registry.entries import Entry, claim
 from recd_plugins.registry.prepared import Prepared
-from recd_plugins.registry.resolve import did_you_mean, two_readers
+from recd_plugins.registry.resolve import two_readers
 from recd_plugins.registry.schema import ModelSpec, RegistrySpec, TrainingSpec
+from recd_plugins.words import did_you_mean
 
 if TYPE_CHECKING:
     from torch import nn

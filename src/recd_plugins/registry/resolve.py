@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry.loader import Document, Location, short_repr
 from recd_plugins.registry.schema import RegistrySpec, registry_spec
 from recd_plugins.registry.written import misread
+from recd_plugins.words import closest, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -88,26 +88,6 @@ def two_readers(ingestion: str, workers: int) -> str:
         f"{workers} workers would read what ingestion {ingestion} brings; "
         "leave workers out (its readers are set by its options), or leave out the section ingestion"
     )
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean known?"``, or nothing where nothing is close."""
-    meant = _meant(word, known)
-    return f"; did you mean {meant}?" if meant else ""
-
-
-def _meant(word: str, known: Iterable[str]) -> str:
-    """The one of ``known`` that is there with a value behind it or is close; else nothing."""
-    known = list(known)
-    if (first := word.partition(" ")[0]) in known:
-        return first
-    return next(iter(difflib.get_close_matches(word, known, n=1, cutoff=0.63)), "")
-
-
-def shortened(names: list[str]) -> str:
-    """The first of ``names``, eight at most, and how many more there are."""
-    more = len(names) - 8
-    return ", ".join(names[:8]) + (f" and {more} more" if more > 0 else "")
 
 
 def _unloaded(
@@ -253,7 +233,7 @@ def schema_problems(
         problem = document.problem(location, _message(details, inside, model, what))
         found[(location, details["type"])] = problem
         if details["type"] == "extra_forbidden":
-            meant.add((*location[:-1], _meant(str(inside[-1]), _known_keys(model, inside[:-1]))))
+            meant.add((*location[:-1], closest(str(inside[-1]), _known_keys(model, inside[:-1]))))
     return [
         problem
         for (location, kind), problem in found.items()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Plugin, Table
-from recd_plugins.registry.resolve import did_you_mean
+from recd_plugins.words import did_you_mean
 
 
 def check_answers(

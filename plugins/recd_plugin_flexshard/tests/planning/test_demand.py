@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recd_plugin_flexshard.planning import TableDemand
-from recd_plugins.access.profile import TableAccess
+from recd_plugins.access.table_access import TableAccess
 from recd_plugins.errors import DataError
 
 

@@ -24,7 +24,7 @@ from recd_plugin_scars.runtime.planned import as_planned
 from recd_plugin_scars.runtime.spec import HostMemory, MappedFile, TableCache
 from recd_plugin_torchrec.column_wise import ColumnWise
 from recd_plugin_torchrec.row_wise import RowWise
-from recd_plugins.access.profile import TableAccess
+from recd_plugins.access.table_access import TableAccess
 from recd_plugins.data.model_input import Placement
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from recd_plugins.access.profile import AccessProfile, TableAccess
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.access.table_access import TableAccess
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.planning.profile import DataProfile
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from recd_plugins.access.sent import Reads
+    from recd_plugins.data.sent_reads import Reads
     from recd_plugins.interfaces import Rows, Table
     from recd_plugins.registry import Registry
 
@@ -57,7 +57,7 @@ def measure_access(
         PluginError: a plugin failed.
         RegistryError: a pattern of preprocessing matches no feature.
     """
-    from recd_plugins.access.sent import deduplicated_tables, sent_reads
+    from recd_plugins.data.sent_reads import deduplicated_tables, sent_reads
 
     _check_features(registry, tables)
     if bound is None:
@@ -91,7 +91,7 @@ def measure_access(
 
 def _stored_reads(registry: Registry, tables: Sequence[Table], rows: int | None) -> Iterator[Reads]:
     """Of the first ``rows`` rows, all of them, as preprocessing leaves them."""
-    from recd_plugins.access.sent import Reads
+    from recd_plugins.data.sent_reads import Reads
     from recd_plugins.model_tables import rows_by_feature
 
     ids_of = _IdsOf(registry, rows_by_feature(tables))

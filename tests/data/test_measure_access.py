@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from recd_plugins.access.measure import measure_access
+from recd_plugins.data.measure_access import measure_access
 from recd_plugins.data.model_input import Placement, lower
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.errors import DataError
