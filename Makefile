@@ -59,7 +59,6 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/lint-imports --no-cache --config layers.ini
 
 clean:
 	rm -rf $(VENV) .data build/site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,11 +1,19 @@
-"""Imports without collections of garbage, which are there again afterwards."""
+"""Imports: none of the framework in a circle, and none collected as garbage on the way."""
 
 from __future__ import annotations
 
+import ast
 import gc
+from collections.abc import Iterator
 from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
 
 from recd_plugins.imports import without_collections
+
+SOURCES = Path(__file__).parent.parent / "src"
 
 
 def test_collections_are_back_after_imports() -> None:
@@ -15,3 +23,46 @@ def test_collections_are_back_after_imports() -> None:
         assert not gc.isenabled()
         raise ImportError
     assert gc.isenabled()
+
+
+def test_no_modules_import_one_another() -> None:
+    """At run time, in functions and for types: the contract of layers looks at folders alone."""
+    modules = {name_of(path): path.read_text() for path in SOURCES.rglob("*.py")}
+    assert len(modules) > 200
+    check_no_circles(modules)
+
+
+def test_a_circle_is_found_in_functions_and_types_too() -> None:
+    in_function = "def late():\n    from a.c import d\n"
+    for_types = "if TYPE_CHECKING:\n    import a.b\n"
+    modules = {"a": "", "a.b": in_function, "a.c": for_types, "a.d": "from a import b, e"}
+    with pytest.raises(pytest.fail.Exception, match=r"a\.b, a\.c|a\.c, a\.b"):
+        check_no_circles(modules)
+
+
+def check_no_circles(modules: dict[str, str]) -> None:
+    """Refuse modules, code by name, of which some import one another."""
+    graph = {name: set(imported(name, code, modules)) for name, code in modules.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"imported by the one behind it: {', '.join(error.args[1])}")
+
+
+def imported(name: str, code: str, modules: dict[str, str]) -> Iterator[str]:
+    """What a module imports of ``modules``, anywhere in it."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            of = node.module or ""
+            dotted = [f"{of}.{alias.name}" for alias in node.names]
+            found = [each if each in modules else of for each in dotted]
+        else:
+            continue
+        yield from (each for each in found if each in modules and each != name)
+
+
+def name_of(path: Path) -> str:
+    """The name of the module of a file."""
+    return ".".join(path.relative_to(SOURCES).with_suffix("").parts).removesuffix(".__init__")

@@ -11,12 +11,13 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.installed import Site, on_path
 
+from recd_plugins import Registry, load_registry
 from recd_plugins.built_in_kinds import KINDS
 from recd_plugins.cli import main
 from recd_plugins.errors import PluginError, RegistryError
 from recd_plugins.manager import PluginManager
 from recd_plugins.plugin_kinds import OTHER_SECTIONS
-from recd_plugins.registry import Registry, RegistrySpec, load_registry
+from recd_plugins.registry import RegistrySpec
 from recd_plugins.testing.contracts import PluginContract
 
 KIND = """

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recd_plugins.distributed.table_report import describe_tables
-    from recd_plugins.registry import Registry, load_registry
+    from recd_plugins.planning.prepared import Registry, load_registry
     from recd_plugins.versions import __version__
 
 # Imported when they are asked for, so that ``import recd_plugins`` stays light.
 _HOME = {
-    "Registry": "registry",
+    "Registry": "planning.prepared",
     "__version__": "versions",
     "describe_tables": "distributed.table_report",
-    "load_registry": "registry",
+    "load_registry": "planning.prepared",
 }
 
 __all__ = ["Registry", "__version__", "describe_tables", "load_registry"]

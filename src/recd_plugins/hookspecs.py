@@ -17,7 +17,6 @@ if TYPE_CHECKING:
         Dataset,
         Ingestion,
         Kind,
-        PlanMode,
         Plugin,
         Pooling,
         Preprocessing,
@@ -85,8 +84,8 @@ def register_commands(cli: click.Group) -> None:
 
 
 @hookspec
-def register_plans() -> Sequence[type[PlanMode]]:  # type: ignore[empty-body]
-    """Modes of ``recd plan``: what a flag plans in place of the tables."""
+def register_plans() -> Sequence[type]:  # type: ignore[empty-body]
+    """Modes of ``recd plan``, classes ``PlanMode``: what a flag plans in place of the tables."""
 
 
 @hookspec

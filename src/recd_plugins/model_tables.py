@@ -13,7 +13,7 @@ from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingCollection,
 )
 
-from recd_plugins.interfaces import Table
+from recd_plugins.values.table import Table
 
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
 _UNPOOLED = (EmbeddingCollection, FusedEmbeddingCollection)

@@ -15,7 +15,6 @@ from types import ModuleType
 
 from recd_plugins.errors import PluginError
 from recd_plugins.files import real_path
-from recd_plugins.interfaces import Plugin
 from recd_plugins.plugin_call import PLUGIN_FAILURES
 
 GROUP = "recd_plugins"
@@ -117,12 +116,12 @@ def _module_name(file: Path, stem: str) -> str:
     return f"{_PREFIX}{hashlib.sha256(os.fsencode(file)).hexdigest()[:12]}_{stem}"
 
 
-def modules_of_files(plugins: Iterable[Plugin]) -> dict[str, Path]:
-    """Name and file of each module that a plugin came from by way of a folder of plugins.
+def modules_of_files(plugins: Iterable[type]) -> dict[str, Path]:
+    """Name and file of each module that a plugin class came from by way of a folder of plugins.
 
     Such a module cannot be imported by its name: another process has to ``load_file`` it first.
     """
-    names = {type(plugin).__module__.partition(".")[0] for plugin in plugins}
+    names = {plugin.__module__.partition(".")[0] for plugin in plugins}
     return {
         name: Path(file)
         for name in sorted(names)

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from recd_plugins.cli import main
-from recd_plugins.interfaces import PlanMode
 from recd_plugins.manager import PluginManager
+from recd_plugins.planning.plan_mode import PlanMode
 
 REGISTRY = """
 version: 1
@@ -112,7 +112,7 @@ def test_options_that_do_not_go_together(folder: Path, arguments: list[str], mes
         (("default=3", "required=True"), "Replicas requires --copies, also without --replicas"),
         (("(self, question)", "(self)"), "Replicas.plan is called with (question), which it does"),
         (("def plan(", "def other("), "Replicas does not implement plan"),
-        (("[Replicas]", "[5]"), "returned 5, which is no subclass of recd_plugins.interfaces.plan"),
+        (("[Replicas]", "[5]"), "returned 5, which is no subclass of recd_plugins.planning.plan"),
         (("[Replicas]", "Replicas"), "returned a class; return a list of classes"),
         (("return [\n", "return 1 / [\n"), "register_plans failed: TypeError: unsupported opera"),
     ],

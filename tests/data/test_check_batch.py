@@ -12,13 +12,13 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins import load_registry
-from recd_plugins.data.batch import Batch
 from recd_plugins.data.check_batch import check_batch, check_rows
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import FeatureSchema, Origin, Rows
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.values.batch import Batch
 
 SCHEMA = FeatureSchema(sparse=("user", "item"), dense=("price",), label="click")
 CONVERTER = PlainConverter(PlainConverter.Options())
@@ -79,7 +79,7 @@ def test_stretches_outside_of_what_is_stored_are_refused(offset: int, length: in
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (None, "plain: convert returned NoneType, which is no recd_plugins.data.batch.Batch"),
+        (None, "plain: convert returned NoneType, which is no recd_plugins.values.batch.Batch"),
         (replace(GOOD, kjt=kjt("user")), "plain left out feature item; each"),
         (replace(GOOD, kjt=None), "plain left out features user, item; each"),
         (

@@ -3,11 +3,11 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.batch import Batch
 from recd_plugins.data.check_ids import check_ids
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.values.batch import Batch
 
 ROWS = Rows(pa.RecordBatch.from_pydict({"x": [0] * 4}), (Origin("part-0.parquet", 100, 4),))
 

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from recd_plugins import load_registry
-from recd_plugins.data.batch import Batch
 from recd_plugins.data.feature_steps import feature_steps, num_dense_inputs
 from recd_plugins.data.preprocess import build_preprocess
 from recd_plugins.errors import RegistryError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.build import build_model
+from recd_plugins.values.batch import Batch
 
 SCHEMA = FeatureSchema(sparse=("user_id", "item_id"), dense=("user_age", "price"), label="label")
 HEAD = """version: 1

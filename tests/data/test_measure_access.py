@@ -11,12 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from recd_plugins import Registry, load_registry
+from recd_plugins.data.lower import lower
 from recd_plugins.data.measure_access import measure_access
-from recd_plugins.data.model_input import Placement, lower
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Rows, Table
-from recd_plugins.registry import Registry, load_registry
+from recd_plugins.values.model_input import Placement
 
 REGISTRY = """
 version: 1

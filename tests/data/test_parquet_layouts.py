@@ -9,7 +9,7 @@ from recd_plugins.data.parquet import ParquetTable
 from recd_plugins.data.read_plan import Piece
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces.dataset import SessionKeys
+from recd_plugins.values.rows import SessionKeys
 
 IDS = pa.list_(pa.int64())
 LISTS = [[1, 2], [1, 2], [], [3], [3]] * 4

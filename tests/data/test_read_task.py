@@ -18,15 +18,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recd_plugins import load_registry
+from recd_plugins import Registry, load_registry
 from recd_plugins.data import reader as reader_module
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.read_plan import Piece
-from recd_plugins.data.read_task import BatchBlock, ReadTask, TaskReader, hand_out
+from recd_plugins.data.read_task import hand_out, read_task
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import Reader, Rows, Sharding
-from recd_plugins.registry import Entry, Registry, RegistrySpec
+from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, TaskReader
+from recd_plugins.registry import Entry, RegistrySpec
 from recd_plugins.testing.contracts.ingestion import Noise, Numbers, Unrepeatable
 
 BATCH = 8
@@ -144,7 +145,7 @@ def made() -> tuple[list[tuple[list[int], State]], State, ReadTask, list[TaskRea
     """An epoch of rank 1 of 2, where it starts, and two readers of it."""
     registry = registry_of(Numbers(Numbers.Options()))
     epoch = list(alone(registry, 1, 2))
-    task = ReadTask.of(registry, 1, 2)
+    task = read_task(registry, 1, 2)
     return epoch, start_of(task), task, [pickle.loads(pickle.dumps(task)).open() for _ in range(2)]
 
 
@@ -187,7 +188,7 @@ def test_blocks_of_workers_are_those_one_by_one(made, num_workers):
 
 def test_a_block_reads_its_row_groups_alone():
     registry = registry_of(Recorded(Recorded.Options()))
-    task = ReadTask.of(registry, 0, 1)
+    task = read_task(registry, 0, 1)
     reader, start = task.open(), start_of(task)
     num_blocks = reader.num_blocks(start)
     assert num_blocks is not None
@@ -206,7 +207,7 @@ def test_the_rest_of_an_epoch_is_cut_once_for_all_its_blocks(monkeypatch):
         return cut_into_blocks(*arguments)
 
     monkeypatch.setattr(reader_module, "cut_into_blocks", counted)
-    task = ReadTask.of(registry_of(Numbers(Numbers.Options())), 0, 1)
+    task = read_task(registry_of(Numbers(Numbers.Options())), 0, 1)
     reader, start = task.open(), start_of(task)
     cut.clear()  # fitting the converter read too
     blocks = [reader.block(start, number) for number in range(4)]
@@ -229,7 +230,7 @@ def test_a_dataset_that_only_iterates():
     """A block is a batch; the number of blocks shows at the end."""
     registry = registry_of(Iterated(Iterated.Options()))
     expected = list(alone(registry))
-    task = ReadTask.of(registry, 0, 1)
+    task = read_task(registry, 0, 1)
     reader, position = task.open(), expected[1][1]
     assert reader.num_blocks(position) is None
     blocks = [reader.block(position, number) for number in range(len(expected) - 1)]
@@ -253,7 +254,7 @@ def test_work_is_small_and_leaves_out_what_trainers_use():
 
     sharding = Entry(Local(Local.Options()), ("t_item",), "sharding[0]", 1)
     registry = registry_of(Numbers(Numbers.Options()), sharding=(sharding,))
-    task = ReadTask.of(registry, 0, 1)
+    task = read_task(registry, 0, 1)
     assert len(pickle.dumps(task)) < 5000
     assert task.open().block(start_of(task), 0).batches
 
@@ -261,8 +262,8 @@ def test_work_is_small_and_leaves_out_what_trainers_use():
 def test_what_cannot_be_pickled_is_named():
     dataset = Numbers(Numbers.Options())
     with pytest.raises(PluginError, match=r"'_thread.lock'.*__getstate__.*workers: 0"):
-        ReadTask.of(registry_of(dataset, converter=Locked(Locked.Options())), 0, 1)
-    task = ReadTask.of(registry_of(dataset, converter=Unlocked(Unlocked.Options())), 0, 1)
+        read_task(registry_of(dataset, converter=Locked(Locked.Options())), 0, 1)
+    task = read_task(registry_of(dataset, converter=Unlocked(Unlocked.Options())), 0, 1)
     assert task.open().block(start_of(task), 0).batches
 
 
@@ -271,7 +272,7 @@ def test_errors_stand_behind_the_batches_before_them():
     read: list[tuple[list[int], State]] = []
     with pytest.raises(DataError, match="row 50 is broken"):
         read.extend(alone(registry))
-    task = ReadTask.of(registry, 0, 1)
+    task = read_task(registry, 0, 1)
     start, reader = start_of(task), task.open()
     blocks = list(reader.blocks(start, 0, 1))
     assert [batch for block in blocks for batch in contents(block)] == read
@@ -338,7 +339,7 @@ def folder(tmp_path: Path) -> Path:
 def work_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[ReadTask, State]:
     monkeypatch.chdir(folder)
     registry = load_registry("registry.yaml", plugins_dir="plugins")
-    return ReadTask.of(registry, 0, 1), build_dataloader(registry, 0, 1).state_dict()
+    return read_task(registry, 0, 1), build_dataloader(registry, 0, 1).state_dict()
 
 
 def test_relative_paths_are_those_of_the_trainer(folder, monkeypatch):
@@ -358,6 +359,6 @@ def test_plugins_that_are_not_there_are_named(folder, monkeypatch):
     moved = {f"{name}x": file.with_name("gone.py") for name, file in task.modules.items()}
     with pytest.raises(PluginError, match=r"gone\.py failed to import"):
         replace(task, modules=moved).open()
-    renamed = task._pickled.replace(b"recd_plugin_recd", b"recd_plugin_gone")
+    renamed = task.pickled.replace(b"recd_plugin_recd", b"recd_plugin_gone")
     with pytest.raises(PluginError, match=r"No module named 'recd_plugin_gone'.*install"):
-        replace(task, _pickled=renamed).open()
+        replace(task, pickled=renamed).open()

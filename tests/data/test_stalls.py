@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recd_plugins.data import row_pipeline
-from recd_plugins.data.read_task import BatchBlock
 from recd_plugins.data.row_pipeline import RowPipeline
-from recd_plugins.data.stalls import STALL_CAUSES, MakingTimes, StallMeter, StallTotals
+from recd_plugins.data.stalls import StallMeter, StallTotals
+from recd_plugins.interfaces.read_task import BatchBlock
 from recd_plugins.training.meter import Meter
+from recd_plugins.values.making_times import STALL_CAUSES, MakingTimes
 
 seconds = st.floats(0, 1e3)
 
@@ -162,6 +163,6 @@ def test_the_way_from_a_worker():
 
 
 def _empty_input():
-    from recd_plugins.data.model_input import ModelInput
+    from recd_plugins.values.model_input import ModelInput
 
     return ModelInput(torch.zeros(0), None, torch.zeros(0))

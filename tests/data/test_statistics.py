@@ -14,19 +14,17 @@ from hypothesis import strategies as st
 
 from recd_plugin_recd import papercal
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
-from recd_plugins.data.statistics import (
-    FOOTER_KEY,
+from recd_plugins.data.statistics import FOOTER_KEY, read_footer, read_footers
+from recd_plugins.data.statistics_accumulator import StatisticsAccumulator
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import SessionKeys
+from recd_plugins.values.statistics import (
     MAX_SHIFT,
     FeatureStatistics,
     TableStatistics,
     dedupe_factor,
     dedupe_len,
-    read_footer,
-    read_footers,
 )
-from recd_plugins.data.statistics_accumulator import StatisticsAccumulator
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import SessionKeys
 
 KEYS = SessionKeys("session_id", "ts")
 

@@ -10,7 +10,7 @@ from recd_plugins.data.list_dict import is_list_dict, to_lists
 from recd_plugins.data.statistics import read_footer
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces.dataset import SessionKeys
+from recd_plugins.values.rows import SessionKeys
 
 KEYS = SessionKeys("session_id", "ts")
 IDS = pa.list_(pa.int64())

@@ -15,12 +15,13 @@ from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data import wire
-from recd_plugins.data.batch import Batch
-from recd_plugins.data.model_input import ModelInput, Placement, lower
-from recd_plugins.data.read_task import BatchBlock
+from recd_plugins.data.lower import lower
 from recd_plugins.data.wire import decode, encode
 from recd_plugins.errors import DataError, SetupError
+from recd_plugins.interfaces.read_task import BatchBlock
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.values.batch import Batch
+from recd_plugins.values.model_input import ModelInput, Placement
 
 DTYPES = (torch.int64, torch.int32, torch.float32, torch.float64, torch.bool, torch.int8)
 

@@ -22,13 +22,12 @@ import torch
 from tests.forked import Program
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins import load_registry
+from recd_plugins import Registry, load_registry
 from recd_plugins.data.loader import DataLoader, build_dataloader
-from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.worker_processes import _Process
 from recd_plugins.errors import DataError, PluginError, RecdError, SetupError
 from recd_plugins.interfaces import Preprocessing
-from recd_plugins.registry import Registry
+from recd_plugins.values.model_input import ModelInput
 
 ROWS, ROW_GROUP, BATCH = 700, 64, 16
 

@@ -22,12 +22,13 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConf
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.batch import Batch
-from recd_plugins.data.model_input import Placement, lower
+from recd_plugins.data.lower import lower
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.training.breakdown import StepProfile
+from recd_plugins.values.batch import Batch
+from recd_plugins.values.model_input import Placement
 
 BATCH_SIZE, SESSION, LENGTH = 480, 16, 40
 ROWS = 1000

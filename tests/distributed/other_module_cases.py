@@ -37,13 +37,13 @@ from torchrec.modules.mc_modules import (
 )
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.data.model_input import ModelInput
+from recd_plugins import Registry
+from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import ExactnessError
 from recd_plugins.planning import build_planner
-from recd_plugins.registry import Registry
-from recd_plugins.training.pipeline import build_train_pipeline
 from recd_plugins.training.weights import copy_weights
+from recd_plugins.values.model_input import ModelInput
 
 CPU = torch.device("cpu")
 FEATURES = ["a", "b"]

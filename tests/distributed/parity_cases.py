@@ -35,7 +35,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardedModule, ShardingEnv, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer
 
-from recd_plugins.data.model_input import ModelInput, lower
+from recd_plugins.data.lower import lower
 from recd_plugins.distributed.guards import check_every_parameter_is_trained
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.interfaces import Pooling
@@ -44,6 +44,7 @@ from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
+from recd_plugins.values.model_input import ModelInput
 
 CPU = torch.device("cpu")
 # Adagrad's first steps are as long as the rate whatever the gradient, rounding errors included.

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from recd_plugins import Registry, load_registry
 from recd_plugins.distributed import device
 from recd_plugins.distributed.device import choose_device
 from recd_plugins.errors import SetupError
-from recd_plugins.registry import Registry, load_registry
 
 REGISTRY = """\
 version: 1

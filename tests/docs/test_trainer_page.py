@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests import forked
 
-from recd_plugins import load_registry
-from recd_plugins.registry import Prepared, Registry
+from recd_plugins import Registry, load_registry
+from recd_plugins.planning.prepared import Prepared
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "trainer.md").read_text()

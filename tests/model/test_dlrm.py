@@ -10,14 +10,16 @@ import torch
 from torchrec.models.dlrm import InteractionArch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from recd_plugins.data.batch import Batch
-from recd_plugins.data.model_input import Placement, lower
+from recd_plugins import Registry, load_registry
+from recd_plugins.data.lower import lower
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.build import build_model
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.poolings import put_poolings
-from recd_plugins.registry import ModelSpec, Registry, load_registry
+from recd_plugins.registry import ModelSpec
+from recd_plugins.values.batch import Batch
+from recd_plugins.values.model_input import Placement
 
 
 def test_the_order_of_a_keyed_tensor_does_not_matter() -> None:

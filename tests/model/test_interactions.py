@@ -24,11 +24,12 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.model_input import ModelInput, Placement
+from recd_plugins import load_registry
 from recd_plugins.errors import RegistryError
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.interactions import CrossInteraction, DotInteraction, interaction_of
-from recd_plugins.registry import ModelSpec, load_registry
+from recd_plugins.registry import ModelSpec
+from recd_plugins.values.model_input import ModelInput, Placement
 
 FEATURES, NUM_DENSE, ROWS, DIM = ("a", "b", "c"), 5, 11, 8
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from recd_plugins.registry import Registry, load_registry
+from recd_plugins import Registry, load_registry
 
 # Few features, so that planning is quick.
 SPARSE = ["item_0", "usr_0", "usr_1", "seq_0_*"]

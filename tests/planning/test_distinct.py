@@ -12,11 +12,10 @@ from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_trans
 from recd_plugins.planning import table_constraints
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations
-from recd_plugins.planning.distinct import DistinctIds
-from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.report_text import render
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import this_machine
+from recd_plugins.values.data_profile import DataProfile, DistinctIds
 
 COMPUTE = Compute(Operations(1e6, 1e6, 1e6), Operations(1e6, 1e6, 1e6), 10_000, 4000.0, 1000.0)
 

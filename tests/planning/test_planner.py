@@ -19,7 +19,7 @@ from recd_plugin_torchrec.data_parallel import DataParallel
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugin_torchrec.table_wise import TableWise
 from recd_plugin_torchrec.uvm import Uvm
-from recd_plugins.data.model_input import Placement
+from recd_plugins import Registry
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupError
@@ -27,9 +27,11 @@ from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning import build_planner, default_topology, table_constraints
 from recd_plugins.planning.planner import SortedEnumerator
-from recd_plugins.planning.profile import DataProfile, FeatureProfile
-from recd_plugins.registry import Entry, Prepared, Registry
+from recd_plugins.planning.prepared import Prepared
+from recd_plugins.registry import Entry
 from recd_plugins.registry.schema import RegistrySpec
+from recd_plugins.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.values.model_input import Placement
 
 BATCH_SIZE = 512
 

@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from recd_plugins import Registry
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.interfaces import SessionKeys
-from recd_plugins.planning.profile import DataProfile, FeatureProfile, measure_profile
-from recd_plugins.registry import Registry
+from recd_plugins.planning.profile import measure_profile
+from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
 CONVERTERS = [
     {"use": "recd.kjt"},

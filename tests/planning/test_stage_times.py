@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from recd_plugins import load_registry
 from recd_plugins.planning.stage_times import (
     AllToAllCost,
     GemmCost,
@@ -17,10 +18,9 @@ from recd_plugins.planning.stage_times import (
 )
 from recd_plugins.planning.stages import STAGES, StageTimes
 from recd_plugins.planning.topologies import load_topology, this_machine
-from recd_plugins.planning.work import Work
-from recd_plugins.registry import load_registry
 from recd_plugins.training.calibrate import CalibrationPoint, calibrate, fit
 from recd_plugins.training.trainer import Job
+from recd_plugins.values.work import Work
 
 COSTS = StageCosts(
     lookup=LookupCost(steps=1e-3, bytes_looked_up=2e-9),
@@ -91,13 +91,13 @@ def test_ranks_with_less_work_wait_in_the_all_to_all() -> None:
 
 def test_topologies_give_lower_bounds() -> None:
     topology = load_topology("dgx-h100", nodes=2)
-    costs = StageCosts.of_topology(topology)
+    costs = topology.least_costs
     assert costs.gemm.matmul_flops == 1 / topology.flops
     assert costs.all_to_all.bytes_across_nodes == 1 / topology.inter_node_bandwidth
     assert costs.all_reduce.bytes_reduced == 1 / topology.inter_node_bandwidth
     cpu = this_machine(2)
-    assert StageCosts.of_topology(cpu).lookup.bytes_looked_up == 3 / cpu.ddr_bandwidth
-    assert StageCosts.of_topology(cpu).lookup.bytes_from_host == 1 / cpu.ddr_bandwidth
+    assert cpu.least_costs.lookup.bytes_looked_up == 3 / cpu.ddr_bandwidth
+    assert cpu.least_costs.lookup.bytes_from_host == 1 / cpu.ddr_bandwidth
     assert topology.hbm_to_ddr_bandwidth
     assert costs.lookup.bytes_from_host == 1 / topology.hbm_to_ddr_bandwidth
 
@@ -130,7 +130,7 @@ def test_a_calibration_run(tmp_path: Path) -> None:
     path.write_text(REGISTRY.format(folder=tmp_path), encoding="utf-8")
     registry = load_registry(path)
     registry.dataset.prepare()
-    start = StageCosts.of_topology(this_machine(2))
+    start = this_machine(2).least_costs
     found = calibrate(registry, Job(path), start, rounds=1)
     assert [(p.side, p.batch_size, p.fitted) for p in found.points] == [
         ("baseline", 4, True),

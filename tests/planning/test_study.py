@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from recd_plugins import Registry
 from recd_plugins.errors import NoPlanError, RecdError
 from recd_plugins.planning.candidates import as_plain, with_plugins
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
@@ -16,7 +17,6 @@ from recd_plugins.planning.plan_report import COMPONENTS, PlanReport
 from recd_plugins.planning.report_text import compressed, render, size_text
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import TopologySpec, load_topology, topology_names
-from recd_plugins.registry import Registry
 
 COMPUTE = Compute(Operations(1e6, 1e6, 1e6), Operations(1e6, 1e6, 1e6), 10_000, 4000.0, 1000.0)
 

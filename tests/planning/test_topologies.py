@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.errors import RecdError, RegistryError
-from recd_plugins.planning.collective_rates import CollectiveRates
 from recd_plugins.planning.stage_times import GemmCost, StageCosts
 from recd_plugins.planning.topologies import (
     MACHINE,
@@ -14,6 +13,7 @@ from recd_plugins.planning.topologies import (
     topology_names,
 )
 from recd_plugins.training.calibration_file import write_topology
+from recd_plugins.values.collective_rates import CollectiveRates
 
 OWN = """
 device: cpu

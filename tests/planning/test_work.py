@@ -16,15 +16,16 @@ from torchrec.distributed.types import (
     ShardMetadata,
 )
 
-from recd_plugins.data.model_input import ModelInput
+from recd_plugins import load_registry
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations, count_operations, measure_compute
-from recd_plugins.planning.profile import DataProfile, FeatureProfile
 from recd_plugins.planning.topologies import this_machine
-from recd_plugins.planning.work import Work, work_of_step
-from recd_plugins.registry import load_registry
+from recd_plugins.planning.work import work_of_step
 from recd_plugins.training.session import session
+from recd_plugins.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.work import Work
 
 # Four steps are counted, and they read the whole table.
 BATCH_SIZE, RANKS, ROWS = 64, 2, 512

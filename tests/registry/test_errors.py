@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from recd_plugins import load_registry
 from recd_plugins.errors import RegistryError
-from recd_plugins.registry import load_registry
 
 HEAD = """\
 version: 1

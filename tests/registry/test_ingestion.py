@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from recd_plugins import Registry, load_registry
 from recd_plugins.cli import main
 from recd_plugins.data.ingestion import check_ingestion
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.errors import PluginError, RegistryError
-from recd_plugins.registry import Registry, load_registry
 
 PLUGINS = '''
 from pydantic import Field

@@ -10,7 +10,7 @@ import pytest
 
 import recd_plugins
 from recd_plugins.errors import PluginError, RegistryError
-from recd_plugins.registry import Prepared
+from recd_plugins.planning.prepared import Prepared
 
 REGISTRY = """\
 version: 1
@@ -137,8 +137,8 @@ def test_importing_the_package_imports_next_to_nothing():
 def test_its_methods_have_the_types_of_what_they_call():
     from recd_plugins.data.loader import build_dataloader
     from recd_plugins.distributed import build_sharders
+    from recd_plugins.distributed.pipeline import build_train_pipeline
     from recd_plugins.planning import build_planner
-    from recd_plugins.training.pipeline import build_train_pipeline
 
     functions: dict[str, Callable[..., Any]] = {
         "planner": build_planner,

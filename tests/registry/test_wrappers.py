@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from recd_plugins import Registry, load_registry
 from recd_plugins.cli import main
 from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.interfaces import DatasetWrapper
-from recd_plugins.registry import Registry, load_registry
 
 PLUGINS = '''
 from pydantic import Field

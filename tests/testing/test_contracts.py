@@ -92,7 +92,7 @@ import pytest
 import torch
 from torch import nn
 from torchrec import JaggedTensor, KeyedJaggedTensor
-from recd_plugins.data.batch import Batch
+from recd_plugins.values.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import *
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor

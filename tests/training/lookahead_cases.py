@@ -37,7 +37,7 @@ from recd_plugin_scars.runtime.kernel import cached_kernels
 from recd_plugin_scars.runtime.kernels import CachedKernels
 from recd_plugin_scars.runtime.mover import Pending, RowMover
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugins.data.model_input import ModelInput
+from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
@@ -46,8 +46,8 @@ from recd_plugins.distributed.sharders import (
 from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.pipeline import build_train_pipeline
 from recd_plugins.training.weights import copy_weights
+from recd_plugins.values.model_input import ModelInput
 
 NUM_ROWS = 64
 DIM = 8

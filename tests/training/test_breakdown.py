@@ -19,7 +19,7 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.model_input import ModelInput
+from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.planning import default_topology
 from recd_plugins.planning.stages import STAGES, StageTimes, stage_of
@@ -27,7 +27,6 @@ from recd_plugins.registry import TrainingSpec
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.pipeline import build_train_pipeline
 from recd_plugins.training.profile_events import (
     PROFILED_STEP,
     Span,
@@ -37,6 +36,7 @@ from recd_plugins.training.profile_events import (
     host_seconds,
     memory_of_step,
 )
+from recd_plugins.values.model_input import ModelInput
 
 CPU = torch.device("cpu")
 ROWS, DIM, BATCH, IDS = 1000, 32, 64, 20

@@ -10,14 +10,15 @@ import torch
 import torch.distributed as dist
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.model_input import ModelInput
+from recd_plugins import load_registry
 from recd_plugins.errors import PluginError, RecdError, RegistryError
 from recd_plugins.interfaces import Callback, Sharding, Table
-from recd_plugins.registry import Entry, load_registry
+from recd_plugins.interfaces.callback import Quality
+from recd_plugins.registry import Entry
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.callbacks import Callbacks, Called, callbacks_of
 from recd_plugins.training.checkpoint import Progress
-from recd_plugins.training.quality import Quality
+from recd_plugins.values.model_input import ModelInput
 
 TABLES = (Table("t_user", ("user",), 100, 4, pooled=True),)
 

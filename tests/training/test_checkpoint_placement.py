@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.registry import load_registry
+from recd_plugins import load_registry
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_files.metadata import read_metadata
 from recd_plugins.training.trainer import Job, train

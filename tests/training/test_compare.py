@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from recd_plugins.files import write_json
+from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.stages import STAGES, StageTimes
 from recd_plugins.training.compare import Comparison, figures
 from recd_plugins.training.profile_events import StepMemory
-from recd_plugins.training.quality import Quality
 from recd_plugins.training.trainer import Result
 
 

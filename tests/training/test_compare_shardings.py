@@ -6,8 +6,8 @@ from io import StringIO
 
 from rich.console import Console
 
+from recd_plugins.interfaces.callback import Quality
 from recd_plugins.training.compare_shardings import ShardingComparison
-from recd_plugins.training.quality import Quality
 from recd_plugins.training.trainer import Result
 
 NAMES = [

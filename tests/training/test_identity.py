@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from recd_plugins import load_registry
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
-from recd_plugins.registry import load_registry
 from recd_plugins.training.checkpoint_files.fields import ALLOWABLE, FREE, IDENTITY
 from recd_plugins.training.identity import check_resumable, identity_of, identity_text
 

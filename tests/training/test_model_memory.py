@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from recd_plugins import load_registry
 from recd_plugins.errors import SetupError
-from recd_plugins.registry import load_registry
 from recd_plugins.training.model_memory import check_model_fits
 
 REGISTRY = """\

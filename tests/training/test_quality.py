@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from recd_plugins.distributed.launch import launch
-from recd_plugins.training.quality import Predictions, Quality, measure
+from recd_plugins.interfaces.callback import Quality
+from recd_plugins.training.quality import Predictions, measure
 
 
 def data() -> tuple[Tensor, Tensor]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from recd_plugins.data.stalls import STALL_CAUSES, MakingTimes, Stalls
+from recd_plugins.data.stalls import Stalls
 from recd_plugins.training import stall_report
 from recd_plugins.training.stall_report import StallReport, stall_table
+from recd_plugins.values.making_times import STALL_CAUSES, MakingTimes
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from recd_plugins.api import PluginError, Section, Sharding, TablePart
-from recd_plugins.planning.checked_part import CheckedPart
 from recd_plugins.registry import Entry
+from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.training.table_parts import channels_of, observed_by, sections_of
 
 
@@ -78,7 +78,7 @@ def test_a_section_that_cannot_say_what_it_is_names_its_plugin(
 
 
 def test_two_names_for_one_channel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("recd_plugins.planning.checked_part.is_group", lambda name: name == "0")
+    monkeypatch.setattr("recd_plugins.registry.checked_part.is_group", lambda name: name == "0")
 
     def counting(name: str) -> CheckedPart:
         part = type("Part", (TablePart,), {"channels": lambda *_: {("0", "all_to_all"): name}})()

@@ -20,7 +20,15 @@ import torch.distributed as dist
 from recd_plugins.api import RecdError
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch
-from recd_plugins.api.ingestion import BatchBlock, MakingTimes, ReadTask, clock_of, decode, encode
+from recd_plugins.api.ingestion import (
+    BatchBlock,
+    MakingTimes,
+    ReadTask,
+    clock_of,
+    decode,
+    encode,
+    read_task,
+)
 from recd_plugins.api.registry import Registry, load_registry
 from recd_plugins.api.training import Job, assemble, peak_bytes
 
@@ -84,7 +92,7 @@ def measure(
     """
     ranks = registry.training.ranks
     show("reading with one reader")
-    work = ReadTask.of(registry, 0, ranks)
+    work = read_task(registry, 0, ranks)
     reader = registry.wrapped_dataset.reader(
         rank=0, world_size=ranks, batch_size=registry.training.batch_size, split="train"
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recd_plugin_dsi.ray_ingestion import RayIngestion
 from recd_plugin_recd.ikjt import IkjtConverter
+from recd_plugins import Registry
 from recd_plugins.data.read_plan import ReadPlan, Unit
 from recd_plugins.data.reader import PlannedReader
 from recd_plugins.interfaces import (
@@ -21,7 +22,7 @@ from recd_plugins.interfaces import (
     Reader,
     Rows,
 )
-from recd_plugins.registry import Entry, Registry, RegistrySpec
+from recd_plugins.registry import Entry, RegistrySpec
 
 ROWS, UNIT, BATCH = 960, 40, 10
 

@@ -18,8 +18,8 @@ from recd_plugin_flexshard.planning import (
 )
 from recd_plugin_flexshard.planning.traffic import cold_size_bytes, flex_size_bytes
 from recd_plugins.interfaces import Table
-from recd_plugins.planning.profile import DataProfile, FeatureProfile
 from recd_plugins.planning.work import work_of_step
+from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
 
 def test_tiers_send_what_their_plan_predicts() -> None:

@@ -19,8 +19,8 @@ from recd_plugins.access.distributions import zipf
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.errors import DataError, SetupError
 from recd_plugins.interfaces import Setting, Sharding, Table, TrainingData
-from recd_plugins.planning.profile import DataProfile, FeatureProfile
 from recd_plugins.planning.topologies import load_topology
+from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
 TABLES = [Table("t_a", ("a",), 200_000, 16, False), Table("t_b", ("b", "c"), 100_000, 16, False)]
 

@@ -15,13 +15,14 @@ from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning import TableTiers
 from recd_plugin_flexshard.planning.sections import cluster_of
 from recd_plugin_flexshard.runtime import TieredEmbeddingCollection
+from recd_plugins import load_registry
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.errors import NoPlanError, RegistryError, SetupError
 from recd_plugins.model.build import build_model
 from recd_plugins.planning.candidates import Candidate, with_plugins
+from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.planning.topologies import load_topology, this_machine
-from recd_plugins.registry import Prepared, load_registry
 
 from .conftest import ELSEWHERE, ROWS, SEQUENCES, MakeRegistry
 

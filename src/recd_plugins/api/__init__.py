@@ -12,8 +12,8 @@ by name, where a registry file uses it::
 
     REQUIRES_API = 2
 
-What needs torch is imported when it is asked for: the bases of sharders and sharded modules, and
-what a step takes. Modules that declare plugins import these names inside methods.
+What needs torch is imported when it is asked for: the bases of sharders and sharded modules.
+Modules that declare plugins import these names inside methods.
 """
 
 from importlib import import_module
@@ -39,11 +39,9 @@ from recd_plugins.interfaces import (
     Feed,
     Ingestion,
     Kind,
+    LookupKernels,
     Lookups,
     Origin,
-    PlanAnswer,
-    PlanMode,
-    PlanQuestion,
     Plugin,
     PluginOptions,
     Pooling,
@@ -69,10 +67,11 @@ from recd_plugins.interfaces import (
     TrainedRun,
     TrainingData,
 )
+from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 from recd_plugins.plugin_check import API_VERSION
+from recd_plugins.values.work import Work
 
 if TYPE_CHECKING:
-    from recd_plugins.distributed.lookup_kernels import LookupKernels
     from recd_plugins.distributed.sharded_modules import (
         ExactSequenceContext,
         ExactShardedEmbeddingBagCollection,
@@ -82,7 +81,6 @@ if TYPE_CHECKING:
         ExactEmbeddingBagCollectionSharder,
         ExactEmbeddingCollectionSharder,
     )
-    from recd_plugins.planning.work import Work
 
 #: Modules of names that need torch.
 _WITH_TORCH = {
@@ -91,8 +89,6 @@ _WITH_TORCH = {
     "ExactSequenceContext": "recd_plugins.distributed.sharded_modules",
     "ExactShardedEmbeddingBagCollection": "recd_plugins.distributed.sharded_modules",
     "ExactShardedEmbeddingCollection": "recd_plugins.distributed.sharded_modules",
-    "LookupKernels": "recd_plugins.distributed.lookup_kernels",
-    "Work": "recd_plugins.planning.work",
 }
 
 __all__ = [

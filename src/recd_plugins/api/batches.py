@@ -4,9 +4,8 @@ For converters, preprocessing and poolings, which import it inside methods. Need
 TorchRec.
 """
 
-from recd_plugins.data.batch import Batch
 from recd_plugins.data.feature_steps import num_dense_inputs
-from recd_plugins.data.model_input import ModelInput, Placement, lower
+from recd_plugins.data.lower import lower
 from recd_plugins.data.preprocess import Preprocess, build_preprocess
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
@@ -19,6 +18,8 @@ from recd_plugins.sparse.from_columns import (
 )
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.sparse.jagged import offsets_of, positions_of_ranges
+from recd_plugins.values.batch import Batch
+from recd_plugins.values.model_input import ModelInput, Placement
 
 __all__ = [
     "Batch",

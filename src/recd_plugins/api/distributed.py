@@ -6,13 +6,7 @@ torch and TorchRec.
 """
 
 from recd_plugins.distributed.batch_form import refuse_inverse_indices
-from recd_plugins.distributed.byte_counter import (
-    Channel,
-    CollectiveBytes,
-    CollectiveKind,
-    Traffic,
-    lookup_ids,
-)
+from recd_plugins.distributed.byte_counter import CollectiveBytes, Traffic, lookup_ids
 from recd_plugins.distributed.device import choose_device, device_of_rank
 from recd_plugins.distributed.guards import guard
 from recd_plugins.distributed.launch import Ranks, backend_for, launch
@@ -20,6 +14,7 @@ from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, ro
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.values.channels import Channel, CollectiveKind
 
 __all__ = [
     "Channel",

@@ -5,18 +5,15 @@ For table parts that say what they take, for plan modes, and for what they measu
 """
 
 from recd_plugins.planning.candidates import Candidate, with_plugins
-from recd_plugins.planning.collective_rates import CollectiveRate, CollectiveRates
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.planning.planner import default_topology
-from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.report_text import size_text, topology_line
 from recd_plugins.planning.setting import RegistryData
 from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND
 from recd_plugins.planning.stages import STAGES, Stage, StageTimes, stage_of
 from recd_plugins.planning.topologies import TopologySpec, load_topology
-from recd_plugins.planning.turns import steps_in_turns
 from recd_plugins.planning.work import (
     COLLECTIVES,
     EVERY_RANK,
@@ -25,6 +22,9 @@ from recd_plugins.planning.work import (
     bytes_of_tables,
     shards_of,
 )
+from recd_plugins.training.turns import steps_in_turns
+from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
+from recd_plugins.values.data_profile import DataProfile
 
 __all__ = [
     "COLLECTIVES",

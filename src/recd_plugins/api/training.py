@@ -3,6 +3,8 @@
 For calibrations and benchmarks. Needs torch and TorchRec.
 """
 
+from recd_plugins.distributed.pipeline import build_train_pipeline
+from recd_plugins.interfaces.callback import Quality
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
@@ -14,7 +16,6 @@ from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.memory import peak_bytes
 from recd_plugins.training.meter import sum_by_kind
-from recd_plugins.training.pipeline import build_train_pipeline
 from recd_plugins.training.profile_events import (
     PROFILED_STEP,
     Span,
@@ -23,7 +24,7 @@ from recd_plugins.training.profile_events import (
     host_seconds,
     read_profile,
 )
-from recd_plugins.training.quality import Predictions, Quality
+from recd_plugins.training.quality import Predictions
 from recd_plugins.training.session import session
 from recd_plugins.training.table_parts import sections_of
 from recd_plugins.training.trainer import Job, Result

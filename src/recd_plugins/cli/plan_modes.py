@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import PlanMode
+from recd_plugins.planning.plan_mode import PlanMode
 from recd_plugins.plugin_check import check_implements
 from recd_plugins.plugin_modules import qualified
 

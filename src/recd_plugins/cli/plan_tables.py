@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from recd_plugins.interfaces import PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from recd_plugins.errors import RegistryError
-from recd_plugins.registry import load_registry
+from recd_plugins.planning.prepared import load_registry
 
 
 @click.command()

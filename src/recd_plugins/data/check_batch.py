@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recd_plugins.data.batch import Batch
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Converter, Dataset, FeatureSchema, Rows
 from recd_plugins.sparse import PartialInverseKeyedJaggedTensor
+from recd_plugins.values.batch import Batch
 
 
 def check_rows(dataset: Dataset, rows: Any, batch_size: int) -> None:
@@ -42,7 +42,7 @@ def check_batch(converter: Converter, batch: Any, num_rows: int, schema: Feature
     if not isinstance(batch, Batch):
         raise PluginError(
             f"{converter.name}: convert returned {type(batch).__name__}, "
-            "which is no recd_plugins.data.batch.Batch"
+            "which is no recd_plugins.values.batch.Batch"
         )
     _check(converter, "dense_features", batch.dense_features, (num_rows, len(schema.dense)))
     _check(converter, "labels", batch.labels, (num_rows,))

@@ -10,10 +10,10 @@ import numpy as np
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.arrow import place
-from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces.dataset import Rows
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.values.batch import Batch
+from recd_plugins.values.rows import Rows
 
 _BLOCK = 1024
 

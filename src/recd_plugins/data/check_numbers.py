@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from recd_plugins.data.arrow import place, shown
-from recd_plugins.data.batch import Batch
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import FeatureSchema, Rows
 from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.values.batch import Batch
 
 
 def all_finite(numbers: Tensor) -> bool:

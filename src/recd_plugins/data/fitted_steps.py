@@ -11,7 +11,6 @@ from torch import Tensor
 from recd_plugins.activity import doing
 from recd_plugins.data.apply_step import apply_steps
 from recd_plugins.data.arrow import dense_features, sparse_column
-from recd_plugins.data.batch import Batch
 from recd_plugins.data.check_numbers import check_numbers
 from recd_plugins.data.feature_steps import Steps, feature_steps
 from recd_plugins.data.training_rows import training_rows
@@ -20,6 +19,7 @@ from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import offsets_of
+from recd_plugins.values.batch import Batch
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry

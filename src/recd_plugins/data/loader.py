@@ -11,14 +11,16 @@ import torch
 
 from recd_plugins.activity import doing
 from recd_plugins.data.ingestion import IngestionFeed
-from recd_plugins.data.model_input import ModelInput
-from recd_plugins.data.read_task import ReadTask
+from recd_plugins.data.lookups import wrapped_dataset
+from recd_plugins.data.read_task import read_task
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.interfaces import Dataset, Feed, Reader, Split
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.values.model_input import ModelInput
 
 if TYPE_CHECKING:
-    from recd_plugins.registry import Prepared, Registry
+    from recd_plugins.data.prepared import Prepared
+    from recd_plugins.registry import Registry
 
 
 class DataLoader:
@@ -122,7 +124,7 @@ def build_dataloader(
     """
     if prepared is not None and split == "train":
         prepared.check_wrappers()
-    dataset = (prepared or registry).wrapped_dataset
+    dataset = wrapped_dataset(registry) if prepared is None else prepared.wrapped_dataset
     reader = dataset.reader(
         rank=rank, world_size=world_size, batch_size=registry.training.batch_size, split=split
     )
@@ -136,7 +138,7 @@ def _feed(
 ) -> Feed:
     if registry.ingestion is None and not registry.training.workers:
         return _OwnFeed(RowPipeline(registry, fitted_transforms(registry, prepared)))
-    task = ReadTask.of(registry, rank, world_size, split, prepared)
+    task = read_task(registry, rank, world_size, split, prepared)
     if registry.ingestion is not None:
         return IngestionFeed(registry.path, registry.ingestion, task)
     from recd_plugins.data.workers import Workers

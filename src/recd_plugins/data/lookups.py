@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import FeatureLookups, Lookups, Rows, Table, TablePart
+from recd_plugins.interfaces import Dataset, FeatureLookups, Lookups, Rows, Table, TablePart
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,8 +60,8 @@ class RegistryLookups(Lookups):
         import torch
 
         from recd_plugins.data.arrow import dictionary_column, sparse_column
-        from recd_plugins.data.batch import Batch
         from recd_plugins.sparse.from_columns import ikjts_from_dictionaries, kjt_from_columns
+        from recd_plugins.values.batch import Batch
 
         dictionaries, columns = {}, {}
         for name in features:
@@ -103,6 +103,11 @@ class RegistryLookups(Lookups):
 
         steps = fitted_steps(self._registry, self._registry.dataset.schema())
         return Preprocess(steps)
+
+
+def wrapped_dataset(registry: Registry) -> Dataset:
+    """The dataset of a registry in its wrappers, which know no model."""
+    return registry.wrap_dataset(RegistryLookups(registry))
 
 
 def _lookups(values: Tensor, lengths: Tensor, inverse: Tensor | None) -> FeatureLookups:

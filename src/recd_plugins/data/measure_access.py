@@ -116,9 +116,9 @@ class _IdsOf:
         import torch
 
         from recd_plugins.data.arrow import sparse_column
-        from recd_plugins.data.batch import Batch
         from recd_plugins.data.check_ids import check_ids
         from recd_plugins.sparse.from_columns import kjt_from_columns
+        from recd_plugins.values.batch import Batch
 
         columns = {name: sparse_column(rows, name) for name in self._num_embeddings}
         nothing = torch.empty(len(rows), 0)

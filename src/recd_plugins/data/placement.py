@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from recd_plugins.data.model_input import Placement
 from recd_plugins.errors import ExactnessError
 from recd_plugins.interfaces import FeatureSchema, Sharding
 from recd_plugins.model_tables import embedding_modules, table_name
+from recd_plugins.values.model_input import Placement
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry

@@ -13,7 +13,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.apply_step import apply_step, apply_steps
 from recd_plugins.data.arrow import place
-from recd_plugins.data.batch import Batch
 from recd_plugins.data.check_numbers import all_finite
 from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.preprocess_partial import transform_partial
@@ -21,6 +20,7 @@ from recd_plugins.data.preprocess_unique import transform_together, with_rows
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.values.batch import Batch
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry

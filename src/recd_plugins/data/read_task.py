@@ -1,4 +1,4 @@
-"""What a reader anywhere has to know, and the blocks of batches that it makes.
+"""The work of readers anywhere: what they have to know, and what they make of it.
 
 A trainer makes a ``ReadTask`` once and gives it to readers: processes of its own or of other
 machines. Of the registry only what reading takes travels: the dataset and its wrappers by class and
@@ -8,147 +8,71 @@ converter nor makes preprocessing anew, so its batches are those of the trainer 
 
 from __future__ import annotations
 
-import os
 import pickle
-import platform
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from recd_plugins.built_in_kinds import BY_NAME
 from recd_plugins.data.lookups import RegistryLookups
-from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import Dataset, Plugin, Reader, Split
-from recd_plugins.plugin_modules import load_file, modules_of_files
+from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State, TaskReader
+from recd_plugins.plugin_modules import modules_of_files
 from recd_plugins.processes import portable
+from recd_plugins.registry import Registry
+from recd_plugins.values.model_input import ModelInput
 
 if TYPE_CHECKING:
-    from recd_plugins.registry import Prepared, Registry
-
-#: A position: JSON values, those of ``Reader.state_dict``.
-State = dict[str, Any]
+    from recd_plugins.data.prepared import Prepared
 
 
-@dataclass(frozen=True)
-class BatchBlock:
-    """Adjacent batches, each with the position after it.
+def read_task(
+    registry: Registry,
+    rank: int,
+    world_size: int,
+    split: Split = "train",
+    prepared: Prepared | None = None,
+) -> ReadTask:
+    """The task of one rank; fits the converter where nobody has yet.
 
-    Attributes:
-        number: 0-based from the position that reading started at.
-        batches: may be none.
-        end: None where more may follow, the position at the end of the epoch, or what went wrong
-            after ``batches``.
+    Args:
+        registry: whose data is read.
+        rank: whose share is read.
+        world_size: ranks that share.
+        split: which is read.
+        prepared: as ``build_dataloader`` has it.
+
+    Raises:
+        PluginError: a plugin, or what it holds, cannot be pickled.
+        RecdError: what ``RowPipeline`` raises.
     """
-
-    number: int
-    batches: list[tuple[ModelInput, State]]
-    end: State | RecdError | None = None
-
-    def moved(self, packing: float, unpacking: float) -> BatchBlock:
-        """The block in the trainer, its batches with the seconds that the way there took.
-
-        Args:
-            packing: of the block, in the process that made it.
-            unpacking: of the block, in the trainer's.
-        """
-        moved, left = [], unpacking
-        for model_input, position in self.batches:
-            making = model_input.making.transferred(packing / len(self.batches)).arrived(left)
-            moved.append((replace(model_input, making=making), position))
-            left = 0.0
-        return replace(self, batches=moved)
-
-
-@dataclass(frozen=True)
-class ReadTask:
-    """All that a reader has to know, but the position. Small, and pickled as it is.
-
-    Attributes:
-        rank, world_size, split: whose share of which split.
-        folder: the trainer's current folder, which relative paths in options are relative to.
-        modules: files of a folder of plugins by the name of their module; a reader needs them at
-            the same place.
-    """
-
-    rank: int
-    world_size: int
-    split: Split
-    folder: Path
-    modules: dict[str, Path]
-    _pickled: bytes
-
-    @classmethod
-    def of(
-        cls,
-        registry: Registry,
-        rank: int,
-        world_size: int,
-        split: Split = "train",
-        prepared: Prepared | None = None,
-    ) -> ReadTask:
-        """The task of one rank; fits the converter where nobody has yet.
-
-        Args:
-            registry: whose data is read.
-            rank: whose share is read.
-            world_size: ranks that share.
-            split: which is read.
-            prepared: as ``build_dataloader`` has it.
-
-        Raises:
-            PluginError: a plugin, or what it holds, cannot be pickled.
-            RecdError: what ``RowPipeline`` raises.
-        """
-        transforms = fitted_transforms(registry, prepared)
-        known = _for_readers(registry)
-        lookups = RegistryLookups(known)
-        if prepared is not None and registry.wrappers:
-            lookups = RegistryLookups(known, prepared.lookups.tables, prepared.lookups.parts)
-        try:
-            pickled = pickle.dumps((known, lookups, transforms))
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            raise PluginError(
-                f"{registry.path}: its plugins cannot be sent to a reader: {error}. Plugins travel "
-                "by their class, defined at the top of a module, and their options, converters and "
-                "preprocessing also with what they hold (Plugin.__getstate__); or let the rank "
-                "read by itself, with training.workers: 0 and no ingestion"
-            ) from error
-        modules = modules_of_files(_plugins(registry))
-        return cls(rank, world_size, split, Path.cwd(), modules, pickled)
-
-    def open(self) -> TaskReader:
-        """What makes blocks in this process, for any number of positions.
-
-        Makes the trainer's folder the current one where it is there.
-
-        Raises:
-            PluginError: a plugin's module is not there, or fails to import.
-            DataError: the data is missing or wrong.
-        """
-        if self.folder.is_dir():
-            os.chdir(self.folder)
-        for name, file in self.modules.items():
-            load_file(name, file)
-        try:
-            registry, lookups, transforms = pickle.loads(self._pickled)
-        except (ImportError, AttributeError) as error:
-            raise PluginError(
-                f"a reader in {platform.node()} lacks a plugin of the trainer: {error}; install "
-                "the same distributions there"
-            ) from error
-        return TaskReader(self, registry, lookups, transforms)
+    transforms = fitted_transforms(registry, prepared)
+    known = _for_readers(registry)
+    lookups = RegistryLookups(known)
+    if prepared is not None and registry.wrappers:
+        lookups = RegistryLookups(known, prepared.lookups.tables, prepared.lookups.parts)
+    reader = partial(_Reader, registry=known, lookups=lookups, transforms=transforms)
+    try:
+        pickled = pickle.dumps(reader)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise PluginError(
+            f"{registry.path}: its plugins cannot be sent to a reader: {error}. Plugins travel "
+            "by their class, defined at the top of a module, and their options, converters and "
+            "preprocessing also with what they hold (Plugin.__getstate__); or let the rank "
+            "read by itself, with training.workers: 0 and no ingestion"
+        ) from error
+    modules = modules_of_files(map(type, _plugins(registry)))
+    return ReadTask(rank, world_size, split, Path.cwd(), modules, pickled)
 
 
-class TaskReader:
-    """Makes blocks of batches; one thread uses it at a time."""
+class _Reader(TaskReader):
+    """Makes the blocks of a task of what is read, and what becomes of it."""
 
     def __init__(
         self, task: ReadTask, registry: Registry, lookups: RegistryLookups, transforms: Transforms
@@ -161,30 +85,17 @@ class TaskReader:
     def blocks(
         self, position: State, worker: int, num_workers: int
     ) -> Generator[BatchBlock, None, None]:
-        """The blocks ``worker``, ``worker + num_workers``, and so on from ``position`` on.
-
-        What is last has an ``end``: the position at the end of the epoch, or an error. Errors of
-        data and plugins are handed out so, never raised.
-        """
+        """See ``TaskReader.blocks``."""
         return self._blocks(self._new_reader, position, worker, num_workers)
 
     def block(self, position: State, number: int) -> BatchBlock:
-        """The block ``number`` from ``position`` on, the same in any process and at any time.
-
-        Behind the last block is one without batches, with the position at the end of the epoch. A
-        dataset whose reader overrides ``blocks`` reads that block alone; one that only iterates
-        reads all batches before it too.
-        """
+        """See ``TaskReader.block``."""
         blocks = self._blocks(lambda: self._reader_of_blocks, position, number, sys.maxsize)
         with closing(blocks):
             return next(blocks)
 
     def num_blocks(self, position: State) -> int | None:
-        """Blocks from ``position`` to the end of the epoch; None where that shows by reading only.
-
-        Raises:
-            DataError: the position is of other data.
-        """
+        """See ``TaskReader.num_blocks``."""
         self._reader_of_blocks.load_state_dict(position)
         return self._reader_of_blocks.num_blocks()
 
@@ -242,15 +153,18 @@ def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInpu
 
 
 def _for_readers(registry: Registry) -> Registry:
-    """Without what only trainers use; transformations travel beside it."""
-    return replace(
-        registry.with_training({"workers": 0}),
+    """What reading takes; transformations travel beside it."""
+    one = registry.with_training({"workers": 0})
+    return Registry(
+        one.path,
+        one.spec,
+        one.dataset,
+        one.converter,
+        one.preprocessing,
         pooling=(),
         sharding=(),
         cache=(),
-        ingestion=None,
-        kinds=BY_NAME,
-        further={},
+        wrappers=one.wrappers,
     )
 
 

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from recd_plugins.data.check_batch import check_batch, check_rows
 from recd_plugins.data.check_ids import check_ids
 from recd_plugins.data.check_numbers import check_numbers
-from recd_plugins.data.model_input import ModelInput, lower
-from recd_plugins.data.stalls import MakingTimes
+from recd_plugins.data.lookups import wrapped_dataset
+from recd_plugins.data.lower import lower
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Rows
 from recd_plugins.plugin_call import plugin_call, plugin_items
+from recd_plugins.values.making_times import MakingTimes
+from recd_plugins.values.model_input import ModelInput
 
 if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
-    from recd_plugins.registry import Prepared, Registry
+    from recd_plugins.data.prepared import Prepared
+    from recd_plugins.registry import Registry
+    from recd_plugins.values.batch import Batch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,7 +44,7 @@ class RowPipeline:
 
     def __init__(self, registry: Registry, transforms: Transforms | None = None) -> None:
         transforms = transforms or fitted_transforms(registry)
-        self._dataset = registry.wrapped_dataset
+        self._dataset = wrapped_dataset(registry)
         self._batch_size = registry.training.batch_size
         self._schema = transforms.schema
         self._converter = transforms.converter

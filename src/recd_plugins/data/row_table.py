@@ -11,7 +11,7 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from recd_plugins.data.list_dict import concat_batches
-from recd_plugins.interfaces.dataset import Origin, Rows
+from recd_plugins.values.rows import Origin, Rows
 
 
 class RowTable:

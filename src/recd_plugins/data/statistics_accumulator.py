@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 
 from recd_plugins.data.arrow import place, sparse_column
 from recd_plugins.data.list_dict import id_features
-from recd_plugins.data.statistics import MAX_SHIFT, FeatureStatistics, TableStatistics
 from recd_plugins.data.statistics_kernels import compare_rows
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces.dataset import Origin, Rows, SessionKeys
 from recd_plugins.sparse.dedup import address_of
+from recd_plugins.values.rows import Origin, Rows, SessionKeys
+from recd_plugins.values.statistics import MAX_SHIFT, FeatureStatistics, TableStatistics
 
 _SESSION_TYPES = (
     pa.types.is_integer,

@@ -28,7 +28,7 @@ from recd_plugins.data.list_dict import (
 from recd_plugins.data.statistics import FOOTER_KEY
 from recd_plugins.data.statistics_accumulator import StatisticsAccumulator, check_session_type
 from recd_plugins.errors import DataError
-from recd_plugins.interfaces.dataset import Origin, Rows, SessionKeys
+from recd_plugins.values.rows import Origin, Rows, SessionKeys
 
 #: What becomes of null lists: an error, or empty lists.
 Nulls = Literal["error", "empty"]

@@ -18,12 +18,13 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from recd_plugins.activity import doing
 from recd_plugins.data.handover import Packed, pack, unpack
-from recd_plugins.data.model_input import ModelInput
-from recd_plugins.data.read_task import BatchBlock, ReadTask, State, hand_out
+from recd_plugins.data.read_task import hand_out
 from recd_plugins.data.worker_processes import WorkerContext, WorkerDied
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.interfaces import Feed, Reader
+from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State
 from recd_plugins.processes import portable
+from recd_plugins.values.model_input import ModelInput
 
 
 class Workers(Feed):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, DatasetWrapper, Split
 from recd_plugins.plugin_call import plugin_call
@@ -20,7 +21,7 @@ def check_wrappers_keep_rows(registry: Registry, split: Split) -> None:
         RegistryError: names the line of its entry.
         PluginError: a plugin failed.
     """
-    dataset = registry.wrapped_dataset
+    dataset = wrapped_dataset(registry)
     for entry in reversed(registry.wrappers):
         assert isinstance(dataset, DatasetWrapper), "each entry is one wrapper"
         rows, inner = _num_rows(dataset, split), _num_rows(dataset.inner, split)

@@ -15,27 +15,12 @@ from typing import Any, Literal, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torchrec.distributed.embedding_types import ShardedEmbeddingModule
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.torchrec_internals import require_attributes
-
-#: What a collective does with what ranks send.
-CollectiveKind = Literal[
-    "all_to_all", "reduce_scatter", "all_gather", "all_reduce", "broadcast", "other"
-]
-#: A process group by its name, and one kind of its collectives.
-Channel = tuple[str, CollectiveKind]
-KINDS: tuple[CollectiveKind, ...] = (
-    "all_to_all",
-    "reduce_scatter",
-    "all_gather",
-    "all_reduce",
-    "broadcast",
-    "other",
-)
+from recd_plugins.values.channels import CollectiveKind, resolve_group
 
 
 @dataclass(frozen=True)
@@ -187,21 +172,6 @@ def _counting(ids: LookupIds, tracker: Callable[..., None] | None) -> Callable[.
     return count
 
 
-def is_group(name: object) -> bool:
-    """Whether a process group of this process has that name."""
-    try:
-        _resolve(name)
-    except (RuntimeError, TypeError):
-        return False
-    return True
-
-
-def _resolve(name: object) -> Any:
-    # Private, but how torch's functional collectives themselves find it (2.11 to 2.14).
-    resolve: Any = vars(distributed_c10d)["_resolve_process_group"]
-    return resolve(name)
-
-
 _Sent = Callable[[dict[str, Any], int, int], int]
 
 
@@ -221,7 +191,7 @@ def _bytes(value: Any) -> int:
 def _group(arguments: dict[str, Any]) -> dist.ProcessGroup:
     group: Any = arguments.get("process_group", arguments.get("group_name"))
     if isinstance(group, str):
-        group = _resolve(group)
+        group = resolve_group(group)
     elif not isinstance(group, dist.ProcessGroup):
         group = dist.ProcessGroup.unbox(group)
     return cast(dist.ProcessGroup, group)

@@ -13,10 +13,10 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.model_input import ModelInput
 from recd_plugins.distributed.batch_form import refuse_inverse_indices
 from recd_plugins.errors import ExactnessError
 from recd_plugins.model_tables import left_modules
+from recd_plugins.values.model_input import ModelInput
 
 
 def guard(model: nn.Module) -> None:

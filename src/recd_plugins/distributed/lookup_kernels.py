@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -19,55 +18,12 @@ from torchrec.distributed.embedding_types import (
     ShardedEmbeddingTable,
 )
 from torchrec.distributed.types import ParameterSharding, ShardingType
-from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import SetupError
+from recd_plugins.interfaces.lookup_kernels import LookupKernels
 
 _CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
-
-
-class LookupKernels(ABC):
-    """Makes the kernels that look some tables up, in place of TorchRec's.
-
-    Attributes:
-        compute_kernel: TorchRec's name of the kernel that a plan gives these tables.
-    """
-
-    compute_kernel: str
-
-    @property
-    @abstractmethod
-    def tables(self) -> Collection[str]:
-        """Names of the tables. Those of other modules do no harm."""
-
-    @abstractmethod
-    def bags(
-        self,
-        config: GroupedEmbeddingConfig,
-        pg: Any,
-        device: torch.device | None,
-        sharding_type: ShardingType | None,
-    ) -> nn.Module:
-        """The kernel of a group of these tables, with pooling, as TorchRec would construct it."""
-
-    @abstractmethod
-    def sequences(
-        self, config: GroupedEmbeddingConfig, pg: Any, device: torch.device | None
-    ) -> nn.Module:
-        """The same without pooling."""
-
-    def as_planned(
-        self,
-        params: Mapping[str, ParameterSharding],  # noqa: ARG002
-        configs: Iterable[BaseEmbeddingConfig],  # noqa: ARG002
-    ) -> Self:
-        """The same for one module, with what the plan decided of its tables."""
-        return self
-
-    def prefetches(self, table: str) -> bool:  # noqa: ARG002
-        """Whether a table wants its rows fetched before the batch that needs them is computed."""
-        return False
 
 
 class RowKernel:

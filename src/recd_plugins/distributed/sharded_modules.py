@@ -36,12 +36,7 @@ from recd_plugins.distributed.coalesced.input_dist import (
     coalesce_sequences,
 )
 from recd_plugins.distributed.coalesced.sequences import CoalescedSequences
-from recd_plugins.distributed.lookup_kernels import (
-    LookupKernels,
-    follow_loading,
-    kept_tables,
-    lookups_with,
-)
+from recd_plugins.distributed.lookup_kernels import follow_loading, kept_tables, lookups_with
 from recd_plugins.distributed.mean_pooling import (
     align_inverse_indices,
     divide_row_wise_tables_only,
@@ -51,6 +46,7 @@ from recd_plugins.distributed.mean_pooling import (
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.interfaces.lookup_kernels import LookupKernels
 
 _ROW_WISE = {
     ShardingType.ROW_WISE.value,

@@ -25,7 +25,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.distributed.lent import Lent
-from recd_plugins.distributed.lookup_kernels import LookupKernels, check_kernels, offered_kernels
+from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.distributed.other_sharders import other_sharders
 from recd_plugins.distributed.sharded_modules import (
     ExactShardedEmbeddingBagCollection,
@@ -33,9 +33,10 @@ from recd_plugins.distributed.sharded_modules import (
 )
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import SharderArguments
+from recd_plugins.interfaces.lookup_kernels import LookupKernels
 
 if TYPE_CHECKING:
-    from recd_plugins.registry import Prepared
+    from recd_plugins.data.prepared import Prepared
     from recd_plugins.registry.schema import TrainingSpec
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""The kinds of plugins, one abstract class a file; table parts, and modes of ``recd plan``."""
+"""The kinds of plugins, one abstract class a file; and table parts."""
 
 from recd_plugins.interfaces.cache import Cache
 from recd_plugins.interfaces.callback import (
@@ -10,25 +10,16 @@ from recd_plugins.interfaces.callback import (
     RunStep,
 )
 from recd_plugins.interfaces.converter import Converter
-from recd_plugins.interfaces.dataset import (
-    Dataset,
-    DatasetWrapper,
-    FeatureSchema,
-    Origin,
-    Reader,
-    Rows,
-    SessionKeys,
-    Split,
-)
+from recd_plugins.interfaces.dataset import Dataset, DatasetWrapper, Reader, Split
 from recd_plugins.interfaces.ingestion import Feed, Ingestion
 from recd_plugins.interfaces.kind import Kind
+from recd_plugins.interfaces.lookup_kernels import LookupKernels
 from recd_plugins.interfaces.lookups import FeatureLookups, Lookups
-from recd_plugins.interfaces.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
 from recd_plugins.interfaces.preprocessing import Preprocessing
 from recd_plugins.interfaces.setting import Setting, TrainingData
-from recd_plugins.interfaces.sharding import SharderArguments, Sharding, Table
+from recd_plugins.interfaces.sharding import SharderArguments, Sharding
 from recd_plugins.interfaces.table_part import (
     RowMemory,
     Section,
@@ -36,6 +27,8 @@ from recd_plugins.interfaces.table_part import (
     TablePart,
     TrainedRun,
 )
+from recd_plugins.values.rows import FeatureSchema, Origin, Rows, SessionKeys
+from recd_plugins.values.table import Table
 
 __all__ = [
     "Cache",
@@ -48,11 +41,9 @@ __all__ = [
     "Feed",
     "Ingestion",
     "Kind",
+    "LookupKernels",
     "Lookups",
     "Origin",
-    "PlanAnswer",
-    "PlanMode",
-    "PlanQuestion",
     "Plugin",
     "PluginOptions",
     "Pooling",

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces.dataset import Split
 from recd_plugins.interfaces.plugin import Plugin
-from recd_plugins.interfaces.sharding import Table
+from recd_plugins.values.table import Table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from recd_plugins.data.model_input import ModelInput
-    from recd_plugins.training.quality import Quality
+    from recd_plugins.values.model_input import ModelInput
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,21 @@ class RunStep:
     rank: int
     step: int
     loss: Tensor
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Figures over the samples that were seen.
+
+    Attributes:
+        normalized_entropy: log loss over that of predicting the mean label; lower is better.
+        auc: area under the ROC curve.
+        num_samples: samples of all ranks.
+    """
+
+    normalized_entropy: float
+    auc: float
+    num_samples: int
 
 
 @dataclass(frozen=True)

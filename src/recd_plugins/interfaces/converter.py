@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from recd_plugins.interfaces.dataset import FeatureSchema, Rows
 from recd_plugins.interfaces.plugin import Plugin
+from recd_plugins.values.rows import FeatureSchema, Rows
 
 if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
+    from recd_plugins.values.batch import Batch
 
 
 class Converter(Plugin, ABC):

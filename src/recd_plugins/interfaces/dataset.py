@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
-
-import pyarrow as pa
 
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.plugin_call import guard_methods
+from recd_plugins.values.rows import FeatureSchema, Rows, SessionKeys
 
 if TYPE_CHECKING:
-    from recd_plugins.data.statistics import TableStatistics
     from recd_plugins.interfaces.lookups import Lookups
+    from recd_plugins.values.statistics import TableStatistics
 
 Split = Literal["train", "test"]
 """The splits of a dataset."""
@@ -35,80 +33,6 @@ _GUARDED = (
     "check",
     "expected_groups",
 )
-
-
-@dataclass(frozen=True)
-class FeatureSchema:
-    """Which columns are what.
-
-    Attributes:
-        sparse: columns of type list<int64> (or int64, one id a row), in the order of features.
-        dense: columns of numbers, in order.
-        label: the column of the label, 0 or 1.
-    """
-
-    sparse: tuple[str, ...]
-    dense: tuple[str, ...]
-    label: str
-
-
-@dataclass(frozen=True)
-class SessionKeys:
-    """Which columns of ``Dataset.scan`` say to which session a row belongs, and when it was."""
-
-    session: str
-    timestamp: str
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where ``num_rows`` rows came from: a file and the 0-based row of the first.
-
-    Attributes:
-        rows: int64 ``[num_rows]``, ascending: their 0-based rows in the file, where a filter left
-            out some between them; None where they are adjacent.
-    """
-
-    path: str
-    first_row: int
-    num_rows: int
-    rows: pa.Array | None = None
-
-    def row(self, number: int) -> int:
-        """The 0-based row in the file of one of these rows."""
-        return self.first_row + number if self.rows is None else int(self.rows[number].as_py())
-
-    def slice(self, start: int, length: int) -> Origin:
-        """Where ``length`` of these rows from ``start`` on came from."""
-        rows = None if self.rows is None else self.rows.slice(start, length)
-        return Origin(self.path, self.row(start), length, rows)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """A record batch of training rows and where each came from, so that errors can say it.
-
-    Attributes:
-        data: the rows.
-        origins: where they came from, in their order.
-        groups: how many of them belong to which group, where a wrapper of the dataset sorts rows
-            into groups; ``recd run`` counts them.
-    """
-
-    data: pa.RecordBatch
-    origins: tuple[Origin, ...]
-    groups: Mapping[str, int] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return int(self.data.num_rows)
-
-    def origin_of(self, row: int) -> tuple[str, int]:
-        """File and 0-based row in that file of ``row`` in this batch."""
-        for origin in self.origins:
-            if row < origin.num_rows:
-                return origin.path, origin.row(row)
-            row -= origin.num_rows
-        raise IndexError(row)
 
 
 class Reader(ABC):

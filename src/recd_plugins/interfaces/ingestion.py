@@ -11,8 +11,8 @@ from recd_plugins.interfaces.dataset import Reader
 from recd_plugins.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
-    from recd_plugins.data.model_input import ModelInput
-    from recd_plugins.data.read_task import ReadTask
+    from recd_plugins.interfaces.read_task import ReadTask
+    from recd_plugins.values.model_input import ModelInput
 
 
 class Ingestion(Plugin, ABC):

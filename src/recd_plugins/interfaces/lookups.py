@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from recd_plugins.interfaces.dataset import Rows
-    from recd_plugins.interfaces.sharding import Table
     from recd_plugins.interfaces.table_part import TablePart
+    from recd_plugins.values.rows import Rows
+    from recd_plugins.values.table import Table
 
 
 @dataclass(frozen=True, eq=False)

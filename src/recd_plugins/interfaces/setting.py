@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from recd_plugins.access.profile import AccessProfile
-    from recd_plugins.interfaces.sharding import Table
-    from recd_plugins.planning.collective_rates import CollectiveRates
-    from recd_plugins.planning.profile import DataProfile
+    from recd_plugins.values.collective_rates import CollectiveRates
+    from recd_plugins.values.data_profile import DataProfile
+    from recd_plugins.values.table import Table
 
 
 class TrainingData(ABC):

@@ -4,38 +4,19 @@ from __future__ import annotations
 
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from recd_plugins.interfaces.plugin import Plugin
+from recd_plugins.values.table import Table
 
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.planner.types import ParameterConstraints
     from torchrec.distributed.types import ModuleSharder
 
-    from recd_plugins.distributed.lookup_kernels import LookupKernels
+    from recd_plugins.interfaces.lookup_kernels import LookupKernels
     from recd_plugins.interfaces.setting import Setting
     from recd_plugins.interfaces.table_part import TablePart
-
-
-@dataclass(frozen=True)
-class Table:
-    """An embedding table of the model.
-
-    Attributes:
-        name: TorchRec's table name.
-        features: the features that look it up.
-        num_embeddings: rows.
-        embedding_dim: scalars a row.
-        pooled: True in an EmbeddingBagCollection, False in an EmbeddingCollection.
-    """
-
-    name: str
-    features: tuple[str, ...]
-    num_embeddings: int
-    embedding_dim: int
-    pooled: bool
 
 
 class SharderArguments(NamedTuple):

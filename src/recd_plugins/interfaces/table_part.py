@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardingOption
     from torchrec.distributed.types import ParameterSharding, ShardingPlan
 
-    from recd_plugins.distributed.byte_counter import Channel
-    from recd_plugins.distributed.lookup_kernels import LookupKernels
+    from recd_plugins.interfaces.lookup_kernels import LookupKernels
     from recd_plugins.interfaces.setting import Setting
-    from recd_plugins.interfaces.sharding import Table
-    from recd_plugins.planning.profile import DataProfile
-    from recd_plugins.planning.work import Work
+    from recd_plugins.values.channels import Channel
+    from recd_plugins.values.data_profile import DataProfile
+    from recd_plugins.values.table import Table
+    from recd_plugins.values.work import Work
 
 
 class RowMemory(NamedTuple):

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugins.data.model_input import ModelInput
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.sparse.index_select import jagged_index_select
+from recd_plugins.values.model_input import ModelInput
 
 PoolRows = Literal["unique", "all"]
 

@@ -8,6 +8,10 @@ Making a plan:
 - ``performance``, ``storage``, ``proposers``: TorchRec's estimates and search, put right.
 - ``planner``: all of these together, the one planner of ``recd run`` and ``recd plan``.
 
+What users call:
+
+- ``prepared``: a registry that prepares a model, and what it has prepared. ``prepare``: how.
+
 What a plan comes to:
 
 - ``compute``, ``activations``: operations and memory of the model apart from its tables, counted.
@@ -16,8 +20,9 @@ What a plan comes to:
 
 ``recd plan``:
 
+- ``plan_mode``: what a flag plans in place of the tables.
 - ``candidates``, ``largest_batch``, ``study``: a model with the plugins and without, planned.
-- ``report``, ``report_text``, ``report_plot``: what comes out.
+- ``plan_report``, ``report_text``, ``report_plot``: what comes out.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model_tables import rows_by_feature, tables_of
 from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned, RegistryPlanner
-from recd_plugins.planning.profile import DataProfile
+from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import rows_pooled
-from recd_plugins.registry import Prepared, Registry
+from recd_plugins.values.data_profile import DataProfile
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from recd_plugins.planning.activations import counting_saved
 from recd_plugins.planning.stages import stage_of
 
 if TYPE_CHECKING:
-    from recd_plugins.data.model_input import ModelInput, Placement
     from recd_plugins.registry import Registry
+    from recd_plugins.values.model_input import ModelInput, Placement
 
 # Rows to look at, enough that lengths are those of the data; and rows to count on, spread over
 # them: neighbours are of one session, so fewer of them than of others say how long sessions are.

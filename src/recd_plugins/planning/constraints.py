@@ -22,9 +22,10 @@ from recd_plugins.registry.table_answers import check_answers
 from recd_plugins.words import did_you_mean, shortened
 
 if TYPE_CHECKING:
+    from recd_plugins.data.prepared import Prepared
     from recd_plugins.interfaces import TablePart
-    from recd_plugins.planning.profile import DataProfile, FeatureProfile
-    from recd_plugins.registry import Entry, Prepared, Registry, TrainingSpec
+    from recd_plugins.registry import Entry, Registry, TrainingSpec
+    from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
 _UNSET = ParameterConstraints()
 _COLUMN_WISE = {

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from math import log
 from statistics import mean
 from typing import TYPE_CHECKING
 
@@ -14,45 +11,17 @@ from torch import Tensor
 
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.interfaces import Rows, Table
-from recd_plugins.interfaces.dataset import Origin
+from recd_plugins.values.data_profile import DistinctIds
+from recd_plugins.values.rows import Origin
 
 if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
     from recd_plugins.data.transforms import Transforms
     from recd_plugins.registry import Registry
+    from recd_plugins.values.batch import Batch
 
 
 # A batch is halved so often, to see how its distinct ids grow.
 _HALVINGS = 4
-
-
-@dataclass(frozen=True)
-class DistinctIds:
-    """Distinct ids of a table in batches of several sizes.
-
-    Between and beyond them they grow with a power of the batch size, as words of a text do (Heaps'
-    law).
-
-    Attributes:
-        batch_sizes: rows, ascending.
-        ids: of all features of the table in such a batch, the mean.
-    """
-
-    batch_sizes: tuple[int, ...]
-    ids: tuple[float, ...]
-
-    def of(self, batch_size: int) -> float:
-        """Distinct ids of a batch of so many rows."""
-        known = [pair for pair in zip(self.batch_sizes, self.ids, strict=True) if pair[1]]
-        if not known:
-            return 0.0
-        (size, ids), (next_size, next_ids) = next(
-            (pair for pair in pairwise(known) if batch_size <= pair[1][0]), (known[-2:] * 2)[:2]
-        )
-        if size == next_size:  # one batch is all that is known
-            return ids * batch_size / size
-        exponent = min(1.0, log(next_ids / ids) / log(next_size / size))
-        return float(next_ids * (batch_size / next_size) ** exponent)
 
 
 def measure_distinct(

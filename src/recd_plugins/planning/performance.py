@@ -27,7 +27,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingType
 
 from recd_plugins.interfaces import TablePart
-from recd_plugins.planning.checked_part import one_answer
+from recd_plugins.registry.checked_part import one_answer
 
 # Milliseconds of a step for each sharding type of a module, however little it shards: a batch is
 # split once more, and four more collectives follow each other (lengths, ids, embeddings,

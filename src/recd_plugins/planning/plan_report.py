@@ -16,7 +16,6 @@ from recd_plugins.interfaces import Table
 from recd_plugins.planning.candidates import Candidate
 from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned
-from recd_plugins.planning.profile import DataProfile
 from recd_plugins.planning.stage_times import StageCosts, predict
 from recd_plugins.planning.stages import StageTimes
 from recd_plugins.planning.storage import (
@@ -28,6 +27,7 @@ from recd_plugins.planning.storage import (
 )
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import work_of_step
+from recd_plugins.values.data_profile import DataProfile
 
 #: What takes the memory of a rank, beside what table parts name.
 COMPONENTS = (

@@ -25,12 +25,13 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
+from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.model_tables import left_modules, tables_of
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.feasible import feasible
 from recd_plugins.planning.performance import PerfEstimator, StepTime
-from recd_plugins.planning.profile import DataProfile, measure_profile
+from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, proposers
 from recd_plugins.planning.storage import (
     RESERVED_SHARE,
@@ -40,10 +41,11 @@ from recd_plugins.planning.storage import (
 )
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.topologies import TopologySpec, this_machine
+from recd_plugins.values.data_profile import DataProfile
 
 if TYPE_CHECKING:
+    from recd_plugins.data.prepared import Prepared
     from recd_plugins.interfaces import TablePart
-    from recd_plugins.registry import Prepared
     from recd_plugins.registry.schema import TrainingSpec
 
 _Constraints = dict[str, ParameterConstraints]
@@ -107,7 +109,7 @@ def build_planner(
             left=left_modules(module),
         )
 
-    of_tables(prepared.model, prepared.sharders())
+    of_tables(prepared.model, build_sharders(prepared))
     return RegistryPlanner(
         topology, registry.training, of_tables, activation_bytes, prepared.checked_parts
     )

@@ -3,105 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from recd_plugins.data.arrow import sparse_column
-from recd_plugins.data.model_input import Placement
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fit_converter
-from recd_plugins.data.statistics import FeatureStatistics
 from recd_plugins.data.transforms import Transforms
-from recd_plugins.planning.distinct import DistinctIds, measure_distinct
+from recd_plugins.planning.distinct import measure_distinct
 from recd_plugins.sparse.dedup import Deduplicator
+from recd_plugins.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.values.model_input import Placement
+from recd_plugins.values.statistics import FeatureStatistics
 
 if TYPE_CHECKING:
-    from recd_plugins.data.batch import Batch
-    from recd_plugins.data.statistics import TableStatistics
     from recd_plugins.interfaces import Rows, Table
     from recd_plugins.registry import Registry
-
-
-@dataclass(frozen=True)
-class FeatureProfile:
-    """One feature, as the model gets it.
-
-    Of B adjacent rows the first is stored; each of the others is not with a certain probability. So
-    a batch of one row has nothing to share, and one of many rows has S samples of most sessions.
-
-    Attributes:
-        length: mean ids of a row.
-        deduplicated: whether the converter takes it apart into unique rows.
-        repeated_rows: the probability that a row is not stored, since an equal one is.
-        repeated_ids: the same of an id, with its row.
-        shared_ids: the same of an id of a sequence feature, alone or with its row: more than
-            ``repeated_ids`` where the converter stores the feature partially.
-    """
-
-    length: float = 1.0
-    deduplicated: bool = False
-    repeated_rows: float = 0.0
-    repeated_ids: float = 0.0
-    shared_ids: float = 0.0
-
-    def rows(self, batch_size: int) -> float:
-        """Unique rows of a batch."""
-        return batch_size - (batch_size - 1) * self.repeated_rows
-
-    def ids(self, batch_size: int, *, pooled: bool) -> float:
-        """Ids that travel and are looked up, of a feature that is pooled in bags or a sequence."""
-        repeated = self.repeated_ids if pooled else self.shared_ids
-        return self.length * (batch_size - (batch_size - 1) * repeated)
-
-    def dedupe_factor(self, batch_size: int, *, pooled: bool) -> float:
-        """Ids of a batch over ``ids``; 1 where there are none."""
-        ids = self.ids(batch_size, pooled=pooled)
-        return self.length * batch_size / ids if ids else 1.0
-
-    def plain(self) -> FeatureProfile:
-        """The same feature, not deduplicated."""
-        return FeatureProfile(self.length)
-
-
-@dataclass(frozen=True)
-class DataProfile:
-    """The features of a table.
-
-    Attributes:
-        features: by name.
-        source: where the figures come from, in words.
-        samples_per_session: S of the whole table, None where only its first rows were seen.
-        distinct: of tables whose ids are coalesced, by table name.
-    """
-
-    features: Mapping[str, FeatureProfile]
-    source: str = "the caller"
-    samples_per_session: float | None = None
-    distinct: Mapping[str, DistinctIds] = field(default_factory=dict)
-
-    def of(self, feature: str) -> FeatureProfile:
-        """One feature; one id a row, as TorchRec assumes, where it is none of the data's."""
-        return self.features.get(feature, FeatureProfile())
-
-    def ids(self, table: Table, batch_size: int) -> float:
-        """Ids of a rank's batch that a table is asked for; distinct ones if it is coalesced."""
-        if (distinct := self.distinct.get(table.name)) is not None:
-            return distinct.of(batch_size)
-        return sum(self.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
-
-    def rows(self, table: Table, batch_size: int) -> float:
-        """Rows of a rank's batch, of all features of a table: lengths that are sent, and vectors
-        that a pooled table returns. Of a coalesced table each id is one, and a sequence's has none.
-        """
-        if (distinct := self.distinct.get(table.name)) is not None:
-            return distinct.of(batch_size) if table.pooled else 0.0
-        return sum(self.of(f).rows(batch_size) for f in table.features)
-
-    def plain(self) -> DataProfile:
-        """The same data, neither deduplicated nor coalesced."""
-        features = {name: feature.plain() for name, feature in self.features.items()}
-        return replace(self, features=features, distinct={})
+    from recd_plugins.values.batch import Batch
+    from recd_plugins.values.statistics import TableStatistics
 
 
 def measure_profile(

@@ -11,7 +11,8 @@ import torch
 from recd_plugins.interfaces import Setting, Table, TrainingData
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
 from recd_plugins.planning.planner import machine_of
-from recd_plugins.planning.profile import DataProfile, measure_profile
+from recd_plugins.planning.profile import measure_profile
+from recd_plugins.values.data_profile import DataProfile
 
 if TYPE_CHECKING:
     from torch import nn

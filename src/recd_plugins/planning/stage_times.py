@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from recd_plugins.planning.stages import STAGES, StageTimes
 
 if TYPE_CHECKING:
-    from recd_plugins.planning.topologies import TopologySpec
-    from recd_plugins.planning.work import Work
+    from recd_plugins.values.work import Work
 
 #: Bytes a second of a file whose rows are read in random order: an assumption, 1 GiB/s.
 FILE_BYTES_PER_SECOND = float(2**30)
@@ -83,36 +82,6 @@ class StageCosts(BaseModel):
     all_to_all: AllToAllCost = AllToAllCost()
     all_reduce: AllReduceCost = AllReduceCost()
     other: OtherCost = OtherCost()
-
-    @classmethod
-    def of_topology(cls, topology: TopologySpec) -> Self:
-        """Lower bounds: nothing but the bandwidths and operations a second that it states.
-
-        A lookup reads an embedding, and the backward pass reads and writes it again. Nothing hides
-        what cached tables move, as lookahead may.
-        """
-        on_device = topology.device == "cuda" and topology.hbm_bandwidth is not None
-        memory = topology.hbm_bandwidth if on_device else topology.ddr_bandwidth
-        to_host = topology.hbm_to_ddr_bandwidth if on_device else topology.ddr_bandwidth
-        assert memory is not None, "checked with the topology"
-        assert to_host is not None, "checked with the topology"
-        slowest = (
-            topology.inter_node_bandwidth if topology.nodes > 1 else topology.intra_node_bandwidth
-        )
-        return cls(
-            lookup=LookupCost(
-                bytes_looked_up=3 / memory,
-                bytes_from_host=1 / to_host,
-                bytes_from_file=1 / FILE_BYTES_PER_SECOND,
-            ),
-            gemm=GemmCost(matmul_flops=1 / topology.flops, attention_flops=1 / topology.flops),
-            all_to_all=AllToAllCost(
-                bytes_in_node=1 / topology.intra_node_bandwidth,
-                bytes_across_nodes=1 / topology.inter_node_bandwidth,
-            ),
-            all_reduce=AllReduceCost(bytes_reduced=1 / slowest),
-            other=OtherCost(element_bytes=1 / memory),
-        )
 
 
 def predict(works: Sequence[Work], costs: StageCosts) -> StageTimes:

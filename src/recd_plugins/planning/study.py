@@ -11,9 +11,8 @@ from recd_plugins.planning.candidates import Candidate, as_plain, data_of_model,
 from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.largest_batch import largest_batch
 from recd_plugins.planning.plan_report import PlanReport, SideReport, report_side
-from recd_plugins.planning.stage_times import StageCosts
+from recd_plugins.planning.prepared import Registry
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.registry import Registry
 
 # By batch size.
 _Candidates = Callable[[int], Candidate]
@@ -96,7 +95,7 @@ class Study:
             largest_batch_size=largest,
             batch_step=step,
             compute=self.compute,
-            costs=self.spec.costs or StageCosts.of_topology(self.spec),
+            costs=self.spec.costs or self.spec.least_costs,
         )
 
 

@@ -29,10 +29,18 @@ from torchrec.distributed.planner.types import (
 
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.manager import PluginManager
-from recd_plugins.planning.collective_rates import CollectiveRates
-from recd_plugins.planning.stage_times import StageCosts
+from recd_plugins.planning.stage_times import (
+    FILE_BYTES_PER_SECOND,
+    AllReduceCost,
+    AllToAllCost,
+    GemmCost,
+    LookupCost,
+    OtherCost,
+    StageCosts,
+)
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import schema_problems
+from recd_plugins.values.collective_rates import CollectiveRates
 from recd_plugins.words import did_you_mean
 
 #: The name of the topology that is the machine at hand.
@@ -112,6 +120,34 @@ class TopologySpec(BaseModel):
     def collective_rates(self) -> CollectiveRates:
         """The rates of the section ``collectives``, or what the bandwidths allow."""
         return self.collectives or CollectiveRates.of_topology(self)
+
+    @property
+    def least_costs(self) -> StageCosts:
+        """Lower bounds of ``costs``: nothing but bandwidths and operations a second.
+
+        A lookup reads an embedding, and the backward pass reads and writes it again. Nothing hides
+        what cached tables move, as lookahead may.
+        """
+        on_device = self.device == "cuda" and self.hbm_bandwidth is not None
+        memory = self.hbm_bandwidth if on_device else self.ddr_bandwidth
+        to_host = self.hbm_to_ddr_bandwidth if on_device else self.ddr_bandwidth
+        assert memory is not None, "checked when it was made"
+        assert to_host is not None, "checked when it was made"
+        slowest = self.inter_node_bandwidth if self.nodes > 1 else self.intra_node_bandwidth
+        return StageCosts(
+            lookup=LookupCost(
+                bytes_looked_up=3 / memory,
+                bytes_from_host=1 / to_host,
+                bytes_from_file=1 / FILE_BYTES_PER_SECOND,
+            ),
+            gemm=GemmCost(matmul_flops=1 / self.flops, attention_flops=1 / self.flops),
+            all_to_all=AllToAllCost(
+                bytes_in_node=1 / self.intra_node_bandwidth,
+                bytes_across_nodes=1 / self.inter_node_bandwidth,
+            ),
+            all_reduce=AllReduceCost(bytes_reduced=1 / slowest),
+            other=OtherCost(element_bytes=1 / memory),
+        )
 
     @property
     def sections(self) -> dict[str, BaseModel]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,8 @@ from torchrec.distributed.types import (
 
 from recd_plugins.interfaces import StepShape, Table, TablePart
 from recd_plugins.planning.compute import Compute
-from recd_plugins.planning.profile import DataProfile
+from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.values.work import Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,53 +35,6 @@ COLLECTIVES = 4
 EVERY_RANK = slice(None)
 # Rows are split over the ranks of one node.
 _WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
-
-
-@dataclass(frozen=True)
-class Work:
-    """One step of one rank, forward and backward.
-
-    Attributes:
-        steps: 1, for what a step costs however little it does.
-        ids_looked_up: ids that its lookups take; an id counts once for each column shard.
-        bytes_looked_up: of the embeddings that these ids read.
-        rows_looked_up: rows of deduplicated batches whose ids its pooling lookups take.
-        bytes_from_host: of cached tables, moved from the backing store in host memory and back.
-        bytes_from_file: the same of backing stores in files.
-        collectives: of the embeddings' input dist and output dist.
-        bytes_in_node: that it sends to ranks of its node in them, and receives likewise.
-        bytes_across_nodes: that it sends to ranks of other nodes.
-        bytes_reduced: gradients that ranks reduce.
-        matmul_flops: operations of matrix products.
-        attention_flops: operations of torch's fused attention.
-        element_bytes: read and written by all else that computes.
-        ids_read: ids of the batch, which the loader converts.
-    """
-
-    steps: float = 1.0
-    ids_looked_up: float = 0.0
-    bytes_looked_up: float = 0.0
-    rows_looked_up: float = 0.0
-    bytes_from_host: float = 0.0
-    bytes_from_file: float = 0.0
-    collectives: float = 0.0
-    bytes_in_node: float = 0.0
-    bytes_across_nodes: float = 0.0
-    bytes_reduced: float = 0.0
-    matmul_flops: float = 0.0
-    attention_flops: float = 0.0
-    element_bytes: float = 0.0
-    ids_read: float = 0.0
-
-    def __add__(self, other: Work) -> Work:
-        """Both in one step."""
-        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
-        return Work(**{**sums, "steps": 1.0})
-
-    def __mul__(self, share: float) -> Work:
-        """Part of it, in one step."""
-        parts = {f.name: getattr(self, f.name) * share for f in fields(self)}
-        return Work(**{**parts, "steps": 1.0})
 
 
 def work_of_step(

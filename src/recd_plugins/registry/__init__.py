@@ -1,8 +1,6 @@
 """``registry.yaml``: which plugins a training run uses, and with which options."""
 
 from recd_plugins.registry.entries import Entry, at_entry
-from recd_plugins.registry.from_file import load_registry
-from recd_plugins.registry.prepared import Prepared
 from recd_plugins.registry.registry import Registry
 from recd_plugins.registry.schema import (
     CheckpointSpec,
@@ -16,11 +14,9 @@ __all__ = [
     "CheckpointSpec",
     "Entry",
     "ModelSpec",
-    "Prepared",
     "Registry",
     "RegistrySpec",
     "TableSpec",
     "TrainingSpec",
     "at_entry",
-    "load_registry",
 ]

@@ -19,22 +19,11 @@ from recd_plugins.registry.schema import (
 from recd_plugins.registry.variants import with_sharding
 
 
-def load_registry(
-    path: str | Path, *, plugins_dir: str | Path | None = None, sharding: str | None = None
+def read_registry(
+    path: Path, *, plugins_dir: str | Path | None = None, sharding: str | None = None
 ) -> Registry:
-    """Read a registry file, find its plugins and check all of it. Reads no data.
-
-    Args:
-        path: the file.
-        plugins_dir: a folder of plugin files besides the installed ones.
-        sharding: a plugin that takes the tables of the first sharding entry that is enabled, in
-            place of that entry's.
-
-    Raises:
-        RegistryError: everything that is wrong with the file, with lines.
-        PluginError: an installed plugin does not load.
-    """
-    document = read_yaml(Path(path))
+    """The registry of a file: ``recd_plugins.load_registry``."""
+    document = read_yaml(path)
     if sharding is not None:
         document = with_sharding(document, sharding)
     found = resolve(document, PluginManager(plugins_dir))
@@ -56,7 +45,7 @@ def load_registry(
     }
     (dataset,), (converter,) = entries["dataset"], entries["converter"]
     return Registry(
-        path=Path(path),
+        path=path,
         # Without sections of kinds: it travels to readers, who know this class alone.
         spec=RegistrySpec(version=spec.version, model=spec.model, training=spec.training),
         dataset=dataset.plugin,

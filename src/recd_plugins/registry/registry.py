@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from pydantic import ValidationError
 
@@ -24,15 +24,12 @@ from recd_plugins.interfaces import (
     Sharding,
 )
 from recd_plugins.registry.entries import Entry, claim
-from recd_plugins.registry.prepared import Prepared
 from recd_plugins.registry.resolve import two_readers
 from recd_plugins.registry.schema import ModelSpec, RegistrySpec, TrainingSpec
 from recd_plugins.words import did_you_mean
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from recd_plugins.interfaces import Lookups, Setting
+    from recd_plugins.interfaces import Lookups
 
 #: Kinds that a registry has an attribute for, of the same name.
 TYPED_KINDS = frozenset(
@@ -77,13 +74,6 @@ class Registry:
         """How training runs."""
         return self.spec.training
 
-    @property
-    def wrapped_dataset(self) -> Dataset:
-        """``dataset`` in its wrappers, which know no model: for who reads rows alone."""
-        from recd_plugins.data.lookups import RegistryLookups
-
-        return self.wrap_dataset(RegistryLookups(self))
-
     def wrap_dataset(self, lookups: Lookups) -> Dataset:
         """``dataset`` in its wrappers, which ask ``lookups`` what samples look up."""
         dataset = self.dataset
@@ -91,7 +81,7 @@ class Registry:
             dataset = entry.plugin.over(dataset, lookups)
         return dataset
 
-    def with_training(self, overrides: Mapping[str, Any]) -> Registry:
+    def with_training(self, overrides: Mapping[str, Any]) -> Self:
         """The same with fields of the ``training`` section set.
 
         Raises:
@@ -170,30 +160,3 @@ class Registry:
                 + (did_you_mean(name, kinds) or f"; the kinds: {', '.join(kinds)}")
             )
         return kinds[name]
-
-    def prepare(self, model: nn.Module, setting: Setting | None = None) -> Prepared:
-        """The model with poolings, and with what sharding plugins replace, ready to be sharded.
-
-        Args:
-            model: not sharded; may stand on the meta device. It is changed in place.
-            setting: the ranks that it will be sharded for; those that this process is one of, or
-                would start, without it.
-
-        Raises:
-            RegistryError: a pattern matches no table or feature, or two entries claim one.
-            RecdError: a sequence feature has no pooling, or a combination cannot be exact.
-        """
-        from recd_plugins.training.prepare import prepare_model
-
-        return prepare_model(self, model, setting)
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            """Say what has to be called first to who asks for what only ``Prepared`` has."""
-            if name in vars(Prepared) and name not in vars(Registry):
-                raise AttributeError(
-                    f"a registry has no {name} before it has seen the model; prepare it first: "
-                    f"prepared = registry.prepare(model); prepared.{name}"
-                )
-            return object.__getattribute__(self, name)  # raises again what it did

@@ -18,11 +18,11 @@ from recd_plugins.interfaces import Setting, Table, TablePart
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.candidates import without_plugins
+from recd_plugins.planning.prepare_parts import prepare_parts
+from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.planning.setting import RegistryData, setting_of
-from recd_plugins.registry import Prepared, Registry
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.prepare_parts import prepare_parts
 from recd_plugins.training.weights import copy_weights
 
 #: A registry with its plugins, or plain TorchRec on the same data.

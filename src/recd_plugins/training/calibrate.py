@@ -22,14 +22,15 @@ from recd_plugins.distributed.launch import backend_for, launch
 from recd_plugins.planning.candidates import as_plain, with_plugins
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.fitting import fit_costs
+from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.planning.stage_times import StageCosts, predict
 from recd_plugins.planning.stages import STAGES, Stage, StageTimes
-from recd_plugins.planning.turns import steps_in_turns
-from recd_plugins.planning.work import Work, work_of_step
-from recd_plugins.registry import Registry, load_registry
+from recd_plugins.planning.work import work_of_step
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.breakdown import StepProfile
 from recd_plugins.training.trainer import Job
+from recd_plugins.training.turns import steps_in_turns
+from recd_plugins.values.work import Work
 
 SIDES: tuple[Side, ...] = ("baseline", "plugins")
 # A prediction is judged on stages that take at least this share of the step.

@@ -10,9 +10,8 @@ from ruamel.yaml import YAML
 
 from recd_plugins.errors import RecdError
 from recd_plugins.files import write_text
-from recd_plugins.planning.stage_times import StageCosts
+from recd_plugins.planning.prepared import Registry
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.registry import Registry
 from recd_plugins.training.calibrate import Calibration, calibrate
 from recd_plugins.training.trainer import Job
 
@@ -26,7 +25,7 @@ def calibrate_machine(
         RecdError: there is such a file already, or training does not go.
     """
     registry, job = calibration_job(registry, plugins_dir, spec, path)
-    found = calibrate(registry, job, StageCosts.of_topology(spec))
+    found = calibrate(registry, job, spec.least_costs)
     measured = spec.model_copy(update={"costs": found.costs})
     write_topology(path, measured, f"Measured by recd plan {registry.path} --calibrate {path}.")
     return measured, found

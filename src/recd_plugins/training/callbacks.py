@@ -12,21 +12,22 @@ from typing import Any
 import click
 from torch import Tensor
 
-from recd_plugins.data.model_input import ModelInput
 from recd_plugins.interfaces import Split, Table
 from recd_plugins.interfaces.callback import (
     Callback,
+    Quality,
     RunBatch,
     RunEnd,
     RunEvaluation,
     RunStart,
     RunStep,
 )
+from recd_plugins.planning.prepared import Registry
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, Registry, at_entry
+from recd_plugins.registry import Entry, at_entry
 from recd_plugins.training.agreement import together
 from recd_plugins.training.checkpoint import Progress
-from recd_plugins.training.quality import Quality
+from recd_plugins.values.model_input import ModelInput
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from recd_plugins.byte_sizes import bytes_text
-from recd_plugins.training.quality import Quality
+from recd_plugins.interfaces.callback import Quality
 from recd_plugins.training.trainer import Result
 
 

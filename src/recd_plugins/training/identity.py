@@ -16,9 +16,10 @@ from typing import Any
 from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Dataset, FeatureSchema, Plugin, Preprocessing, Table
+from recd_plugins.planning.prepared import Registry
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.plugin_modules import GROUP, modules_of_files
-from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry import Entry
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.fields import (
     ALLOWABLE,
@@ -209,7 +210,7 @@ def _versions(registry: Registry) -> dict[str, str]:
     versions = {}
     for plugin in plugins:
         top = type(plugin).__module__.partition(".")[0]
-        if file := modules_of_files([plugin]).get(top):
+        if file := modules_of_files([type(plugin)]).get(top):
             version = f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
         else:
             dist = distributions.get(top)

@@ -12,7 +12,8 @@ import torch
 
 from recd_plugins.clock import clock_of
 from recd_plugins.data.stalls import StallMeter, Stalls, StallTotals, Wait
-from recd_plugins.distributed.byte_counter import Channel, CollectiveBytes, lookup_ids
+from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.values.channels import Channel
 
 # Batches that TrainPipelineSparseDist distributes before it trains on them.
 _READ_AHEAD = 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,22 +13,9 @@ from torchrec.metrics.metrics_config import RecTaskInfo
 from torchrec.metrics.ne import NEMetric
 from torchrec.metrics.rec_metric import RecComputeMode
 
+from recd_plugins.interfaces.callback import Quality
+
 _TASK = RecTaskInfo(name="label", label_name="label", prediction_name="prediction")
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Figures over the samples that were seen.
-
-    Attributes:
-        normalized_entropy: log loss over that of predicting the mean label; lower is better.
-        auc: area under the ROC curve.
-        num_samples: samples of all ranks.
-    """
-
-    normalized_entropy: float
-    auc: float
-    num_samples: int
 
 
 class Predictions:

@@ -23,7 +23,7 @@ from recd_plugins.distributed.launch import (
     torchrun_ranks_per_node,
 )
 from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.registry import Registry, load_registry
+from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.hangs import hang_limits, train_beating, watched_by_each_other
 from recd_plugins.training.trainer import Job, Result, checkpoints_of, splits_of, train

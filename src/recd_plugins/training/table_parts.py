@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from recd_plugins.distributed.byte_counter import Channel
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Section, TablePart, TrainedRun
-from recd_plugins.planning.checked_part import CheckedPart, asked_together, by_class
+from recd_plugins.registry.checked_part import CheckedPart, asked_together, by_class
 from recd_plugins.training.assembly import Assembled
+from recd_plugins.values.channels import Channel
 
 #: What the ranks of a run have observed, by class of part.
 Observed = dict[str, Any]

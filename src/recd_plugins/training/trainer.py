@@ -19,11 +19,14 @@ from recd_plugins import activity, upstream_noise
 from recd_plugins.data.stalls import StallMeter
 from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.lookup_kernels import close_kernels
+from recd_plugins.distributed.pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.table_report import describe_tables
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import Section, Split
+from recd_plugins.interfaces.callback import Quality
+from recd_plugins.planning.prepared import Prepared, Registry, load_registry
 from recd_plugins.planning.stages import StageTimes
-from recd_plugins.registry import Prepared, Registry, TrainingSpec, load_registry
+from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.breakdown import StepMemory, StepProfile
@@ -34,9 +37,8 @@ from recd_plugins.training.group_report import GroupReport
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.memory import peak_bytes, reset_peak
 from recd_plugins.training.meter import Meter, sum_by_kind
-from recd_plugins.training.pipeline import CheckedTrainPipeline
 from recd_plugins.training.progress_bar import progress_bar
-from recd_plugins.training.quality import Predictions, Quality
+from recd_plugins.training.quality import Predictions
 from recd_plugins.training.stall_report import StallReport
 from recd_plugins.training.table_parts import channels_of, observed_by, sections_of
 

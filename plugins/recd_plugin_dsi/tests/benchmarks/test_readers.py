@@ -11,7 +11,7 @@ from recd_plugin_dsi.benchmarks import readers
 from recd_plugin_dsi.benchmarks.feeding import Fed
 from recd_plugin_dsi.benchmarks.killing import _rows
 from recd_plugin_dsi.benchmarks.setup import BATCH, PLUGINS, write_registry, write_table
-from recd_plugins.registry import load_registry
+from recd_plugins import load_registry
 from recd_plugins.testing.benchmark import Findings
 
 FED = Fed(

@@ -11,8 +11,8 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime import tier_groups
+from recd_plugins import load_registry
 from recd_plugins.distributed.byte_counter import CollectiveBytes
-from recd_plugins.registry import load_registry
 from recd_plugins.training.assembly import assemble
 
 

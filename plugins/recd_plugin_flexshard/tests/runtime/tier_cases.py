@@ -39,12 +39,12 @@ from recd_plugin_flexshard.tests.runtime.tier_model import (
     Tiers,
     model_input,
 )
-from recd_plugins.data.model_input import ModelInput
 from recd_plugins.distributed.guards import check_every_parameter_is_trained
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
+from recd_plugins.values.model_input import ModelInput
 
 # Gradients of all tiers are summed over ranks and not averaged, or those of one tier are those of
 # this rank alone.

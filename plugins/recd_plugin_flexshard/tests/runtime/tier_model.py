@@ -13,9 +13,10 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime import RowTiers, TieredEmbeddingCollection
-from recd_plugins.data.batch import Batch
-from recd_plugins.data.model_input import ModelInput, Placement, lower
+from recd_plugins.data.lower import lower
 from recd_plugins.sparse import InverseKeyedJaggedTensor
+from recd_plugins.values.batch import Batch
+from recd_plugins.values.model_input import ModelInput, Placement
 
 NUM_STEPS = 6
 Form = Literal["kjt", "ikjt"]

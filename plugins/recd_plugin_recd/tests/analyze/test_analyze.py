@@ -29,8 +29,8 @@ from recd_plugin_recd.papercal_table import TableOptions, write_table
 from recd_plugin_recd.source import open_source
 from recd_plugins.cli import main
 from recd_plugins.data.list_dict import list_dict_field, to_list_dict
-from recd_plugins.data.statistics import dedupe_factor
 from recd_plugins.manager import PluginManager
+from recd_plugins.values.statistics import dedupe_factor
 
 ROWS = 1 << 13
 

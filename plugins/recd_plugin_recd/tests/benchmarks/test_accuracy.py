@@ -10,7 +10,7 @@ from tests.benchmarks.tiny import tiny
 
 from recd_plugin_recd.benchmarks import accuracy
 from recd_plugins.errors import RecdError
-from recd_plugins.training.quality import Quality
+from recd_plugins.interfaces.callback import Quality
 
 
 def test_both_orders_have_the_same_rows_and_the_test_has_other_sessions(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from recd_plugins.cli import main
 from recd_plugins.data.list_dict import is_list_dict
 from recd_plugins.data.statistics import read_footer
 from recd_plugins.data.table_writer import TableWriter
-from recd_plugins.interfaces.dataset import SessionKeys
 from recd_plugins.scratch_folder import scratch_folder
+from recd_plugins.values.rows import SessionKeys
 
 IDS = pa.list_(pa.int64())
 

@@ -13,9 +13,9 @@ from ruamel.yaml import YAML
 
 from recd_plugin_recd.models.registry_text import rm_registry
 from recd_plugin_recd.models.sizes import ModelName
+from recd_plugins import load_registry
 from recd_plugins.built_in_kinds import KINDS
 from recd_plugins.cli import main
-from recd_plugins.registry import load_registry
 from recd_plugins.registry.schema import registry_spec
 
 MODELS = ("papercal", "rm1", "rm2", "rm3")

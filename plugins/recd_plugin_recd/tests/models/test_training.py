@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from recd_plugin_recd.models.registry_text import rm_registry
-from recd_plugins.registry import load_registry
+from recd_plugins import load_registry
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.trainer import Job, train
 

@@ -9,9 +9,9 @@ from tests.benchmarks.tiny import tiny
 
 from recd_plugin_scars.benchmarks import hot_batches
 from recd_plugin_scars.benchmarks.hot_batches import Source, Trained
+from recd_plugins.interfaces.callback import Quality
 from recd_plugins.testing.benchmark import Figure
 from recd_plugins.training.group_report import GroupCount, GroupReport
-from recd_plugins.training.quality import Quality
 
 
 def test_it_trains_on_every_order(tmp_path: Path) -> None:

@@ -24,18 +24,20 @@ from recd_plugin_scars.runtime.planned import as_planned
 from recd_plugin_scars.runtime.spec import HostMemory, MappedFile, TableCache
 from recd_plugin_torchrec.column_wise import ColumnWise
 from recd_plugin_torchrec.row_wise import RowWise
+from recd_plugins import Registry
 from recd_plugins.access.table_access import TableAccess
-from recd_plugins.data.model_input import Placement
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning import build_planner, table_constraints
 from recd_plugins.planning.planner import SortedEnumerator
-from recd_plugins.planning.profile import DataProfile
+from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.storage import RESERVED_SHARE, Reservation
 from recd_plugins.planning.topologies import load_topology, this_machine
-from recd_plugins.registry import Entry, Prepared, Registry
+from recd_plugins.registry import Entry
 from recd_plugins.registry.schema import RegistrySpec
+from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.values.model_input import Placement
 
 BATCH_SIZE, ROWS, DIM = 512, 10_000, 16
 STATE = 4  # bytes of row-wise Adagrad's, a row

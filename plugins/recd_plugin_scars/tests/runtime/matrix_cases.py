@@ -28,7 +28,8 @@ from torchrec.optim.keyed import CombinedOptimizer
 from recd_plugin_scars.runtime.kernels import CachedKernels
 from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, TableCache
 from recd_plugin_scars.runtime.traffic import CacheTraffic, cache_traffic, reset_cache_traffic
-from recd_plugins.data.model_input import ModelInput, lower
+from recd_plugins.data.lower import lower
+from recd_plugins.distributed.pipeline import CheckedTrainPipeline, build_train_pipeline
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
@@ -37,8 +38,8 @@ from recd_plugins.distributed.sharders import (
 from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.pipeline import CheckedTrainPipeline, build_train_pipeline
 from recd_plugins.training.weights import copy_weights
+from recd_plugins.values.model_input import ModelInput
 
 CPU = torch.device("cpu")
 SHARDINGS = ("table_wise", "row_wise", "column_wise")

@@ -29,10 +29,11 @@ from recd_plugin_scars.tests.runtime.matrix_cases import (
     local_state,
     shard,
 )
-from recd_plugins.data.model_input import ModelInput, lower
+from recd_plugins.data.lower import lower
+from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.training import checkpoint
 from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.training.pipeline import build_train_pipeline
+from recd_plugins.values.model_input import ModelInput
 
 NUM_BATCHES = 8
 # Steps before a checkpoint and after it.

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.model_input import ModelInput
 from recd_plugins.interfaces import (
     Callback,
     RunBatch,
@@ -21,8 +20,9 @@ from recd_plugins.interfaces import (
     RunStep,
     Table,
 )
+from recd_plugins.interfaces.callback import Quality
 from recd_plugins.testing.contracts.plugin import PluginContract
-from recd_plugins.training.quality import Quality
+from recd_plugins.values.model_input import ModelInput
 
 _STEPS = 4
 

@@ -21,9 +21,7 @@ import torch
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.batch import Batch
 from recd_plugins.data.loader import DataLoader, build_dataloader
-from recd_plugins.data.model_input import ModelInput
 from recd_plugins.data.read_plan import Piece, ReadPlan, Unit
 from recd_plugins.data.reader import PlannedReader
 from recd_plugins.data.row_pipeline import fit_converter
@@ -41,8 +39,11 @@ from recd_plugins.interfaces import (
     Rows,
     Split,
 )
-from recd_plugins.registry import Entry, Registry, RegistrySpec
+from recd_plugins.planning.prepared import Registry
+from recd_plugins.registry import Entry, RegistrySpec
 from recd_plugins.testing.contracts.plugin import PluginContract
+from recd_plugins.values.batch import Batch
+from recd_plugins.values.model_input import ModelInput
 
 _FILE = "numbers.log"
 _ROWS, _UNIT, _BATCH = 112, 20, 8

@@ -9,7 +9,7 @@ import numpy as np
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.access.table_access import TableAccess
 from recd_plugins.interfaces import Table, TrainingData
-from recd_plugins.planning.profile import DataProfile
+from recd_plugins.values.data_profile import DataProfile
 
 
 class SkewedData(TrainingData):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from recd_plugins.data.placement import placement_of
+from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed import guard
 from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import (
@@ -23,10 +24,10 @@ from recd_plugins.model_tables import (
     embedding_modules,
     rows_by_feature,
 )
+from recd_plugins.planning.prepare_parts import prepare_parts
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, Prepared, at_entry
-from recd_plugins.training.prepare_parts import prepare_parts
+from recd_plugins.registry import Entry, at_entry
 
 if TYPE_CHECKING:
     from recd_plugins.registry import Registry

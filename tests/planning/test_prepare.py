@@ -9,9 +9,9 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugins.data.model_input import Placement
+from recd_plugins import Registry, load_registry
 from recd_plugins.errors import RegistryError
-from recd_plugins.registry import Registry, load_registry
+from recd_plugins.values.model_input import Placement
 
 
 class OwnBags(EmbeddingBagCollection):

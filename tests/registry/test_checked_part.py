@@ -15,14 +15,14 @@ from recd_plugins.api import (
     Sharding,
     TablePart,
 )
-from recd_plugins.planning.checked_part import (
+from recd_plugins.registry import Entry
+from recd_plugins.registry.checked_part import (
     _EXPECTED,
     CheckedPart,
     asked_together,
     by_class,
     one_answer,
 )
-from recd_plugins.registry import Entry
 
 AT = r"^registry\.yaml:7 sharding\[1\]: "
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import Annotated, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, Field
-
-if TYPE_CHECKING:
-    from recd_plugins.planning.topologies import TopologySpec
 
 _Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -26,6 +23,15 @@ class CollectiveRate(BaseModel):
     seconds: _Seconds = Field(default=0.0, description="However few the bytes are.")
 
 
+class Links(Protocol):
+    """Ranks and what links them, as a topology says: bandwidths are bytes a second, one way."""
+
+    ranks_per_node: int
+    nodes: int
+    intra_node_bandwidth: float
+    inter_node_bandwidth: float
+
+
 class CollectiveRates(BaseModel):
     """The section ``collectives`` of a topology."""
 
@@ -39,7 +45,7 @@ class CollectiveRates(BaseModel):
     )
 
     @classmethod
-    def of_topology(cls, topology: TopologySpec) -> Self:
+    def of_topology(cls, topology: Links) -> Self:
         """Bounds: the busiest link decides, nothing has a latency, and no rank waits.
 
         Of what a rank of U = N x W ranks puts into an all-to-all, (U - W) / U go through its

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     import click
     from rich.console import RenderableType
 
+    from recd_plugins.planning.prepared import Registry
     from recd_plugins.planning.topologies import TopologySpec
-    from recd_plugins.registry import Registry
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from recd_plugins.distributed.byte_counter import KINDS, is_group
-from recd_plugins.distributed.lookup_kernels import LookupKernels
 from recd_plugins.errors import PluginError, Problem, RecdError
 from recd_plugins.interfaces import RowMemory, Section, TablePart
-from recd_plugins.planning.work import Work
+from recd_plugins.interfaces.lookup_kernels import LookupKernels
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry.entries import Entry, at_entry
+from recd_plugins.values.channels import KINDS, is_group
+from recd_plugins.values.work import Work
 
 if TYPE_CHECKING:
     from recd_plugins.interfaces import Plugin

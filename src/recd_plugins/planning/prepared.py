@@ -1,0 +1,189 @@
+"""A registry and a model that it has prepared, as a trainer uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from recd_plugins import registry as parsed
+from recd_plugins.data import prepared as data
+from recd_plugins.data.lookups import wrapped_dataset
+from recd_plugins.interfaces import Dataset, Split
+from recd_plugins.registry.from_file import read_registry
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from torch.optim import Optimizer
+    from torchrec.distributed.planner import Topology
+    from torchrec.distributed.planner.types import ParameterConstraints
+    from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
+
+    from recd_plugins.data.loader import DataLoader
+    from recd_plugins.distributed.pipeline import CheckedTrainPipeline
+    from recd_plugins.interfaces import Setting
+    from recd_plugins.planning.planner import RegistryPlanner
+    from recd_plugins.values.data_profile import DataProfile
+
+
+@dataclass(frozen=True)
+class Prepared(data.Prepared):
+    """What ``Registry.prepare`` returns: the model, and the methods by which a trainer goes on."""
+
+    registry: Registry
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say where the module is to who takes this for one."""
+            if hasattr(Prepared, name):
+                return object.__getattribute__(self, name)  # a property raised it: again
+            raise AttributeError(
+                f"what Registry.prepare returns has no attribute {name}; the module is its "
+                "attribute model: prepared = registry.prepare(model); prepared.model"
+            )
+
+    def planner(
+        self,
+        topology: Topology | None = None,
+        *,
+        profile: DataProfile | None = None,
+        activation_bytes: int = 0,
+        world_size: int | None = None,
+        local_world_size: int | None = None,
+        device: torch.device | None = None,
+        constraints: Mapping[str, ParameterConstraints] | None = None,
+        replicate: bool = False,
+    ) -> RegistryPlanner:
+        """TorchRec's planner, told of sharding, caches and deduplication.
+
+        :func:`recd_plugins.planning.build_planner` describes the arguments.
+
+        Raises:
+            DataError: without a ``profile``: the data is missing or wrong.
+            SetupError: plugins or ``constraints`` contradict each other. From ``plan``: there is
+                no plan; says why.
+        """
+        from recd_plugins.planning.planner import build_planner
+
+        return build_planner(
+            self,
+            topology,
+            profile=profile,
+            activation_bytes=activation_bytes,
+            world_size=world_size,
+            local_world_size=local_world_size,
+            device=device,
+            constraints=constraints,
+            replicate=replicate,
+        )
+
+    def sharders(
+        self,
+        base: Sequence[ModuleSharder[nn.Module]] = (),
+        *,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> list[ModuleSharder[nn.Module]]:
+        """Sharders of TorchRec's modules, exact on CPU too, and those of the sharding plugins.
+
+        :func:`recd_plugins.distributed.build_sharders` describes the arguments.
+
+        Raises:
+            SetupError: two sharders are for one module type, or cannot be joined.
+        """
+        from recd_plugins.distributed.sharders import build_sharders
+
+        return build_sharders(
+            self, base, fused_params=fused_params, qcomm_codecs_registry=qcomm_codecs_registry
+        )
+
+    def dataloader(
+        self,
+        rank: int,
+        world_size: int,
+        split: Split = "train",
+        device: torch.device | None = None,
+    ) -> DataLoader:
+        """A resumable loader of this rank's share of a split, whose batches suit the model.
+
+        Batches are in host memory, pinned where ``device`` is a CUDA device.
+
+        Raises:
+            DataError: the data is missing or wrong.
+            RegistryError: a pattern matches no feature.
+        """
+        from recd_plugins.data.loader import build_dataloader
+
+        return build_dataloader(self.registry, rank, world_size, split, device, prepared=self)
+
+    def train_pipeline(
+        self, dmp: nn.Module, optimizer: Optimizer, device: torch.device
+    ) -> CheckedTrainPipeline:
+        """TorchRec's pipelined training loop over ``dmp``.
+
+        Its first ``progress`` raises RecdError where an embedding module is not pipelined.
+        """
+        from recd_plugins.distributed.pipeline import build_train_pipeline
+
+        return build_train_pipeline(dmp, optimizer, device)
+
+
+@dataclass(frozen=True)
+class Registry(parsed.Registry):
+    """What a registry file says, with its plugins made. Entries that are not enabled are left out.
+
+    Relative paths in options are relative to the current directory.
+    """
+
+    @property
+    def wrapped_dataset(self) -> Dataset:
+        """``dataset`` in its wrappers, which know no model: for who reads rows alone."""
+        return wrapped_dataset(self)
+
+    def prepare(self, model: nn.Module, setting: Setting | None = None) -> Prepared:
+        """The model with poolings, and with what sharding plugins replace, ready to be sharded.
+
+        Args:
+            model: not sharded; may stand on the meta device. It is changed in place.
+            setting: the ranks that it will be sharded for; those that this process is one of, or
+                would start, without it.
+
+        Raises:
+            RegistryError: a pattern matches no table or feature, or two entries claim one.
+            RecdError: a sequence feature has no pooling, or a combination cannot be exact.
+        """
+        from recd_plugins.planning.prepare import prepare_model
+
+        return Prepared(**vars(prepare_model(self, model, setting)))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what has to be called first to who asks for what only ``Prepared`` has."""
+            if hasattr(Prepared, name) and not hasattr(Registry, name):
+                raise AttributeError(
+                    f"a registry has no {name} before it has seen the model; prepare it first: "
+                    f"prepared = registry.prepare(model); prepared.{name}"
+                )
+            return object.__getattribute__(self, name)  # raises again what it did
+
+
+def load_registry(
+    path: str | Path, *, plugins_dir: str | Path | None = None, sharding: str | None = None
+) -> Registry:
+    """Read a registry file, find its plugins and check all of it. Reads no data.
+
+    Args:
+        path: the file.
+        plugins_dir: a folder of plugin files besides the installed ones.
+        sharding: a plugin that takes the tables of the first sharding entry that is enabled, in
+            place of that entry's.
+
+    Raises:
+        RegistryError: everything that is wrong with the file, with lines.
+        PluginError: an installed plugin does not load.
+    """
+    return Registry(**vars(read_registry(Path(path), plugins_dir=plugins_dir, sharding=sharding)))

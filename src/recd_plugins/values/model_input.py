@@ -1,0 +1,169 @@
+"""A batch as a model takes it, and which features a model looks up how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from recd_plugins.errors import ExactnessError
+from recd_plugins.sparse.stretches import Stretches
+from recd_plugins.values.making_times import MakingTimes
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which features a model pools in which way, each in the order in which the KJT carries it."""
+
+    pooled: tuple[str, ...] = ()
+    replicated: tuple[str, ...] = ()
+    sequence: tuple[str, ...] = ()
+
+
+class _Noting(dict[str, Tensor]):
+    """A dict that notes for which keys it was asked, all of them where it was gone through."""
+
+    def __init__(self, items: Mapping[str, Tensor], asked: set[str]) -> None:
+        super().__init__(items)
+        self._asked = asked
+
+    def __getitem__(self, key: str) -> Tensor:
+        self._asked.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._asked.add(key)
+        return super().get(key, default)
+
+    def items(self) -> Any:
+        self._asked.update(self)
+        return super().items()
+
+    def values(self) -> Any:
+        self._asked.update(self)
+        return super().values()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The default one asks for every item.
+        return type(self), (dict(dict.items(self)), self._asked)
+
+
+@dataclass(frozen=True)
+class ModelInput(Pipelineable):
+    """One batch of B rows as the model takes it; the first three names are those of TorchRec's.
+
+    Attributes:
+        dense_features: float32 ``[B, num_dense]``.
+        sparse_features: pooled features, plain or VBE, or None without any.
+        labels: float32 ``[B]``.
+        replicated_features: features of data-parallel tables, plain, or None.
+        sequence_features: plain KJT over unique rows, or None. Its stride is the largest number of
+            unique rows of any group; a group with fewer has empty rows at its end. A feature of a
+            partial IKJT has its stored ids in the first row instead.
+        num_unique: unique rows by sequence feature.
+        inverse_lookup: int64 ``[B]`` by sequence feature: the unique row of each row. A feature
+            that is not deduplicated has no entry. Features of one group share one tensor.
+        stretches: by sequence feature of a partial IKJT: its unique rows among the stored ids.
+        groups: how many of the rows belong to which group, as ``Rows`` says.
+        making: seconds that it took, by part.
+        taken: sequence features whose unique rows, or whose ``inverse_lookup``, were asked for.
+    """
+
+    dense_features: Tensor
+    sparse_features: KeyedJaggedTensor | None
+    labels: Tensor
+    replicated_features: KeyedJaggedTensor | None = None
+    sequence_features: KeyedJaggedTensor | None = None
+    num_unique: Mapping[str, int] = field(default_factory=dict)
+    inverse_lookup: Mapping[str, Tensor] = field(default_factory=dict)
+    stretches: Mapping[str, Stretches] = field(default_factory=dict)
+    groups: Mapping[str, int] = field(default_factory=dict)
+    making: MakingTimes = field(default_factory=MakingTimes)
+    taken: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        noting = _Noting(self.inverse_lookup, self.taken)
+        object.__setattr__(self, "inverse_lookup", noting)
+
+    def check_taken(self) -> None:
+        """Refuse a model that took unique rows for rows, once it has had this batch.
+
+        Those of a sequence feature may be as many as the batch has rows, where another feature has
+        no duplicates: then no shape is wrong.
+
+        Raises:
+            ExactnessError: names the features whose unique rows were not asked for.
+        """
+        forgotten = [
+            feature
+            for feature in self.num_unique
+            if feature not in self.taken
+            and (feature in self.stretches or feature in self.inverse_lookup)
+        ]
+        if forgotten:
+            raise ExactnessError(
+                f"the model takes no notice of what is deduplicated: it pools the sequence "
+                f"features {', '.join(forgotten)} as they come out of the EmbeddingCollection. "
+                "Pool batch.unique_rows(feature, output[feature]) and repeat the results with "
+                "index_select(0, batch.inverse_lookup[feature]), or use SequencePooling, or leave "
+                "the features out of the converter"
+            )
+
+    def unique_rows(self, feature: str, embeddings: JaggedTensor) -> JaggedTensor:
+        """The unique rows of a sequence feature, for a module that pools rows.
+
+        Args:
+            feature: its name.
+            embeddings: what an EmbeddingCollection made of it from ``sequence_features``.
+
+        Returns:
+            Embeddings of ``num_unique[feature]`` rows.
+        """
+        self.taken.add(feature)
+        if (stretches := self.stretches.get(feature)) is not None:
+            return stretches.gather(embeddings.values())
+        return JaggedTensor(
+            values=embeddings.values(), lengths=embeddings.lengths()[: self.num_unique[feature]]
+        )
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Self:
+        return self._map(lambda value: value.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        return self._map(lambda value: value.pin_memory())
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        self._map(lambda value: value.record_stream(stream))
+        if self.sparse_features is not None:
+            # A KeyedJaggedTensor (torchrec 1.6 to 1.9) leaves these out.
+            inverse_indices = self.sparse_features.inverse_indices_or_none()
+            if inverse_indices is not None:
+                inverse_indices[1].record_stream(stream)
+
+    def _map(self, function: Any) -> Self:
+        """Apply ``function`` to every tensor, to a shared one once."""
+        done: dict[int, Any] = {}
+
+        def once(value: Any) -> Any:
+            if id(value) not in done:
+                done[id(value)] = function(value)
+            return done[id(value)]
+
+        changed: dict[str, Any] = {}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not item.init:
+                continue
+            if item.name in ("num_unique", "groups", "making") or value is None:
+                changed[item.name] = value
+            elif isinstance(value, Mapping):
+                items = dict.items(value) if isinstance(value, _Noting) else value.items()
+                changed[item.name] = {key: once(tensor) for key, tensor in items}
+            else:
+                changed[item.name] = once(value)
+        return type(self)(**changed)
