@@ -25,6 +25,8 @@ PATTERNS = (
 )
 #: Packages that plugins import.
 PUBLIC = ("api", "testing")
+#: Modules of classes whose methods are those of a private base class, too.
+WITH_INHERITED = ("recd_plugins.api.registry",)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -36,6 +38,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             site.append(File.generated(config, name, abs_src_path=str(path)))
     for module in public_modules():
         text = f"---\ntitle: {module}\n---\n\n::: {module}\n"
+        if module in WITH_INHERITED:
+            text += "    options:\n      inherited_members: true\n"
         site.append(File.generated(config, f"docs/api/{module}.md", content=text))
     pages = [page.src_uri for page in site.documentation_pages()]
     config.nav = [expanded(entry, pages) for entry in config.nav or []]

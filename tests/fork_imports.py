@@ -11,7 +11,6 @@ with without_collections():
     import pytest  # noqa: F401
 
     import recd_plugins.cli.run
-    import recd_plugins.planning
     import recd_plugins.testing.gloo
     import recd_plugins.training.rank_imports  # noqa: F401
     from recd_plugins.cli import main

@@ -29,7 +29,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.distributed.sharders import build_sharders
-from recd_plugins.planning import build_planner
+from recd_plugins.planning.planner import build_planner
 from recd_plugins.training.weights import copy_weights
 
 CPU = torch.device("cpu")

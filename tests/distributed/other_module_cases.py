@@ -41,7 +41,7 @@ from recd_plugins import Registry
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import ExactnessError
-from recd_plugins.planning import build_planner
+from recd_plugins.planning.planner import build_planner
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.values.model_input import ModelInput
 

@@ -19,7 +19,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from recd_plugins import describe_tables
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.distributed.table_report import TableLine
-from recd_plugins.planning import build_planner
+from recd_plugins.planning.planner import build_planner
 
 
 class OwnBags(EmbeddingBagCollection):

@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_transforms
-from recd_plugins.planning import table_constraints
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations
+from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.report_text import render
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import this_machine

@@ -25,8 +25,8 @@ from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupError
 from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.model_tables import tables_of
-from recd_plugins.planning import build_planner, default_topology, table_constraints
-from recd_plugins.planning.planner import SortedEnumerator
+from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.planner import SortedEnumerator, build_planner, default_topology
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.registry import Entry
 from recd_plugins.registry.schema import RegistrySpec

@@ -20,8 +20,8 @@ from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import tables_of
-from recd_plugins.planning import build_planner, default_topology, table_constraints
-from recd_plugins.planning.planner import SortedEnumerator
+from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.planner import SortedEnumerator, build_planner, default_topology
 from recd_plugins.planning.table_optimizers import table_optimizers
 
 COLUMN_WISE = {"column_wise", "table_column_wise"}

@@ -14,7 +14,7 @@ from recd_plugins.data.wire import decode, encode
 from recd_plugins.data.worker_processes import WorkerContext
 from recd_plugins.interfaces.read_task import BatchBlock, ReadTask, State, TaskReader
 from recd_plugins.processes import end_with_parent, portable
-from recd_plugins.values.making_times import STALL_CAUSES, MakingTimes
+from recd_plugins.values.model_input import STALL_CAUSES, MakingTimes
 
 __all__ = [
     "STALL_CAUSES",

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from recd_plugins.cli.benchmarks import Benchmarks
-from recd_plugins.cli.command_plugins import manager_of, tell_broken
+from recd_plugins.cli.options import manager_of, tell_broken
 from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
 from recd_plugins.manager import PluginManager

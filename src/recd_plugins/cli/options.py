@@ -11,6 +11,7 @@ import click
 
 from recd_plugins.errors import RecdError
 from recd_plugins.files import check_writable
+from recd_plugins.manager import PluginManager
 
 if TYPE_CHECKING:
     from recd_plugins.planning.prepared import Registry
@@ -131,3 +132,14 @@ def chosen_topology(
         ranks=registry.training.ranks,
         device=choose_device(registry) if topology == MACHINE else "cpu",
     )
+
+
+def manager_of(ctx: click.Context) -> PluginManager:
+    """The plugins of a command line: installed ones, and those of its ``--plugins-dir``."""
+    return PluginManager(ctx.find_root().params.get("plugins_dir"))
+
+
+def tell_broken(manager: PluginManager) -> None:
+    """Say what is installed and cannot be used, where someone misses it."""
+    for broken in manager.broken:
+        click.secho(f"{broken.name} cannot be used: {broken.reason}", fg="red", err=True)

@@ -9,12 +9,13 @@ from typing import Any
 import click
 from rich.console import Console
 
-from recd_plugins.cli.command_plugins import manager_of, tell_broken
 from recd_plugins.cli.options import (
     OUTPUT,
     check_reports,
     chosen_topology,
+    manager_of,
     report_options,
+    tell_broken,
     topology_options,
 )
 from recd_plugins.cli.plan_modes import PlanModes

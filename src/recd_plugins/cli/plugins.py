@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
-from recd_plugins.cli.command_plugins import tell_broken
 from recd_plugins.cli.contributions import check_contributions
+from recd_plugins.cli.options import tell_broken
 from recd_plugins.interfaces import DatasetWrapper
 from recd_plugins.manager import PluginManager, Registered
 

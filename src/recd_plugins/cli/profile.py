@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from recd_plugins.access import AccessProfile
     from recd_plugins.interfaces import Table
     from recd_plugins.planning.prepared import Registry
+from recd_plugins.words import did_you_mean, shortened
 
 
 @click.group()
@@ -306,8 +307,6 @@ def _check_distinct(what: str, names: Sequence[str]) -> None:
 
 
 def _matching(tables: list[Table], patterns: Sequence[str]) -> list[Table]:
-    from recd_plugins.words import did_you_mean, shortened
-
     names = [table.name for table in tables]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):

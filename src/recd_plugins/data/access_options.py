@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field, StrictInt
 
-from recd_plugins.interfaces import PluginOptions
-
-if TYPE_CHECKING:
-    from recd_plugins.access.profile import AccessProfile
-    from recd_plugins.interfaces import Setting, Table
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.interfaces import PluginOptions, Setting, Table
 
 
 class AccessOptions(PluginOptions):
@@ -42,8 +39,6 @@ class AccessOptions(PluginOptions):
         Raises:
             DataError: the data cannot be read, or the file is no access profile.
         """
-        from recd_plugins.access.profile import AccessProfile
-
         if self.profile is None:
             return setting.data.access(tables, self.profile_rows, deduplicated=deduplicated)
         return AccessProfile.load(self.profile)

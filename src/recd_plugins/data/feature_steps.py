@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from recd_plugins.errors import Problem, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
+from recd_plugins.registry import Registry
 
 _CALLED = {"ids": "sparse features", "numbers": "dense features"}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,12 +16,10 @@ from recd_plugins.data.training_rows import training_rows
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import Registry
 from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import offsets_of
 from recd_plugins.values.batch import Batch
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
 
 
 def fitted_steps(registry: Registry, schema: FeatureSchema) -> Steps:

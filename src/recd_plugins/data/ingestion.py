@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recd_plugins.interfaces import Feed, Ingestion, Reader
 from recd_plugins.interfaces.read_task import ReadTask
 from recd_plugins.plugin_call import plugin_call, plugin_items
+from recd_plugins.registry import Registry
 from recd_plugins.registry.entries import Entry, at_entry
 from recd_plugins.values.model_input import ModelInput
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
 
 
 def check_ingestion(registry: Registry) -> None:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
 from recd_plugins.activity import doing
 from recd_plugins.data.ingestion import IngestionFeed
 from recd_plugins.data.lookups import wrapped_dataset
+from recd_plugins.data.prepared import Prepared
 from recd_plugins.data.read_task import read_task
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.interfaces import Dataset, Feed, Reader, Split
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import Registry
 from recd_plugins.values.model_input import ModelInput
-
-if TYPE_CHECKING:
-    from recd_plugins.data.prepared import Prepared
-    from recd_plugins.registry import Registry
 
 
 class DataLoader:

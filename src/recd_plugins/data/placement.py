@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 
 from recd_plugins.errors import ExactnessError
 from recd_plugins.interfaces import FeatureSchema, Sharding
 from recd_plugins.model_tables import embedding_modules, table_name
+from recd_plugins.registry import Registry
 from recd_plugins.values.model_input import Placement
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
 
 
 def plan_placement(registry: Registry, schema: FeatureSchema) -> Placement:

@@ -20,18 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The model, and what batches and plan need to suit it.
+    """A model that is ready to be sharded, and what batches and plan need to suit it.
 
-    Attributes:
-        registry: that prepared it.
-        model: with poolings, and what sharding plugins replaced; not sharded.
-        placement: which features the model looks up how.
-        num_embeddings: rows of the table of each feature.
-        tables: of the model, before sharding plugins replaced any.
-        parts: what sharding and cache entries do to the tables, by ``Entry.field``.
-        coalesced: names of tables whose ids are made unique before they are sent.
-        batch_parts: what wrappers of the dataset are told of the tables in place of ``parts``, as a
-            baseline is fed the batches of the model that it is compared with.
+    What functions take; users have the subclass of ``recd_plugins.planning.prepared``.
     """
 
     registry: Registry

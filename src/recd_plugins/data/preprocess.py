@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,11 +18,9 @@ from recd_plugins.data.preprocess_partial import transform_partial
 from recd_plugins.data.preprocess_unique import transform_together, with_rows
 from recd_plugins.errors import DataError, PluginError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows
+from recd_plugins.registry import Registry
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
 
 # Numbers that a message shows of one row.
 _MOST_SHOWN = 4

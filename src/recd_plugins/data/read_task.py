@@ -15,9 +15,9 @@ from contextlib import closing
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recd_plugins.data.lookups import RegistryLookups
+from recd_plugins.data.prepared import Prepared
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError, RecdError
@@ -27,9 +27,6 @@ from recd_plugins.plugin_modules import modules_of_files
 from recd_plugins.processes import portable
 from recd_plugins.registry import Registry
 from recd_plugins.values.model_input import ModelInput
-
-if TYPE_CHECKING:
-    from recd_plugins.data.prepared import Prepared
 
 
 def read_task(

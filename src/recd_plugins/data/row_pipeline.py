@@ -5,24 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from recd_plugins.data.check_batch import check_batch, check_rows
 from recd_plugins.data.check_ids import check_ids
 from recd_plugins.data.check_numbers import check_numbers
 from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.lower import lower
+from recd_plugins.data.prepared import Prepared
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Rows
 from recd_plugins.plugin_call import plugin_call, plugin_items
-from recd_plugins.values.making_times import MakingTimes
-from recd_plugins.values.model_input import ModelInput
-
-if TYPE_CHECKING:
-    from recd_plugins.data.prepared import Prepared
-    from recd_plugins.registry import Registry
-    from recd_plugins.values.batch import Batch
+from recd_plugins.registry import Registry
+from recd_plugins.values.batch import Batch
+from recd_plugins.values.model_input import MakingTimes, ModelInput
 
 P = ParamSpec("P")
 T = TypeVar("T")

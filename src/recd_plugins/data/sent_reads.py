@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.lower import lower
 from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.transforms import Transforms
+from recd_plugins.interfaces import Table
 from recd_plugins.model_tables import rows_by_feature
+from recd_plugins.registry import Registry
+from recd_plugins.values.batch import Batch
 from recd_plugins.values.model_input import Placement
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-
-    from recd_plugins.interfaces import Table
-    from recd_plugins.registry import Registry
-    from recd_plugins.values.batch import Batch
 
 
 @dataclass(frozen=True)

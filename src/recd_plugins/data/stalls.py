@@ -13,14 +13,12 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
+
+import torch
 
 from recd_plugins.clock import Clock, clock_of
-from recd_plugins.values.making_times import STALL_CAUSES, MakingTimes
-
-if TYPE_CHECKING:
-    import torch
-
+from recd_plugins.values.model_input import STALL_CAUSES, MakingTimes
 
 _MAKING = tuple(field.name for field in fields(MakingTimes))
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from recd_plugins.interfaces import Rows
 from recd_plugins.plugin_call import plugin_call
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
+from recd_plugins.registry import Registry
 
 
 def training_rows(registry: Registry, limit: int | None) -> Iterator[Rows]:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from recd_plugins.data.preprocess import Preprocess, build_preprocess
 from recd_plugins.interfaces import Converter, FeatureSchema
+from recd_plugins.registry import Registry
 from recd_plugins.values.model_input import Placement
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
 
 
 @dataclass(frozen=True)

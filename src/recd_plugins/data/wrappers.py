@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, DatasetWrapper, Split
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import Registry
 from recd_plugins.registry.entries import at_entry
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
 
 
 def check_wrappers_keep_rows(registry: Registry, split: Split) -> None:

@@ -14,7 +14,10 @@ from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.pipeline_context import PrefetchTrainPipelineContext
 from torchrec.distributed.train_pipeline.runtime_forwards import PrefetchPipelinedForward
 
-from recd_plugins.distributed import check_every_parameter_is_trained, check_sharded_as_wholes
+from recd_plugins.distributed.guards import (
+    check_every_parameter_is_trained,
+    check_sharded_as_wholes,
+)
 from recd_plugins.distributed.lookup_kernels import prefetches
 from recd_plugins.distributed.table_report import outermost_sharded
 from recd_plugins.errors import RecdError

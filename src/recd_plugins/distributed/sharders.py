@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -24,6 +24,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
+from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.lent import Lent
 from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.distributed.other_sharders import other_sharders
@@ -34,10 +35,7 @@ from recd_plugins.distributed.sharded_modules import (
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import SharderArguments
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
-
-if TYPE_CHECKING:
-    from recd_plugins.data.prepared import Prepared
-    from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.registry.schema import TrainingSpec
 
 logger = logging.getLogger(__name__)
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from recd_plugins.errors import DataError
+from recd_plugins.interfaces.lookups import Lookups
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.plugin_call import guard_methods
 from recd_plugins.values.rows import FeatureSchema, Rows, SessionKeys
-
-if TYPE_CHECKING:
-    from recd_plugins.interfaces.lookups import Lookups
-    from recd_plugins.values.statistics import TableStatistics
+from recd_plugins.values.statistics import TableStatistics
 
 Split = Literal["train", "test"]
 """The splits of a dataset."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from recd_plugins.interfaces.table_part import TablePart
-    from recd_plugins.values.rows import Rows
-    from recd_plugins.values.table import Table
+from recd_plugins.interfaces.table_part import TablePart
+from recd_plugins.values.rows import Rows
+from recd_plugins.values.table import Table
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
+from pydantic import BaseModel
 
-    from recd_plugins.access.profile import AccessProfile
-    from recd_plugins.values.collective_rates import CollectiveRates
-    from recd_plugins.values.data_profile import DataProfile
-    from recd_plugins.values.table import Table
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.values.collective_rates import CollectiveRates
+from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.values.table import Table
 
 
 class TrainingData(ABC):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
 
 from recd_plugins.data.feature_steps import num_dense_inputs
 from recd_plugins.data.placement import plan_placement
@@ -11,11 +10,9 @@ from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model_tables import table_name
+from recd_plugins.registry import Registry
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.words import did_you_mean, shortened
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
 
 
 def build_model(registry: Registry, schema: FeatureSchema) -> DLRM:

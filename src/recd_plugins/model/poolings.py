@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -12,11 +11,8 @@ from recd_plugins.errors import Problem, RecdError, RegistryError
 from recd_plugins.interfaces import TargetPooling
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.model_tables import rows_by_feature, tables_of
-from recd_plugins.registry import at_entry
+from recd_plugins.registry import Registry, at_entry
 from recd_plugins.words import did_you_mean, shortened
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
 
 logger = logging.getLogger(__name__)
 

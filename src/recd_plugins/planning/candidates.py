@@ -11,7 +11,7 @@ from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.data.placement import plan_placement
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.distributed import stock_sharders
+from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.model.build import build_model
 from recd_plugins.model.poolings import put_poolings

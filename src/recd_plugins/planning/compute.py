@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,8 @@ from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.planning.activations import counting_saved
 from recd_plugins.planning.stages import stage_of
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
-    from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.registry import Registry
+from recd_plugins.values.model_input import ModelInput, Placement
 
 # Rows to look at, enough that lengths are those of the data; and rows to count on, spread over
 # them: neighbours are of one session, so fewer of them than of others say how long sessions are.

@@ -5,27 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ShardingType
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
+from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Sharding, Table
+from recd_plugins.interfaces import Sharding, Table, TablePart
 from recd_plugins.model_tables import EmbeddingModule
 from recd_plugins.planning.table_optimizers import TableOptimizer
 from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import Entry, Registry, TrainingSpec
 from recd_plugins.registry.table_answers import check_answers
+from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.words import did_you_mean, shortened
-
-if TYPE_CHECKING:
-    from recd_plugins.data.prepared import Prepared
-    from recd_plugins.interfaces import TablePart
-    from recd_plugins.registry import Entry, Registry, TrainingSpec
-    from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
 _UNSET = ParameterConstraints()
 _COLUMN_WISE = {

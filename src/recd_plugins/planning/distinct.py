@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import mean
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from recd_plugins.data.row_pipeline import RowPipeline
+from recd_plugins.data.transforms import Transforms
 from recd_plugins.interfaces import Rows, Table
+from recd_plugins.registry import Registry
+from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DistinctIds
 from recd_plugins.values.rows import Origin
-
-if TYPE_CHECKING:
-    from recd_plugins.data.transforms import Transforms
-    from recd_plugins.registry import Registry
-    from recd_plugins.values.batch import Batch
-
 
 # A batch is halved so often, to see how its distinct ids grow.
 _HALVINGS = 4

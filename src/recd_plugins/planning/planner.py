@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -25,8 +24,10 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlanner
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
+from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import NoPlanError, SetupError
+from recd_plugins.interfaces import TablePart
 from recd_plugins.model_tables import left_modules, tables_of
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.feasible import feasible
@@ -41,12 +42,8 @@ from recd_plugins.planning.storage import (
 )
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.topologies import TopologySpec, this_machine
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.values.data_profile import DataProfile
-
-if TYPE_CHECKING:
-    from recd_plugins.data.prepared import Prepared
-    from recd_plugins.interfaces import TablePart
-    from recd_plugins.registry.schema import TrainingSpec
 
 _Constraints = dict[str, ParameterConstraints]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from recd_plugins.data.placement import placement_of
 from recd_plugins.data.prepared import Prepared
-from recd_plugins.distributed import guard
+from recd_plugins.distributed.guards import guard
 from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import (
     Setting,
@@ -27,10 +26,7 @@ from recd_plugins.model_tables import (
 from recd_plugins.planning.prepare_parts import prepare_parts
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, at_entry
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
+from recd_plugins.registry import Entry, Registry, at_entry
 
 logger = logging.getLogger(__name__)
 

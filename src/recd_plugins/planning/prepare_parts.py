@@ -5,16 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, at_entry
+from recd_plugins.registry import Entry, Registry, at_entry
 from recd_plugins.registry.checked_part import CheckedPart
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
 
 logger = logging.getLogger(__name__)
 

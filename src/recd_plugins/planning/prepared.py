@@ -30,7 +30,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared(data.Prepared):
-    """What ``Registry.prepare`` returns: the model, and the methods by which a trainer goes on."""
+    """What ``Registry.prepare`` returns: the model, and what batches and plan need to suit it.
+
+    Attributes:
+        registry: that prepared it.
+        model: with poolings, and what sharding plugins replaced; not sharded.
+        placement: which features the model looks up how.
+        num_embeddings: rows of the table of each feature.
+        tables: of the model, before sharding plugins replaced any.
+        parts: what sharding and cache entries do to the tables, by ``Entry.field``.
+        coalesced: names of tables whose ids are made unique before they are sent.
+        batch_parts: what wrappers of the dataset are told of the tables in place of ``parts``, as a
+            baseline is fed the batches of the model that it is compared with.
+    """
 
     registry: Registry
 
@@ -59,7 +71,7 @@ class Prepared(data.Prepared):
     ) -> RegistryPlanner:
         """TorchRec's planner, told of sharding, caches and deduplication.
 
-        :func:`recd_plugins.planning.build_planner` describes the arguments.
+        :func:`recd_plugins.planning.planner.build_planner` describes the arguments.
 
         Raises:
             DataError: without a ``profile``: the data is missing or wrong.
@@ -89,7 +101,7 @@ class Prepared(data.Prepared):
     ) -> list[ModuleSharder[nn.Module]]:
         """Sharders of TorchRec's modules, exact on CPU too, and those of the sharding plugins.
 
-        :func:`recd_plugins.distributed.build_sharders` describes the arguments.
+        :func:`recd_plugins.distributed.sharders.build_sharders` describes the arguments.
 
         Raises:
             SetupError: two sharders are for one module type, or cannot be joined.
@@ -136,6 +148,13 @@ class Registry(parsed.Registry):
     """What a registry file says, with its plugins made. Entries that are not enabled are left out.
 
     Relative paths in options are relative to the current directory.
+
+    Attributes:
+        dataset: without its wrappers.
+        wrappers: of the dataset; each stands around those before it. Their patterns are empty.
+        ingestion: who makes batches, None for the ranks; its patterns are empty.
+        kinds: that sections of the file may be of, by name.
+        further: entries of the kinds that have no attribute here, by kind.
     """
 
     @property

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fit_converter
 from recd_plugins.data.transforms import Transforms
+from recd_plugins.interfaces import Rows, Table
 from recd_plugins.planning.distinct import measure_distinct
+from recd_plugins.registry import Registry
 from recd_plugins.sparse.dedup import Deduplicator
+from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.values.model_input import Placement
-from recd_plugins.values.statistics import FeatureStatistics
-
-if TYPE_CHECKING:
-    from recd_plugins.interfaces import Rows, Table
-    from recd_plugins.registry import Registry
-    from recd_plugins.values.batch import Batch
-    from recd_plugins.values.statistics import TableStatistics
+from recd_plugins.values.statistics import FeatureStatistics, TableStatistics
 
 
 def measure_profile(

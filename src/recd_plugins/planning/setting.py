@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
+from recd_plugins.access.profile import AccessProfile
+from recd_plugins.data.measure_access import measure_access
 from recd_plugins.interfaces import Setting, Table, TrainingData
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
 from recd_plugins.planning.planner import machine_of
 from recd_plugins.planning.profile import measure_profile
+from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.registry import Registry
 from recd_plugins.values.data_profile import DataProfile
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from recd_plugins.access.profile import AccessProfile
-    from recd_plugins.planning.topologies import TopologySpec
-    from recd_plugins.registry import Registry
 
 
 class RegistryData(TrainingData):
@@ -58,8 +55,6 @@ class RegistryData(TrainingData):
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
         """See ``TrainingData.access``."""
-        from recd_plugins.data.measure_access import measure_access
-
         key = tuple(tables), rows, deduplicated
         if key not in self._access:
             with _off_meta():

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from recd_plugins.planning.stages import STAGES, StageTimes
-
-if TYPE_CHECKING:
-    from recd_plugins.values.work import Work
+from recd_plugins.values.work import Work
 
 #: Bytes a second of a file whose rows are read in random order: an assumption, 1 GiB/s.
 FILE_BYTES_PER_SECOND = float(2**30)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torchrec.distributed.types import (
@@ -20,9 +19,6 @@ from recd_plugins.interfaces import StepShape, Table, TablePart
 from recd_plugins.planning.compute import Compute
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.work import Work
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Bytes of a float32.
 SCALAR_BYTES = 4

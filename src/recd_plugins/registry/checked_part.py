@@ -7,19 +7,15 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from recd_plugins.errors import PluginError, Problem, RecdError
-from recd_plugins.interfaces import RowMemory, Section, TablePart
+from recd_plugins.interfaces import Plugin, RowMemory, Section, TablePart
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry.entries import Entry, at_entry
 from recd_plugins.values.channels import KINDS, is_group
 from recd_plugins.values.work import Work
-
-if TYPE_CHECKING:
-    from recd_plugins.interfaces import Plugin
-
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from typing import Any, Literal, Self, overload
 
 from pydantic import ValidationError
 
@@ -18,18 +18,17 @@ from recd_plugins.interfaces import (
     DatasetWrapper,
     Ingestion,
     Kind,
+    Lookups,
     Plugin,
     Pooling,
     Preprocessing,
     Sharding,
 )
+from recd_plugins.manager import PluginManager
 from recd_plugins.registry.entries import Entry, claim
 from recd_plugins.registry.resolve import two_readers
 from recd_plugins.registry.schema import ModelSpec, RegistrySpec, TrainingSpec
 from recd_plugins.words import did_you_mean
-
-if TYPE_CHECKING:
-    from recd_plugins.interfaces import Lookups
 
 #: Kinds that a registry has an attribute for, of the same name.
 TYPED_KINDS = frozenset(
@@ -41,14 +40,7 @@ TYPED_KINDS = frozenset(
 class Registry:
     """What a registry file says, with its plugins made. Entries that are not enabled are left out.
 
-    Relative paths in options are relative to the current directory.
-
-    Attributes:
-        dataset: without its wrappers.
-        wrappers: of the dataset; each stands around those before it. Their patterns are empty.
-        ingestion: who makes batches, None for the ranks; its patterns are empty.
-        kinds: that sections of the file may be of, by name.
-        further: entries of the kinds that have no attribute here, by kind.
+    What functions take; users have the subclass of ``recd_plugins.planning.prepared``.
     """
 
     path: Path
@@ -151,8 +143,6 @@ class Registry:
 
     def _kind(self, name: str) -> Kind:
         """The kind of that name; one that the file has no section of is looked for."""
-        from recd_plugins.manager import PluginManager
-
         kinds = self.kinds if name in self.kinds else PluginManager().kinds
         if name not in kinds:
             raise PluginError(

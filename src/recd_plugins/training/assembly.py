@@ -12,8 +12,8 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
-from recd_plugins.distributed import stock_sharders
 from recd_plugins.distributed.lookup_kernels import kept_tables
+from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.interfaces import Setting, Table, TablePart
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of

@@ -11,7 +11,7 @@ from rich.table import Table
 from recd_plugins.cores import available_cores
 from recd_plugins.data.pace import STALL_TARGET, Pace
 from recd_plugins.data.stalls import Stalls
-from recd_plugins.values.making_times import STALL_CAUSES
+from recd_plugins.values.model_input import STALL_CAUSES
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 #: What a collective does with what ranks send.
 CollectiveKind = Literal[
@@ -10,14 +10,7 @@ CollectiveKind = Literal[
 ]
 #: A process group by its name, and one kind of its collectives.
 Channel = tuple[str, CollectiveKind]
-KINDS: tuple[CollectiveKind, ...] = (
-    "all_to_all",
-    "reduce_scatter",
-    "all_gather",
-    "all_reduce",
-    "broadcast",
-    "other",
-)
+KINDS: tuple[CollectiveKind, ...] = get_args(CollectiveKind)
 
 
 def is_group(name: object) -> bool:

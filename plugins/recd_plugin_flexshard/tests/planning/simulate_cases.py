@@ -24,8 +24,8 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollectionSharder,
     tier_groups,
 )
-from recd_plugins.distributed import build_sharders
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
+from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.registry.schema import TrainingSpec
 
 STEPS = 3

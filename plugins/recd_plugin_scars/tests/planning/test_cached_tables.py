@@ -29,8 +29,8 @@ from recd_plugins.access.table_access import TableAccess
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
 from recd_plugins.model_tables import tables_of
-from recd_plugins.planning import build_planner, table_constraints
-from recd_plugins.planning.planner import SortedEnumerator
+from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.planner import SortedEnumerator, build_planner
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.storage import RESERVED_SHARE, Reservation
 from recd_plugins.planning.topologies import load_topology, this_machine
