@@ -14,8 +14,8 @@ from recd_plugins.files import check_writable
 from recd_plugins.manager import PluginManager
 
 if TYPE_CHECKING:
-    from recd_plugins.planning.prepared import Registry
     from recd_plugins.planning.topologies import TopologySpec
+    from recd_plugins.registry import Registry
 
 
 class FiniteFloat(click.FloatRange):

@@ -24,7 +24,7 @@ from recd_plugins.progress import row_progress
 if TYPE_CHECKING:
     from recd_plugins.access import AccessProfile
     from recd_plugins.interfaces import Table
-    from recd_plugins.planning.prepared import Registry
+    from recd_plugins.registry import Registry
 from recd_plugins.words import did_you_mean, shortened
 
 

@@ -22,9 +22,8 @@ from recd_plugins.interfaces.callback import (
     RunStart,
     RunStep,
 )
-from recd_plugins.planning.prepared import Registry
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, at_entry
+from recd_plugins.registry import Entry, Registry, at_entry
 from recd_plugins.training.agreement import together
 from recd_plugins.training.checkpoint import Progress
 from recd_plugins.values.model_input import ModelInput

@@ -12,8 +12,8 @@ import click
 
 from recd_plugins.distributed.hang_watch import HangError, HangLimits, HangWatch
 from recd_plugins.distributed.heartbeat import Heart, connect
-from recd_plugins.planning.prepared import Registry
 from recd_plugins.processes import kill_stopped_below
+from recd_plugins.registry import Registry
 from recd_plugins.training.trainer import Job, Result, checkpoints_of, train
 
 

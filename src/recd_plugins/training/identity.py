@@ -16,10 +16,9 @@ from typing import Any
 from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Dataset, FeatureSchema, Plugin, Preprocessing, Table
-from recd_plugins.planning.prepared import Registry
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.plugin_modules import GROUP, modules_of_files
-from recd_plugins.registry import Entry
+from recd_plugins.registry import Entry, Registry
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.fields import (
     ALLOWABLE,

@@ -9,7 +9,7 @@ import torch
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.build import build_model
-from recd_plugins.planning.prepared import Registry
+from recd_plugins.registry import Registry
 
 
 def check_model_fits(registry: Registry, schema: FeatureSchema) -> None:

@@ -39,8 +39,7 @@ from recd_plugins.interfaces import (
     Rows,
     Split,
 )
-from recd_plugins.planning.prepared import Registry
-from recd_plugins.registry import Entry, RegistrySpec
+from recd_plugins.registry import Entry, Registry, RegistrySpec
 from recd_plugins.testing.contracts.plugin import PluginContract
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.model_input import ModelInput
