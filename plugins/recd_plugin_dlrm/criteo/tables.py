@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from recd_plugin_dlrm.criteo.day import Day, Stretch
 from recd_plugin_dlrm.criteo.dictionary import CountedRows
 from recd_plugin_dlrm.criteo.find_days import DayFiles, find_days
 from recd_plugin_dlrm.criteo.npy_day import NpyDay
+from recd_plugin_dlrm.criteo.options import CriteoOptions
 from recd_plugin_dlrm.criteo.parquet_day import ParquetDay
 from recd_plugin_dlrm.criteo.tsv import BadLines
 from recd_plugin_dlrm.criteo.tsv_day import TsvDay
 from recd_plugin_dlrm.criteo.tsv_index import load_index, make_index
 from recd_plugins.api import Split
-
-if TYPE_CHECKING:
-    from recd_plugin_dlrm.criteo.dataset import Criteo
 
 #: Folder beside the data for what is known of it, where option ``cache`` names no other.
 CACHE = ".recd-criteo"
@@ -47,7 +44,7 @@ class CriteoTables:
         DataError: there is no such data, or it is damaged.
     """
 
-    def __init__(self, options: Criteo.Options, cache: Path, start: Start) -> None:
+    def __init__(self, options: CriteoOptions, cache: Path, start: Start) -> None:
         self._options = options
         bad_lines = BadLines.of(options.bad_lines, options.max_bad_lines)
         self.days = [

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from recd_plugin_dlrm.random_rows import FeatureLists, check_features, make_rows, units_of
 from recd_plugin_dlrm.trace.generator import TraceGenerator
 from recd_plugin_dlrm.trace.least_new import generator_of
+from recd_plugin_dlrm.trace.options import TraceOptions
 from recd_plugin_dlrm.trace.profile_file import read_profile
 from recd_plugin_dlrm.trace.sources import choose
 from recd_plugin_dlrm.trace.table_trace import TableTrace
@@ -22,7 +23,6 @@ from recd_plugins.api import DataError
 from recd_plugins.api.files import check_regular, new_file, parse_json
 
 if TYPE_CHECKING:
-    from recd_plugin_dlrm.trace.dataset import Trace
     from recd_plugins.api import Split
 
 _KEY = b"recd_plugin_dlrm.trace_rows"
@@ -41,7 +41,7 @@ class StoredRows:
         DataError: the profile is missing, is none, or lacks a table.
     """
 
-    def __init__(self, options: Trace.Options, name: str) -> None:
+    def __init__(self, options: TraceOptions, name: str) -> None:
         self._options = options
         self._name = name
         profile = read_profile(options.profile)

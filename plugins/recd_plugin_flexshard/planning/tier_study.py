@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from recd_plugin_flexshard import register_shardings
+from recd_plugin_flexshard.joint import Joint
 from recd_plugin_flexshard.part import TieredPart
 from recd_plugin_flexshard.planning.costs import CostOptions
 from recd_plugin_flexshard.planning.plan import (
@@ -20,6 +20,8 @@ from recd_plugin_flexshard.planning.plan import (
     two_tier_curve,
 )
 from recd_plugin_flexshard.planning.tier_plan_report import STRATEGIES, EntryTiers, TiersReport
+from recd_plugin_flexshard.three_tier import ThreeTier
+from recd_plugin_flexshard.two_tier import TwoTier
 from recd_plugins.api import RecdError, SetupError
 from recd_plugins.api.planning import Candidate, TopologySpec, with_plugins
 from recd_plugins.api.registry import Registry, at_entry, shortened
@@ -82,7 +84,7 @@ def planned_tiers(registry: Registry, spec: TopologySpec) -> PlannedTiers:
     plans = {field: part.plan for field, part in parts if isinstance(part, TieredPart)}
     if plans:
         return PlannedTiers(candidate, plans)
-    names = [cls.name for cls in register_shardings()]
+    names = [cls.name for cls in (TwoTier, ThreeTier, Joint)]
     sequences = [table.name for table in candidate.tables if not table.pooled]
     raise RecdError(
         f"{registry.path}: no table has tiers of rows; "

@@ -20,8 +20,9 @@ from recd_plugin_scars.benchmarks.model import (
     host_model,
     sharded_model,
 )
+from recd_plugin_scars.runtime.kernel import cache_traffic
 from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, TableCache
-from recd_plugin_scars.runtime.traffic import CacheTraffic, cache_traffic
+from recd_plugin_scars.runtime.traffic import CacheTraffic
 from recd_plugins.api.batches import ModelInput
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.model import build_optimizer

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from recd_plugin_scars.planning.rates import SECTION, CacheRates
-from recd_plugin_scars.runtime.backing_store import open_backing_store
 from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugin_scars.runtime.open_store import open_backing_store
 from recd_plugin_scars.runtime.spec import HostMemory
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch

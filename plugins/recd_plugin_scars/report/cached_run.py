@@ -15,8 +15,8 @@ from recd_plugin_scars.report.cache_report import (
     StepTraffic,
     merged,
 )
+from recd_plugin_scars.runtime.kernel import cache_traffic
 from recd_plugin_scars.runtime.spec import TableCache
-from recd_plugin_scars.runtime.traffic import cache_traffic
 from recd_plugins.api import TrainedRun
 
 _COLUMN_WISE = (ShardingType.COLUMN_WISE.value, ShardingType.TABLE_COLUMN_WISE.value)

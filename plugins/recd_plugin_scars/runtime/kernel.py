@@ -341,6 +341,25 @@ def cached_kernels(module: nn.Module) -> Iterator[CachedEmbeddingBag | CachedEmb
             yield kernel
 
 
+def cache_traffic(module: nn.Module) -> dict[str, CacheTraffic]:
+    """What the cached tables of a model did on this rank since ``reset_cache_traffic``, by table.
+
+    Args:
+        module: sharded, or with sharded modules in it.
+    """
+    total: dict[str, CacheTraffic] = {}
+    for kernel in cached_kernels(module):
+        for table, traffic in kernel.traffic():
+            total[table] = total.get(table, CacheTraffic()) + traffic
+    return total
+
+
+def reset_cache_traffic(module: nn.Module) -> None:
+    """Start all counts of a model's cached tables again at 0."""
+    for kernel in cached_kernels(module):
+        kernel.reset_traffic()
+
+
 def _with_values(features: KeyedJaggedTensor, values: Tensor) -> KeyedJaggedTensor:
     """The same bags of other ids."""
     variable = features.variable_stride_per_key()

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.embedding_types import GroupedEmbeddingConfig, ShardedEmbeddingTable
 
-from recd_plugin_scars.runtime.backing_store import BackingStore, open_backing_store
+from recd_plugin_scars.runtime.backing_store import BackingStore
+from recd_plugin_scars.runtime.open_store import open_backing_store
 from recd_plugin_scars.runtime.row_cache import CachedShard
 from recd_plugin_scars.runtime.spec import TableCache
 from recd_plugins.api import SetupError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 
 @dataclass
@@ -59,26 +59,3 @@ class CacheTraffic:
         """Of two shards, or of two ranks."""
         sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
         return CacheTraffic(**sums)
-
-
-def cache_traffic(module: nn.Module) -> dict[str, CacheTraffic]:
-    """What the cached tables of a model did on this rank since ``reset_cache_traffic``, by table.
-
-    Args:
-        module: sharded, or with sharded modules in it.
-    """
-    from recd_plugin_scars.runtime.kernel import cached_kernels
-
-    total: dict[str, CacheTraffic] = {}
-    for kernel in cached_kernels(module):
-        for table, traffic in kernel.traffic():
-            total[table] = total.get(table, CacheTraffic()) + traffic
-    return total
-
-
-def reset_cache_traffic(module: nn.Module) -> None:
-    """Start all counts of a model's cached tables again at 0."""
-    from recd_plugin_scars.runtime.kernel import cached_kernels
-
-    for kernel in cached_kernels(module):
-        kernel.reset_traffic()

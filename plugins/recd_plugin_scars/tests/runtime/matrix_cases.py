@@ -25,9 +25,10 @@ from torchrec.distributed.sharding_plan import (
 from torchrec.distributed.types import CacheParams, ModuleSharder, ShardingEnv, ShardingPlan
 from torchrec.optim.keyed import CombinedOptimizer
 
+from recd_plugin_scars.runtime.kernel import cache_traffic, reset_cache_traffic
 from recd_plugin_scars.runtime.kernels import CachedKernels
 from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, TableCache
-from recd_plugin_scars.runtime.traffic import CacheTraffic, cache_traffic, reset_cache_traffic
+from recd_plugin_scars.runtime.traffic import CacheTraffic
 from recd_plugins.data.lower import lower
 from recd_plugins.distributed.pipeline import CheckedTrainPipeline, build_train_pipeline
 from recd_plugins.distributed.sharders import (

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recd_plugin_scars.runtime import backing_store
-from recd_plugin_scars.runtime.backing_store import open_backing_store
 from recd_plugin_scars.runtime.mover import RowMover
+from recd_plugin_scars.runtime.open_store import open_backing_store
 from recd_plugin_scars.runtime.spec import HostMemory, MappedFile
 from recd_plugins.errors import SetupError
 
