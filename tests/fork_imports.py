@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 
 from recd_plugins.imports import without_collections
 
 with without_collections():
     import click
+    import numpy as np
     import pytest  # noqa: F401
 
     import recd_plugins.cli.run
@@ -15,9 +17,17 @@ with without_collections():
     import recd_plugins.training.rank_imports  # noqa: F401
     from recd_plugins.cli import main
     from recd_plugins.manager import PluginManager
+    from recd_plugins.sparse.dedup import Deduplicator
 
     PluginManager().plugins  # noqa: B018
     main.list_commands(click.Context(main))
+    # What numba takes longest to compile, 7 s, is compiled here, once, and not by each rank and
+    # reader of the first tests.
+    with open(__file__) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        Deduplicator()([[(np.arange(4), np.array([0, 2, 4]))]], 2)
 
+# Tests are short, and runs in them: looking for garbage less often takes less than garbage does.
+gc.set_threshold(20_000, 20, 20)
 gc.collect()
 gc.freeze()

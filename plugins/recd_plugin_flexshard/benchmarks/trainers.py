@@ -94,14 +94,14 @@ def timed_turns(trainers: Mapping[str, RankTrainer], turns: int) -> dict[str, li
     """Seconds of a step of each trainer, by turn; one more turn warms up. A collective call."""
     # Everything that is there stays: collecting garbage need not go through it.
     gc.collect()
-    gc.freeze()
+    gc.disable()
     seconds: dict[str, list[float]] = {name: [] for name in trainers}
     for turn in range(turns + 1):
         for name, trainer in trainers.items():
             spent = trainer.timed_step()
             if turn:
                 seconds[name].append(spent)
-    gc.unfreeze()
+    gc.enable()
     return seconds
 
 
