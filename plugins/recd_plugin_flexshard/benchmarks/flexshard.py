@@ -1,4 +1,4 @@
-"""FlexShard: the paper's tables next to ours, and tiers of rows trained on 4 x 2 gloo ranks."""
+"""FlexShard: the paper's tables next to ours, and tiers of rows trained on gloo ranks."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def workload(size: Size, *, only: str | None = None) -> str:
         f"batch {sizes.papercal.batch_size}",
         "drift": f"a moving popularity in {sizes.phases} phases",
     }
-    trained = "" if parts == ("tables",) else "; on 4 pretended nodes x 2 gloo ranks"
-    return "; ".join(words[part] for part in parts) + trained
+    trained = f"; on {sizes.papercal.nodes} pretended nodes x 2 gloo ranks"
+    return "; ".join(words[part] for part in parts) + ("" if parts == ("tables",) else trained)
 
 
 def run(size: Size, *, only: str | None = None) -> Findings:
@@ -49,7 +49,7 @@ def run(size: Size, *, only: str | None = None) -> Findings:
         _add(found, paper_tables.figures(), paper_tables.details(), paper_tables.notes())
     if parts == ("tables",):
         return found
-    with _ranks() as ranks:
+    with _ranks(sizes.papercal.ranks) as ranks:
         if "rm2" in parts:
             from recd_plugin_flexshard.benchmarks.one_table_figures import measure_one_table
 
@@ -82,11 +82,11 @@ def plot(result: dict[str, Any], folder: Path) -> list[Path]:
     return draw(result, folder)
 
 
-def _ranks() -> Any:
-    from recd_plugin_flexshard.benchmarks.one_table_plans import NODES, RANKS_PER_NODE
+def _ranks(num: int) -> Any:
+    from recd_plugin_flexshard.benchmarks.one_table_plans import RANKS_PER_NODE
     from recd_plugins.api.distributed import Ranks
 
-    return Ranks(NODES * RANKS_PER_NODE, local_world_size=RANKS_PER_NODE)
+    return Ranks(num, local_world_size=RANKS_PER_NODE)
 
 
 def _add(

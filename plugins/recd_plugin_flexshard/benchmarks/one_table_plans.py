@@ -32,11 +32,13 @@ class Scaled:
         scale: rows of the table and samples of a batch are fewer by this factor, a divisor of both.
         embedding_dim: scalars a row.
         profiled: samples that the measured access profile has seen.
+        nodes: that play the plans.
     """
 
     scale: int
     embedding_dim: int
     profiled: int
+    nodes: int = NODES
 
     @property
     def batch_size(self) -> int:
@@ -51,7 +53,7 @@ class Scaled:
     @property
     def played(self) -> ClusterShape:
         """The ranks of this machine."""
-        return replace(self.planned, nodes=NODES, ranks_per_node=RANKS_PER_NODE)
+        return replace(self.planned, nodes=self.nodes, ranks_per_node=RANKS_PER_NODE)
 
     def popularity(self) -> Popularity:
         """RM-2's, of shuffled rows."""
@@ -92,7 +94,8 @@ def make_plans(size: Scaled, popularity: Popularity) -> Plans:
         popularity.rows,
     )
     measured = measured_demand(size, popularity)
-    planned, small = size.planned, size.played
+    planned = size.planned
+    small = replace(planned, nodes=NODES, ranks_per_node=RANKS_PER_NODE)
     plans: dict[str, tuple[TableDemand, ClusterShape, Strategy]] = {
         TWO_TIER: (known, planned, "two_tier"),
         THREE_TIER: (known, planned, "three_tier"),
@@ -100,7 +103,7 @@ def make_plans(size: Scaled, popularity: Popularity) -> Plans:
         SMALL_CLUSTER: (known, small, "three_tier"),
     }
     by_side = {side: plan_tiers([d], c, s, paper.OPTIONS) for side, (d, c, s) in plans.items()}
-    return Plans(by_side, plan_tiers([known], small, "row_wise"), small)
+    return Plans(by_side, plan_tiers([known], size.played, "row_wise"), size.played)
 
 
 def row_tiers(plan: TierPlan) -> RowTiers:

@@ -22,6 +22,7 @@ class Workload:
         num_batches: of a rank, which go round.
         turns: timed turns of one step of each side.
         profiled: rows, of another table, that the access profile has seen.
+        nodes: of the ranks.
     """
 
     features: tuple[str, ...]
@@ -29,6 +30,12 @@ class Workload:
     num_batches: int
     turns: int
     profiled: int
+    nodes: int = NODES
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all nodes."""
+        return self.nodes * RANKS_PER_NODE
 
 
 @dataclass(frozen=True)
@@ -98,7 +105,7 @@ def write_registries(folder: Path, workload: Workload) -> dict[str, Path]:
     from recd_plugins.api.model import build_model, tables_of
     from recd_plugins.api.registry import load_registry
 
-    rows = workload.batch_size * workload.num_batches * NODES * RANKS_PER_NODE
+    rows = workload.batch_size * workload.num_batches * workload.ranks
     profiles: dict[str, Path] = {}
     for side in SIDES.values():
         # What is sent is counted, which is less where the converter deduplicates.
@@ -143,6 +150,6 @@ def _registry(
         options=", ".join(options),
         num_embeddings=NUM_EMBEDDINGS,
         batch_size=workload.batch_size,
-        ranks=NODES * RANKS_PER_NODE,
+        ranks=workload.ranks,
         ranks_per_node=RANKS_PER_NODE,
     )

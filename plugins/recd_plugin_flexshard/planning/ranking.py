@@ -49,6 +49,7 @@ class TableRanking:
         if demand.repeats is not None:
             repeats = np.append(demand.repeats, [demand.tail_rows] if tail else [])
             self._ends = np.concatenate([[0], np.cumsum(repeats)]).astype(np.int64)
+            self._repeats = np.diff(self._ends)
         self._sums = np.zeros(len(self._keys) // _BLOCK + 1)
         for block in range(1, len(self._sums)):
             self._sums[block] = self._sum((block - 1) * _BLOCK, block * _BLOCK)
@@ -64,7 +65,7 @@ class TableRanking:
     def _sum(self, start: int, stop: int) -> float:
         keys = self._keys[start:stop]
         if self._ends is not None:
-            return float(keys @ np.diff(self._ends[start : stop + 1]))
+            return float(keys @ self._repeats[start:stop])
         rows = self._rows_before(stop) - self._rows_before(start)
         # All bins are of one row, but for the tail at the end.
         return float(keys.sum()) + (float(keys[-1]) * (rows - len(keys)) if len(keys) else 0.0)
@@ -109,6 +110,7 @@ class Ranking:
             elements = table.embedding_dim * batch_size * table.length
             self.lookups += elements / table.dedupe_factor
             self.plain_lookups += elements
+        self._above: dict[float, Prefix] = {}
         self.nothing = self.prefix([0] * len(self.tables))
         self.everything = self.prefix([table.num_rows for table in self.tables])
 
@@ -123,7 +125,10 @@ class Ranking:
 
     def above(self, sent: float) -> Prefix:
         """The rows that are sent more often than ``sent`` times."""
-        return self.prefix([table.rows_above(sent) for table in self.tables])
+        # Bisections ask for the same ones again and again.
+        if sent not in self._above:
+            self._above[sent] = self.prefix([table.rows_above(sent) for table in self.tables])
+        return self._above[sent]
 
     def first(self, num_rows: int) -> Prefix:
         """The first ``num_rows`` of all rows."""
