@@ -207,6 +207,8 @@ def environment() -> dict[str, str]:
         **{name: str(value) for name, value in rank.items()},
         "MASTER_ADDR": "127.0.0.1",
         "COLUMNS": "200",
+        # Kernels are compiled anew for this folder, and run once.
+        "NUMBA_OPT": "1",
     }
 
 

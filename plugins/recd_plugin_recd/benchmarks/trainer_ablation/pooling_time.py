@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -93,7 +95,9 @@ def _on_cuda(event: Any) -> bool:
 
 
 def _within(event: Any, intervals: Sequence[_Interval]) -> bool:
-    return any(start <= event.start_ns() and event.end_ns() <= end for start, end in intervals)
+    """Whether an event lies in one of the intervals of a ``_union``."""
+    later = bisect_right(intervals, event.start_ns(), key=itemgetter(0))
+    return later > 0 and bool(event.end_ns() <= intervals[later - 1][1])
 
 
 def _union(intervals: Iterable[_Interval]) -> list[_Interval]:
