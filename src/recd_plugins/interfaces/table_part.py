@@ -96,6 +96,14 @@ class TablePart:
         """What the planner may do with each table; merged with the plugin's own constraints."""
         return {}
 
+    def ranks(self, table: str) -> Collection[int] | None:  # noqa: ARG002
+        """The ranks that may hold rows of a table, which is not split over all; None: any."""
+        return None
+
+    def together(self) -> Collection[Collection[str]]:
+        """Groups of tables by name, each of which stays whole on one rank with the others."""
+        return ()
+
     @classmethod
     def kernels(cls, parts: Sequence[Self]) -> LookupKernels | None:  # noqa: ARG003
         """Lookup kernels of all parts of this class together; None where TorchRec's are theirs."""

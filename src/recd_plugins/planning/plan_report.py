@@ -264,6 +264,7 @@ def report_side(
 
 def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[PlannedTable, ...]:
     options = {option.name: option for option in planned.options}
+    groups = {name: group for group in planned.groups for name in group.tables}
     parts = candidate.prepared.checked_parts
     found = []
     for table in candidate.tables:
@@ -288,8 +289,14 @@ def _tables(candidate: Candidate, planned: Planned, batch_size: int) -> tuple[Pl
                 all_ids / ids if ids else 1.0,
                 _cached_rows(option),
                 *_vectors(candidate.profile, table, batch_size),
-                {name: value for part in parts for name, value in part.figures(table.name).items()},
-                tuple(line for part in parts for line in part.words(table.name)),
+                {
+                    **(groups[table.name].as_json() if table.name in groups else {}),
+                    **{n: each for part in parts for n, each in part.figures(table.name).items()},
+                },
+                (
+                    *([groups[table.name].words] if table.name in groups else []),
+                    *(line for part in parts for line in part.words(table.name)),
+                ),
             )
         )
     return tuple(found)

@@ -16,7 +16,6 @@ from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
     PlannerError,
-    PlannerErrorType,
     Proposer,
     ShardingOption,
     Storage,
@@ -29,18 +28,17 @@ from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.interfaces import TablePart
 from recd_plugins.model_tables import left_modules, tables_of
+from recd_plugins.planning.checked_part import CheckedPart
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.feasible import feasible
+from recd_plugins.planning.no_plan import explain
+from recd_plugins.planning.partitioner import RankPartitioner
 from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, proposers
-from recd_plugins.planning.storage import (
-    RESERVED_SHARE,
-    Reservation,
-    StorageEstimator,
-    memory_of_parts,
-)
+from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.table_optimizers import table_optimizers
+from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
 from recd_plugins.planning.topologies import TopologySpec, this_machine
 from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.values.data_profile import DataProfile
@@ -106,10 +104,11 @@ def build_planner(
             left=left_modules(module),
         )
 
-    of_tables(prepared.model, build_sharders(prepared))
-    return RegistryPlanner(
+    planner = RegistryPlanner(
         topology, registry.training, of_tables, activation_bytes, prepared.checked_parts
     )
+    planner.constraints(prepared.model, build_sharders(prepared))
+    return planner
 
 
 def machine_of(
@@ -166,11 +165,13 @@ class Planned:
         sharding: what DistributedModelParallel takes.
         options: how each table is sharded, with rank, storage and time of each shard.
         static: storage of each of those shards without inputs and outputs, by table name.
+        groups: of tables whose ranks table parts have chosen.
     """
 
     sharding: ShardingPlan
     options: tuple[ShardingOption, ...]
     static: dict[str, list[Storage]]
+    groups: tuple[TableGroup, ...] = ()
 
 
 class RegistryPlanner(ShardingPlanner):
@@ -182,7 +183,7 @@ class RegistryPlanner(ShardingPlanner):
         training: TrainingSpec,
         constraints: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], _Constraints],
         activation_bytes: int = 0,
-        parts: Sequence[TablePart] = (),
+        parts: Sequence[CheckedPart] = (),
     ) -> None:
         self._topology = topology
         self._training = training
@@ -233,6 +234,22 @@ class RegistryPlanner(ShardingPlanner):
             return False
         return True
 
+    def constraints(
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+    ) -> _Constraints:
+        """What TorchRec's planner may do with each table.
+
+        Raises:
+            PluginError: a part speaks of a table that is none of its own.
+            SetupError: what is said of a table contradicts itself; says who says it.
+        """
+        wanted = self._constraints_of(module, sharders)
+        return with_ranks(wanted, self._groups(module), self._topology)
+
+    def _groups(self, module: nn.Module) -> tuple[TableGroup, ...]:
+        tables = [table.name for table in tables_of(module)]
+        return table_groups(self._parts, tables, self._topology.world_size)
+
     def _search(
         self,
         module: nn.Module,
@@ -241,8 +258,9 @@ class RegistryPlanner(ShardingPlanner):
     ) -> Planned:
         _check_sharders(module, sharders)
         constraints = feasible(
-            module, sharders, self._constraints_of(module, sharders), self._topology.compute_device
+            module, sharders, self.constraints(module, sharders), self._topology.compute_device
         )
+        groups = self._groups(module)
         enumerator = SortedEnumerator(self._topology, constraints, self._training, self._parts)
         chosen: list[ShardingOption] = []
 
@@ -256,6 +274,7 @@ class RegistryPlanner(ShardingPlanner):
             enumerator=enumerator,
             storage_reservation=Reservation(self._training, self._activation_bytes, self._parts),
             proposer=tried,
+            partitioner=RankPartitioner(groups) if groups else None,
             performance_model=StepTime(self._topology),
             constraints=constraints,
             debug=False,
@@ -265,19 +284,27 @@ class RegistryPlanner(ShardingPlanner):
         try:
             sharding = planner.plan(module, sharders)
         except PlannerError as error:
-            raise _explain(
-                error, module, constraints, self._topology, self._training, self._parts
+            raise explain(
+                error,
+                module,
+                constraints,
+                self._topology,
+                self._training,
+                self._parts,
+                enumerator.options,
+                groups,
             ) from error
         except ValueError as error:  # of a table that cannot be split as it is to be
             raise SetupError(f"TorchRec's planner: {error}") from error
-        return Planned(sharding, tuple(chosen), enumerator.static_storage(chosen))
+        return Planned(sharding, tuple(chosen), enumerator.static_storage(chosen), groups)
 
 
 class SortedEnumerator(EmbeddingEnumerator):
     """Sharding options in one order in every process.
 
     TorchRec's own (1.6 to 1.9) goes through sets of strings; where two options are equally good
-    the plan would differ from run to run, and a resumed run from an uninterrupted one.
+    the plan would differ from run to run, and a resumed run from an uninterrupted one. The last
+    that were enumerated are ``options``.
     """
 
     def __init__(
@@ -301,6 +328,7 @@ class SortedEnumerator(EmbeddingEnumerator):
             for name, table in constraints.items()
         }
         self._without_batch = StorageEstimator(topology, empty, training, parts)
+        self.options: list[ShardingOption] = []
 
     def enumerate(
         self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
@@ -308,7 +336,10 @@ class SortedEnumerator(EmbeddingEnumerator):
         """See TorchRec's ``Enumerator.enumerate``."""
         options: list[ShardingOption] = super().enumerate(module, sharders)
         place = {name: i for i, name in enumerate(dict.fromkeys(o.fqn for o in options))}
-        return sorted(options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel))
+        self.options = sorted(
+            options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel)
+        )
+        return self.options
 
     def _get_num_buckets(self, parameter: str, module: nn.Module) -> int | None:
         """As the base class, which refuses managed collision by MCH on more than one rank.
@@ -340,51 +371,3 @@ def _check_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Modul
                 "would shard what is inside and leave the rest to each rank, or leave all to each "
                 f"rank: add TorchRec's sharder of {kind.__name__} to the base of sharders(base=...)"
             )
-
-
-def _explain(
-    error: PlannerError,
-    module: nn.Module,
-    constraints: _Constraints,
-    topology: Topology,
-    training: TrainingSpec,
-    parts: Sequence[TablePart],
-) -> SetupError:
-    if error.error_type not in (
-        PlannerErrorType.INSUFFICIENT_STORAGE,
-        PlannerErrorType.STRICT_CONSTRAINTS,
-        PlannerErrorType.PARTITION,
-    ):
-        return SetupError(f"TorchRec's planner: {error}")
-    tables = tables_of(module)
-    size = {table.name: 4 * table.num_embeddings * table.embedding_dim for table in tables}
-    largest = sorted(size, key=lambda name: -size[name])[:3]
-    storage = topology.devices[0].storage
-    memory = storage.hbm if topology.compute_device == "cuda" else storage.ddr
-    listed = ", ".join(
-        f"{name} ({_bytes(size[name])}, {_describe(constraints[name])})" for name in largest
-    )
-    beside = memory_of_parts(parts, topology.local_world_size, training.optimizer)
-    of_parts = "".join(
-        f" and {name} {_bytes(held)} a rank" for name, held in beside.items() if held
-    )
-    return NoPlanError(
-        f"no plan fits batches of {training.batch_size:,} rows: without them and optimizer state "
-        f"the tables take {_bytes(sum(size.values()))}{of_parts}, on {topology.world_size} ranks "
-        f"with {_bytes(memory)} each, of which {RESERVED_SHARE:.0%} stay in reserve; the largest: "
-        f"{listed}. Use more ranks, smaller batches or smaller tables, or let large tables be "
-        "split by rows"
-    )
-
-
-def _describe(constraints: ParameterConstraints) -> str:
-    wishes = [*(constraints.compute_kernels or [])]
-    kinds = constraints.sharding_types or []
-    if 0 < len(kinds) <= 3:
-        wishes = [*kinds, *wishes]
-    return " ".join(wishes) or "any way"
-
-
-def _bytes(num_bytes: float) -> str:
-    unit, name = (2**30, "GiB") if num_bytes >= 2**30 else (2**20, "MiB")
-    return f"{num_bytes / unit:.1f} {name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar
@@ -35,6 +35,11 @@ class CheckedPart(TablePart):
     def __str__(self) -> str:
         return f"{self.entry.plugin.name} ({self.entry.field}, line {self.entry.line})"
 
+    @property
+    def place(self) -> str:
+        """The plugin and where its entry stands, for errors that are of several entries."""
+        return f"{self.entry.plugin.name} ({self.path}:{self.entry.line} {self.entry.field})"
+
     def asked(self, method: str, *arguments: Any, of: TablePart | Section | None = None) -> Any:
         """What a method of the part, or of a section of it, returns.
 
@@ -56,14 +61,15 @@ class CheckedPart(TablePart):
                 raise
         except PLUGIN_FAILURES as error:
             failure = plugin_failure(type(self.entry.plugin), what, error, type(asked))
-            raise self._named(str(failure)) from error
+            raise self.error(str(failure)) from error
         if not right:
-            raise self._named(
+            raise self.error(
                 f"{self.entry.plugin.name}: {what} returned {result!r:.200}; expected {expected}"
             )
         return result
 
-    def _named(self, message: str) -> PluginError:
+    def error(self, message: str) -> PluginError:
+        """The error for what the part does wrong, with the entry's line."""
         entry = self.entry
         return PluginError(str(Problem(str(self.path), entry.line, entry.field, message)))
 
@@ -116,6 +122,19 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and int(value) >= 0
 
 
+def _is_ranks(value: object) -> bool:
+    return value is None or (
+        isinstance(value, Collection) and len(value) > 0 and all(map(_is_whole, value))
+    )
+
+
+def _is_groups(value: Any) -> bool:
+    return all(
+        not isinstance(group, str) and all(isinstance(table, str) for table in group)
+        for group in value
+    )
+
+
 def _is_row_memory(value: object) -> bool:
     return value is None or (isinstance(value, RowMemory) and all(map(_is_whole, value)))
 
@@ -155,6 +174,8 @@ def _of(wanted: type) -> Callable[[object], bool]:
 _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     # Of which each is looked at next to those of the plugin.
     "constraints": ("torchrec's ParameterConstraints by table name", _of(Mapping)),
+    "ranks": ("numbers of ranks, at least one, or None", _is_ranks),
+    "together": ("groups of names of tables", _is_groups),
     "kernels": (
         "LookupKernels or None",
         lambda value: value is None or isinstance(value, LookupKernels),

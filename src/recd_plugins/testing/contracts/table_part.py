@@ -91,6 +91,8 @@ class TablePartContract(PluginContract):
 def said_of(part: TablePart, table: Table) -> dict[str, Any]:
     """What a part says of a table."""
     return {
+        "ranks": part.ranks(table.name),
+        "together": [sorted(group) for group in part.together() if table.name in group],
         "share": part.sharded_share(table.name),
         "bandwidth": part.fetch_bandwidth(table.name),
         "activations": part.activation_bytes(table, 100.0),
