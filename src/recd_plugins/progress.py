@@ -46,7 +46,7 @@ def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]
     )
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,18 @@ import pytest
 import torch
 
 from recd_plugins import load_registry
+from recd_plugins.data.measure_access import measure_access
 from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.loader import build_dataloader
-from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.errors import DataError, PluginError, RecdError
+from recd_plugins.interfaces import Table
+from recd_plugins.planning.profile import measure_profile
 from recd_plugins.training.checkpoint_files.fields import IDENTITY
 from recd_plugins.training.identity import check_resumable, identity_of, identity_text
 
 PLUGINS = '''
 from pydantic import Field
-from recd_plugins.api import PluginOptions, Preprocessing, hookimpl
+from recd_plugins.api import DataError, PluginOptions, Preprocessing, hookimpl
 
 
 class Known(Preprocessing):
@@ -39,6 +43,8 @@ class Known(Preprocessing):
 
     def fit(self, feature, rows):
         assert self.options.fault != "fails"
+        if self.options.fault == "refuses fit":
+            raise DataError("too few rows")
         self.features.append(feature)
         for values, offsets in rows:
             self.ids.update(values.tolist())
@@ -49,6 +55,8 @@ class Known(Preprocessing):
 
     def transform(self, values, offsets):
         import torch
+        if self.options.fault == "refuses":
+            raise DataError("no such id")
         ids = torch.tensor(sorted(self.ids))
         return torch.where(torch.isin(values, ids), torch.searchsorted(ids, values), 0), offsets
 
@@ -202,3 +210,63 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(folder: Path, tmp_path: P
 def test_what_cannot_be_fitted_is_refused(folder: Path, fault: str, words: str) -> None:
     with pytest.raises(PluginError, match=words):
         build_dataloader(registry(folder, ALL % f", options: {{fault: {fault}}}"), 0, 1)
+
+
+def profiled(found: Any) -> None:
+    measure_profile(found)
+
+
+def counted(found: Any) -> None:
+    measure_access(found, [Table("t", ("item_0",), 9, 4, pooled=True)])
+
+
+# Who reads, where a step refuses what it is shown.
+READERS = {"training": rows_of, "the planner": profiled, "recd profile": counted}
+
+
+@pytest.mark.parametrize("who", READERS)
+@pytest.mark.parametrize(
+    ("fault", "words"), [("refuses", "no such id"), ("refuses fit", "too few rows")]
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_step_refuses_names_its_entry(
+    folder: Path, who: str, fault: str, words: str, workers: int
+) -> None:
+    found = registry(folder, ALL % f", options: {{fault: {fault}}}", workers=workers)
+    line = 1 + (folder / "registry.yaml").read_text().splitlines().index("preprocessing:") + 1
+    message = f"{folder}/registry.yaml:{line} preprocessing[0]: acme.known: {words}"
+    with pytest.raises(RecdError, match=f"^{re.escape(message)}$"):
+        READERS[who](found)
+
+
+def test_what_the_data_lacks_is_not_the_steps_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(*_: Any) -> Any:
+        raise DataError("table.parquet cannot be read")
+        yield
+
+    found = registry(folder, ALL % "")
+    monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", unreadable)
+    with pytest.raises(DataError, match=r"^table\.parquet cannot be read$"):
+        steps(found)
+
+
+def test_a_long_fit_shows_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: dict[str, list[int | None]] = {}
+
+    def bar(what: str, total: int | None) -> Any:
+        bars[what] = [total]
+        return nullcontext(bars[what].append)
+
+    monkeypatch.setattr("recd_plugins.data.fitted_steps.row_progress", bar)
+    steps(registry(folder, ALL % ", options: {rows: 70}"))
+    assert {total for total, *_ in bars.values()} == {70}
+    assert {sum(rows) for _, *rows in bars.values()} == {70}
+    assert "fitting acme.known to item_0" in bars
+    # The other ranks fit to the same rows.
+    bars.clear()
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    steps(registry(folder, ALL % ""))
+    assert not bars

@@ -90,6 +90,7 @@ def registry_command(
 ) -> None:
     """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
     from recd_plugins import load_registry, upstream_noise
+    from recd_plugins.data.fitted_steps import fitted_steps
     from recd_plugins.data.measure_access import measure_access
 
     check_outputs(output, force, json_path, plot_path)
@@ -101,6 +102,7 @@ def registry_command(
     in_all = None if statistics is None else statistics.rows
     if rows is not None:
         in_all = rows if in_all is None else min(rows, in_all)
+    fitted_steps(loaded, loaded.dataset.schema())  # with bars of their own
     with row_progress("reading rows", in_all) as advance:
         made = measure_access(
             loaded, chosen, rows=rows, bound=bound, deduplicated=not all_rows, progress=advance

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from recd_plugins.errors import PluginError
+from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces.preprocessing import Preprocessing
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.sparse.jagged import offsets_of
+
+
+@contextmanager
+def step_call(
+    step: Preprocessing, what: str, of_others: Collection[RecdError] = ()
+) -> Iterator[None]:
+    """A context in which code of a step runs, whoever reads: what it refuses names its entry.
+
+    Args:
+        step: whose code runs.
+        what: the method and what it is called for.
+        of_others: errors that go through the step and are none of its own.
+
+    Raises:
+        PluginError: as ``plugin_call``.
+        RegistryError: the step raised a RecdError of its own.
+    """
+    try:
+        with plugin_call(step, what):
+            yield
+    except (PluginError, RegistryError):
+        raise
+    except RecdError as error:
+        if step.stands_at is None or error in of_others:
+            raise
+        raise RegistryError([Problem(*step.stands_at, f"{step.name}: {error}")]) from error
 
 
 def apply_steps(
@@ -37,10 +64,11 @@ def apply_step(
     """What ``step`` makes of the rows of ``features``, one feature after the other.
 
     Raises:
+        RegistryError: the step refused them; names its entry.
         PluginError: the step failed, or returned values of another type or offsets that do not fit.
     """
     of = f"of {', '.join(features)}"
-    with plugin_call(step, f"transform {of}"):
+    with step_call(step, f"transform {of}"):
         result = step.transform(values, offsets)
     if not (
         isinstance(result, tuple)

@@ -30,6 +30,7 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     taken: dict[str, set[str]] = {}
     for entry in registry.preprocessing:
         takes = entry.plugin.takes
+        entry.plugin.stands_at = (str(registry.path), entry.line, entry.field)
         taken[entry.field] = {name for kind in takes for name in of_kind[kind]}
         for pattern in entry.patterns:
             matched = [name for name in names if fnmatchcase(name, pattern)]

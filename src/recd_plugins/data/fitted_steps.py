@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from recd_plugins.activity import doing
-from recd_plugins.data.apply_step import apply_steps
+from recd_plugins.data.apply_step import apply_steps, step_call
 from recd_plugins.data.arrow import dense_features, sparse_column
 from recd_plugins.data.check_numbers import check_numbers
 from recd_plugins.data.feature_steps import Steps, feature_steps
 from recd_plugins.data.training_rows import training_rows
-from recd_plugins.errors import PluginError
+from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Rows
-from recd_plugins.plugin_call import plugin_call
+from recd_plugins.progress import row_progress
 from recd_plugins.registry import Registry
 from recd_plugins.sparse.from_columns import kjt_from_columns
 from recd_plugins.sparse.jagged import offsets_of
@@ -31,7 +33,7 @@ def fitted_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     Raises:
         DataError: the data is missing or wrong.
         PluginError: ``fit`` or a step before it failed, or what was fitted has no identity.
-        RegistryError: as ``feature_steps``.
+        RegistryError: as ``feature_steps``, or a step refused what it was shown.
     """
     steps = feature_steps(registry, schema)
     for entry in registry.preprocessing:
@@ -58,14 +60,14 @@ def _fitted(
 ) -> Preprocessing:
     """What transforms ``feature``, fitted to it behind the steps ``before``."""
     step = plugin if plugin.fits_together else type(plugin)(plugin.options)
-    rows = (
-        apply_steps(before, [feature], *_jagged(each, feature, schema))
-        for each in training_rows(registry, plugin.fit_rows)
-    )
-    what = f"fit to {feature}"
-    with doing(f"fitting {plugin.name} to {feature}", long=True), plugin_call(step, what):
-        step.fit(feature, _with_offsets(rows))
-    with plugin_call(step, f"identity after {what}"):
+    step.stands_at = plugin.stands_at
+    what, doing_it = f"fit to {feature}", f"fitting {plugin.name} to {feature}"
+    with doing(doing_it, long=True), _bar(doing_it, plugin.fit_rows) as advance:
+        of_data: list[RecdError] = []
+        rows = _rows(registry, schema, feature, before, plugin.fit_rows, advance, of_data)
+        with step_call(step, what, of_data):
+            step.fit(feature, rows)
+    with step_call(step, f"identity after {what}"):
         identity = step.identity()
     if not identity:
         raise PluginError(
@@ -73,6 +75,36 @@ def _fitted(
             "on by what its checkpoint learnt by; return a digest of what fit decided"
         )
     return step
+
+
+def _bar(what: str, rows: int | None) -> AbstractContextManager[Callable[[int], None]]:
+    """A bar of rows, in one of the ranks that all do the same."""
+    if dist.is_initialized() and dist.get_rank():
+        return nullcontext(lambda _: None)
+    return row_progress(what, rows)
+
+
+def _rows(
+    registry: Registry,
+    schema: FeatureSchema,
+    feature: str,
+    before: Sequence[Preprocessing],
+    limit: int | None,
+    advance: Callable[[int], None],
+    errors: list[RecdError],
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Values and offsets of a feature's training rows behind the steps ``before``.
+
+    What reading raises is put into ``errors``, since it goes through the step that takes the rows.
+    """
+    try:
+        for rows in training_rows(registry, limit):
+            values, lengths = apply_steps(before, [feature], *_jagged(rows, feature, schema))
+            yield values, offsets_of(lengths)
+            advance(len(rows))
+    except RecdError as error:
+        errors.append(error)
+        raise
 
 
 def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> tuple[Tensor, Tensor]:
@@ -84,8 +116,3 @@ def _jagged(rows: Rows, feature: str, schema: FeatureSchema) -> tuple[Tensor, Te
     only = FeatureSchema((), (feature,), schema.label)
     check_numbers(Batch(numbers, torch.zeros(len(rows))), only, rows)
     return numbers.flatten(), torch.ones(len(rows), dtype=torch.int32)
-
-
-def _with_offsets(rows: Iterator[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    for values, lengths in rows:
-        yield values, offsets_of(lengths)

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from recd_plugins.data.apply_step import apply_to_ids
+from recd_plugins.data.apply_step import apply_to_ids, step_call
 from recd_plugins.data.preprocess_unique import transform_together
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Preprocessing
-from recd_plugins.plugin_call import plugin_call
 from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
 
 Steps = Sequence[Preprocessing]
@@ -55,7 +54,7 @@ def _apply(
         return PartialInverseKeyedJaggedTensor(
             part.keys(), values, part.offsets(), part.lengths(), part.length_per_key()
         )
-    with plugin_call(step, f"kept_lengths of {', '.join(part.keys())}"):
+    with step_call(step, f"kept_lengths of {', '.join(part.keys())}"):
         kept = step.kept_lengths(part.lengths())
     if kept is None:
         return None

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from recd_plugins.interfaces.plugin import Plugin
+from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,6 +38,8 @@ class Preprocessing(Plugin, ABC):
     #: What each feature of the entry is transformed by, once ``fit`` was called; who calls it
     #: sets it.
     fitted: Mapping[str, Preprocessing] | None = None
+    #: File, line and field of its entry, which errors name; who gives it features sets it.
+    stands_at: tuple[str, int, str] | None = None
 
     def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:
         """Look at the training rows of a feature, the same on every rank, before ``transform``.
@@ -50,6 +52,10 @@ class Preprocessing(Plugin, ABC):
             rows: the feature in jagged form, as ``transform`` is given it: some rows at a time, as
                 the entries before this one leave them; to be left as they are.
         """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As the base class, with where its entry stands, whatever ``__getstate__`` leaves out."""
+        return _again, (type(self), self.options, self.stands_at), self.__getstate__()
 
     def __getstate__(self) -> dict[str, Any]:
         """Every attribute, so that readers transform as the trainer would: tables, vocabularies.
@@ -83,3 +89,11 @@ class Preprocessing(Plugin, ABC):
             Lengths of the same dtype, none longer than before, or None.
         """
         return None
+
+
+def _again(
+    cls: type[Preprocessing], options: PluginOptions, stands_at: tuple[str, int, str] | None
+) -> Preprocessing:
+    made = cls(options)
+    made.stands_at = stands_at
+    return made
