@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from recd_plugins import load_registry
-from recd_plugins.data.measure_access import measure_access
 from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.loader import build_dataloader
+from recd_plugins.data.measure_access import measure_access
 from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.profile import measure_profile
@@ -175,7 +175,8 @@ def test_workers_transform_as_the_trainer(folder: Path) -> None:
 
 @pytest.mark.parametrize("converter", ["recd.ikjt", "recd.partial_ikjt"])
 def test_deduplicated_rows_become_what_plain_ones_do(folder: Path, converter: str) -> None:
-    from recd_plugins.data.row_pipeline import RowPipeline, first_rows
+    from recd_plugins.data.first_rows import first_rows
+    from recd_plugins.data.row_pipeline import RowPipeline
 
     registries = [registry(folder, ALL % "", converter=each) for each in ("recd.kjt", converter)]
     plain, deduplicated = (RowPipeline(each).batch(first_rows(each)) for each in registries)

@@ -10,11 +10,11 @@ from typing import ParamSpec, TypeVar
 from recd_plugins.data.check_batch import check_batch, check_rows
 from recd_plugins.data.check_ids import check_ids
 from recd_plugins.data.check_numbers import check_numbers
+from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.data.transforms import Transforms
-from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Rows
 from recd_plugins.plugin_call import plugin_call, plugin_items
 from recd_plugins.registry import Registry
@@ -123,19 +123,3 @@ def fit_converter(registry: Registry, rows: Rows | None = None) -> None:
     with plugin_call(registry.converter, "fit"):
         registry.converter.fit(rows, registry.dataset.schema())
     registry.converter.is_fitted = True
-
-
-def first_rows(registry: Registry) -> Rows:
-    """The first batch of the training split, the same on every rank."""
-    reader = registry.dataset.reader(
-        rank=0, world_size=1, batch_size=registry.training.batch_size, split="train"
-    )
-    with plugin_call(registry.dataset, "reading"):
-        rows = next(iter(reader), None)
-    if rows is None:
-        raise PluginError(
-            f"{registry.dataset.name}: its reader has no batch; where a split has too few rows for "
-            "one, `reader` raises a DataError that says so"
-        )
-    check_rows(registry.dataset, rows, registry.training.batch_size)
-    return rows

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.data.first_rows import dataset_in_order
 from recd_plugins.data.lower import lower
 from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.transforms import Transforms
@@ -57,10 +58,9 @@ def sent_reads(registry: Registry, tables: Sequence[Table], rows: int | None) ->
     transforms = Transforms.of(registry, placement, rows_by_feature(tables))
     pipeline = RowPipeline(registry, transforms)
     samples = 0
+    dataset = dataset_in_order(registry)
     for batch_rows in pipeline.reading(
-        registry.dataset.reader(
-            rank=0, world_size=1, batch_size=registry.training.batch_size, split="train"
-        )
+        dataset.reader(rank=0, world_size=1, batch_size=registry.training.batch_size, split="train")
     ):
         batch = pipeline.batch(batch_rows)
         lowered = lower(batch, placement)

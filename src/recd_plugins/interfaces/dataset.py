@@ -206,8 +206,8 @@ class Dataset(Plugin, ABC):
 class DatasetWrapper(Dataset):
     """The rows of another dataset in another order; stands under ``dataset.wrap``.
 
-    Training and evaluation read through it. What measures the data (planner, profiles, ``recd
-    analyze``) reads the dataset itself, so a wrapper keeps each row, and all columns of a row.
+    Training, evaluation and the planner's sample are read through it. What counts rows (profiles,
+    ``recd analyze``) reads the dataset itself, so a wrapper keeps each row, and all its columns.
     Overriding ``reader`` is all that there is to do.
 
     Attributes:

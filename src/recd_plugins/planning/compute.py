@@ -14,8 +14,9 @@ from torch.utils.flop_counter import flop_registry
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fit_converter
+from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Origin, Rows

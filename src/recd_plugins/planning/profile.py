@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from recd_plugins.data.arrow import sparse_column
-from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fit_converter
+from recd_plugins.data.first_rows import FirstRows, read_first_rows
+from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.interfaces import Rows, Table
 from recd_plugins.planning.distinct import measure_distinct
@@ -28,8 +29,9 @@ def measure_profile(
     """The profile of the training split as the registry converts and preprocesses it.
 
     The first batch shows which features the converter deduplicates, and how. Where the table
-    carries statistics, lengths and shares of repeated rows and ids are the whole table's; else they
-    too are the first batch's. Distinct ids of coalesced tables are always that batch's.
+    carries statistics, and no wrapper puts its rows into another order, lengths and shares of
+    repeated rows and ids are the whole table's; else they too are the first batch's. Distinct ids
+    of coalesced tables are always that batch's.
 
     Args:
         registry: its dataset, converter and preprocessing.
@@ -41,7 +43,8 @@ def measure_profile(
         PluginError: a plugin failed.
         RegistryError: a pattern matches no feature.
     """
-    rows = first_rows(registry)
+    first = read_first_rows(registry)
+    rows, in_wrappers = first.rows, first.dataset is not registry.dataset
     fit_converter(registry, rows)
     transforms = Transforms.of(registry, Placement(), num_embeddings)  # nothing is lowered
     batch = RowPipeline(registry, transforms).batch(rows)
@@ -49,15 +52,33 @@ def measure_profile(
     groups = list(_groups(batch))
     seen = {name: profile for group in groups for name, profile in group.items()}
     known = registry.dataset.statistics()
-    if known is None or not known.features.keys() >= seen.keys():
-        return DataProfile(seen, f"the first {len(rows):,} rows", distinct=distinct)
+    if in_wrappers or known is None or not known.features.keys() >= seen.keys():
+        source = f"the first {len(rows):,} rows{_order(registry, first)}"
+        return DataProfile(seen, source, distinct=distinct)
     features = {
         name: profile
         for group in groups
         for name, profile in _of_whole_table(group, known, rows).items()
     }
     source = f"the statistics that the table of {known.rows:,} rows carries"
+    source += _order(registry, first)
     return DataProfile(features, source, known.samples_per_session, distinct)
+
+
+def _order(registry: Registry, first: FirstRows) -> str:
+    """In words, whose order the rows have where the dataset has wrappers, and whose they lack."""
+    used = registry.wrappers[: len(registry.wrappers) - len(first.left_out)]
+    named = [
+        f"{entry.plugin.name} ({registry.path}:{entry.line} {entry.field})"
+        for entry in (*used, *first.left_out)
+    ]
+    by, without = " and ".join(named[: len(used)]), " and ".join(named[len(used) :])
+    ordered = f", as {by} {'order' if len(used) > 1 else 'orders'} them" if used else ""
+    lacking = (
+        f", without {without}, by which batches of training may have other dedupe factors: recd "
+        "run counts their ids"
+    )
+    return ordered + (lacking if first.left_out else "")
 
 
 def _of_whole_table(

@@ -1,0 +1,127 @@
+"""What is decided and planned by the first rows is so by those that training reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugins import load_registry
+from recd_plugins.data.first_rows import read_first_rows
+from recd_plugins.data.loader import build_dataloader
+from recd_plugins.data.measure_access import measure_access
+from recd_plugins.interfaces import Table
+from recd_plugins.planning.profile import measure_profile
+
+PLUGINS = '''
+import numpy as np
+from recd_plugins.api import *
+from recd_plugins.api.reading import RowTable
+
+class Sorted(Reader):
+    """Rows of a session side by side."""
+    def __init__(self, inner, size): self._inner, self._size = inner, size
+    def __len__(self): return len(self._inner)
+    def __iter__(self):
+        table = RowTable(list(self._inner))
+        order = np.arange(64).reshape(16, 4).T.flatten()
+        for first in range(0, 64, self._size):
+            yield table.take(order[first : first + self._size], groups={})
+    def state_dict(self): return {}
+    def load_state_dict(self, state): pass
+
+class Clustered(DatasetWrapper):
+    """Puts equal rows together."""
+    name = "acme.clustered"
+    def reader(self, *, batch_size, **given):
+        return Sorted(self.inner.reader(batch_size=batch_size, **given), batch_size)
+
+class Asks(DatasetWrapper):
+    """Orders rows by what the model looks up."""
+    name = "acme.asks"
+    class Options(PluginOptions):
+        what: str = "tables"
+    def reader(self, **given):
+        reader = self.inner.reader(**given)
+        if self.options.what == "of":
+            self.lookups.of(next(iter(reader)), ["seen"])
+        else:
+            getattr(self.lookups, self.options.what)
+        return reader
+
+@hookimpl
+def register_datasets(): return [Clustered, Asks]
+'''
+FILE = """\
+version: 1
+dataset:
+  use: recd.session_parquet
+  options: {path: t.parquet}
+  wrap:
+WRAP
+converter: {use: recd.ikjt, options: {groups: auto}}
+training: {batch_size: 16}
+"""
+CLUSTERED, ASKS = "    - {use: acme.clustered}\n", "    - {use: acme.asks, options: {what: %s}}\n"
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    # Rows of 4 sessions in turn: side by side no two are equal.
+    sessions = [row % 4 for row in range(64)]
+    columns = {
+        "session_id": pa.array(sessions, pa.int64()),
+        "ts": pa.array(range(64), pa.int64()),
+        "label": pa.array([row % 2 for row in range(64)], pa.int8()),
+        "seen": pa.array([[session, 9] for session in sessions], pa.list_(pa.int64())),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(PLUGINS)
+    monkeypatch.chdir(tmp_path)
+
+    def loaded(wrap: str) -> Any:
+        text = FILE.replace("WRAP\n", wrap) if wrap else FILE.replace("  wrap:\nWRAP\n", "")
+        Path("r.yaml").write_text(text)
+        return load_registry(Path("r.yaml"), plugins_dir=tmp_path / "plugins")
+
+    return loaded
+
+
+def test_a_plan_reckons_with_the_order_of_wrappers(load: Any) -> None:
+    found = load(CLUSTERED)
+    profile = measure_profile(found)
+    assert profile.of("seen").dedupe_factor(16, pooled=True) == 16
+    assert profile.source == (
+        "the first 16 rows, as acme.clustered (r.yaml:6 dataset.wrap[0]) orders them"
+    )
+    access = measure_access(found, [Table("t", ("seen",), 10, 4, pooled=True)])
+    assert access.tables["t"].total == 2 * 64 // 16
+    with build_dataloader(found, 0, 1) as loader:
+        read = sum(batch.sparse_features.values().numel() for batch in loader)
+    assert read == 2 * 64 // 16
+
+
+def test_without_wrappers_it_is_the_datasets_own(load: Any) -> None:
+    profile = measure_profile(load(""))
+    assert profile.source == "the first 16 rows"
+    assert read_first_rows(load("")).left_out == ()
+
+
+@pytest.mark.parametrize("what", ["tables", "parts", "of"])
+def test_who_asks_for_the_model_is_left_out_by_name(load: Any, what: str) -> None:
+    own = measure_profile(load(""))
+    alone = measure_profile(load(ASKS % what))
+    assert alone.features == own.features
+    assert alone.source == (
+        "the first 16 rows, without acme.asks (r.yaml:6 dataset.wrap[0]), by which batches of "
+        "training may have other dedupe factors: recd run counts their ids"
+    )
+    both = measure_profile(load(CLUSTERED + ASKS % what))
+    assert both.features == measure_profile(load(CLUSTERED)).features
+    assert "as acme.clustered (r.yaml:6 dataset.wrap[0]) orders them, without acme.asks" in (
+        both.source
+    )
