@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
+from recd_plugins.errors import DataError, PluginError, Problem, RecdError, RegistryError
 from recd_plugins.interfaces.preprocessing import Preprocessing
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.sparse.jagged import offsets_of
@@ -27,7 +27,8 @@ def step_call(
 
     Raises:
         PluginError: as ``plugin_call``.
-        RegistryError: the step raised a RecdError of its own.
+        DataError: the step raised one.
+        RegistryError: the step raised another RecdError of its own.
     """
     try:
         with plugin_call(step, what):
@@ -37,7 +38,10 @@ def step_call(
     except RecdError as error:
         if step.stands_at is None or error in of_others:
             raise
-        raise RegistryError([Problem(*step.stands_at, f"{step.name}: {error}")]) from error
+        problem = Problem(*step.stands_at, f"{step.name}: {error}")
+        if isinstance(error, DataError):
+            raise DataError(str(problem)) from error
+        raise RegistryError([problem]) from error
 
 
 def apply_steps(
@@ -64,7 +68,7 @@ def apply_step(
     """What ``step`` makes of the rows of ``features``, one feature after the other.
 
     Raises:
-        RegistryError: the step refused them; names its entry.
+        DataError: the step refused them; names its entry.
         PluginError: the step failed, or returned values of another type or offsets that do not fit.
     """
     of = f"of {', '.join(features)}"

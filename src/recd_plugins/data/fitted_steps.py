@@ -31,9 +31,9 @@ def fitted_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     same in every process.
 
     Raises:
-        DataError: the data is missing or wrong.
+        DataError: the data is missing or wrong, or a step refuses it.
         PluginError: ``fit`` or a step before it failed, or what was fitted has no identity.
-        RegistryError: as ``feature_steps``, or a step refused what it was shown.
+        RegistryError: as ``feature_steps``.
     """
     steps = feature_steps(registry, schema)
     for entry in registry.preprocessing:
