@@ -5,13 +5,19 @@ import-linter holds the same of plugins; it does not see folders that are no pac
 
 from __future__ import annotations
 
+import inspect
 import re
+from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
+from types import ModuleType
 
 import pytest
 from tests.installed import framework_imports
 
 import recd_plugins
+from recd_plugins import api
 
 ROOT = Path(__file__).parents[1]
 FILES = {
@@ -51,3 +57,35 @@ def test_private_imports_are_seen(text: str, tmp_path: Path) -> None:
     (tmp_path / "acme.py").write_text(text, encoding="utf-8")
     (name,) = framework_imports(tmp_path / "acme.py", "acme")
     assert not PUBLIC.fullmatch(name)
+
+
+def _docstrings(module: ModuleType) -> Iterator[tuple[str, str]]:
+    """Of what a public module lists, and of the public methods of its classes."""
+    for name in module.__all__:
+        listed = getattr(module, name)
+        if not getattr(listed, "__module__", "").startswith("recd_plugins"):
+            continue
+        yield name, inspect.getdoc(listed) or ""
+        for method, value in vars(listed).items() if inspect.isclass(listed) else ():
+            function = getattr(value, "__func__", getattr(value, "fget", value))
+            if not method.startswith("_") and inspect.isfunction(function):
+                yield f"{name}.{method}", inspect.getdoc(function) or ""
+
+
+API = [
+    "recd_plugins",
+    api.__name__,
+    *(f"{api.__name__}.{m.name}" for m in iter_modules(api.__path__)),
+]
+
+
+@pytest.mark.parametrize("module", API)
+def test_public_docstrings_name_what_is_public(module: str) -> None:
+    found = dict(_docstrings(import_module(module)))
+    private = {
+        place: named
+        for place, text in found.items()
+        for named in re.findall(r"recd_plugins\.[\w.]+\w|:\w+:`[^`]+`", text)
+        if not PUBLIC.fullmatch(named)
+    }
+    assert not private

@@ -175,7 +175,7 @@ def build_train_pipeline(
     """A pipeline over ``dmp`` that overlaps input dist and device copies with compute.
 
     Where a table has a cache with lookahead, the pipeline overlaps fetching its rows as well
-    (:class:`LookaheadTrainPipeline`).
+    (``LookaheadTrainPipeline``).
 
     Raises:
         ExactnessError: there are parameters that neither the backward pass nor ``optimizer``

@@ -194,24 +194,7 @@ def build_sharders(
 ) -> list[ModuleSharder[nn.Module]]:
     """The sharders of a registry: exact ones, those of its plugins, and TorchRec's for the rest.
 
-    The tables' optimizer runs inside the backward pass, as ``training:`` says, unless
-    ``fused_params`` or the parameter of a table (``apply_optimizer_in_backward``) name another;
-    TorchRec lets the parameter's win.
-
-    Args:
-        prepared: its registry says the optimizer, and it which tables are coalesced and which have
-            kernels of their own.
-        base: sharders of a trainer, as it would give them to DistributedModelParallel. Those of
-            TorchRec for EmbeddingBagCollection and EmbeddingCollection lend their fused_params,
-            qcomm_codecs_registry and use_index_dedup to the exact ones; others stay as they are.
-            Of module types that it lacks, TorchRec's defaults.
-        fused_params: FBGEMM's; they go before those of ``training:``, and with an ``optimizer``
-            in their place.
-        qcomm_codecs_registry: TorchRec's, for all modules.
-
-    Raises:
-        SetupError: sharders of two types are for one module type, one of ``base`` cannot be joined
-            with the exact one, or an argument is there twice.
+    ``Prepared.sharders`` describes the arguments and errors.
     """
     of_bags = Lent.by(base, EmbeddingBagCollectionSharder, fused_params, qcomm_codecs_registry)
     of_sequences = Lent.by(base, EmbeddingCollectionSharder, fused_params, qcomm_codecs_registry)

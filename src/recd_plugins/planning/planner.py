@@ -60,28 +60,7 @@ def build_planner(
 ) -> RegistryPlanner:
     """A planner for models that are trained as a registry says.
 
-    Args:
-        prepared: the model, which is checked at once, and the batch size, sharding and caches of
-            its registry.
-        topology: the ranks and their memory; ``default_topology`` of the next arguments without.
-        profile: lengths and dedupe factors of the features; without it ``measure_profile``, which
-            reads the first rows of the data.
-        activation_bytes: to leave free on each rank for what a forward pass keeps beside lookups.
-        world_size: ranks; those of the process group, else of the registry, without it.
-        local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it; the
-            registry's where its ``world_size`` counts.
-        device: of the tables; CPU without it.
-        constraints: TorchRec's, by table name, as a trainer would give them to its planner. They
-            go before what is known of the data, and must not contradict plugins.
-        replicate: whether small tables may be data-parallel where nobody asked for it. Such a table
-            trains with the trainer's dense optimizer, so say it only where that is the rule of
-            ``training:``, as ``recd_plugins.training.optimizer.build_optimizer`` has it. Tables
-            whose parameters bring an optimizer never are.
-
-    Raises:
-        DataError: without a ``profile``: the data is missing or wrong.
-        SetupError: plugins or ``constraints`` contradict each other. From ``plan``: there is no
-            plan, a module has no sharder, or a table would lose its optimizer; says why.
+    ``Prepared.planner`` describes the arguments and errors.
     """
     registry = prepared.registry
     if topology is None:

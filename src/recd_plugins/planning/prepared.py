@@ -69,14 +69,32 @@ class Prepared(data.Prepared):
         constraints: Mapping[str, ParameterConstraints] | None = None,
         replicate: bool = False,
     ) -> RegistryPlanner:
-        """TorchRec's planner, told of sharding, caches and deduplication.
+        """TorchRec's planner, told of sharding, caches and deduplication; it checks the model.
 
-        :func:`recd_plugins.planning.planner.build_planner` describes the arguments.
+        Args:
+            topology: the ranks and their memory, as ``to_torchrec()`` of what
+                ``recd_plugins.api.planning.load_topology`` returns; without it
+                ``recd_plugins.api.planning.default_topology`` of the three arguments after
+                ``activation_bytes``.
+            profile: lengths and dedupe factors of the features; without it they are measured, on
+                the first rows of the data.
+            activation_bytes: to leave free on each rank for what a forward pass keeps beside
+                lookups.
+            world_size: ranks; those of the process group, else of the registry, without it.
+            local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it; the
+                registry's where its ``world_size`` counts.
+            device: of the tables; CPU without it.
+            constraints: TorchRec's, by table name, as a trainer would give them to its planner.
+                They go before what is known of the data, and must not contradict plugins.
+            replicate: whether small tables may be data-parallel where nobody asked for it. Such a
+                table trains with the trainer's dense optimizer, so say it only where that has the
+                rule of ``training:``, as ``recd_plugins.api.model.build_optimizer`` makes it.
+                Tables whose parameters bring an optimizer never are.
 
         Raises:
             DataError: without a ``profile``: the data is missing or wrong.
             SetupError: plugins or ``constraints`` contradict each other. From ``plan``: there is
-                no plan; says why.
+                no plan, a module has no sharder, or a table would lose its optimizer; says why.
         """
         from recd_plugins.planning.planner import build_planner
 
@@ -101,10 +119,22 @@ class Prepared(data.Prepared):
     ) -> list[ModuleSharder[nn.Module]]:
         """Sharders of TorchRec's modules, exact on CPU too, and those of the sharding plugins.
 
-        :func:`recd_plugins.distributed.sharders.build_sharders` describes the arguments.
+        The tables' optimizer runs inside the backward pass, as ``training:`` says, unless
+        ``fused_params`` or the parameter of a table (``apply_optimizer_in_backward``) name another;
+        TorchRec lets the parameter's win.
+
+        Args:
+            base: sharders of a trainer, as it would give them to DistributedModelParallel. Those of
+                TorchRec for EmbeddingBagCollection and EmbeddingCollection lend their fused_params,
+                qcomm_codecs_registry and use_index_dedup to the exact ones; others stay as they
+                are. Of module types that it lacks, TorchRec's defaults.
+            fused_params: FBGEMM's; they go before those of ``training:``, and with an ``optimizer``
+                in their place.
+            qcomm_codecs_registry: TorchRec's, for all modules.
 
         Raises:
-            SetupError: two sharders are for one module type, or cannot be joined.
+            SetupError: sharders of two types are for one module type, one of ``base`` cannot be
+                joined with the exact one, or an argument is there twice.
         """
         from recd_plugins.distributed.sharders import build_sharders
 
