@@ -55,7 +55,12 @@ def test_training_is_the_same_and_goes_on_under_others(
     whole = run(environment, written(tmp_path / "whole", HOT))
     assert whole["losses"] == pytest.approx(plain, abs=1e-6)
     # 20 rows of two tables, 4 scalars each; on 2 ranks.
-    assert whole["hot_rows"]["bytes"] == {"counted": 2 * 640, "predicted": 2 * 640}
+    sent = whole["hot_rows"]
+    assert sent["hot_rows"] == {"counted": 2 * 640, "predicted": 2 * 640}
+    # Ids of hot rows do not travel.
+    assert sent["sharded_rows"]["predicted"] == pytest.approx(
+        sent["sharded_rows"]["counted"], rel=0.02
+    )
     for first, then in ((HOT, STOCK), (STOCK, HOT)):
         folder = tmp_path / first.partition(".")[0]
         run(environment, written(folder, first), "--steps", 4)

@@ -254,7 +254,7 @@ def test_what_the_data_lacks_is_not_the_steps_fault(
 
 
 def test_a_long_fit_shows_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bars: dict[str, list[int | None]] = {}
+    bars: dict[str, list[Any]] = {}
 
     def bar(what: str, total: int | None) -> Any:
         bars[what] = [total]

@@ -17,11 +17,11 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins import load_registry
-from recd_plugins.interfaces import Table
+from recd_plugins.interfaces import Table, TablePart
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations, count_operations, measure_compute
 from recd_plugins.planning.topologies import this_machine
-from recd_plugins.planning.work import work_of_step
+from recd_plugins.planning.work import bytes_of_tables, work_of_step
 from recd_plugins.training.session import session
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.values.model_input import ModelInput
@@ -190,3 +190,26 @@ def test_operations_of_products_and_attention() -> None:
     assert compute.rest.attention_flops * 8 == (2 + 5) * 2 * 2 * 4 * 4 * 5
     assert compute.rest.element_bytes > 0
     assert compute.pooling == Operations()
+
+
+class Hot(TablePart):
+    """A quarter of the ids of each table go to shards."""
+
+    def sharded_share(self, table: str) -> float:
+        return 0.25
+
+
+def test_ids_that_parts_keep_are_not_sent() -> None:
+    whole, quarter = (
+        bytes_of_tables(
+            [Table("t", ("f",), 100, 8, pooled=False)],
+            plan("table_wise", (0, 100, 8)).plan[""],  # type: ignore[arg-type]
+            DataProfile({"f": FeatureProfile(3.0)}),
+            batch_size=10,
+            world_size=4,
+            parts=parts,
+        )["t"]
+        for parts in ((), (Hot(),))
+    )
+    lengths = 3 * 10 * 4
+    assert quarter - lengths == (whole - lengths) / 4

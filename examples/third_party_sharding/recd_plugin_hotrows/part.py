@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from recd_plugins.api import Work
 
-CHANNEL = "hot_rows"
+# Channels: gradients of copies; and ids, rows and gradients of all tables' shards.
+HOT, SHARDED = "hot_rows", "sharded_rows"
 
 
 class HotTable(NamedTuple):
@@ -70,34 +71,50 @@ class HotPart(TablePart):
         return [f"{self.tables[table].rows:,} hot rows"] if table in self.tables else []
 
     def channels(self, model: nn.Module) -> Mapping[Any, str]:
+        import torch.distributed as dist
+
         from recd_plugin_hotrows.sharded import ShardedHotCollection
 
-        return {
-            (module.group.group_name, "all_reduce"): CHANNEL
-            for module in model.modules()
-            if isinstance(module, ShardedHotCollection)
-        }
+        modules = [m for m in model.modules() if isinstance(m, ShardedHotCollection)]
+        named = {(module.group.group_name, "all_reduce"): HOT for module in modules}
+        return {**named, (dist.group.WORLD.group_name, "all_to_all"): SHARDED} if named else {}
 
     @classmethod
     def sections(cls, parts: Sequence[Self], run: TrainedRun) -> Sequence[Section]:
-        sent = None if run.sent is None else run.sent[CHANNEL]
-        tables = [table for part in parts for table in part.tables.values()]
-        expected = 2 * (run.setting.world_size - 1) * sum(table.num_bytes for table in tables)
-        return [Sent(sent, expected)]
+        from recd_plugins.api.planning import bytes_of_tables
+
+        setting, sent = run.setting, run.sent or {}
+        copies = sum(table.num_bytes for part in parts for table in part.tables.values())
+        predicted = bytes_of_tables(
+            run.tables,
+            {name: each for module in run.plan.plan.values() for name, each in module.items()},
+            setting.data.profile(),
+            batch_size=setting.batch_size,
+            world_size=setting.world_size,
+            parts=parts,
+        )
+        reduced = 2 * (setting.world_size - 1) * copies
+        of_channels = {HOT: reduced, SHARDED: sum(predicted.values())}
+        return [Sent({name: (sent.get(name), each) for name, each in of_channels.items()})]
 
 
 class Sent(Section):
-    """Bytes of gradients of copies in a step of all ranks."""
+    """Bytes in a step of all ranks by channel, counted and predicted."""
 
     name = "hot_rows"
 
-    def __init__(self, counted: float | None, predicted: float) -> None:
-        self.counted, self.predicted = counted, predicted
+    def __init__(self, sent: Mapping[str, tuple[float | None, float]]) -> None:
+        self.sent = sent
 
     def as_json(self) -> Any:
-        return {"bytes": {"counted": self.counted, "predicted": self.predicted}}
+        return {
+            name: {"counted": counted, "predicted": predicted}
+            for name, (counted, predicted) in self.sent.items()
+        }
 
     def shown(self, run: str) -> Sequence[str]:
-        counted = "-" if self.counted is None else f"{self.counted:,.0f}"
-        text = f"gradients of hot rows, a step: {counted} bytes, predicted {self.predicted:,.0f}"
-        return [f"{run} {text}".strip()]
+        return [
+            f"{run} {name}: {'-' if counted is None else f'{counted:,.0f}'} bytes a step, "
+            f"predicted {predicted:,.0f}".strip()
+            for name, (counted, predicted) in self.sent.items()
+        ]

@@ -256,7 +256,9 @@ def _changes(report: PlanReport) -> Text:
             f"{mine.batch_step:,} rows more do not fit"
         )
     for (before, after), names in report.changed().items():
-        listed = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more tables"
+        more = len(names) - 1
+        others = f" and {more} more table{'s' * (more > 1)}" if more else ""
+        listed = f"{names[0]}{others}"
         lines.append(f"  sharding: {listed}: {before} -> {after}")
     if not report.changed():
         lines.append("  sharding: every table is sharded alike")

@@ -71,7 +71,7 @@ def work_of_step(
         kinds = set()
         for name, sharding in module.items():
             kinds.add(sharding.sharding_type)
-            own_share = math.prod(part.sharded_share(name) for part in parts)
+            own_share = _sharded_share(name, parts)
             for ranks, work in _table_work(by_name[name], sharding, step, own_share):
                 add(ranks, work)
             for part in parts:
@@ -94,11 +94,13 @@ def bytes_of_tables(
     *,
     batch_size: int,
     world_size: int,
+    parts: Sequence[TablePart] = (),
 ) -> dict[str, float]:
     """What all ranks together send in the input dist and output dist of each table, in one step.
 
     The gradients that come back through the output dist in the backward pass are in it. Tables that
-    are on every rank send nothing here: what reduces their gradients is not in it.
+    are on every rank send nothing here: what reduces their gradients is not in it; nor is what
+    parts do beside sharded lookups.
 
     Args:
         tables: those to tell of.
@@ -106,15 +108,23 @@ def bytes_of_tables(
         profile: of their features.
         batch_size: rows of a rank.
         world_size: ranks.
+        parts: that know which ids go elsewhere than to a table's shards.
     """
     step = StepShape(batch_size, world_size, world_size, profile)
     return {
         table.name: sum(
             (work.bytes_in_node + work.bytes_across_nodes) * len(range(world_size)[ranks])
-            for ranks, work in _table_work(table, shardings[table.name], step)
+            for ranks, work in _table_work(
+                table, shardings[table.name], step, _sharded_share(table.name, parts)
+            )
         )
         for table in tables
     }
+
+
+def _sharded_share(table: str, parts: Sequence[TablePart]) -> float:
+    """The share of a table's ids that go to its shards."""
+    return math.prod(part.sharded_share(table) for part in parts)
 
 
 def rows_pooled(
