@@ -1,10 +1,10 @@
-"""TorchRec's own sharding kinds and FBGEMM's cache, by name."""
+"""TorchRec's own sharding kinds, optimizers and metrics and FBGEMM's cache, by name."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recd_plugins.api import Cache, Sharding, hookimpl
+from recd_plugins.api import Cache, Plugin, Sharding, hookimpl
 
 REQUIRES_API = 2
 
@@ -25,3 +25,23 @@ def register_caches() -> Sequence[type[Cache]]:
     from recd_plugin_torchrec.uvm import Uvm
 
     return [Uvm]
+
+
+@hookimpl
+def register_plugins() -> Sequence[type[Plugin]]:
+    from recd_plugin_torchrec.optimizers import (
+        Adagrad,
+        Adam,
+        Lamb,
+        LarsSgd,
+        PartialRowWiseAdam,
+        PartialRowWiseLamb,
+        RowWiseAdagrad,
+        Sgd,
+    )
+    from recd_plugin_torchrec.rec_metrics import RecMetrics
+
+    return [
+        *(Sgd, Adagrad, RowWiseAdagrad, Adam, PartialRowWiseAdam),
+        *(Lamb, PartialRowWiseLamb, LarsSgd, RecMetrics),
+    ]

@@ -12,6 +12,8 @@ from recd_plugins.interfaces import (
     Dataset,
     Ingestion,
     Kind,
+    Metric,
+    Optimizer,
     Pooling,
     Preprocessing,
     Sharding,
@@ -77,6 +79,24 @@ KINDS = (
         claims="by table",
         description="Caches in front of tables, one entry a table.",
         contract=f"{_CONTRACTS}.CacheContract",
+    ),
+    Kind(
+        name="optimizer",
+        interface=Optimizer,
+        section="optimizers",
+        claims="by table",
+        description="What trains the rows of tables, one entry a table; training.optimizer trains "
+        "the others.",
+        contract=f"{_CONTRACTS}.OptimizerContract",
+    ),
+    Kind(
+        name="metric",
+        interface=Metric,
+        section="metrics",
+        claims="list",
+        description="Figures of the test split beside normalized entropy and AUC.",
+        contract=f"{_CONTRACTS}.MetricContract",
+        observes=True,
     ),
     Kind(
         name="callback",

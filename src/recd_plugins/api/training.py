@@ -16,6 +16,7 @@ from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.memory import peak_bytes
 from recd_plugins.training.meter import sum_by_kind
+from recd_plugins.training.metrics import Metrics
 from recd_plugins.training.profile_events import (
     PROFILED_STEP,
     Span,
@@ -38,6 +39,7 @@ __all__ = [
     "Comparison",
     "GroupShare",
     "Job",
+    "Metrics",
     "Predictions",
     "Progress",
     "Quality",

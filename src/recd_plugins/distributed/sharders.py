@@ -28,6 +28,7 @@ from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.lent import Lent
 from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.distributed.other_sharders import other_sharders
+from recd_plugins.distributed.row_updates import check_updates
 from recd_plugins.distributed.sharded_modules import (
     ExactShardedEmbeddingBagCollection,
     ExactShardedEmbeddingCollection,
@@ -83,9 +84,11 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         """See TorchRec's ``ModuleSharder.shard``.
 
         Raises:
-            SetupError: a table has a kernel that cannot train, or another one than is its own.
+            SetupError: a table has a kernel that cannot train, or another one than is its own, or
+                an optimizer that the device has no kernel of.
         """
         _check_plan(params, self.shardable_parameters(module))
+        check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
         with _known_to_fbgemm(self.fused_params):
             return self.sharded_module_type(
@@ -156,9 +159,11 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         """See TorchRec's ``ModuleSharder.shard``.
 
         Raises:
-            SetupError: a table has a kernel that cannot train, or another one than is its own.
+            SetupError: a table has a kernel that cannot train, or another one than is its own, or
+                an optimizer that the device has no kernel of.
         """
         _check_plan(params, self.shardable_parameters(module))
+        check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
         with _known_to_fbgemm(self.fused_params):
             return self.sharded_module_type(

@@ -15,6 +15,8 @@ from recd_plugins.interfaces.ingestion import Feed, Ingestion
 from recd_plugins.interfaces.kind import Kind
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 from recd_plugins.interfaces.lookups import FeatureLookups, Lookups
+from recd_plugins.interfaces.metric import Metric, ScoredBatch
+from recd_plugins.interfaces.optimizer import Optimizer, RowUpdate
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
 from recd_plugins.interfaces.preprocessing import Preprocessing
@@ -43,6 +45,8 @@ __all__ = [
     "Kind",
     "LookupKernels",
     "Lookups",
+    "Metric",
+    "Optimizer",
     "Origin",
     "Plugin",
     "PluginOptions",
@@ -50,12 +54,14 @@ __all__ = [
     "Preprocessing",
     "Reader",
     "RowMemory",
+    "RowUpdate",
     "Rows",
     "RunBatch",
     "RunEnd",
     "RunEvaluation",
     "RunStart",
     "RunStep",
+    "ScoredBatch",
     "Section",
     "SessionKeys",
     "Setting",

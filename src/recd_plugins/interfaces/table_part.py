@@ -89,6 +89,10 @@ class TablePart:
     One that overrides nothing does nothing. Every process makes it by itself, for one ``Setting``.
     """
 
+    #: Whether entries of ``optimizers:`` may name its tables: it neither trains rows itself nor
+    #: counts on the optimizer of the ``training`` section.
+    follows_optimizers: ClassVar[bool] = False
+
     def constraints(
         self,
         tables: Sequence[Table],  # noqa: ARG002

@@ -17,6 +17,7 @@ from recd_plugins.model.build import build_model
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model_tables import rows_by_feature, tables_of
 from recd_plugins.planning.compute import Compute
+from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.planner import Planned, RegistryPlanner
 from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.planning.setting import RegistryData, setting_of
@@ -123,12 +124,16 @@ def data_of_model(registry: Registry) -> RegistryData:
         return RegistryData(registry, build_model(registry, registry.dataset.schema()))
 
 
-def without_plugins(registry: Registry, model: nn.Module) -> Prepared:
-    """The same data, values and model; no deduplication, no sharding and no cache plugin."""
+def without_plugins(
+    registry: Registry, model: nn.Module, device_type: str | None = None
+) -> Prepared:
+    """The same data, values, model and optimizers; no deduplication, no sharding and no cache
+    plugin."""
     placement = plan_placement(registry, registry.dataset.schema())
     put_poolings(registry, model)
     plain = replace(
         registry, converter=PlainConverter(PlainConverter.Options()), sharding=(), cache=()
     )
     tables = tuple(tables_of(model))
+    apply_optimizers(plain, model, list(tables), device_type, {})
     return Prepared(plain, model, placement, rows_by_feature(tables), tables)

@@ -339,7 +339,7 @@ def _memory(
                 state = known.optimizer
             else:
                 on_host = on_gpu and "uvm" in option.compute_kernel
-                state = 0 if on_host else state_bytes(option, shard.size[0], training)
+                state = 0 if on_host else state_bytes(option, shard, training)
             parts["embeddings"][shard.rank] += held - state
             parts["optimizer"][shard.rank] += state
             parts["inputs and outputs"][shard.rank] += whole - held

@@ -23,6 +23,7 @@ from recd_plugins.model_tables import (
     embedding_modules,
     rows_by_feature,
 )
+from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.prepare_parts import prepare_parts
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.plugin_call import plugin_call
@@ -51,14 +52,17 @@ def prepare_model(registry: Registry, model: nn.Module, setting: Setting | None 
         table for module in modules if module.takes_rows for table in module.tables
     )
     claims = registry.claim("sharding", [table.name for table in tables])
-    registry.claim("cache", [table.name for table in tables])
+    for kind in ("cache", "optimizer"):
+        registry.claim(kind, [table.name for table in tables])
     plugins = {name: entry.plugin for name, entry in claims.items()}
     placement_of(model, plugins)  # refuses what cannot be, before plugins change the model
+    device_type = setting.device_type if setting else None
     setting = setting or setting_of(registry, model)
     for entry in registry.sharding:
         claimed = [table for table in tables if claims.get(table.name) is entry]
         model = _rewritten(registry.path, model, entry, claimed, setting)
     parts = prepare_parts(registry, tables, setting)
+    apply_optimizers(registry, model, tables, device_type, parts)
     put_poolings(registry, model)
     guard(model)
     return Prepared(
@@ -82,7 +86,7 @@ def _refuse_claims(registry: Registry, modules: Sequence[EmbeddingModule]) -> No
             f"table {table.name} is left alone: {module.why_left}. Let the entry name others, or "
             "move the table into an EmbeddingBagCollection or EmbeddingCollection",
         )
-        for entry in (*registry.sharding, *registry.cache)
+        for entry in (*registry.sharding, *registry.cache, *registry.entries("optimizer"))
         for module in modules
         if not module.ours
         for table in module.tables

@@ -6,9 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
-from torchrec.distributed.planner.shard_estimators import EmbeddingStorageEstimator
+from torchrec.distributed.planner.shard_estimators import (
+    EmbeddingStorageEstimator,
+    _get_optimizer_multipler,  # private, torchrec 1.6 to 1.9: nothing public says it
+)
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
     ParameterConstraints,
@@ -50,17 +54,27 @@ def dense_bytes(
     )
 
 
-def state_bytes(option: ShardingOption, rows: int, training: TrainingSpec) -> int:
-    """The optimizer's state of a shard of ``rows`` rows, and gradients of replicated tables.
+def state_bytes(option: ShardingOption, shard: Shard, training: TrainingSpec) -> int:
+    """The optimizer's state of a shard, and gradients of replicated tables.
 
-    Row-wise Adagrad has a float32 a row. The other tables' gradients are rows of a batch, which the
-    optimizer takes in the backward pass; those of a replicated table are whole, and twice: in the
-    buckets of DistributedDataParallel too.
+    Row-wise Adagrad has a float32 a row; that of a table which brings an optimizer is as TorchRec
+    estimates it. The other tables' gradients are rows of a batch, which the optimizer takes in the
+    backward pass; those of a replicated table are whole, and twice: in the buckets of
+    DistributedDataParallel too.
     """
-    state = 4 * rows if training.optimizer == "rowwise_adagrad" else 0
+    state = 4 * shard.size[0] if training.optimizer == "rowwise_adagrad" else 0
+    if (brought := _brought(option)) is not None:
+        num_bytes = math.prod(shard.size) * option.tensor.element_size()
+        state = math.ceil(num_bytes * _get_optimizer_multipler(brought, option.tensor.shape))
     if option.sharding_type == ShardingType.DATA_PARALLEL.value:
         state += 2 * option.tensor.numel() * option.tensor.element_size()
     return state
+
+
+def _brought(option: ShardingOption) -> type[torch.optim.Optimizer] | None:
+    """The optimizer that a table brings (``apply_optimizer_in_backward``); TorchRec counts it."""
+    classes: list[type[torch.optim.Optimizer]] = getattr(option.tensor, "_optimizer_classes", [])
+    return classes[0] if classes else None
 
 
 def memory_of_parts(
@@ -90,7 +104,8 @@ def row_memory(
 
 
 class StorageEstimator(EmbeddingStorageEstimator):
-    """TorchRec's estimate, and ``state_bytes``, of which it knows nothing where a sharder decides.
+    """TorchRec's estimate, and ``state_bytes``, of which it knows nothing where a sharder decides
+    the optimizer.
 
     The rows of a table whose part knows what they take are taken from it.
 
@@ -130,11 +145,11 @@ class StorageEstimator(EmbeddingStorageEstimator):
             self._put_rows(option)
         done = {id(option) for option, _ in known}
         for option in sharding_options:
-            if id(option) in done:
+            if id(option) in done or _brought(option) is not None:
                 continue
             on_gpu = self._on_gpu and "uvm" not in option.compute_kernel
             for shard in option.shards:
-                state = state_bytes(option, shard.size[0], self._training)
+                state = state_bytes(option, shard, self._training)
                 assert shard.storage is not None, "just estimated"
                 shard.storage += Storage(hbm=state, ddr=0) if on_gpu else Storage(hbm=0, ddr=state)
 

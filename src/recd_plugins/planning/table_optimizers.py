@@ -9,9 +9,9 @@ from typing import Any
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torchrec.distributed.types import ModuleSharder
-from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
+from recd_plugins.distributed.row_updates import kind_of_update
 from recd_plugins.model_tables import sharded_modules
 
 # Those that update each number by its own gradients; others have sums or norms of a row.
@@ -53,18 +53,18 @@ def table_optimizers(
                 # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
                 classes = getattr(parameter, "_optimizer_classes", [])
                 kwargs = dict(*getattr(parameter, "_optimizer_kwargs", [{}])[:1])
-            kind = kwargs.get("optimizer") or params.get("optimizer", EmbOptimType.EXACT_SGD)
-            if classes and "optimizer" not in kwargs:
-                kind = _kind(classes[0])
+            kind = params.get("optimizer", EmbOptimType.EXACT_SGD)
+            if classes:
+                kind = _kind(classes[0], kwargs)
             found[table] = TableOptimizer(
                 classes[0].__name__ if classes else "", kind in _ELEMENTWISE, params
             )
     return found
 
 
-def _kind(optimizer_class: Any) -> EmbOptimType | None:
+def _kind(optimizer_class: Any, arguments: Mapping[str, Any]) -> EmbOptimType | None:
     """FBGEMM's name of it; None of one that it lacks, which its sharder refuses."""
     try:
-        return optimizer_type_to_emb_opt_type(optimizer_class)
+        return kind_of_update(optimizer_class, arguments)
     except ValueError:
         return None

@@ -77,7 +77,7 @@ def assemble(
     model: torch.nn.Module = build_model(registry, schema)
     setting = None
     if side == "baseline":
-        prepared = without_plugins(registry, model)
+        prepared = without_plugins(registry, model, device.type)
         if registry.wrappers:
             prepared = replace(prepared, batch_parts=_batch_parts(registry, prepared, device))
         own = stock_sharders(registry.training)

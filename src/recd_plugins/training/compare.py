@@ -122,6 +122,7 @@ def figures(result: Result) -> dict[str, tuple[float | None, str]]:
     for split, quality in (("train", result.train), ("test", result.test)):
         if quality is not None:
             found |= _quality(split, quality)
+    found |= {f"test_{name}": (value, "loss") for name, value in result.metrics.items()}
     return found
 
 

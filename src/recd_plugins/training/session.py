@@ -26,6 +26,7 @@ from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.hangs import hang_limits, train_beating, watched_by_each_other
+from recd_plugins.training.metrics import check_metrics
 from recd_plugins.training.trainer import Job, Result, checkpoints_of, splits_of, train
 
 
@@ -101,6 +102,7 @@ def session(
     registry = registry.with_training(overrides)
     device = choose_device(registry)
     check_ingestion(registry)
+    check_metrics(registry, splits_of(registry))
     job = Job(
         path,
         plugins_dir=plugins_dir,

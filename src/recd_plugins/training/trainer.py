@@ -37,6 +37,7 @@ from recd_plugins.training.group_report import GroupReport
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.memory import peak_bytes, reset_peak
 from recd_plugins.training.meter import Meter, sum_by_kind
+from recd_plugins.training.metrics import Metrics
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions
 from recd_plugins.training.stall_report import StallReport
@@ -89,6 +90,7 @@ class Result:
         train: quality of predictions made before their samples were trained on, since the run was
             started or resumed; None where it was resumed at its end.
         test: quality on the test split, None where there is none.
+        metrics: figures of the registry's metrics on the test split, by name.
         stages: seconds of a step by stage, the mean over ranks; None unless it was asked for, and
             for a run too short to tell.
         step_memory: bytes of a step above those at its start, of the rank that needs most; likewise
@@ -107,6 +109,7 @@ class Result:
     losses: list[float]
     train: Quality | None
     test: Quality | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
     stages: StageTimes | None = None
     step_memory: StepMemory | None = None
     sections: Mapping[str, Section] = field(default_factory=dict)
@@ -115,11 +118,13 @@ class Result:
     ingestion: list[Mapping[str, float]] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """JSON values; each section under its name."""
+        """JSON values; each section under its name, metrics beside the quality of the split."""
         reports = {**self.sections, "groups": self.groups, "stalls": self.stalls}
         shown = {name: report and report.as_json() for name, report in reports.items()}
         values = asdict(replace(self, sections={}))
-        del values["sections"]
+        del values["sections"], values["metrics"]
+        if self.test is not None:
+            values["test"] |= self.metrics
         return {**values, **shown}
 
 
@@ -226,6 +231,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     ranks = _from_every_rank((meter.per_step(), peak, observed, source.groups, meter.stalls()))
     counts = [count for count, *_ in ranks if count is not None]
     profiles = _from_every_rank((profile.stages(), profile.memory())) if profile.complete else []
+    test, metrics = _evaluate(prepared, dmp, pipeline, rank, world_size, device, finite)
     seconds = meter.step_seconds()
     samples = training.batch_size * world_size * len(seconds)
     result = Result(
@@ -236,7 +242,8 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         peak_memory_bytes=max(peak for _, peak, *_ in ranks),
         losses=losses,
         train=predictions.summarize(),
-        test=_evaluate(prepared, dmp, pipeline, rank, world_size, device, finite),
+        test=test,
+        metrics=metrics,
         stages=StageTimes.mean([stages for stages, _ in profiles]) if profiles else None,
         step_memory=max(
             (memory for _, memory in profiles), key=lambda memory: memory.peak, default=None
@@ -289,13 +296,14 @@ def _evaluate(
     world_size: int,
     device: torch.device,
     finite: FiniteRun,
-) -> Quality | None:
-    """Quality on the test split, where there is one and the registry wants it."""
+) -> tuple[Quality | None, Mapping[str, float]]:
+    """Quality and metrics on the test split, where there is one and the registry wants it."""
     split: Split = "test"
-    if split not in splits_of(prepared.registry):
-        return None
+    registry = prepared.registry
+    if split not in splits_of(registry):
+        return None, {}
     loader = prepared.dataloader(rank=rank, world_size=world_size, split=split, device=device)
-    predictions = Predictions()
+    predictions, metrics = Predictions(), Metrics(registry.path, registry.entries("metric"))
     losses: list[Tensor] = []
     dmp.eval()
     with (
@@ -306,10 +314,11 @@ def _evaluate(
     ):
         for loss, logits, labels in _outputs(pipeline, iter(loader)):
             predictions.update(logits, labels)
+            metrics.update(logits, labels)
             losses.append(loss)
             advance(loss)
     finite.losses(losses, of=f" of the {split} split")
-    return predictions.summarize()
+    return predictions.summarize(), metrics.results()
 
 
 def _save(

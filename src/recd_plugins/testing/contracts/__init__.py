@@ -20,6 +20,8 @@ from recd_plugins.testing.contracts.callback import CallbackContract  # noqa: E4
 from recd_plugins.testing.contracts.converter import ConverterContract  # noqa: E402
 from recd_plugins.testing.contracts.dataset import DatasetContract  # noqa: E402
 from recd_plugins.testing.contracts.ingestion import IngestionContract  # noqa: E402
+from recd_plugins.testing.contracts.metric import MetricContract  # noqa: E402
+from recd_plugins.testing.contracts.optimizer import OptimizerContract  # noqa: E402
 from recd_plugins.testing.contracts.plugin import PluginContract  # noqa: E402
 from recd_plugins.testing.contracts.pooling import (  # noqa: E402
     PoolingContract,
@@ -34,6 +36,8 @@ __all__ = [
     "ConverterContract",
     "DatasetContract",
     "IngestionContract",
+    "MetricContract",
+    "OptimizerContract",
     "PluginContract",
     "PoolingContract",
     "PreprocessingContract",

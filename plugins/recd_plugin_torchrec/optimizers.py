@@ -1,0 +1,135 @@
+"""``torchrec.sgd`` and the other optimizers by which FBGEMM trains rows in the backward pass."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from recd_plugins.api import Optimizer, PluginOptions, RowUpdate, Table
+
+_LEAST = 1.2e-38  # what is less is 0 as a float32, which kernels compute with
+
+
+class _Rate(PluginOptions):
+    learning_rate: float = Field(ge=_LEAST, le=1e9, description="Learning rate.")
+
+
+class _Adagrad(_Rate):
+    eps: float = Field(default=1e-8, ge=_LEAST, le=1e9, description="Added to what divides.")
+
+
+class _RowWiseAdagrad(_Adagrad):
+    weight_decay: float = Field(
+        default=0.0, ge=0, le=1e9, description="Of rows that are read. On CUDA alone."
+    )
+    weight_decay_mode: Literal["l2", "decouple"] = Field(
+        default="l2", description="Whether the decay is of the gradient (l2) or of the update."
+    )
+
+
+class _Decaying(_Rate):
+    weight_decay: float = Field(
+        default=0.0, ge=0, le=1e9, description="Of rows that are read, decoupled."
+    )
+
+
+class _Moments(_Decaying):
+    eps: float = Field(default=1e-8, ge=_LEAST, le=1e9, description="Added to what divides.")
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the first moment.")
+    beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay of the second moment.")
+
+
+class _Lars(_Decaying):
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum.")
+    eta: float = Field(default=0.001, ge=_LEAST, le=1e9, description="Trust coefficient.")
+
+
+class FusedOptimizer(Optimizer):
+    """An optimizer whose options are arguments of FBGEMM's kernel."""
+
+    #: Of ``torchrec.optim``.
+    optimizer: ClassVar[str]
+
+    def update(self, table: Table) -> RowUpdate:  # noqa: ARG002
+        """The same for every table."""
+        from torchrec import optim
+
+        arguments = self.options.model_dump()
+        arguments["lr"] = arguments.pop("learning_rate")
+        return RowUpdate(getattr(optim, self.optimizer), self.arguments(arguments))
+
+    def arguments(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that options are."""
+        return options
+
+
+class Sgd(FusedOptimizer):
+    """Stochastic gradient descent."""
+
+    name = "torchrec.sgd"
+    optimizer = "SGD"
+    Options = _Rate
+
+
+class Adagrad(FusedOptimizer):
+    """Adagrad, with a sum of squares for each number."""
+
+    name = "torchrec.adagrad"
+    optimizer = "Adagrad"
+    Options = _Adagrad
+
+
+class RowWiseAdagrad(FusedOptimizer):
+    """Adagrad, with one sum of squares a row."""
+
+    name = "torchrec.rowwise_adagrad"
+    optimizer = "RowWiseAdagrad"
+    Options = _RowWiseAdagrad
+
+    def arguments(self, options: dict[str, Any]) -> dict[str, Any]:
+        """With FBGEMM's name of the mode; without a decay there is none."""
+        from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+
+        mode = options.pop("weight_decay_mode").upper() if options["weight_decay"] else "NONE"
+        return {**options, "weight_decay_mode": WeightDecayMode[mode]}
+
+
+class Adam(FusedOptimizer):
+    """Adam, of the rows that are read. Needs CUDA."""
+
+    name = "torchrec.adam"
+    optimizer = "Adam"
+    Options = _Moments
+
+
+class PartialRowWiseAdam(FusedOptimizer):
+    """Adam, with one second moment a row. Needs CUDA."""
+
+    name = "torchrec.partial_rowwise_adam"
+    optimizer = "PartialRowWiseAdam"
+    Options = _Moments
+
+
+class Lamb(FusedOptimizer):
+    """Adam, whose steps are as long as the row says. Needs CUDA."""
+
+    name = "torchrec.lamb"
+    optimizer = "LAMB"
+    Options = _Moments
+
+
+class PartialRowWiseLamb(FusedOptimizer):
+    """LAMB, with one second moment a row. Needs CUDA."""
+
+    name = "torchrec.partial_rowwise_lamb"
+    optimizer = "PartialRowWiseLAMB"
+    Options = _Moments
+
+
+class LarsSgd(FusedOptimizer):
+    """Stochastic gradient descent, whose steps are as long as the row says. Needs CUDA."""
+
+    name = "torchrec.lars_sgd"
+    optimizer = "LarsSGD"
+    Options = _Lars

@@ -1,0 +1,104 @@
+"""``torchrec.rec_metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from recd_plugins.api import Metric, PluginOptions, ScoredBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torchrec.metrics.rec_metric import RecMetric
+
+# Those that keep sums alone, which are added up over ranks.
+_CLASSES = {
+    "calibration": "CalibrationMetric",
+    "ctr": "CTRMetric",
+    "ne": "NEMetric",
+    "mse": "MSEMetric",
+    "mae": "MAEMetric",
+    "nmse": "NMSEMetric",
+    "accuracy": "AccuracyMetric",
+    "precision": "PrecisionMetric",
+    "recall": "RecallMetric",
+}
+_TASK = "label"
+
+
+class RecMetrics(Metric):
+    """Metrics of torchrec.metrics over the whole split: calibration, CTR, errors, ..."""
+
+    name = "torchrec.rec_metrics"
+
+    class Options(PluginOptions):
+        """Which."""
+
+        names: list[
+            Literal[
+                "calibration",
+                "ctr",
+                "ne",
+                "mse",
+                "mae",
+                "nmse",
+                "accuracy",
+                "precision",
+                "recall",
+            ]
+        ] = Field(
+            default=["calibration"], min_length=1, description="Modules of torchrec.metrics."
+        )
+
+    options: Options
+
+    def start(self) -> dict[str, dict[str, Tensor]]:
+        """No sums yet, by name of the metric."""
+        return {name: {} for name in self.options.names}
+
+    def update(
+        self, state: dict[str, dict[str, Tensor]], batch: ScoredBatch
+    ) -> dict[str, dict[str, Tensor]]:
+        """With the sums of the batch added."""
+        labels = batch.labels.double()
+        for name, sums in state.items():
+            metric = _made(name)
+            metric.update(
+                predictions={_TASK: batch.predictions},
+                labels={_TASK: labels},
+                weights={_TASK: labels.new_ones(len(labels))},
+            )
+            for key, value in metric.state_dict().items():
+                sums[key] = sums[key] + value if key in sums else value
+        return state
+
+    def results(self, states: Sequence[Mapping[str, Mapping[str, Tensor]]]) -> dict[str, float]:
+        """TorchRec's names, without those of the task and the window."""
+        found = {}
+        for name in self.options.names:
+            seen = [state[name] for state in states if state[name]]
+            metric = _made(name)
+            metric.load_state_dict({key: sum(sums[key] for sums in seen) for key in seen[0]})
+            for key, value in metric.local_compute().items():
+                _, lifetime, shown = key.partition("|local_lifetime_")
+                if lifetime:
+                    found[shown] = float(value)
+        return found
+
+
+def _made(name: str) -> RecMetric:
+    from torchrec.metrics.metrics_config import RecTaskInfo
+    from torchrec.metrics.rec_metric import RecComputeMode
+
+    cls: Any = getattr(import_module(f"torchrec.metrics.{name}"), _CLASSES[name])
+    return cls(
+        world_size=1,
+        my_rank=0,
+        batch_size=1,
+        tasks=[RecTaskInfo(name=_TASK, label_name=_TASK, prediction_name=_TASK)],
+        compute_mode=RecComputeMode.UNFUSED_TASKS_COMPUTATION,
+        window_size=1,
+    )

@@ -1,0 +1,150 @@
+"""Optimizer entries: each table's update, given to its parameter, where TorchRec looks for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.distributed.optim import (  # type: ignore[attr-defined]
+    _apply_optimizer_in_backward as apply_optimizer_in_backward,  # public as torchrec.optim has it
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugins.distributed.row_updates import (
+    kind_of_update,
+    unheeded_argument,
+    why_not_on_cpu,
+)
+from recd_plugins.errors import PluginError, SetupError
+from recd_plugins.interfaces import Optimizer, RowUpdate, Table, TablePart
+from recd_plugins.model_tables import embedding_modules, tables_of
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import Entry, at_entry
+
+if TYPE_CHECKING:
+    from recd_plugins.registry import Registry
+
+logger = logging.getLogger(__name__)
+
+
+def apply_optimizers(
+    registry: Registry,
+    model: nn.Module,
+    tables: list[Table],
+    device_type: str | None,
+    parts: Mapping[str, TablePart],
+) -> None:
+    """Give the parameters of tables the optimizers of their entries, in place.
+
+    Planner and sharders find them there, as those that a trainer applies itself by
+    ``apply_optimizer_in_backward``.
+
+    Args:
+        registry: its optimizer entries, and its sharding and cache entries, which may be at odds.
+        model: as plugins left it.
+        tables: of the model as it was.
+        device_type: that it will be trained on; None where nobody knows yet.
+        parts: what sharding and cache entries do to tables, by the field of the entry.
+
+    Raises:
+        RegistryError: a pattern matches no table, two entries claim one, or a table cannot be
+            trained so.
+        PluginError: a plugin returns what is no update.
+    """
+    claims = registry.claim("optimizer", [table.name for table in tables])
+    for table in tables:
+        if (entry := claims.get(table.name)) is None:
+            continue
+        with at_entry(registry.path, entry):
+            _check_other_entries(registry, table, parts)
+            update = _update_of(registry.path, entry, table, device_type)
+            parameters = list(_parameters(model, table.name))
+            if not parameters:
+                raise SetupError(
+                    f"table {table.name} is in no EmbeddingBagCollection or EmbeddingCollection "
+                    "any more, as a sharding entry replaced it: leave one of the two entries out"
+                )
+            for parameter in parameters:
+                _apply(update, parameter, table)
+            logger.info("%s trains %s", entry.plugin.name, table.name)
+
+
+def _check_other_entries(
+    registry: Registry, table: Table, parts: Mapping[str, TablePart]
+) -> None:
+    """Refuse a table of which a part, or each rank, keeps rows that would be trained another way."""
+    for entry in (*registry.sharding, *registry.cache):
+        if not entry.matches(table.name):
+            continue
+        where = f"{entry.plugin.name} ({entry.field}, line {entry.line})"
+        part = parts.get(entry.field)
+        if part is not None and not part.follows_optimizers:
+            raise SetupError(
+                f"table {table.name} has an optimizer of its own, and {where} trains rows by "
+                "training.optimizer alone: leave one of the two entries out"
+            )
+        if getattr(entry.plugin, "replicates", False):
+            raise SetupError(
+                f"table {table.name} has an optimizer in the backward pass, and {where} puts it "
+                "whole on every rank, where DistributedModelParallel drops that: leave one of the "
+                "two entries out"
+            )
+
+
+def _update_of(
+    path: Path, entry: Entry[Optimizer], table: Table, device_type: str | None
+) -> RowUpdate:
+    plugin = entry.plugin
+    what = f"update of table {table.name}"
+    with plugin_call(plugin, what):
+        update = plugin.update(table)
+    if not (
+        isinstance(update, RowUpdate)
+        and isinstance(update.optimizer, type)
+        and issubclass(update.optimizer, torch.optim.Optimizer)
+        and isinstance(update.arguments, Mapping)
+    ):
+        raise PluginError(
+            f"{plugin.name}: {what} returned {update!r:.200}; expected a RowUpdate of a class of "
+            "torch.optim.Optimizer and a mapping"
+        )
+    try:
+        kind = kind_of_update(update.optimizer, update.arguments)
+    except ValueError as error:
+        raise PluginError(f"{plugin.name}: {what} returned {error}") from None
+    why = why_not_on_cpu(kind) if device_type == "cpu" else ""
+    if why := why or unheeded_argument(kind, update.arguments, device_type):
+        raise SetupError(f"table {table.name}: {why}")
+    return update
+
+
+def _parameters(model: nn.Module, table: str) -> Iterator[nn.Parameter]:
+    """The parameters of a table; several where modules have tables of one name."""
+    for module in embedding_modules(model):
+        if not module.ours:
+            continue
+        found = module.shardable
+        if isinstance(found, EmbeddingBagCollection) and table in found.embedding_bags:
+            yield found.embedding_bags[table].weight
+        elif isinstance(found, EmbeddingCollection) and table in found.embeddings:
+            yield found.embeddings[table].weight
+
+
+def _apply(update: RowUpdate, parameter: nn.Parameter, table: Table) -> None:
+    if brought := getattr(parameter, "_optimizer_classes", []):
+        raise SetupError(
+            f"table {table.name} brings {brought[0].__name__} already "
+            "(apply_optimizer_in_backward): leave that away, or the entry"
+        )
+    try:
+        # A dict of its own: TorchRec changes what it finds there.
+        apply_optimizer_in_backward(update.optimizer, [parameter], dict(update.arguments))
+    except (TypeError, ValueError) as error:
+        raise SetupError(
+            f"table {table.name}: {update.optimizer.__name__} does not take "
+            f"{dict(update.arguments)}: {error}"
+        ) from error
