@@ -182,17 +182,19 @@ def _sequences(features: tuple[str, ...]) -> EmbeddingCollection | None:
     )
 
 
-def make_batch(rank: int, step: int, *, form: Form, moving: bool = False) -> Batch:
+def make_batch(
+    rank: int, step: int, *, form: Form, moving: bool = False, even: bool = False
+) -> Batch:
     """Rows of one rank; whatever the form, they are the same rows.
 
     With ``moving``, the lists of some features are stretches of one list, in the order of rows.
 
-    Batches differ in size from rank to rank. Lists may be empty. In the first step rank 0 has one
+    Batches differ in size from rank to rank, unless they are ``even``. Lists may be empty. In the first step rank 0 has one
     row over and over; in the third nobody has duplicates; in the fourth p1 and s1 have no ids on
     rank 0, and s2 has none on any rank.
     """
     random = torch.Generator().manual_seed(1000 * step + rank)
-    batch_size = 6 + rank
+    batch_size = 6 + (0 if even else rank)
     num_sources = {0: 1 if rank == 0 else 3, 2: batch_size}.get(step, 3)
     source = torch.randint(0, num_sources, (batch_size,), generator=random)
     if moving:

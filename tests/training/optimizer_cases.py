@@ -1,0 +1,201 @@
+"""Tables with optimizer entries on one rank, next to stock TorchRec's and to an unsharded model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.distributed.parity_cases import CPU, _generator, _whole
+from tests.distributed.parity_model import NUM_STEPS, Form, ParityModel, Parts, make_batch
+from torch import Tensor, nn
+from torchrec import optim
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from recd_plugins.data.model_input import lower
+from recd_plugins.distributed.sharders import build_sharders
+from recd_plugins.model_tables import tables_of
+from recd_plugins.planning.optimizer_entries import apply_optimizers
+from recd_plugins.registry import load_registry
+from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.weights import copy_weights
+
+PARTS = Parts(pooled=True, replicated=False, sequence=True)
+#: Of tables by name; of one class the rates differ.
+ENTRIES: dict[str, list[tuple[str, dict[str, float]]]] = {
+    "torchrec.sgd": [("b0", {"learning_rate": 0.3}), ("[!b]*", {"learning_rate": 0.1})],
+    "torchrec.adagrad": [
+        ("b0", {"learning_rate": 0.02, "eps": 1e-4}),
+        ("[!b]*", {"learning_rate": 0.05, "eps": 1e-3}),
+    ],
+    "torchrec.rowwise_adagrad": [
+        ("b0", {"learning_rate": 0.02, "eps": 1e-4}),
+        ("[!b]*", {"learning_rate": 0.05, "eps": 1e-3}),
+    ],
+}
+STOCK = {
+    "torchrec.sgd": optim.SGD,
+    "torchrec.adagrad": optim.Adagrad,
+    "torchrec.rowwise_adagrad": optim.RowWiseAdagrad,
+}
+UNSHARDED = STOCK | {"torchrec.sgd": torch.optim.SGD, "torchrec.adagrad": torch.optim.Adagrad}
+FORMS: list[tuple[Form, bool]] = [("plain", False), ("unique", False), ("unique", True)]
+#: As the training section has it, of tables without an entry and of the head.
+TRAINING = {"optimizer": "sgd", "learning_rate": 0.2}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Largest differences of weights of one rank.
+
+    Attributes:
+        stock: from stock TorchRec's, by form of the batches and whether ids are coalesced.
+        unsharded: of stock TorchRec's from those of an unsharded model.
+        moved: by how much training moved each of these.
+    """
+
+    stock: dict[tuple[str, bool], float]
+    unsharded: float
+    moved: dict[str, float]
+
+
+def run_cases(rank: int, world_size: int, path: Path, use: str, shardings: Sequence[str]) -> Any:
+    """A difference for each sharding."""
+    initial = {name: each.clone() for name, each in ParityModel(PARTS).state_dict().items()}
+    plain = _unsharded(use, world_size)
+    found = []
+    for sharding in shardings:
+        stock = _sharded(rank, sharding, "plain", _as_stock(use), initial, None)
+        found.append(
+            Difference(
+                {
+                    (form, coalesced): _largest(
+                        stock, _sharded(rank, sharding, form, _as_entries(path), initial, coalesced)
+                    )
+                    for form, coalesced in FORMS
+                },
+                _largest(stock, plain),
+                {name: float((stock[name] - initial[name]).abs().max()) for name in initial},
+            )
+        )
+    return found
+
+
+def _sharded(
+    rank: int,
+    sharding: str,
+    form: Form,
+    apply: Callable[[nn.Module], Any],
+    initial: dict[str, Tensor],
+    coalesced: bool | None,
+) -> dict[str, Tensor]:
+    """Weights after training; with stock sharders where ``coalesced`` is None."""
+    model = ParityModel(PARTS)
+    registry = apply(model)
+    names = {table.name for table in tables_of(model)} if coalesced else set()
+    prepared: Any = SimpleNamespace(registry=registry, lookup_kernels=(), coalesced=names)
+    ours = build_sharders(prepared)
+    params = dict(ours[0].fused_params or {})
+    stock = [EmbeddingBagCollectionSharder(params), EmbeddingCollectionSharder(dict(params))]
+    size = dist.get_world_size()
+    plan = {
+        name: construct_module_sharding_plan(
+            module,
+            {
+                table.name: _generator(sharding, index, size, size)
+                for index, table in enumerate(tables_of(module))
+            },
+            sharder,
+            local_size=size,
+            world_size=size,
+            device_type="cpu",
+        )
+        for name, module in model.named_children()
+        for sharder in ours
+        if isinstance(module, sharder.module_type)
+    }
+    dmp = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=ShardingPlan(plan),
+        sharders=stock if coalesced is None else ours,
+    )
+    copy_weights(dmp.state_dict(), initial)
+    optimizer = build_optimizer(dmp, registry.training)
+    for step in range(NUM_STEPS):
+        optimizer.zero_grad()
+        dmp(lower(make_batch(rank, step, form=form, even=True), PARTS.placement))[0].backward()
+        optimizer.step()
+    return {name: _whole(tensor) for name, tensor in dmp.state_dict().items()}
+
+
+def _unsharded(use: str, world_size: int) -> dict[str, Tensor]:
+    model = ParityModel(PARTS)
+    tables = {table.name for table in tables_of(model)}
+    optimizers: list[torch.optim.Optimizer] = []
+    for name, parameter in model.named_parameters():
+        table = name.removesuffix(".weight").rpartition(".")[2]
+        arguments = _arguments(use, table) if table in tables else None
+        if arguments is None:
+            optimizers.append(torch.optim.SGD([parameter], lr=TRAINING["learning_rate"]))  # type: ignore[arg-type]
+        else:
+            optimizers.append(UNSHARDED[use]([parameter], **arguments))
+    for step in range(NUM_STEPS):
+        batches = [make_batch(rank, step, form="plain", even=True) for rank in range(world_size)]
+        losses = [model(lower(batch, PARTS.placement))[0] for batch in batches]
+        torch.stack(losses).mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def _as_entries(path: Path) -> Callable[[nn.Module], Any]:
+    def apply(model: nn.Module) -> Any:
+        registry = load_registry(path)
+        apply_optimizers(registry, model, tables_of(model), "cpu", {})
+        return registry
+
+    return apply
+
+
+def _as_stock(use: str) -> Callable[[nn.Module], Any]:
+    def apply(model: nn.Module) -> Any:
+        tables = {table.name for table in tables_of(model)}
+        for name, parameter in model.named_parameters():
+            table = name.removesuffix(".weight").rpartition(".")[2]
+            if table in tables and (arguments := _arguments(use, table)):
+                apply_optimizer_in_backward(STOCK[use], [parameter], arguments)
+        return SimpleNamespace(training=_training(), sharding=())
+
+    return apply
+
+
+def _training() -> Any:
+    from recd_plugins.registry.schema import TrainingSpec
+
+    return TrainingSpec.model_validate(TRAINING)
+
+
+def _arguments(use: str, table: str) -> dict[str, float] | None:
+    """What the entries of the registry file say of a table, as TorchRec and torch take it."""
+    of_b0, of_others = ({**options} for _, options in ENTRIES[use])
+    if table.startswith("b") and table != "b0":
+        return None
+    found = of_b0 if table == "b0" else of_others
+    return {"lr": found.pop("learning_rate"), **found}
+
+
+def _largest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    assert weights.keys() == others.keys()
+    return max(float((weights[name] - others[name]).abs().max()) for name in weights)
