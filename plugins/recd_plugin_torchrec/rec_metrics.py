@@ -49,9 +49,7 @@ class RecMetrics(Metric):
                 "precision",
                 "recall",
             ]
-        ] = Field(
-            default=["calibration"], min_length=1, description="Modules of torchrec.metrics."
-        )
+        ] = Field(default=["calibration"], min_length=1, description="Modules of torchrec.metrics.")
 
     options: Options
 

@@ -189,9 +189,9 @@ def make_batch(
 
     With ``moving``, the lists of some features are stretches of one list, in the order of rows.
 
-    Batches differ in size from rank to rank, unless they are ``even``. Lists may be empty. In the first step rank 0 has one
-    row over and over; in the third nobody has duplicates; in the fourth p1 and s1 have no ids on
-    rank 0, and s2 has none on any rank.
+    Batches differ in size from rank to rank, unless they are ``even``. Lists may be empty. In the
+    first step rank 0 has one row over and over; in the third nobody has duplicates; in the fourth
+    p1 and s1 have no ids on rank 0, and s2 has none on any rank.
     """
     random = torch.Generator().manual_seed(1000 * step + rank)
     batch_size = 6 + (0 if even else rank)

@@ -1,4 +1,4 @@
-"""Optimizer entries train tables as TorchRec's own optimizers do, or are refused by name and line."""
+"""Optimizer entries train tables as TorchRec's optimizers do, or are refused by name and line."""
 
 from __future__ import annotations
 
@@ -6,8 +6,22 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from tests.planning.test_planner import prepared, profile
 from tests.training import optimizer_cases as cases
+from torchrec.distributed.types import ParameterSharding
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from recd_plugins.distributed.row_updates import check_updates
+from recd_plugins.distributed.sharders import build_sharders
+from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupError
+from recd_plugins.interfaces import TablePart
+from recd_plugins.model_tables import tables_of
+from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.optimizer_entries import apply_optimizers
+from recd_plugins.planning.table_optimizers import table_optimizers
+from recd_plugins.registry import Registry, load_registry
 from recd_plugins.testing.gloo import run_on_ranks
 
 HEAD = """version: 1
@@ -29,3 +43,178 @@ def test_parity(tmp_path: Path, use: str) -> None:
             assert max(difference.stock.values()) <= 1e-6
             assert difference.unsharded <= 1e-6
             assert min(difference.moved.values()) > 1e-4
+
+
+PLUGIN = """
+import torch
+from torch.optim import Adamax
+from recd_plugins.api import DataError, Optimizer, RowUpdate, hookimpl
+
+class Own(torch.optim.SGD):
+    pass
+
+RETURNED = {
+    "nothing": None,
+    "pair": (torch.optim.SGD, {"lr": 0.1}),
+    "text": RowUpdate("SGD", {}),
+    "unknown_class": RowUpdate(Own, {"lr": 0.1}),
+    "momentum": RowUpdate(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
+    "unknown_argument": RowUpdate(torch.optim.SGD, {"rate": 0.1}),
+}
+
+class Mine(Optimizer):
+    "Rates by width."
+    name = "acme.mine"
+
+    def update(self, table):
+        if table.name == "t_refused":
+            raise DataError("it is too wide")
+        if table.name == "t_raised":
+            return 1 / 0
+        return RETURNED.get(table.name[2:], RowUpdate(torch.optim.SGD, {"lr": table.embedding_dim}))
+
+@hookimpl
+def register_plugins():
+    return [Mine]
+"""
+
+
+def registry_of(folder: Path, text: str) -> Registry:
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "acme.py").write_text(PLUGIN)
+    (folder / "registry.yaml").write_text(HEAD + text)
+    return load_registry(folder / "registry.yaml", plugins_dir=folder / "plugins")
+
+
+def model_of(*names: str) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(
+                name=name, embedding_dim=8, num_embeddings=20, feature_names=[name[2:]]
+            )
+            for name in names
+        ],
+    )
+
+
+def applied(
+    registry: Registry,
+    model: EmbeddingBagCollection,
+    device_type: str | None = "cpu",
+    **parts: TablePart,
+) -> EmbeddingBagCollection:
+    of_fields = {name.replace("0", "[0]"): part for name, part in parts.items()}
+    apply_optimizers(registry, model, tables_of(model), device_type, of_fields)
+    return model
+
+
+MINE = "optimizers:\n  - {use: acme.mine, tables: [t_a]}\n"
+
+
+def test_a_plugin_of_ones_own_sees_its_tables(tmp_path: Path) -> None:
+    model = applied(registry_of(tmp_path, MINE), model_of("t_a", "t_b"))
+    weights = dict(model.named_parameters())
+    assert weights["embedding_bags.t_a.weight"]._optimizer_kwargs == [{"lr": 8}]
+    assert not hasattr(weights["embedding_bags.t_b.weight"], "_optimizer_kwargs")
+
+
+@pytest.mark.parametrize(
+    ("table", "kind", "said"),
+    [
+        ("nothing", PluginError, "acme.mine: update of table t_nothing returned None; expected a "),
+        ("pair", PluginError, "returned .*; expected a RowUpdate of a class"),
+        ("text", PluginError, "expected a RowUpdate of a class"),
+        ("unknown_class", PluginError, r"returned \w*acme.Own, which FBGEMM has no kernel of"),
+        (
+            "momentum",
+            RegistryError,
+            r"yaml:5 optimizers\[0\]: table t_momentum: .* nothing with mom",
+        ),
+        ("unknown_argument", RegistryError, r"t_unknown_argument: SGD does not take .*rate"),
+        ("refused", RegistryError, r"yaml:5 optimizers\[0\]: it is too wide"),
+        (
+            "raised",
+            PluginError,
+            r"acme.mine: update of table t_raised failed at .*acme.py:\d+: Zero",
+        ),
+    ],
+)
+def test_what_a_plugin_cannot_return(
+    tmp_path: Path, table: str, kind: type[RecdError], said: str
+) -> None:
+    registry = registry_of(tmp_path, MINE.replace("t_a", f"t_{table}"))
+    with pytest.raises(kind, match=said):
+        applied(registry, model_of(f"t_{table}"))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("sharding: [{use: torchrec.data_parallel, tables: [t_a]}]", "whole on every rank"),
+        ("sharding: [{use: torchrec.row_wise, tables: [t_a]}]", "trains rows by training.optim"),
+        ("cache: [{use: torchrec.uvm, tables: [t_a]}]", r"torchrec.uvm \(cache\[0\], line 6\)"),
+    ],
+)
+def test_entries_that_train_rows_otherwise(tmp_path: Path, more: str, said: str) -> None:
+    class Follows(TablePart):
+        follows_optimizers = True
+
+    registry = registry_of(tmp_path, f"{MINE}{more}\n")
+    field = "sharding0" if "sharding" in more else "cache0"
+    with pytest.raises(RegistryError, match=rf"yaml:5 optimizers\[0\]: table t_a.*{said}"):
+        applied(registry, model_of("t_a"), **{} if "parallel" in more else {field: TablePart()})
+    if "parallel" not in more:
+        applied(registry, model_of("t_a"), **{field: Follows()})
+
+
+def test_tables_that_cannot_be_trained_so(tmp_path: Path) -> None:
+    registry = registry_of(tmp_path, MINE)
+    with pytest.raises(RegistryError, match="t_a matches no table"):
+        applied(registry, model_of("t_b"))
+    twice = applied(registry, model_of("t_a"))
+    with pytest.raises(RegistryError, match="t_a brings SGD already"):
+        applied(registry, twice)
+    with pytest.raises(RegistryError, match=r"t_a is in no EmbeddingBagCollection .* any more"):
+        apply_optimizers(registry, model_of("t_b"), tables_of(model_of("t_a")), "cpu", {})
+
+
+ADAM = "optimizers: [{use: torchrec.adam, tables: ['*'], options: {learning_rate: 0.1}}]\n"
+
+
+def test_what_needs_cuda_is_refused_on_the_cpu(tmp_path: Path) -> None:
+    registry = registry_of(tmp_path, ADAM)
+    with pytest.raises(RegistryError, match=r"yaml:4 .*t_a: FBGEMM has adam for CUDA alone"):
+        applied(registry, model_of("t_a"))
+    applied(registry, model_of("t_a"), "cuda")
+    # A trainer of one's own may say later where it trains.
+    model = applied(registry, model_of("t_a"), None)
+    with pytest.raises(SetupError, match="table t_a: FBGEMM has adam for CUDA alone"):
+        check_updates(
+            {"t_a": ParameterSharding("table_wise", "fused", [0])},
+            {"t_a": model.embedding_bags["t_a"].weight},
+            {},
+            torch.device("cpu"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("use", "splits_columns"), [("adagrad", True), ("rowwise_adagrad", False), ("adam", True)]
+)
+def test_the_planner_splits_columns_where_that_trains_the_same(
+    tmp_path: Path, use: str, splits_columns: bool
+) -> None:
+    registry = registry_of(tmp_path, ADAM.replace("adam", use))
+    model = applied(registry, model_of("t_a"), "cuda")
+    ready = prepared(registry, model)
+    (constraints,) = table_constraints(
+        ready,
+        tables_of(model),
+        profile=profile(a=1.0),
+        device_type="cuda",
+        optimizers=table_optimizers(model, build_sharders(ready)),
+        replicate=True,
+    ).values()
+    assert constraints.sharding_types is not None
+    assert ("column_wise" in constraints.sharding_types) == splits_columns
+    assert "data_parallel" not in constraints.sharding_types

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +20,7 @@ from recd_plugins.distributed.row_updates import (
 )
 from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table, TablePart
-from recd_plugins.model_tables import embedding_modules, tables_of
+from recd_plugins.model_tables import embedding_modules
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, at_entry
 
@@ -61,7 +60,7 @@ def apply_optimizers(
             continue
         with at_entry(registry.path, entry):
             _check_other_entries(registry, table, parts)
-            update = _update_of(registry.path, entry, table, device_type)
+            update = _update_of(entry, table, device_type)
             parameters = list(_parameters(model, table.name))
             if not parameters:
                 raise SetupError(
@@ -73,10 +72,8 @@ def apply_optimizers(
             logger.info("%s trains %s", entry.plugin.name, table.name)
 
 
-def _check_other_entries(
-    registry: Registry, table: Table, parts: Mapping[str, TablePart]
-) -> None:
-    """Refuse a table of which a part, or each rank, keeps rows that would be trained another way."""
+def _check_other_entries(registry: Registry, table: Table, parts: Mapping[str, TablePart]) -> None:
+    """Refuse a table some rows of which another entry would train another way."""
     for entry in (*registry.sharding, *registry.cache):
         if not entry.matches(table.name):
             continue
@@ -95,9 +92,7 @@ def _check_other_entries(
             )
 
 
-def _update_of(
-    path: Path, entry: Entry[Optimizer], table: Table, device_type: str | None
-) -> RowUpdate:
+def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -> RowUpdate:
     plugin = entry.plugin
     what = f"update of table {table.name}"
     with plugin_call(plugin, what):

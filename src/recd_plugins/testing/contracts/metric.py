@@ -36,7 +36,8 @@ class MetricContract(PluginContract):
         results = plugin.results([_seen(plugin, batches)])
         assert results, "no figure"
         for name, value in results.items():
-            assert isinstance(name, str) and name.isidentifier(), "names are words"
+            assert isinstance(name, str)
+            assert name.isidentifier(), "names are words"
             assert isinstance(value, float | int), f"{name} is {value!r}"
             assert math.isfinite(value), f"{name} is {value}"
 

@@ -50,9 +50,7 @@ class OptimizerContract(PluginContract):
             shape = table.num_embeddings, table.embedding_dim
             optimizer([torch.nn.Parameter(torch.empty(shape, device="meta"))], **arguments)
 
-    def test_every_rank_comes_to_the_same(
-        self, plugin: Optimizer, tables: Sequence[Table]
-    ) -> None:
+    def test_every_rank_comes_to_the_same(self, plugin: Optimizer, tables: Sequence[Table]) -> None:
         for table in tables:
             first = plugin.update(table)
             # Again, and made anew from its options, as on each rank.
