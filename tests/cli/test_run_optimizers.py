@@ -1,0 +1,80 @@
+"""`recd run` with optimizer and metric entries: compared, reported, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from tests.cli import programs
+from tests.training.metric_cases import METRIC
+
+from recd_plugins.cli import main
+
+REGISTRY = """version: 1
+dataset: {{use: dlrm.random, options: {{rows: 256, test_rows: 64, sparse: {{user: 9, item: 90}}}}}}
+converter: {{use: recd.ikjt}}
+optimizers:
+  - {{use: torchrec.adagrad, tables: [t_user], options: {{learning_rate: {rate}}}}}
+metrics:
+  - {{use: acme.wrong}}
+  - {{use: torchrec.rec_metrics, options: {{names: [ne, accuracy]}}}}
+model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
+training: {{batch_size: 16, ranks: 2, steps: 8, {more}}}
+"""
+
+
+def write(
+    folder: Path, *, fault: str = "", rate: float = 0.1, more: str = "", **sizes: int
+) -> Path:
+    (folder / "plugins").mkdir(exist_ok=True)
+    (folder / "plugins" / "acme.py").write_text(METRIC)
+    registry = folder / "registry.yaml"
+    registry.write_text(REGISTRY.format(rate=rate, more=more))
+    return registry
+
+
+def run(registry: Path, *options: str, expect: int = 0) -> Any:
+    """What it says, and its report."""
+    report = registry.parent / "report.json"
+    plugins = registry.parent / "plugins"
+    done = programs.recd(*("--plugins-dir", plugins, "run", registry, "--json", report, *options))
+    assert done.returncode == expect, done.stderr
+    return done, json.loads(report.read_text()) if report.exists() else None
+
+
+def test_they_are_what_stock_torchrec_trains(tmp_path: Path) -> None:
+    done, report = run(write(tmp_path), "--compare")
+    assert report["loss_max_abs_diff"] <= 1e-6
+    test = report["plugins"]["test"]
+    assert report["baseline"]["test"] == pytest.approx(test, rel=1e-5)
+    assert test["num_samples"] == 64
+    assert test["ne"] == pytest.approx(test["normalized_entropy"], rel=1e-9)
+    assert test["error_rate"] == pytest.approx(1 - test["accuracy"])
+    assert "exact_adagrad, lr 0.1" in done.stderr
+    assert "exact_row_wise_adagrad, lr 0.02" in done.stderr
+    assert "test error rate" in done.stdout
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
+    more = f"checkpoint: {{path: {tmp_path}/checkpoints, every: 4}}"
+    _, whole = run(write(tmp_path, more=more))
+    shutil.rmtree(tmp_path / "checkpoints" / "step-000000008")  # as if killed before
+    done, resumed = run(write(tmp_path, more=more), "--resume")
+    assert "resumed at step 4" in done.stderr
+    assert (resumed["losses"], resumed["test"]) == (whole["losses"], whole["test"])
+
+    done, _ = run(write(tmp_path, more=more, rate=0.2), "--resume", expect=1)
+    assert "optimizers[0].options.learning_rate was 0.1 and is 0.2" in done.stderr
+
+
+def test_metrics_without_a_split_are_refused(tmp_path: Path) -> None:
+    plugins = ["--plugins-dir", str(tmp_path / "plugins")]
+    registry = str(write(tmp_path, more="evaluate: false"))
+    done = CliRunner().invoke(main, [*plugins, "run", registry])
+    assert done.exit_code == 1
+    assert ":7 metrics[0]: acme.wrong measures the test split, and training.evaluate" in done.stderr
+    assert ":8 metrics[1]: torchrec.rec_metrics measures the test split" in done.stderr

@@ -1,0 +1,74 @@
+"""Metrics over batches of two ranks, for processes of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+
+import torch
+
+from recd_plugins.errors import RecdError
+from recd_plugins.registry import load_registry
+from recd_plugins.training.metrics import Metrics
+
+METRIC = """
+from recd_plugins.api import Metric, PluginOptions, hookimpl
+
+class Wrong(Metric):
+    "The share of samples whose likelier label is wrong."
+    name = "acme.wrong"
+
+    class Options(PluginOptions):
+        fault: str = ""
+
+    def start(self):
+        return [0, 0]
+
+    def update(self, state, batch):
+        wrong = (batch.predictions > 0.5) != (batch.labels > 0.5)
+        batch.logits.zero_()
+        if self.options.fault == "update":
+            raise ValueError("enough")
+        return [state[0] + int(wrong.sum()), state[1] + len(wrong)]
+
+    def results(self, states):
+        if self.options.fault == "results":
+            return 1 / 0
+        if self.options.fault == "none":
+            return None
+        wrong, seen = map(sum, zip(*states))
+        name = {"taken": "auc", "no_word": "error rate"}.get(self.options.fault, "error_rate")
+        return {name: {"nan": float("nan"), "text": "low"}.get(self.options.fault, wrong / seen)}
+
+@hookimpl
+def register_plugins():
+    return [Wrong]
+"""
+
+
+def results(
+    rank: int, world_size: int, path: Path, faults: Sequence[str], num_batches: int
+) -> list[dict[str, float] | str]:
+    """What the metrics of ``{fault}.yaml`` give, or the error; the last rank sees no sample."""
+    found: list[dict[str, float] | str] = []
+    for fault in faults:
+        registry = load_registry(path / f"{fault}.yaml", plugins_dir=path / "plugins")
+        try:
+            metrics = Metrics(registry.path, registry.entries("metric"))
+            for step in range(num_batches if rank < world_size - 1 else 0):
+                logits = torch.tensor([-1.0, 1.0, 2.0, -2.0])
+                metrics.update(logits, torch.tensor([0.0, 1.0, 0.0, float(step == 0)]))
+                assert logits[0] == -1, "plugins have copies"
+            found.append(metrics.results())
+        except RecdError as error:
+            found.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def alone(rank: int, world_size: int, path: Path, fault: str) -> tuple[str, str]:
+    """Of one rank that sees a batch: what its metrics give, and what it says."""
+    with redirect_stderr(StringIO()) as said:
+        (found,) = results(rank, world_size + 1, path, [fault], 1)
+    return str(found), said.getvalue()

@@ -1,0 +1,64 @@
+"""Metrics see the samples of all ranks; what they return is checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.training import metric_cases as cases
+
+from recd_plugins.testing.gloo import run_on_ranks
+
+SAID = {
+    "taken": ":5 metrics[0]: acme.wrong has a result auc, as every run has",
+    "no_word": "acme.wrong: results have the name 'error rate'; expected a word",
+    "text": "acme.wrong: results have error_rate 'low'; expected a float",
+    "results": "acme.wrong: results failed at ",
+    "none": "acme.wrong: results returned None; expected a mapping",
+    "twice": ":6 metrics[1]: acme.wrong has a result error_rate, as acme.wrong (metrics[0], line",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Registry files by fault."""
+    folder = tmp_path_factory.mktemp("metrics")
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "acme.py").write_text(cases.METRIC)
+    for fault in (*SAID, "", "nan", "update"):
+        entry = f"  - {{use: acme.wrong, options: {{fault: '{fault}'}}}}\n"
+        (folder / f"{fault}.yaml").write_text(
+            "version: 1\n"
+            "dataset: {use: dlrm.random, options: {rows: 64, sparse: {user: 9}}}\n"
+            "converter: {use: recd.kjt}\n"
+            f"metrics:\n{entry * (1 + (fault == 'twice'))}"
+        )
+    return folder
+
+
+def test_samples_of_all_ranks_count(folder: Path) -> None:
+    for found in run_on_ranks(cases.results, 3, folder, [""], 2):
+        assert found == [{"error_rate": 3 / 8}]  # 2 of 4, then 1 of 4
+
+
+def test_without_a_sample_nothing_is_measured(folder: Path) -> None:
+    assert run_on_ranks(cases.results, 2, folder, ["", "results"], 0) == [[{}, {}]] * 2
+
+
+def test_what_is_no_figure_is_refused_on_every_rank(folder: Path) -> None:
+    for found in run_on_ranks(cases.results, 2, folder, list(SAID), 1):
+        for result, said in zip(found, SAID.values(), strict=True):
+            assert str(result).startswith("PluginError: ")
+            assert said in str(result)
+
+
+def test_a_figure_that_is_not_finite_is_told(folder: Path) -> None:
+    ((found, said),) = run_on_ranks(cases.alone, 1, folder, "nan")
+    assert found == "{'error_rate': nan}"
+    assert said == f"{folder}/nan.yaml:5 metrics[0]: acme.wrong: error_rate is nan\n"
+
+
+def test_what_a_metric_raises_names_its_line(folder: Path) -> None:
+    ((found, _),) = run_on_ranks(cases.alone, 1, folder, "update")
+    assert found.startswith("PluginError: acme.wrong: update failed at ")
+    assert found.endswith("acme.py:19: ValueError: enough")
