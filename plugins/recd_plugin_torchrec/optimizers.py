@@ -8,45 +8,16 @@ from pydantic import Field
 
 from recd_plugins.api import Optimizer, PluginOptions, RowUpdate, Table
 
-_LEAST = 1.2e-38  # what is less is 0 as a float32, which kernels compute with
-
-
-class _Rate(PluginOptions):
-    learning_rate: float = Field(ge=_LEAST, le=1e9, description="Learning rate.")
-
-
-class _Adagrad(_Rate):
-    eps: float = Field(default=1e-8, ge=_LEAST, le=1e9, description="Added to what divides.")
-
-
-class _RowWiseAdagrad(_Adagrad):
-    weight_decay: float = Field(
-        default=0.0, ge=0, le=1e9, description="Of rows that are read. On CUDA alone."
-    )
-    weight_decay_mode: Literal["l2", "decouple"] = Field(
-        default="l2", description="Whether the decay is of the gradient (l2) or of the update."
-    )
-
-
-class _Decaying(_Rate):
-    weight_decay: float = Field(
-        default=0.0, ge=0, le=1e9, description="Of rows that are read, decoupled."
-    )
-
-
-class _Moments(_Decaying):
-    eps: float = Field(default=1e-8, ge=_LEAST, le=1e9, description="Added to what divides.")
-    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the first moment.")
-    beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay of the second moment.")
-
-
-class _Lars(_Decaying):
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum.")
-    eta: float = Field(default=0.001, ge=_LEAST, le=1e9, description="Trust coefficient.")
+_LEAST, _MOST = 1.2e-38, 1e9  # what is less is 0 as a float32, which kernels compute with
 
 
 class FusedOptimizer(Optimizer):
     """An optimizer whose options are arguments of FBGEMM's kernel."""
+
+    class Options(PluginOptions):
+        """Rate."""
+
+        learning_rate: float = Field(ge=_LEAST, le=_MOST, description="Learning rate.")
 
     #: Of ``torchrec.optim``.
     optimizer: ClassVar[str]
@@ -55,9 +26,9 @@ class FusedOptimizer(Optimizer):
         """The same for every table."""
         from torchrec import optim
 
-        arguments = self.options.model_dump()
+        arguments = self.arguments(self.options.model_dump())
         arguments["lr"] = arguments.pop("learning_rate")
-        return RowUpdate(getattr(optim, self.optimizer), self.arguments(arguments))
+        return RowUpdate(getattr(optim, self.optimizer), arguments)
 
     def arguments(self, options: dict[str, Any]) -> dict[str, Any]:
         """The arguments that options are."""
@@ -69,7 +40,6 @@ class Sgd(FusedOptimizer):
 
     name = "torchrec.sgd"
     optimizer = "SGD"
-    Options = _Rate
 
 
 class Adagrad(FusedOptimizer):
@@ -77,7 +47,11 @@ class Adagrad(FusedOptimizer):
 
     name = "torchrec.adagrad"
     optimizer = "Adagrad"
-    Options = _Adagrad
+
+    class Options(FusedOptimizer.Options):
+        """Rate and epsilon."""
+
+        eps: float = Field(default=1e-8, ge=_LEAST, le=_MOST, description="Added to what divides.")
 
 
 class RowWiseAdagrad(FusedOptimizer):
@@ -85,7 +59,16 @@ class RowWiseAdagrad(FusedOptimizer):
 
     name = "torchrec.rowwise_adagrad"
     optimizer = "RowWiseAdagrad"
-    Options = _RowWiseAdagrad
+
+    class Options(Adagrad.Options):
+        """Rate, epsilon and weight decay."""
+
+        weight_decay: float = Field(
+            default=0.0, ge=0, le=_MOST, description="Of rows that are read. On CUDA alone."
+        )
+        weight_decay_mode: Literal["l2", "decouple"] = Field(
+            default="l2", description="Whether the decay is of the gradient (l2) or of the update."
+        )
 
     def arguments(self, options: dict[str, Any]) -> dict[str, Any]:
         """With FBGEMM's name of the mode; without a decay there is none."""
@@ -100,31 +83,36 @@ class Adam(FusedOptimizer):
 
     name = "torchrec.adam"
     optimizer = "Adam"
-    Options = _Moments
+
+    class Options(Adagrad.Options):
+        """Rate, epsilon, decays of moments and weights."""
+
+        beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the first moment.")
+        beta2: float = Field(default=0.999, ge=0, lt=1, description="Decay of the second moment.")
+        weight_decay: float = Field(
+            default=0.0, ge=0, le=_MOST, description="Of rows that are read, decoupled."
+        )
 
 
-class PartialRowWiseAdam(FusedOptimizer):
+class PartialRowWiseAdam(Adam):
     """Adam, with one second moment a row. Needs CUDA."""
 
     name = "torchrec.partial_rowwise_adam"
     optimizer = "PartialRowWiseAdam"
-    Options = _Moments
 
 
-class Lamb(FusedOptimizer):
+class Lamb(Adam):
     """Adam, whose steps are as long as the row says. Needs CUDA."""
 
     name = "torchrec.lamb"
     optimizer = "LAMB"
-    Options = _Moments
 
 
-class PartialRowWiseLamb(FusedOptimizer):
+class PartialRowWiseLamb(Adam):
     """LAMB, with one second moment a row. Needs CUDA."""
 
     name = "torchrec.partial_rowwise_lamb"
     optimizer = "PartialRowWiseLAMB"
-    Options = _Moments
 
 
 class LarsSgd(FusedOptimizer):
@@ -132,4 +120,12 @@ class LarsSgd(FusedOptimizer):
 
     name = "torchrec.lars_sgd"
     optimizer = "LarsSGD"
-    Options = _Lars
+
+    class Options(FusedOptimizer.Options):
+        """Rate, momentum, trust and weight decay."""
+
+        momentum: float = Field(default=0.9, ge=0, lt=1, description="Momentum.")
+        eta: float = Field(default=0.001, ge=_LEAST, le=_MOST, description="Trust coefficient.")
+        weight_decay: float = Field(
+            default=0.0, ge=0, le=_MOST, description="Of rows that are read, decoupled."
+        )

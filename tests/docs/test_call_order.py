@@ -88,7 +88,7 @@ class Pooling(MeanPooling):
 
 @noted
 class TablePart(api.TablePart):
-    pass
+    follows_optimizers = True
 
 
 @noted
@@ -112,6 +112,34 @@ class Cache(api.Cache):
 
 
 @noted
+class Optimizer(api.Optimizer):
+    "Notes its calls."
+
+    name = "order.optimizer"
+
+    def update(self, table):
+        from torch.optim import SGD
+
+        return api.RowUpdate(SGD, {{"lr": 0.1}})
+
+
+@noted
+class Metric(api.Metric):
+    "Notes its calls."
+
+    name = "order.metric"
+
+    def start(self):
+        return 0
+
+    def update(self, state, batch):
+        return state + len(batch.labels)
+
+    def results(self, states):
+        return {{"seen": sum(states)}}
+
+
+@noted
 class Callback(api.Callback):
     "Notes its calls."
 
@@ -120,22 +148,30 @@ class Callback(api.Callback):
 
 @api.hookimpl
 def register_plugins():
-    return [Dataset, Converter, Preprocessing, Pooling, Sharding, Cache, Callback]
+    return [
+        *(Dataset, Converter, Preprocessing, Pooling, Sharding, Cache, Optimizer, Metric, Callback)
+    ]
 '''
 
 REGISTRY = """
 version: 1
 dataset:
   use: order.dataset
-  options: {path: table, sparse: [seq_0_0, item_0], generate: {rows: 128, row_group_rows: 64}}
+  options:
+    path: table
+    test_path: table
+    sparse: [seq_0_0, item_0]
+    generate: {rows: 128, row_group_rows: 64}
 converter: {use: order.converter}
 preprocessing: [{use: order.preprocessing, features: ["*"]}]
 pooling: [{use: order.pooling, features: [seq_0_0]}]
 sharding: [{use: order.sharding, tables: ["t_*"]}]
 cache: [{use: order.cache, tables: [t_item_0]}]
+optimizers: [{use: order.optimizer, tables: [t_seq_0_0]}]
+metrics: [{use: order.metric}]
 callbacks: [{use: order.callback}]
 model: {embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}
-training: {batch_size: 32, ranks: 1, evaluate: false}
+training: {batch_size: 32, ranks: 1}
 """
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from recd_plugins.built_in_kinds import KINDS
+from recd_plugins.built_in_kinds import BY_NAME, KINDS
 from recd_plugins.errors import Problem, RegistryError
 from recd_plugins.manager import PluginManager
 from recd_plugins.registry.loader import Document, read_yaml
@@ -81,19 +81,23 @@ def cases() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 
 def document(section: str, location: tuple[str, ...], value: str) -> str:
     kind, _, plugin = section.partition(" ")
-    in_list = kind in ("preprocessing", "pooling", "sharding", "cache", "callbacks")
+    in_list = kind in (
+        *("preprocessing", "pooling", "sharding", "cache", "optimizer", "metric"),
+        *("optimizers", "metrics", "callbacks"),
+    )
     if plugin == "scars.hot_batches":
         options = text(location[1:], value)
         inner = f"[{{use: {plugin}, options: {options}}}]"
         content = f"{{use: recd.session_parquet, options: {{path: a}}, wrap: {inner}}}"
     elif plugin:
         who = {"preprocessing": ", features: [a]", "pooling": ", features: [a]",
-               "sharding": ", tables: [a]", "cache": ", tables: [a]"}.get(kind, "")  # fmt: skip
+               "sharding": ", tables: [a]", "cache": ", tables: [a]",
+               "optimizer": ", tables: [a]"}.get(kind, "")  # fmt: skip
         content = f"{{use: {plugin}{who}, options: {text(location[1:], value)}}}"
         content = f"[{content}]" if in_list else content
     else:
         content = text(location, value, in_list=in_list and bool(location))
-    sections = {**BASE, kind: content}
+    sections = {**BASE, BY_NAME[kind].section if plugin else kind: content}
     return "".join(f"{name}: {written}\n" for name, written in sections.items())
 
 

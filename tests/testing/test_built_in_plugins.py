@@ -7,6 +7,8 @@ from recd_plugins.manager import PluginManager
 from recd_plugins.testing.contracts import (
     CacheContract,
     ConverterContract,
+    MetricContract,
+    OptimizerContract,
     PoolingContract,
     PreprocessingContract,
     ShardingContract,
@@ -24,6 +26,7 @@ OPTIONS = {
     "recd.onehot": {"classes": 3},
     "recd.din": {"target": "item", "heads": 2},
     "recd.transformer": {"layers": 2},
+    "torchrec.rec_metrics": {"names": ["calibration", "ne", "mse", "mae", "nmse", "recall"]},
 }
 
 BUILT_IN = PluginManager().plugins
@@ -114,3 +117,16 @@ class TestCaches(CacheContract):
     @pytest.fixture(params=BUILT_IN["cache"])
     def plugin(self, request):
         return make("cache", request.param)
+
+
+class TestOptimizers(OptimizerContract):
+    @pytest.fixture(params=BUILT_IN["optimizer"])
+    def plugin(self, request):
+        cls = BUILT_IN["optimizer"][request.param].cls
+        return cls(cls.Options.model_validate({"learning_rate": 0.1}))
+
+
+class TestMetrics(MetricContract):
+    @pytest.fixture(params=BUILT_IN["metric"])
+    def plugin(self, request):
+        return make("metric", request.param)

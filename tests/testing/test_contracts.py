@@ -72,6 +72,29 @@ FAULTS = {
         "forgets": "test_a_run_that_goes_on_has_the_same_state",
         "loads_nothing": "test_a_run_that_goes_on_has_the_same_state",
     },
+    "optimizer": {
+        "gives_a_dict": "test_fbgemm_has_the_update",
+        "is_unknown": "test_fbgemm_has_the_update",
+        "has_momentum": "test_fbgemm_has_the_update",
+        "has_no_rate": "test_its_class_takes_the_arguments",
+        "draws_rates": "test_every_rank_comes_to_the_same",
+        "counts_calls": "test_every_rank_comes_to_the_same",
+        "stands_still": "test_it_trains_the_rows_that_are_read",
+    },
+    "metric": {
+        "gives_nothing": "test_results_are_finite_numbers_by_name",
+        "gives_nan": "test_results_are_finite_numbers_by_name",
+        "gives_tensors": "test_results_are_finite_numbers_by_name",
+        "has_a_title": "test_results_are_finite_numbers_by_name",
+        "takes_the_last_rank": "test_it_does_not_matter_which_rank_saw_a_sample",
+        "means_of_ranks": "test_it_does_not_matter_which_rank_saw_a_sample",
+        "needs_samples": "test_it_does_not_matter_which_rank_saw_a_sample",
+        "means_of_batches": "test_it_does_not_matter_how_samples_are_batched",
+        "works_in_place": "test_leaves_batches_as_they_are",
+        "keeps_to_itself": "test_its_state_travels",
+        "stays": "test_its_state_travels",
+        "needs_both_labels": "test_labels_of_one_kind_do_no_harm",
+    },
     "cache": {"constrains_others": "test_constrains_only_the_tables_it_is_given"},
     "converter": {
         "swaps_ids": "test_changes_no_value",
@@ -352,6 +375,70 @@ class Looker(Callback):
             self.ids = states[0]["ids"]
 
 
+class Stepper(Optimizer):
+    """SGD."""
+    name = "test.stepper"
+    fault = ""
+    calls = 0
+    def update(self, table):
+        self.calls += 1
+        arguments = {"lr": 0.1}
+        if self.fault == "has_momentum":
+            arguments["momentum"] = 0.9
+        if self.fault == "has_no_rate":
+            arguments = {"rate": 0.1}
+        if self.fault == "draws_rates":
+            arguments["lr"] = float(torch.rand(()))
+        if self.fault == "counts_calls":
+            arguments["lr"] = 0.1 * self.calls
+        if self.fault == "stands_still":
+            arguments["lr"] = 0.0
+        if self.fault == "gives_a_dict":
+            return arguments
+        if self.fault == "is_unknown":
+            return RowUpdate(torch.optim.Adamax, arguments)
+        return RowUpdate(torch.optim.SGD, arguments)
+
+
+class MeanLabel(Metric):
+    """The mean label."""
+    name = "test.mean_label"
+    fault = ""
+    def start(self):
+        self.total = 0.0
+        return [] if self.fault == "needs_samples" else [(0.0, 0)]
+    def update(self, state, batch):
+        if self.fault == "works_in_place":
+            batch.labels.zero_()
+        if self.fault == "means_of_batches":
+            return [*state, (float(batch.labels.double().mean()), 1)]
+        self.total += float(batch.labels.sum())
+        if self.fault == "stays":
+            return [*state, (float(batch.labels.sum()), len(batch.labels)), lambda: 0]
+        return [*state, (float(batch.labels.sum()), len(batch.labels))]
+    def results(self, states):
+        if self.fault == "gives_nothing":
+            return {}
+        if self.fault == "needs_samples":
+            states = [state for state in states if max(state)]
+        if self.fault == "takes_the_last_rank":
+            states = states[-1:]
+        if self.fault == "stays":
+            states = [[each for each in state if isinstance(each, tuple)] for state in states]
+        sums = [(sum(x for x, _ in state), sum(n for _, n in state)) for state in states]
+        if self.fault == "means_of_ranks":
+            means = [x / n for x, n in sums if n]
+            return {"mean_label": sum(means) / len(means)}
+        total, seen = map(sum, zip(*sums))
+        if self.fault == "keeps_to_itself":
+            total = self.total
+        if self.fault == "needs_both_labels":
+            return {"odds": total / seen / (1 - total / seen)}
+        name = "mean label" if self.fault == "has_a_title" else "mean_label"
+        found = {"gives_nan": float("nan"), "gives_tensors": torch.tensor(0.5)}
+        return {name: found.get(self.fault, total / seen)}
+
+
 class Greedy(Cache):
     """Greedy."""
     name = "test.greedy"
@@ -403,12 +490,14 @@ CLASSES = {
     "dataset": "Numbers",
     "sharding": "Split",
     "callback": "Looker",
+    "optimizer": "Stepper",
+    "metric": "MeanLabel",
     "cache": "Greedy",
     "converter": "Loose",
 }
 
 #: Kinds whose plugin above has no fault where it is told of none.
-SOUND = ("sharding", "callback", "fitted")
+SOUND = ("sharding", "optimizer", "metric", "callback", "fitted")
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ ENTRIES: dict[str, list[tuple[str, dict[str, float]]]] = {
         ("[!b]*", {"learning_rate": 0.05, "eps": 1e-3}),
     ],
 }
-STOCK = {
+STOCK: dict[str, type[torch.optim.Optimizer]] = {
     "torchrec.sgd": optim.SGD,
     "torchrec.adagrad": optim.Adagrad,
     "torchrec.rowwise_adagrad": optim.RowWiseAdagrad,

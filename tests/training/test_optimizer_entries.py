@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -102,10 +103,9 @@ def applied(
     registry: Registry,
     model: EmbeddingBagCollection,
     device_type: str | None = "cpu",
-    **parts: TablePart,
+    parts: Mapping[str, TablePart] | None = None,
 ) -> EmbeddingBagCollection:
-    of_fields = {name.replace("0", "[0]"): part for name, part in parts.items()}
-    apply_optimizers(registry, model, tables_of(model), device_type, of_fields)
+    apply_optimizers(registry, model, tables_of(model), device_type, parts or {})
     return model
 
 
@@ -161,11 +161,11 @@ def test_entries_that_train_rows_otherwise(tmp_path: Path, more: str, said: str)
         follows_optimizers = True
 
     registry = registry_of(tmp_path, f"{MINE}{more}\n")
-    field = "sharding0" if "sharding" in more else "cache0"
+    field = f"{more.partition(':')[0]}[0]"
     with pytest.raises(RegistryError, match=rf"yaml:5 optimizers\[0\]: table t_a.*{said}"):
-        applied(registry, model_of("t_a"), **{} if "parallel" in more else {field: TablePart()})
+        applied(registry, model_of("t_a"), parts={} if "parallel" in more else {field: TablePart()})
     if "parallel" not in more:
-        applied(registry, model_of("t_a"), **{field: Follows()})
+        applied(registry, model_of("t_a"), parts={field: Follows()})
 
 
 def test_tables_that_cannot_be_trained_so(tmp_path: Path) -> None:

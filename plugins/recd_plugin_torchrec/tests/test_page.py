@@ -5,6 +5,7 @@ from __future__ import annotations
 from ruamel.yaml import YAML
 from tests.docs.pages import blocks, plugin_page
 
+from recd_plugins.built_in_kinds import KINDS
 from recd_plugins.manager import PluginManager
 
 PAGE = plugin_page("torchrec")
@@ -13,7 +14,8 @@ PAGE = plugin_page("torchrec")
 def test_the_entries_of_the_torchrec_page_are_valid() -> None:
     registered = PluginManager().plugins
     for block in blocks(PAGE, "yaml"):
-        ((kind, entries),) = YAML(typ="safe").load(block).items()
+        ((section, entries),) = YAML(typ="safe").load(block).items()
+        (kind,) = (kind.name for kind in KINDS if kind.section == section)
         for entry in entries:
             plugin = registered[kind][entry["use"]].cls
             plugin(plugin.Options.model_validate(entry.get("options", {})))
@@ -22,9 +24,9 @@ def test_the_entries_of_the_torchrec_page_are_valid() -> None:
 def test_the_torchrec_page_names_every_plugin_of_the_package() -> None:
     names = [
         name
-        for kind in ("sharding", "cache")
+        for kind in ("sharding", "cache", "optimizer", "metric")
         for name in PluginManager().plugins[kind]
         if name.startswith("torchrec.")
     ]
-    assert len(names) == 6
+    assert len(names) == 15
     assert all(f"`{name}`" in PAGE for name in names)
