@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,23 +26,21 @@ from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.registry import load_registry
+from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 
 PARTS = Parts(pooled=True, replicated=False, sequence=True)
-#: Of tables by name; of one class the rates differ.
-ENTRIES: dict[str, list[tuple[str, dict[str, float]]]] = {
-    "torchrec.sgd": [("b0", {"learning_rate": 0.3}), ("[!b]*", {"learning_rate": 0.1})],
-    "torchrec.adagrad": [
-        ("b0", {"learning_rate": 0.02, "eps": 1e-4}),
-        ("[!b]*", {"learning_rate": 0.05, "eps": 1e-3}),
-    ],
-    "torchrec.rowwise_adagrad": [
-        ("b0", {"learning_rate": 0.02, "eps": 1e-4}),
-        ("[!b]*", {"learning_rate": 0.05, "eps": 1e-3}),
-    ],
+#: By table, of pooled features and of sequences; s3 has none.
+ENTRIES: dict[str, tuple[str, dict[str, float]]] = {
+    "b0": ("torchrec.adagrad", {"learning_rate": 0.02, "eps": 1e-4}),
+    "b1": ("torchrec.sgd", {"learning_rate": 0.3}),
+    "b2": ("torchrec.rowwise_adagrad", {"learning_rate": 0.02, "eps": 1e-4}),
+    "s0": ("torchrec.adagrad", {"learning_rate": 0.05, "eps": 1e-3}),
+    "s1": ("torchrec.sgd", {"learning_rate": 0.1}),
+    "s2": ("torchrec.rowwise_adagrad", {"learning_rate": 0.05, "eps": 1e-3}),
 }
-STOCK: dict[str, type[torch.optim.Optimizer]] = {
+STOCK: dict[str, Any] = {
     "torchrec.sgd": optim.SGD,
     "torchrec.adagrad": optim.Adagrad,
     "torchrec.rowwise_adagrad": optim.RowWiseAdagrad,
@@ -50,7 +48,8 @@ STOCK: dict[str, type[torch.optim.Optimizer]] = {
 UNSHARDED = STOCK | {"torchrec.sgd": torch.optim.SGD, "torchrec.adagrad": torch.optim.Adagrad}
 FORMS: list[tuple[Form, bool]] = [("plain", False), ("unique", False), ("unique", True)]
 #: As the training section has it, of tables without an entry and of the head.
-TRAINING = {"optimizer": "sgd", "learning_rate": 0.2}
+TRAINING = {"learning_rate": 0.2}
+_SHORT = {"learning_rate": "lr"}
 
 
 @dataclass(frozen=True)
@@ -68,13 +67,13 @@ class Difference:
     moved: dict[str, float]
 
 
-def run_cases(rank: int, world_size: int, path: Path, use: str, shardings: Sequence[str]) -> Any:
+def run_cases(rank: int, world_size: int, path: Path, shardings: Sequence[str]) -> Any:
     """A difference for each sharding."""
     initial = {name: each.clone() for name, each in ParityModel(PARTS).state_dict().items()}
-    plain = _unsharded(use, world_size)
+    plain = _unsharded(world_size)
     found = []
     for sharding in shardings:
-        stock = _sharded(rank, sharding, "plain", _as_stock(use), initial, None)
+        stock = _sharded(rank, sharding, "plain", _as_stock, initial, None)
         found.append(
             Difference(
                 {
@@ -139,17 +138,12 @@ def _sharded(
     return {name: _whole(tensor) for name, tensor in dmp.state_dict().items()}
 
 
-def _unsharded(use: str, world_size: int) -> dict[str, Tensor]:
+def _unsharded(world_size: int) -> dict[str, Tensor]:
     model = ParityModel(PARTS)
-    tables = {table.name for table in tables_of(model)}
-    optimizers: list[torch.optim.Optimizer] = []
-    for name, parameter in model.named_parameters():
-        table = name.removesuffix(".weight").rpartition(".")[2]
-        arguments = _arguments(use, table) if table in tables else None
-        if arguments is None:
-            optimizers.append(torch.optim.SGD([parameter], lr=TRAINING["learning_rate"]))  # type: ignore[arg-type]
-        else:
-            optimizers.append(UNSHARDED[use]([parameter], **arguments))
+    optimizers: list[torch.optim.Optimizer] = [
+        UNSHARDED[use or "torchrec.sgd"]([parameter], **arguments)
+        for parameter, use, arguments in _entries_of(model)
+    ]
     for step in range(NUM_STEPS):
         batches = [make_batch(rank, step, form="plain", even=True) for rank in range(world_size)]
         losses = [model(lower(batch, PARTS.placement))[0] for batch in batches]
@@ -169,31 +163,21 @@ def _as_entries(path: Path) -> Callable[[nn.Module], Any]:
     return apply
 
 
-def _as_stock(use: str) -> Callable[[nn.Module], Any]:
-    def apply(model: nn.Module) -> Any:
-        tables = {table.name for table in tables_of(model)}
-        for name, parameter in model.named_parameters():
-            table = name.removesuffix(".weight").rpartition(".")[2]
-            if table in tables and (arguments := _arguments(use, table)):
-                apply_optimizer_in_backward(STOCK[use], [parameter], arguments)
-        return SimpleNamespace(training=_training(), sharding=())
-
-    return apply
+def _as_stock(model: nn.Module) -> Any:
+    for parameter, use, arguments in _entries_of(model):
+        if use:
+            apply_optimizer_in_backward(STOCK[use], [parameter], arguments)
+    return SimpleNamespace(
+        training=TrainingSpec.model_validate({"optimizer": "sgd", **TRAINING}), sharding=()
+    )
 
 
-def _training() -> Any:
-    from recd_plugins.registry.schema import TrainingSpec
-
-    return TrainingSpec.model_validate(TRAINING)
-
-
-def _arguments(use: str, table: str) -> dict[str, float] | None:
-    """What the entries of the registry file say of a table, as TorchRec and torch take it."""
-    of_b0, of_others = ({**options} for _, options in ENTRIES[use])
-    if table.startswith("b") and table != "b0":
-        return None
-    found = of_b0 if table == "b0" else of_others
-    return {"lr": found.pop("learning_rate"), **found}
+def _entries_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, str, dict[str, float]]]:
+    """Each parameter with the entry of its table, its options as TorchRec and torch take them."""
+    for name, parameter in model.named_parameters():
+        table = name.removesuffix(".weight").rpartition(".")[2]
+        use, options = ENTRIES.get(table, ("", TRAINING))
+        yield parameter, use, {_SHORT.get(key, key): value for key, value in options.items()}
 
 
 def _largest(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
