@@ -45,7 +45,10 @@ STOCK: dict[str, Any] = {
     "torchrec.adagrad": optim.Adagrad,
     "torchrec.rowwise_adagrad": optim.RowWiseAdagrad,
 }
-UNSHARDED = STOCK | {"torchrec.sgd": torch.optim.SGD, "torchrec.adagrad": torch.optim.Adagrad}
+UNSHARDED: dict[str, Any] = STOCK | {
+    "torchrec.sgd": torch.optim.SGD,
+    "torchrec.adagrad": torch.optim.Adagrad,
+}
 FORMS: list[tuple[Form, bool]] = [("plain", False), ("unique", False), ("unique", True)]
 #: As the training section has it, of tables without an entry and of the head.
 TRAINING = {"learning_rate": 0.2}
