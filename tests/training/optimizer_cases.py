@@ -45,7 +45,8 @@ STOCK: dict[str, Any] = {
     "torchrec.adagrad": optim.Adagrad,
     "torchrec.rowwise_adagrad": optim.RowWiseAdagrad,
 }
-UNSHARDED: dict[str, Any] = STOCK | {
+UNSHARDED: dict[str, Any] = {
+    **STOCK,
     "torchrec.sgd": torch.optim.SGD,
     "torchrec.adagrad": torch.optim.Adagrad,
 }

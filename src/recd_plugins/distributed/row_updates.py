@@ -45,11 +45,12 @@ def kind_of_update(
         arguments: likewise; an ``optimizer`` among them goes before the class.
 
     Raises:
-        ValueError: FBGEMM has none; names the class.
+        ValueError: FBGEMM has none; names what was given.
     """
-    if "optimizer" in arguments:
-        kind: EmbOptimType = arguments["optimizer"]
-        return kind
+    if (given := arguments.get("optimizer")) is not None:
+        if isinstance(given, EmbOptimType):
+            return given
+        raise ValueError(f"the argument optimizer {given!r}, which is no EmbOptimType of FBGEMM's")
     try:
         found = optimizer_type_to_emb_opt_type(optimizer)
     except ValueError:
@@ -104,17 +105,17 @@ def check_updates(
         SetupError: names the table, and what to take.
     """
     for table, sharding in params.items():
-        if sharding.compute_kernel == EmbeddingComputeKernel.DENSE.value:
-            continue  # which has no update in the backward pass
+        if sharding.compute_kernel != EmbeddingComputeKernel.FUSED.value:
+            continue  # a dense one, those of CUDA alone, and those of plugins, which say it
         # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
         classes = getattr(parameters.get(table), "_optimizer_classes", [])
         kwargs = getattr(parameters.get(table), "_optimizer_kwargs", [])
-        kind = (fused_params or {}).get("optimizer", EmbOptimType.EXACT_SGD)
         try:
+            kind = kind_of_update(torch.optim.SGD, fused_params or {})
             for optimizer, arguments in zip(classes, kwargs, strict=True):
                 kind = kind_of_update(optimizer, arguments)
         except ValueError as error:
-            raise SetupError(f"table {table} brings {error}") from None
+            raise SetupError(f"table {table} has {error}") from None
         on_cpu = device is None or device.type == "cpu"
         if on_cpu and (why := why_not_on_cpu(kind)):
             raise SetupError(f"table {table}: {why}")
