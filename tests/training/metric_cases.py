@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from recd_plugins import load_registry
 from recd_plugins.errors import RecdError
-from recd_plugins.registry import load_registry
 from recd_plugins.training.metrics import Metrics
 
 METRIC = """

@@ -21,11 +21,11 @@ from torchrec.distributed.sharding_plan import construct_module_sharding_plan
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from recd_plugins.data.model_input import lower
+from recd_plugins import load_registry
+from recd_plugins.data.lower import lower
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.optimizer_entries import apply_optimizers
-from recd_plugins.registry import load_registry
 from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights

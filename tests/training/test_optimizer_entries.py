@@ -14,6 +14,7 @@ from torchrec.distributed.types import ParameterSharding
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from recd_plugins import Registry, load_registry
 from recd_plugins.distributed.row_updates import check_updates
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupError
@@ -22,7 +23,6 @@ from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.table_optimizers import table_optimizers
-from recd_plugins.registry import Registry, load_registry
 from recd_plugins.testing.gloo import run_on_ranks
 
 HEAD = """version: 1

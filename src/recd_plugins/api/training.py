@@ -17,7 +17,6 @@ from recd_plugins.training.identity import identity_of
 from recd_plugins.training.memory import peak_bytes
 from recd_plugins.training.meter import sum_by_kind
 from recd_plugins.training.metrics import Metrics
-from recd_plugins.training.pipeline import build_train_pipeline
 from recd_plugins.training.profile_events import (
     PROFILED_STEP,
     Span,

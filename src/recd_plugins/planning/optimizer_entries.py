@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -22,10 +21,7 @@ from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import Optimizer, RowUpdate, Table, TablePart
 from recd_plugins.model_tables import embedding_modules
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, at_entry
-
-if TYPE_CHECKING:
-    from recd_plugins.registry import Registry
+from recd_plugins.registry import Entry, Registry, at_entry
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import Metric, ScoredBatch, Split
+from recd_plugins.interfaces.callback import Quality
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Entry, Registry, at_entry
 from recd_plugins.training.agreement import together
-from recd_plugins.training.quality import Quality
 
 T = TypeVar("T")
 
