@@ -28,7 +28,6 @@ from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.interfaces import TablePart
 from recd_plugins.model_tables import left_modules, tables_of
-from recd_plugins.planning.checked_part import CheckedPart
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.feasible import feasible
 from recd_plugins.planning.no_plan import explain
@@ -40,6 +39,7 @@ from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
 from recd_plugins.planning.topologies import TopologySpec, this_machine
+from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.values.data_profile import DataProfile
 

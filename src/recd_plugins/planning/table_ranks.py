@@ -10,9 +10,9 @@ from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.distributed.types import ShardingType
 
 from recd_plugins.errors import SetupError
-from recd_plugins.planning.checked_part import CheckedPart
+from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.registry.entries import at_entry
-from recd_plugins.registry.resolve import did_you_mean, shortened
+from recd_plugins.words import did_you_mean, shortened
 
 _ON_ONE_RANK = (ShardingType.TABLE_WISE.value,)
 _ON_SOME_RANKS = (*_ON_ONE_RANK, ShardingType.COLUMN_WISE.value)
