@@ -131,9 +131,23 @@ def replicated_sequences(rank: int, world_size: int, stock: bool) -> list[int]:
     return list(dmp(plain("a"))["a"].values().shape)
 
 
-def deduplicated_replicated_bags(rank: int, world_size: int, stock: bool) -> None:
+def deduplicated_replicated_bags(
+    rank: int, world_size: int, stock: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What comes out of rows that are stored once, and of all of them."""
     dmp = shard(bags(a=PoolingType.SUM), {"a": data_parallel()}, stock=stock)
-    dmp(vbe("a")).values()
+    return dmp(vbe("a")).values().detach(), dmp(plain("a")).values().detach()
+
+
+def variable_bags_of_no_rows_known(rank: int, world_size: int, stock: bool) -> None:
+    dmp = shard(bags(a=PoolingType.SUM), {"a": data_parallel()}, stock=stock)
+    features = KeyedJaggedTensor(
+        ["a"],
+        torch.tensor([0, 1, 2]),
+        lengths=torch.tensor([2, 1]),
+        stride_per_key_per_rank=[[2]],
+    )
+    dmp(features).values()
 
 
 def deduplicated_row_wise_bags(rank: int, world_size: int, stock: bool) -> float:

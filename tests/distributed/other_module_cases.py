@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -99,6 +98,11 @@ class Model(nn.Module):
         return self.top(self.rows(features)).square().mean()
 
 
+Form = Literal["plain", "deduplicated", "deduplicated first", "plain first"]
+#: Batches of one form and of the other.
+IN_TURN: list[Form] = ["deduplicated first", "plain first"]
+
+
 @dataclass(frozen=True)
 class Trained:
     """One rank's.
@@ -116,7 +120,7 @@ class Trained:
     sharded_as: str
 
 
-def train(rank: int, world_size: int, kind: str, deduplicated: bool, stock: bool) -> Trained:
+def train(rank: int, world_size: int, kind: str, form: Form, stock: bool) -> Trained:
     """A few steps; both sides have the same plan, which is ours."""
     torch.manual_seed(0)
     model = Model(kind)
@@ -133,23 +137,25 @@ def train(rank: int, world_size: int, kind: str, deduplicated: bool, stock: bool
     losses = []
     for step in range(NUM_STEPS):
         optimizer.zero_grad()
-        loss = dmp(batch(rank, step, deduplicated))
+        loss = dmp(batch(rank, step, is_deduplicated(form, step)))
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     dmp.eval()
     with torch.no_grad():
-        rows = dmp.module.rows(raw_ids(deduplicated))
+        rows = dmp.module.rows(raw_ids(is_deduplicated(form, NUM_STEPS)))
     parameters = {name: p.detach().clone() for name, p in others.items()}
     return Trained(losses, parameters, rows, type(dmp.module.sparse).__name__)
 
 
-def both_sides(
-    rank: int, world_size: int, kind: str, deduplicated: bool
-) -> tuple[Trained, Trained]:
-    """With these sharders, and with TorchRec's."""
-    ours = train(rank, world_size, kind, deduplicated, stock=False)
-    return ours, train(rank, world_size, kind, deduplicated, stock=True)
+def is_deduplicated(form: Form, step: int) -> bool:
+    return form == "deduplicated" or (form in IN_TURN and step % 2 == IN_TURN.index(form))
+
+
+def both_sides(rank: int, world_size: int, kind: str, form: Form) -> tuple[Trained, Trained]:
+    """With these sharders, and the same rows as plain batches with TorchRec's."""
+    ours = train(rank, world_size, kind, form, stock=False)
+    return ours, train(rank, world_size, kind, "plain", stock=True)
 
 
 class Pipelined(Model):
@@ -186,21 +192,6 @@ def pipelined(rank: int, world_size: int, kind: str, deduplicated: bool) -> list
         ]
     )
     return [float(pipeline.progress(steps)) for _ in range(NUM_STEPS)]
-
-
-def refusal(rank: int, world_size: int, kind: str, forms: Sequence[bool]) -> str:
-    """The message about batches that are deduplicated or not; empty if all are trained."""
-    reg, model = registry(), Model(kind)
-    ready = prepared(reg, model)
-    sharders = ready.sharders()
-    plan = build_planner(ready, world_size=world_size, profile=profile()).plan(model, sharders)
-    dmp = _shard(model, plan, sharders)
-    try:
-        for form in forms:
-            dmp(batch(rank, 0, form)).backward()
-    except ExactnessError as error:
-        return str(error)
-    return ""
 
 
 def sharded_inside(rank: int, world_size: int, kind: str) -> tuple[int, str]:

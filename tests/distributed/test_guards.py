@@ -30,12 +30,15 @@ def _run(case: Callable[..., Any], stock: bool) -> Any:
 
 def test_deduplicated_sequences_would_lose_their_gradient() -> None:
     assert _run(cases.deduplicated_sequences, STOCK) == [0.0, 0.0]  # no error, nothing learnt
-    with pytest.raises(ExactnessError, match="plain KeyedJaggedTensor over unique rows"):
-        _run(cases.deduplicated_sequences, EXACT)
+    learnt = _run(cases.plain_sequences, EXACT)
+    assert min(learnt) > 0.1
+    assert _run(cases.deduplicated_sequences, EXACT) == learnt
 
 
-def test_plain_sequences_learn() -> None:
-    assert min(_run(cases.plain_sequences, EXACT)) > 0.1
+def test_deduplicated_bags_of_dense_kernels_are_those_of_all_rows() -> None:
+    for stored_once, every_row in _run(cases.deduplicated_replicated_bags, EXACT):
+        torch.testing.assert_close(stored_once, every_row, atol=0, rtol=0)
+        assert len(every_row) == 3
 
 
 def test_data_parallel_sequences_are_not_pooled() -> None:
@@ -74,7 +77,7 @@ def test_weights_whose_gradient_would_be_lost_are_refused() -> None:
     ("case", "error", "message"),
     [
         (cases.sequences_under_sync_collectives, ExactnessError, "synchronous collectives"),
-        (cases.deduplicated_replicated_bags, ExactnessError, "tables a have a dense kernel"),
+        (cases.variable_bags_of_no_rows_known, ExactnessError, "without inverse_indices"),
         (cases.bags_with_inverse_indices_only, ExactnessError, "no stride_per_key_per_rank"),
         (cases.mean_and_sum_of_one_feature, ExactnessError, "features f look up a row-wise table"),
         (cases.untrained_table, ExactnessError, "no optimizer updates embedding_bags.a.weight"),

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -52,27 +52,23 @@ def test_every_default_sharder_of_torchrec_is_decided_and_there() -> None:
         assert type(sharder).__name__ == EXACT.get(name, name)
 
 
-@pytest.mark.parametrize("deduplicated", [False, True], ids=["plain", "deduplicated"])
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "sequences" not in kind])
-def test_modules_train_as_with_torchrecs_sharders(kind: str, deduplicated: bool) -> None:
-    check_alike(kind, deduplicated)
-
-
-@pytest.mark.parametrize("kind", ["sequences", "managed sequences", "processed by a dict"])
-def test_plain_batches_train_as_with_torchrecs_sharders(kind: str) -> None:
-    check_alike(kind, deduplicated=False)
+@pytest.mark.parametrize("form", get_args(cases.Form))
+@pytest.mark.parametrize("kind", [*KINDS, "processed by a dict"])
+def test_modules_train_as_with_torchrecs_sharders(kind: str, form: cases.Form) -> None:
+    check_alike(kind, form)
 
 
 @pytest.mark.parametrize("deduplicated", [False, True], ids=["plain", "deduplicated"])
 @pytest.mark.parametrize("kind", ["processed", "managed bags"])
 def test_modules_are_pipelined_as_wholes(kind: str, deduplicated: bool) -> None:
     pipelined = run_on_ranks(cases.pipelined, 2, kind, deduplicated)
-    for rank, (ours, _) in enumerate(run_on_ranks(cases.both_sides, 2, kind, deduplicated)):
+    form = "deduplicated" if deduplicated else "plain"
+    for rank, (ours, _) in enumerate(run_on_ranks(cases.both_sides, 2, kind, form)):
         assert pipelined[rank] == pytest.approx(ours.losses, abs=1e-7)
 
 
-def check_alike(kind: str, deduplicated: bool) -> None:
-    ours, stock = zip(*run_on_ranks(cases.both_sides, 2, kind, deduplicated), strict=True)
+def check_alike(kind: str, form: cases.Form) -> None:
+    ours, stock = zip(*run_on_ranks(cases.both_sides, 2, kind, form), strict=True)
     for rank in range(2):
         assert ours[rank].losses == pytest.approx(stock[rank].losses, abs=1e-7)
         assert ours[rank].sharded_as.removeprefix("Exact") == stock[rank].sharded_as
@@ -88,30 +84,6 @@ def check_alike(kind: str, deduplicated: bool) -> None:
     ]
     assert len(moved) == (2 if "processed" in kind else 0)
     assert all(distance > 1e-5 for distance in moved)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("processed by a dict", "sparse: its processors are a dict, "),
-        ("managed sequences", "sparse: it got a deduplicated batch "),
-        ("sequences", "an EmbeddingCollection got deduplicated input "),
-    ],
-)
-def test_deduplicated_batches_that_torchrec_cannot_train_are_refused(
-    kind: str, message: str
-) -> None:
-    found = run_on_ranks(cases.refusal, 2, kind, [True])
-    assert all(text.startswith(message) for text in found)
-
-
-@pytest.mark.parametrize("first", [False, True], ids=["plain", "deduplicated"])
-@pytest.mark.parametrize("kind", ["bags", "processed", "fused bags", "managed bags"])
-def test_batches_of_another_form_than_the_first_are_refused(kind: str, first: bool) -> None:
-    forms = ["plain", "deduplicated (a KeyedJaggedTensor with stride_per_key_per_rank)"]
-    message = f"sparse: its first batch was {forms[first]}, this one is {forms[not first]}, "
-    found = run_on_ranks(cases.refusal, 2, kind, [first, not first])
-    assert all(text.startswith(message) for text in found)
 
 
 def test_a_module_of_which_only_the_tables_are_sharded_is_refused() -> None:

@@ -2,50 +2,100 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+import torch
 from torchrec.distributed.types import ShardedModule
-from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.errors import ExactnessError
+from recd_plugins.sparse.index_select import jagged_index_select
 
-_FORMS = {
-    False: "plain",
-    True: "deduplicated (a KeyedJaggedTensor with stride_per_key_per_rank)",
-}
+logger = logging.getLogger(__name__)
 
 
 class BatchForm:
     """The one form of a module's batches, which is that of its first.
 
     TorchRec (1.6 to 1.9) makes a module's input dist at its first batch, for that form; batches of
-    the other one fail in it with a message about something else.
+    the other one fail in it with a message about something else. They are made to fit: rows that
+    are stored once are repeated, or each of all rows counts as one that is stored.
 
     Args:
         name: of the module, for messages.
+        plain_only: why its batches are always plain; empty where they need not be.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, plain_only: str = "") -> None:
         self._name = name
+        self._plain_only = plain_only
         self._variable: bool | None = None
+        self._order: list[str] = []
 
-    def check(self, features: KeyedJaggedTensor) -> None:
-        """Refuse a batch of another form than the first.
+    def fit(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """``features`` in the form of the module's first batch.
 
         Raises:
-            ExactnessError: names the module and both forms.
+            ExactnessError: they have to be made plain, and lack inverse indices.
         """
         variable = features.variable_stride_per_key()
         if self._variable is None:
-            self._variable = variable
-        if self._variable != variable:
-            raise ExactnessError(
-                f"{self._name}: its first batch was {_FORMS[self._variable]}, this one is "
-                f"{_FORMS[variable]}, and TorchRec makes the input dist for the form of the first. "
-                "Convert all batches alike, those of an evaluation too: of B rows, a plain batch "
-                "is deduplicated in form with stride_per_key_per_rank=[[B]] * len(keys) and "
-                "inverse_indices=(keys, torch.arange(B).expand(len(keys), B))"
+            self._begin(features, variable)
+        if variable == self._variable:
+            return features
+        return _repeated(features, self._name) if variable else _stored_once(features, self._order)
+
+    def _begin(self, features: KeyedJaggedTensor, variable: bool) -> None:
+        self._variable = variable and not self._plain_only
+        if self._variable:
+            names, _ = features.inverse_indices_or_none() or (features.keys(), None)
+            self._order = list(names)  # TorchRec keeps it, too
+        elif variable:
+            logger.warning(
+                "%s: deduplicated batches become plain, %s", self._name, self._plain_only
             )
+
+
+def _repeated(features: KeyedJaggedTensor, name: str) -> KeyedJaggedTensor:
+    """A deduplicated batch with all of its rows, plain."""
+    indices = features.inverse_indices_or_none()
+    if indices is None:
+        raise ExactnessError(
+            f"{name}: its batches are plain, and this one has stride_per_key_per_rank without "
+            "inverse_indices, which say what its B rows are: give it both, or neither"
+        )
+    place = {key: row for row, key in enumerate(indices[0])}
+    first_row, rows = 0, []
+    for key, stride in zip(features.keys(), features.stride_per_key(), strict=True):
+        rows.append(indices[1][place[key]] + first_row)
+        first_row += stride
+    stored = JaggedTensor(
+        features.values(), features.weights_or_none(), features.lengths(), features.offsets()
+    )
+    every_row = jagged_index_select(stored, torch.cat(rows))
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=every_row.values(),
+        weights=every_row.weights_or_none(),
+        lengths=every_row.lengths(),
+        stride=indices[1].shape[1],
+    )
+
+
+def _stored_once(features: KeyedJaggedTensor, order: list[str]) -> KeyedJaggedTensor:
+    """A plain batch in the form of a deduplicated one: no row is found twice."""
+    num_rows = features.stride()
+    every_row = torch.arange(num_rows, device=features.device())
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=features.values(),
+        weights=features.weights_or_none(),
+        lengths=features.lengths(),
+        offsets=features.offsets_or_none(),
+        stride_per_key_per_rank=[[num_rows]] * len(features.keys()),
+        inverse_indices=(order, every_row.repeat(len(order), 1)),
+    )
 
 
 def refuse_inverse_indices(
@@ -53,9 +103,12 @@ def refuse_inverse_indices(
 ) -> None:
     """Refuse an EmbeddingCollection's input whose inverse indices would be lost.
 
-    On CPU a sharded EmbeddingCollection expands a variable batch by
-    ``fbgemm.permute_1D_sparse_data``, which has no gradient there (torchrec 1.6 to 1.9): forward
-    is right, and the tables never learn. An unsharded one ignores the inverse indices.
+    An unsharded EmbeddingCollection ignores them, and so does a sharded one without
+    ``stride_per_key_per_rank``.
+
+    Args:
+        features: the input.
+        allow_variable_batch: whether a deduplicated batch has its inverse indices applied.
 
     Raises:
         ExactnessError: says what to feed instead.
@@ -72,22 +125,14 @@ def refuse_inverse_indices(
         )
 
 
-def watch_batches(sharded: ShardedModule[Any, Any, Any, Any], name: str, refusal: str) -> None:
-    """Have a sharded module of TorchRec's check its batches.
+def fit_batches(sharded: ShardedModule[Any, Any, Any, Any], form: BatchForm) -> None:
+    """Have a sharded module of TorchRec's, which takes a KeyedJaggedTensor, get one form."""
+    input_dist = sharded.input_dist
 
-    Args:
-        sharded: takes a KeyedJaggedTensor.
-        name: for messages.
-        refusal: of deduplicated batches: why, and what to do; empty where it takes them.
-    """
-    form, input_dist = BatchForm(name), sharded.input_dist
-
-    def checked(ctx: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
+    def fitted(ctx: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(features, KeyedJaggedTensor):
-            if refusal and features.variable_stride_per_key():
-                raise ExactnessError(f"{name}: {refusal}")
-            form.check(features)
+            features = form.fit(features)
         return input_dist(ctx, features, *args, **kwargs)
 
     # Found before the class's by its forward and by train pipelines.
-    sharded.input_dist = checked
+    sharded.input_dist = fitted

@@ -39,9 +39,9 @@ from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.feature_processor_ import FeatureProcessorsCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
-from torchrec.modules.mc_embedding_modules import ManagedCollisionEmbeddingCollection
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
-from recd_plugins.distributed.batch_form import watch_batches
+from recd_plugins.distributed.batch_form import BatchForm, fit_batches
 from recd_plugins.errors import SetupError
 
 _OF_KJTS = (
@@ -84,17 +84,17 @@ def other_sharders(
         sharder.module_type: sharder for sharder in (*get_default_sharders(), *around, *base)
     }
     return [
-        _watching(sharder)
+        _fitting(sharder)
         for module_type, sharder in by_type.items()
         if module_type not in (EmbeddingBagCollection, EmbeddingCollection)
     ]
 
 
-def _watching(sharder: ModuleSharder[nn.Module]) -> ModuleSharder[nn.Module]:
-    """A copy whose modules check their batches."""
-    watching = copy.copy(sharder)
-    watching.shard = partial(_shard, sharder)
-    return watching
+def _fitting(sharder: ModuleSharder[nn.Module]) -> ModuleSharder[nn.Module]:
+    """A copy whose modules get batches of one form."""
+    fitting = copy.copy(sharder)
+    fitting.shard = partial(_shard, sharder)
+    return fitting
 
 
 def _shard(
@@ -110,8 +110,7 @@ def _shard(
         _refuse_row_wise_means(name, module, params)
     sharded = sharder.shard(module, params, env, device, module_fqn)
     if isinstance(sharded, _OF_KJTS):
-        on_cpu = device is None or device.type == "cpu"
-        watch_batches(sharded, name, _refusal(module, on_cpu=on_cpu))
+        fit_batches(sharded, BatchForm(name, _why_plain(module)))
     return sharded
 
 
@@ -135,21 +134,16 @@ def _refuse_row_wise_means(
         )
 
 
-def _refusal(module: nn.Module, *, on_cpu: bool) -> str:
-    """Why a module takes no deduplicated batch, and what to do; empty where it takes them."""
+def _why_plain(module: nn.Module) -> str:
+    """Why a module's batches have to be plain; empty where they need not be."""
     # Private, torchrec 1.6 to 1.9, as TorchRec's own sharder reads it.
     if isinstance(module, FeatureProcessedEmbeddingBagCollection) and not isinstance(
         module._feature_processors, FeatureProcessorsCollection
     ):
         return (
-            "its processors are a dict, with which TorchRec loses the form of a deduplicated "
-            "batch: give it a collection of processors (PositionWeightedModuleCollection), or "
-            "leave its features out of the converter"
+            "as its processors are a dict, with which TorchRec loses the form of a deduplicated "
+            "batch: a collection of processors (PositionWeightedModuleCollection) takes it"
         )
-    if isinstance(module, ManagedCollisionEmbeddingCollection) and on_cpu:
-        return (
-            "it got a deduplicated batch as a KeyedJaggedTensor with stride_per_key_per_rank, "
-            "which loses its gradient on CPU: feed it a plain KeyedJaggedTensor over unique rows "
-            "(batch.sequence_features)"
-        )
+    if isinstance(module, BaseManagedCollisionEmbeddingCollection):
+        return "as its collision maps go by how often an id occurs"
     return ""

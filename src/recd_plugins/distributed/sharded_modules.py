@@ -122,10 +122,13 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             # The layout divides. Private, torchrec 1.6 to 1.9.
             require_attributes(self, "_has_mean_pooling_callback")
             self._has_mean_pooling_callback = False
-        self._dense_tables = _with_dense_kernel(shardings)
         self._weighted = module.is_weighted()
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
-        self._form = BatchForm(arguments.get("module_fqn") or "an EmbeddingBagCollection")
+        dense = ", ".join(_with_dense_kernel(shardings))
+        self._form = BatchForm(
+            arguments.get("module_fqn") or "an EmbeddingBagCollection",
+            dense and f"as dense kernels, those of tables {dense}, take no other",
+        )
 
     def _create_lookups(self) -> None:
         """As the base class, with kernels of their own for the tables that have some."""
@@ -147,9 +150,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """As the base class; of coalesced tables, unique ids are sent.
 
         Raises:
-            ExactnessError: dense kernels would get a variable batch, inverse indices would be
-                ignored, weights would not learn or come later than ids are made unique, or
-                batches are deduplicated and plain in turn.
+            ExactnessError: inverse indices would be ignored or are missing, or weights would not
+                learn or come later than ids are made unique.
         """
         if isinstance(features, KeyedJaggedTensor):
             weights = features.weights_or_none()
@@ -160,13 +162,6 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                     "Put it into a FeatureProcessedEmbeddingBagCollection, or detach the weights"
                 )
             variable = features.variable_stride_per_key()
-            if variable and self._dense_tables:
-                raise ExactnessError(
-                    f"tables {', '.join(self._dense_tables)} have a dense kernel (as data-parallel "
-                    "tables do), which takes no deduplicated input (a KeyedJaggedTensor with "
-                    "stride_per_key_per_rank): put them into an EmbeddingBagCollection of their "
-                    "own and feed it all rows (batch.replicated_features)"
-                )
             if not variable and features.inverse_indices_or_none() is not None:
                 raise ExactnessError(
                     "the input of an EmbeddingBagCollection has inverse_indices, but no "
@@ -185,8 +180,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             assert isinstance(ctx, ExactBagContext)
             with torch.no_grad():
                 features, ctx.coalesced = coalesce_bags(maybe_td_to_kjt(features), self._groups)
-        if isinstance(features, KeyedJaggedTensor):
-            self._form.check(features)
+        elif isinstance(features, KeyedJaggedTensor):
+            features = self._form.fit(features)
         awaitable = super().input_dist(ctx, features)
         if self._divided_columns is not None:
             ctx.divisor = exact_divisor(ctx.divisor, self._divided_columns)
@@ -258,8 +253,10 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             module, table_name_to_parameter_sharding, env, fused_params, device, **arguments
         )
         self._is_new = False
-        self._form = BatchForm(arguments.get("module_fqn") or "an EmbeddingCollection")
         self._on_cpu = device is None or device.type == "cpu"
+        self._form = BatchForm(
+            arguments.get("module_fqn") or "an EmbeddingCollection", self._why_plain()
+        )
         # Private, torchrec 1.6 to 1.9.
         require_attributes(self, "_lookups", "_need_indices", "_use_index_dedup")
         if self._on_cpu:
@@ -301,20 +298,22 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         """As the base class; of coalesced tables, unique ids are sent.
 
         Raises:
-            ExactnessError: the input is deduplicated as a VBE KeyedJaggedTensor, or so and plain
-                in turn.
+            ExactnessError: inverse indices would be ignored, or are missing.
         """
         if isinstance(features, KeyedJaggedTensor):
-            variable = not self._on_cpu and self._groups is None
-            refuse_inverse_indices(features, allow_variable_batch=variable)
+            refuse_inverse_indices(features, allow_variable_batch=True)
+            features = self._form.fit(features)
         if self._groups is not None:
             assert isinstance(ctx, ExactSequenceContext)
             with torch.no_grad():
                 unique = coalesce_sequences(maybe_td_to_kjt(features), self._groups)
                 features, ctx.coalesced = unique
-        if isinstance(features, KeyedJaggedTensor):
-            self._form.check(features)
         return self.distribute(ctx, features)
+
+    def _why_plain(self) -> str:
+        if self._groups is not None:
+            return "from which unique ids are taken"
+        return "as TorchRec loses their gradient on CPU" if self._on_cpu else ""
 
     def distribute(
         self, ctx: EmbeddingCollectionContext, features: KeyedJaggedTensor
