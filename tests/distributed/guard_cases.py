@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,10 +63,16 @@ def sequences(*names: str) -> EmbeddingCollection:
 
 
 def shard(
-    module: nn.Module, generators: dict[str, ParameterShardingGenerator], *, stock: bool
+    module: nn.Module,
+    generators: dict[str, ParameterShardingGenerator],
+    *,
+    stock: bool,
+    coalesced: Iterable[str] = (),
 ) -> DistributedModelParallel:
     registry = SimpleNamespace(training=TRAINING, sharding=())
-    prepared: Any = SimpleNamespace(registry=registry, lookup_kernels=(), coalesced=frozenset())
+    prepared: Any = SimpleNamespace(
+        registry=registry, lookup_kernels=(), coalesced=frozenset(coalesced)
+    )
     sharders = stock_sharders(TRAINING) if stock else build_sharders(prepared)
     sharder = next(each for each in sharders if each.module_type is type(module))
     size = dist.get_world_size()
@@ -289,3 +296,38 @@ def _local_weights(dmp: DistributedModelParallel) -> list[torch.Tensor]:
         for tensor in dmp.state_dict().values()
         for local in tensor.local_shards()
     ]
+
+
+def no_rows(
+    rank: int, world_size: int, kind: str, deduplicated: bool, coalesced: bool
+) -> tuple[list[int], list[int], float]:
+    """Shapes of the outputs of a batch without rows on rank 1, then on all; what is learnt."""
+    module = bags(a=PoolingType.MEAN, b=PoolingType.SUM) if kind == "bags" else sequences("a", "b")
+    kernels = row_wise(compute_kernel="fused"), table_wise(rank=0, compute_kernel="fused")
+    names = ["a", "b"]
+    dmp = shard(
+        module,
+        dict(zip(names, kernels, strict=True)),
+        stock=False,
+        coalesced=names if coalesced else [],
+    )
+    empty = KeyedJaggedTensor(
+        keys=names,
+        values=torch.zeros(0, dtype=torch.long),
+        lengths=torch.zeros(0, dtype=torch.long),
+        stride=None if deduplicated else 0,
+        stride_per_key_per_rank=[[0], [0]] if deduplicated else None,
+        inverse_indices=(names, torch.zeros(2, 0, dtype=torch.long)) if deduplicated else None,
+    )
+    some = vbe(*names) if deduplicated else plain(*names)
+    moved = _step(dmp, empty if rank else some)
+    shapes = []
+    for batch in (empty if rank else some, empty):
+        out = dmp(batch)
+        if kind == "sequences":
+            out["a"].values().sum().backward()
+            shapes.append(list(out["a"].lengths().shape))
+        else:
+            out.values().sum().backward()
+            shapes.append(list(out.values().shape))
+    return shapes[0], shapes[1], moved

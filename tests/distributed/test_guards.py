@@ -89,6 +89,18 @@ def test_refused(case: Callable[..., Any], error: type[Exception], message: str)
         _run(case, EXACT)
 
 
+@pytest.mark.parametrize("coalesced", [False, True], ids=["", "coalesced"])
+@pytest.mark.parametrize("form", ["plain", "deduplicated"])
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
+def test_a_batch_may_have_no_rows(kind: str, form: str, coalesced: bool) -> None:
+    found = run_on_ranks(cases.no_rows, 2, kind, form == "deduplicated", coalesced)
+    row = [2 * cases.DIM] if kind == "bags" else []
+    for rank, (some, none, moved) in enumerate(found):
+        assert some == [0 if rank else 3, *row]
+        assert none == [0, *row]
+        assert moved > 0.1
+
+
 def test_unsharded_sequences_refuse_inverse_indices_under_guard() -> None:
     model = nn.ModuleDict({"ec": cases.sequences("a")})
     model["ec"](cases.vbe("a"))  # goes through, with the inverse indices ignored

@@ -34,10 +34,14 @@ from recd_plugins.values.model_input import ModelInput, Placement
 
 
 @dataclass(frozen=True)
-class _Feature:
-    """One feature over the rows that are kept, ``inverse`` None where those are all B rows.
+class StoredFeature:
+    """One feature over the rows that are kept.
 
-    With ``stretches``, ``jagged`` has one row: the ids that these are stretches of.
+    Attributes:
+        jagged: the rows; with ``stretches`` one row: the ids that these are stretches of.
+        num_rows: how many are kept.
+        inverse: which of them each row of the batch is; None where all B rows are kept.
+        stretches: of a partial IKJT.
     """
 
     jagged: JaggedTensor
@@ -65,7 +69,7 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
     sequence = [sequences[name] for name in placement.sequence]
     return ModelInput(
         dense_features=batch.dense_features,
-        sparse_features=_variable_batch_kjt(placement.pooled, features, batch.batch_size),
+        sparse_features=variable_batch_kjt(placement.pooled, features, batch.batch_size),
         labels=batch.labels,
         replicated_features=_plain_kjt(
             placement.replicated,
@@ -91,23 +95,23 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
     )
 
 
-def _split(batch: Batch) -> Iterable[tuple[str, _Feature]]:
+def _split(batch: Batch) -> Iterable[tuple[str, StoredFeature]]:
     if batch.kjt is not None:
         for key, jagged in batch.kjt.to_dict().items():
-            yield key, _Feature(jagged, batch.batch_size, None)
+            yield key, StoredFeature(jagged, batch.batch_size, None)
     for ikjt in batch.ikjts:
         yield from _split_ikjt(ikjt)
 
 
-def _split_ikjt(ikjt: InverseKeyedJaggedTensor) -> Iterable[tuple[str, _Feature]]:
+def _split_ikjt(ikjt: InverseKeyedJaggedTensor) -> Iterable[tuple[str, StoredFeature]]:
     inverse = ikjt.inverse_lookup().long()
     for key, jagged in ikjt.to_unique_kjt().to_dict().items():
-        yield key, _Feature(jagged, ikjt.num_unique(), inverse)
+        yield key, StoredFeature(jagged, ikjt.num_unique(), inverse)
 
 
 def _exact(
     partials: Sequence[PartialInverseKeyedJaggedTensor], names: set[str]
-) -> dict[str, _Feature]:
+) -> dict[str, StoredFeature]:
     """Features of partial IKJTs over unique rows."""
     return {
         key: feature
@@ -119,7 +123,7 @@ def _exact(
 
 def _stored(
     partials: Sequence[PartialInverseKeyedJaggedTensor], names: set[str]
-) -> Iterable[tuple[str, _Feature]]:
+) -> Iterable[tuple[str, StoredFeature]]:
     """Features of partial IKJTs as one row of stored ids."""
     for partial in partials:
         for key, values, offsets, lengths in partial.split():
@@ -129,13 +133,17 @@ def _stored(
             kept = lengths.index_select(0, first_rows)
             stretches = Stretches(offsets.index_select(0, first_rows), kept, int(kept.sum()))
             stored = JaggedTensor(values, lengths=lengths.new_tensor([values.numel()]))
-            yield key, _Feature(stored, first_rows.numel(), inverse, stretches)
+            yield key, StoredFeature(stored, first_rows.numel(), inverse, stretches)
 
 
-def _variable_batch_kjt(
-    names: Sequence[str], features: Mapping[str, _Feature], batch_size: int
+def variable_batch_kjt(
+    names: Sequence[str], features: Mapping[str, StoredFeature], batch_size: int
 ) -> KeyedJaggedTensor | None:
-    """One KJT in which each feature has its own number of rows; plain where none is shared."""
+    """One KJT in which each feature has its own number of rows; plain where none is shared.
+
+    Raises:
+        DataError: some of the features have weights and some have none.
+    """
     chosen = [features[name] for name in names]
     if all(feature.inverse is None for feature in chosen):
         return _plain_kjt(names, [feature.jagged for feature in chosen], batch_size)

@@ -110,7 +110,7 @@ def _shard(
         _refuse_row_wise_means(name, module, params)
     sharded = sharder.shard(module, params, env, device, module_fqn)
     if isinstance(sharded, _OF_KJTS):
-        fit_batches(sharded, BatchForm(name, _why_plain(module)))
+        fit_batches(sharded, BatchForm(name, why_plain(module)))
     return sharded
 
 
@@ -134,7 +134,7 @@ def _refuse_row_wise_means(
         )
 
 
-def _why_plain(module: nn.Module) -> str:
+def why_plain(module: nn.Module) -> str:
     """Why a module's batches have to be plain; empty where they need not be."""
     # Private, torchrec 1.6 to 1.9, as TorchRec's own sharder reads it.
     if isinstance(module, FeatureProcessedEmbeddingBagCollection) and not isinstance(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,17 +30,23 @@ from recd_plugins.distributed.batch_form import BatchForm, refuse_inverse_indice
 from recd_plugins.distributed.coalesced.bags import BagLayout, CoalescedBags
 from recd_plugins.distributed.coalesced.groups import check_coalesced, feature_groups
 from recd_plugins.distributed.coalesced.input_dist import (
-    Coalesced,
     coalesce_bags,
     coalesce_sequences,
 )
 from recd_plugins.distributed.coalesced.sequences import CoalescedSequences
+from recd_plugins.distributed.exact_contexts import ExactBagContext, ExactSequenceContext
 from recd_plugins.distributed.lookup_kernels import follow_loading, kept_tables, lookups_with
 from recd_plugins.distributed.mean_pooling import (
     align_inverse_indices,
     divide_row_wise_tables_only,
     exact_divisor,
     refuse_weighted_mean,
+)
+from recd_plugins.distributed.no_rows import (
+    num_rows,
+    pooled_without_rows,
+    with_an_empty_row,
+    without_rows,
 )
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
 from recd_plugins.distributed.torchrec_internals import require_attributes
@@ -53,29 +58,6 @@ _ROW_WISE = {
     ShardingType.TABLE_ROW_WISE.value,
     ShardingType.GRID_SHARD.value,
 }
-
-
-@dataclass
-class _KeepsCoalesced:
-    """What of a coalesced batch stays on its rank, in a context of TorchRec's."""
-
-    coalesced: Coalesced | None = None
-
-    def record_stream(self, stream: torch.Stream) -> None:
-        """Keep the memory until ``stream`` is done with it."""
-        super().record_stream(stream)  # type: ignore[misc]
-        if self.coalesced is not None:
-            self.coalesced.record_stream(stream)
-
-
-@dataclass
-class ExactBagContext(_KeepsCoalesced, EmbeddingBagCollectionContext):
-    """The context of a batch of bags."""
-
-
-@dataclass
-class ExactSequenceContext(_KeepsCoalesced, EmbeddingCollectionContext):
-    """The context of a batch of sequences."""
 
 
 class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
@@ -153,6 +135,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             ExactnessError: inverse indices would be ignored or are missing, or weights would not
                 learn or come later than ids are made unique.
         """
+        assert isinstance(ctx, ExactBagContext)
         if isinstance(features, KeyedJaggedTensor):
             weights = features.weights_or_none()
             if weights is not None and weights.requires_grad:
@@ -168,6 +151,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                     "stride_per_key_per_rank, without which TorchRec ignores them: pass "
                     "stride_per_key_per_rank=[[unique rows], ...]"
                 )
+            if not num_rows(features):
+                ctx.no_rows, features = True, with_an_empty_row(features)
             if variable and self._divided_columns is not None:
                 features = align_inverse_indices(self, features)
         if self._groups is not None:
@@ -177,7 +162,6 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                     "weights; those of a FeatureProcessedEmbeddingBagCollection come when ids are "
                     "unique, too late: leave its tables out of coalesced"
                 )
-            assert isinstance(ctx, ExactBagContext)
             with torch.no_grad():
                 features, ctx.coalesced = coalesce_bags(maybe_td_to_kjt(features), self._groups)
         elif isinstance(features, KeyedJaggedTensor):
@@ -205,15 +189,17 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self, ctx: EmbeddingBagCollectionContext, rows: LazyAwaitable[KeyedTensor]
     ) -> LazyAwaitable[KeyedTensor]:
         """What TorchRec returns for a coalesced batch, unique rows, becomes bags."""
-        if self._layout is None:
-            return rows
         assert isinstance(ctx, ExactBagContext)
-        assert ctx.coalesced is not None
-        # Private, torchrec 1.6 to 1.9: the rows before they are expanded, and how many.
-        require_attributes(rows, "_awaitables", "_batch_size_per_feature_pre_a2a")
-        return CoalescedBags(
-            rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
-        )
+        if self._layout is not None:
+            assert ctx.coalesced is not None
+            # Private, torchrec 1.6 to 1.9: the rows before they are expanded, and how many.
+            require_attributes(rows, "_awaitables", "_batch_size_per_feature_pre_a2a")
+            rows = CoalescedBags(
+                rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
+            )
+        if ctx.no_rows:
+            rows.callbacks.append(pooled_without_rows)
+        return rows
 
     def _needs_sync_collectives(self, ctx: EmbeddingBagCollectionContext) -> bool:
         """The same on all ranks, as all know all batch sizes after the input dist."""
@@ -300,11 +286,13 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         Raises:
             ExactnessError: inverse indices would be ignored, or are missing.
         """
+        assert isinstance(ctx, ExactSequenceContext)
         if isinstance(features, KeyedJaggedTensor):
             refuse_inverse_indices(features, allow_variable_batch=True)
             features = self._form.fit(features)
+            if not num_rows(features):
+                ctx.no_rows, features = True, with_an_empty_row(features)
         if self._groups is not None:
-            assert isinstance(ctx, ExactSequenceContext)
             with torch.no_grad():
                 unique = coalesce_sequences(maybe_td_to_kjt(features), self._groups)
                 features, ctx.coalesced = unique
@@ -347,11 +335,15 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self, ctx: EmbeddingCollectionContext, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """What TorchRec returns for a coalesced batch, unique rows, becomes that of all ids."""
-        if self._groups is None:
-            return embeddings
         assert isinstance(ctx, ExactSequenceContext)
-        assert ctx.coalesced is not None
-        return CoalescedSequences(embeddings, ctx.coalesced, self._groups, self._need_indices)
+        if self._groups is not None:
+            assert ctx.coalesced is not None
+            embeddings = CoalescedSequences(
+                embeddings, ctx.coalesced, self._groups, self._need_indices
+            )
+        if ctx.no_rows:
+            embeddings.callbacks.append(without_rows)
+        return embeddings
 
     def look_up(
         self, ctx: EmbeddingCollectionContext, input: KJTList

@@ -1,0 +1,236 @@
+"""Deduplication of the batches of a trainer's own loader."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recd_plugins.data.model_input import StoredFeature, variable_batch_kjt
+from recd_plugins.drop_in.batch_fields import replace_kjts
+from recd_plugins.drop_in.pooled_features import PooledFeatures
+from recd_plugins.errors import SetupError
+from recd_plugins.sparse.unique_groups import deduplicate
+
+logger = logging.getLogger(__name__)
+
+#: Ids over ids that are stored, below which looking for duplicates costs more than it saves.
+WORTHWHILE = 1.25
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The ids of a feature in the first batches of all ranks.
+
+    Attributes:
+        ids: of all rows.
+        stored: of the rows that are left when equal ones are stored once.
+    """
+
+    ids: int
+    stored: int
+
+    def __add__(self, other: Counted) -> Counted:
+        """Of both."""
+        return Counted(self.ids + other.ids, self.stored + other.stored)
+
+    @property
+    def factor(self) -> float:
+        """Ids for one that is stored; 1.0 without any."""
+        return self.ids / self.stored if self.stored else 1.0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is deduplicated, the same on all ranks.
+
+    Attributes:
+        features: of each KeyedJaggedTensor that changes, by its place in the batch: those in which
+            equal rows are looked for.
+        counted: of each KeyedJaggedTensor, its features that could be deduplicated.
+        left: of each KeyedJaggedTensor that stays as it is: why.
+    """
+
+    features: Mapping[str, frozenset[str]]
+    counted: Mapping[str, Mapping[str, Counted]]
+    left: Mapping[str, str]
+
+    def __str__(self) -> str:
+        lines = []
+        for path, features in self.features.items():
+            total = sum((self.counted[path][name] for name in sorted(features)), Counted(0, 0))
+            lines.append(
+                f"{path}: {total.factor:.1f} ids for one that is stored, in {_listed(features)}"
+            )
+            rest = self.counted[path].keys() - features
+            if rest:
+                lines.append(f"{path}: hardly any duplicates in {_listed(rest)}")
+        lines += [f"{path}: left alone, as {why}" for path, why in self.left.items()]
+        return "deduplication of batches\n" + "\n".join(f"  {line}" for line in lines)
+
+
+class Dedup:
+    """Deduplication of a trainer's batches for the model that they are for.
+
+    Called with a loader, it gives one of the same batches in which pooled features store equal rows
+    once, as KeyedJaggedTensors with ``stride_per_key_per_rank`` and ``inverse_indices``: a sharded
+    EmbeddingBagCollection returns all rows, in their order, and sends and looks up the stored ones.
+    At the first batch the ranks decide together, for all batches, and say once what came of it:
+    where next to nothing is to be saved, batches stay what they are.
+
+    Args:
+        model: before it is sharded, by sharders of ``Prepared.sharders``. What it reads of a
+            KeyedJaggedTensor by itself, past its embedding modules, it would find deduplicated.
+        process_group: of the ranks that train it; the default one without it.
+
+    Raises:
+        SetupError: the model has no embedding module.
+    """
+
+    def __init__(self, model: nn.Module, *, process_group: dist.ProcessGroup | None = None) -> None:
+        self._pooled = PooledFeatures.of(model)
+        self._group = process_group
+        self.decision: Decision | None = None
+
+    def __call__(self, loader: Iterable[Any]) -> DedupLoader:
+        """A loader of the same batches, deduplicated."""
+        return DedupLoader(loader, self)
+
+    def batch(self, batch: Any) -> Any:
+        """One batch, deduplicated; a collective call for the first one.
+
+        Raises:
+            SetupError: ranks have batches of different make, or no batch has a KeyedJaggedTensor.
+        """
+        decision = self.decision or self.decide(batch)
+        return replace_kjts(batch, _Stored(decision)) if decision.features else batch
+
+    def decide(self, batch: Any) -> Decision:
+        """Decide by the first batch of every rank, ``None`` where a rank has none; collective."""
+        look = _Look(self._pooled)
+        replace_kjts(batch, look)
+        looks: list[Any] = [(look.counted, look.left)]
+        if dist.is_initialized() and dist.get_world_size(self._group) > 1:
+            looks = [None] * dist.get_world_size(self._group)
+            dist.all_gather_object(looks, (look.counted, look.left), self._group)
+        self.decision = _decide(looks)
+        if not dist.is_initialized() or dist.get_rank(self._group) == 0:
+            logger.warning("%s", self.decision)
+        return self.decision
+
+
+class DedupLoader:
+    """A loader whose batches are deduplicated; in all else the one that was given."""
+
+    def __init__(self, loader: Iterable[Any], dedup: Dedup) -> None:
+        self._loader = loader
+        self._dedup = dedup
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            yield self._dedup.batch(batch)
+        if self._dedup.decision is None:  # the other ranks wait for this one
+            self._dedup.decide(None)
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+@dataclass
+class _Look:
+    """A look at the KeyedJaggedTensors of a batch, which changes none."""
+
+    pooled: PooledFeatures
+    counted: dict[str, dict[str, Counted]] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def __call__(self, path: str, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        if kjt.variable_stride_per_key() or kjt.inverse_indices_or_none() is not None:
+            self.left[path] = "it is deduplicated already"
+        elif why := self.pooled.why_not(kjt.keys()):
+            self.left[path] = why
+        else:
+            names = [key for key in kjt.keys() if key in self.pooled.names]  # noqa: SIM118
+            found = deduplicate(kjt, [[name] for name in names])
+            self.counted[path] = {
+                name: Counted(ids, unique.values.numel())
+                for name, unique, ids in zip(names, found, _num_ids(kjt, names), strict=True)
+            }
+        return kjt
+
+
+class _Stored:
+    """The KeyedJaggedTensors of a batch with rows stored once, as it was decided."""
+
+    def __init__(self, decision: Decision) -> None:
+        self._features = decision.features
+
+    def __call__(self, path: str, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        chosen = self._features.get(path)
+        if chosen is None:
+            return kjt
+        # TorchRec's to_dict fails where there is no row.
+        names = [key for key in kjt.keys() if key in chosen or not kjt.stride()]  # noqa: SIM118
+        features = {}
+        if len(names) < len(kjt.keys()):
+            for name, jagged in kjt.to_dict().items():
+                features[name] = StoredFeature(jagged, kjt.stride(), None)
+        found = deduplicate(kjt, [[name] for name in names])
+        for name, unique in zip(names, found, strict=True):
+            rows = JaggedTensor(unique.values, unique.weights, unique.lengths)
+            features[name] = StoredFeature(rows, unique.lengths.numel(), unique.inverse_lookup)
+        stored = variable_batch_kjt(kjt.keys(), features, kjt.stride())
+        assert stored is not None, "it has features"
+        return stored
+
+
+def _num_ids(kjt: KeyedJaggedTensor, names: Iterable[str]) -> list[int]:
+    num_ids = dict(zip(kjt.keys(), kjt.length_per_key(), strict=True))
+    return [num_ids[name] for name in names]
+
+
+def _decide(looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]]) -> Decision:
+    """One decision of what every rank saw."""
+    seen = [(rank, look) for rank, look in enumerate(looks) if look != ({}, {})]
+    if not seen:
+        raise SetupError(
+            "no batch has a KeyedJaggedTensor in an attribute or item: there is nothing to "
+            "deduplicate"
+        )
+    first, (counted, left) = seen[0]
+    made = {path: list(features) for path, features in counted.items()}
+    for rank, (theirs, theirs_left) in seen[1:]:
+        others = {path: list(features) for path, features in theirs.items()}
+        if (others, theirs_left) != (made, left):
+            raise SetupError(
+                f"the first batch of rank {first} has {made or 'nothing'} to deduplicate, that of "
+                f"rank {rank} {others or 'nothing'}: give all ranks batches of one make"
+            )
+    total = {
+        path: {
+            name: sum((look[path][name] for _, (look, _) in seen), Counted(0, 0))
+            for name in features
+        }
+        for path, features in counted.items()
+    }
+    left, chosen = dict(left), dict[str, frozenset[str]]()
+    for path, features in total.items():
+        whole = sum(features.values(), Counted(0, 0))
+        if whole.factor < WORTHWHILE:
+            left[path] = f"it has {whole.factor:.2f} ids for one that would be stored"
+        else:
+            chosen[path] = frozenset(n for n, each in features.items() if each.factor > 1.05)
+    return Decision(chosen, total, left)
+
+
+def _listed(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered if len(ordered) <= 6 else [*ordered[:5], f"{len(ordered) - 5} more"])

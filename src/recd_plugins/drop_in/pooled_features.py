@@ -1,0 +1,77 @@
+"""The features of a model that may come deduplicated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from torch import nn
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugins.distributed.other_sharders import why_plain
+from recd_plugins.errors import SetupError
+from recd_plugins.model_tables import embedding_modules
+
+
+@dataclass(frozen=True)
+class PooledFeatures:
+    """Which features have rows that are pooled by a module that takes unique ones.
+
+    Attributes:
+        names: of those.
+        expanded: the other features that the model looks up in modules that are sharded: their
+            modules get all rows, whatever the form of the batch.
+        unsharded: features of modules that take a batch as it comes, and which module that is.
+    """
+
+    names: frozenset[str]
+    expanded: frozenset[str]
+    unsharded: dict[str, str]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Self:
+        """Those of a model that is not sharded.
+
+        Raises:
+            SetupError: it has no embedding module, as one has that is sharded already.
+        """
+        names, expanded, unsharded = set[str](), set[str](), dict[str, str]()
+        modules = list(embedding_modules(model))
+        if not modules:
+            raise SetupError(
+                "the model has no EmbeddingBagCollection or EmbeddingCollection: take the model "
+                "before DistributedModelParallel has sharded it"
+            )
+        for module in modules:
+            features = {feature for table in module.tables for feature in table.features}
+            if _is_subclass(module.shardable):
+                unsharded |= dict.fromkeys(features, module.why_left)
+            elif isinstance(module.shardable, EmbeddingCollection) or why_plain(module.shardable):
+                expanded |= features
+            else:
+                names |= features
+        return cls(frozenset(names), frozenset(expanded), unsharded)
+
+    def why_not(self, keys: Sequence[str]) -> str:
+        """Why a KeyedJaggedTensor of these features stays plain; empty where it need not."""
+        if not any(key in self.names for key in keys):
+            return "none of its features is pooled by an EmbeddingBagCollection"
+        for key in keys:
+            if key in self.unsharded:
+                return (
+                    f"its feature {key} goes into a module that is not sharded: "
+                    + (self.unsharded[key])
+                )
+            if key not in self.names | self.expanded:
+                return (
+                    f"no embedding module looks up its feature {key}, which the model may read as "
+                    "it comes: put it into a KeyedJaggedTensor of its own"
+                )
+        return ""
+
+
+def _is_subclass(module: nn.Module) -> bool:
+    return isinstance(module, EmbeddingBagCollection | EmbeddingCollection) and type(
+        module
+    ) not in (EmbeddingBagCollection, EmbeddingCollection)

@@ -1,0 +1,158 @@
+"""A trainer with a loader of its own, on ranks: deduplicated batches, and plain ones of stock."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.planning.test_planner import prepared, profile, registry
+from torch import Tensor, nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.distributed.sharders import build_sharders, fused_params
+from recd_plugins.drop_in.dedup import Dedup
+from recd_plugins.errors import SetupError
+from recd_plugins.planning import build_planner
+from recd_plugins.training.weights import copy_weights
+
+CPU = torch.device("cpu")
+FEATURES = ["f0", "f1", "f2"]
+ROWS, DIM, BATCH, NUM_STEPS = 30, 8, 12, 3
+
+
+@dataclass
+class Sample:
+    """A batch as a trainer may have it."""
+
+    sparse: KeyedJaggedTensor
+    more: dict[str, KeyedJaggedTensor]
+    labels: Tensor
+
+
+class Model(nn.Module):
+    """Bags of three features; with ``sequence`` f2 is looked up by an EmbeddingCollection, too."""
+
+    def __init__(self, sequence: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.bags = EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(
+                    name=f"t_{name}",
+                    embedding_dim=DIM,
+                    num_embeddings=ROWS,
+                    feature_names=[name],
+                    pooling=PoolingType.MEAN if name == "f1" else PoolingType.SUM,
+                )
+                for name in FEATURES
+            ]
+        )
+        self.sequences = None
+        if sequence:
+            self.sequences = EmbeddingCollection(
+                [
+                    EmbeddingConfig(
+                        name="s_f2", embedding_dim=DIM, num_embeddings=ROWS, feature_names=["f2"]
+                    )
+                ]
+            )
+
+    def forward(self, batch: Sample) -> Tensor:
+        found = torch.cat([self.bags(batch.sparse)[name] for name in FEATURES], dim=1).sum(dim=1)
+        if self.sequences is not None:
+            rows = self.sequences(batch.sparse)["f2"]
+            row_of = torch.arange(len(found)).repeat_interleave(rows.lengths().long())
+            found = found.index_add(0, row_of, rows.values().sum(dim=1))
+        return (found - batch.labels).square().mean()
+
+
+def loader(rank: int, sessions: bool, num_batches: int = NUM_STEPS) -> Iterator[Sample]:
+    """Batches of rows of which four are equal each, or none; rank 1's last one has no row."""
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(num_batches):
+        rows = 0 if rank and step and step == num_batches - 1 else BATCH
+        distinct = rows // 4 if sessions else rows
+        lengths = torch.randint(1, 4, (3, distinct), generator=generator)
+        ids = [torch.randint(ROWS, (int(n.sum()),), generator=generator) for n in lengths]
+        kept = KeyedJaggedTensor(FEATURES, torch.cat(ids), lengths=lengths.flatten())
+        take = torch.arange(rows) % max(distinct, 1)
+        values, counts = [], []
+        for name in FEATURES:
+            pieces = kept[name].to_dense()
+            values += [pieces[row] for row in take.tolist()]
+            counts.append(kept[name].lengths()[take])
+        sparse = KeyedJaggedTensor(
+            FEATURES,
+            torch.cat(values) if values else torch.zeros(0, dtype=torch.long),
+            lengths=torch.cat(counts),
+            stride=rows,
+        )
+        alone = KeyedJaggedTensor(["x"], torch.arange(rows), lengths=torch.ones(rows).int())
+        yield Sample(sparse, {"x": alone}, torch.rand(rows, generator=generator))
+
+
+def losses(
+    rank: int, world_size: int, sessions: bool, sequence: bool
+) -> tuple[list[float], list[float], str]:
+    """Those of deduplicated batches, of stock with plain ones, and what was said."""
+    reg = registry()
+    ready = prepared(reg, Model(sequence))
+    ours: Any = build_sharders(ready)
+    plan = build_planner(ready, world_size=world_size, profile=profile()).plan(ready.model, ours)
+    params = fused_params(reg.training)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("recd_plugins.drop_in").addHandler(handler)
+    found = []
+    for side in ("ours", "stock"):
+        model = Model(sequence)
+        dedup = Dedup(model)
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        stock = [EmbeddingBagCollectionSharder(dict(params)), ours[1]]
+        dmp = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=CPU,
+            plan=plan,
+            sharders=ours if side == "ours" else stock,
+        )
+        copy_weights(dmp.state_dict(), weights)
+        batches = loader(rank, sessions)
+        of_side = []
+        for batch in dedup(batches) if side == "ours" else batches:
+            loss = dmp(batch)
+            loss.backward()
+            of_side.append(loss.item())
+        for batch in loader(rank, sessions, 1):  # an evaluation of plain batches
+            with torch.no_grad():
+                of_side.append(dmp(batch).item())
+        found.append(of_side)
+    logging.getLogger("recd_plugins.drop_in").removeHandler(handler)
+    return found[0], found[1], "\n".join(said)
+
+
+def different_makes(rank: int, world_size: int) -> str:
+    batch = next(loader(rank, sessions=True))
+    try:
+        Dedup(Model()).batch(batch if rank else {"clicks": batch.sparse})
+    except SetupError as error:
+        return str(error)
+    return ""
+
+
+def no_batch_on_one_rank(rank: int, world_size: int) -> tuple[int, bool]:
+    """Batches of a rank, and whether it decided what the others did."""
+    dedup = Dedup(Model())
+    batches = list(dedup(loader(rank, True, rank)))
+    assert dedup.decision is not None
+    return len(batches), "batch.sparse" in dedup.decision.features

@@ -1,0 +1,132 @@
+"""Deduplication of a trainer's own batches: the same losses, and said what came of it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from tests.drop_in import dedup_cases as cases
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.drop_in.dedup import Dedup
+from recd_plugins.errors import SetupError
+from recd_plugins.testing.gloo import run_on_ranks
+
+
+@pytest.mark.parametrize("sequence", [False, True], ids=["bags", "bags and a sequence"])
+@pytest.mark.parametrize("sessions", [True, False], ids=["sessions", "no duplicates"])
+def test_losses_are_those_of_stock_with_plain_batches(sessions: bool, sequence: bool) -> None:
+    ranks = run_on_ranks(cases.losses, 2, sessions, sequence)
+    for ours, stock, _ in ranks:
+        assert ours == pytest.approx(stock, abs=1e-6, nan_ok=True)
+    said = ranks[0][2]
+    assert ranks[1][2] == "", "one rank says it"
+    if sessions:
+        assert "batch.sparse: 4.0 ids for one that is stored, in f0, f1, f2" in said
+    else:
+        assert "batch.sparse: left alone, as it has 1.0" in said
+    assert (
+        "batch.more['x']: left alone, as none of its features is pooled by an "
+        "EmbeddingBagCollection" in said
+    )
+
+
+def test_rows_and_their_order_stay() -> None:
+    batch = next(cases.loader(0, sessions=True))
+    stored = Dedup(cases.Model()).batch(batch).sparse
+    assert stored.values().numel() * 4 == batch.sparse.values().numel()
+    names, inverse = stored.inverse_indices()
+    for name, indices in zip(names, inverse, strict=True):
+        every_row = stored[name].to_dense()
+        for row, index in zip(batch.sparse[name].to_dense(), indices.tolist(), strict=True):
+            assert torch.equal(every_row[index], row)
+
+
+def test_features_without_duplicates_are_not_looked_at_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    same, other = torch.zeros(6, dtype=torch.long), torch.arange(6)
+    kjt = KeyedJaggedTensor(
+        cases.FEATURES, torch.cat([same, same, other]), lengths=torch.ones(18).int()
+    )
+    dedup = Dedup(cases.Model())
+    stored = dedup.batch([kjt])[0]
+    assert stored.stride_per_key() == [1, 1, 6]
+    assert "batch[0]: 6.0 ids for one that is stored, in f0, f1\n" in caplog.text
+    assert "batch[0]: hardly any duplicates in f2" in caplog.text
+
+
+def test_a_loader_is_what_it_was_but_for_its_batches() -> None:
+    class Loader:
+        epoch = 0
+
+        def __len__(self) -> int:
+            return 7
+
+        def __iter__(self):
+            return iter([])
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+    own = Loader()
+    loader = Dedup(cases.Model())(own)
+    loader.set_epoch(3)
+    assert (own.epoch, len(loader)) == (3, 7)
+
+
+def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    class Mine(EmbeddingBagCollection):
+        pass
+
+    config = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=9, feature_names=["s"])
+    model = nn.ModuleDict({"bags": cases.Model(), "mine": Mine([config])})
+    twice = torch.zeros(2, dtype=torch.long)
+
+    def kjt(*names: str) -> KeyedJaggedTensor:
+        lengths = torch.ones(2 * len(names)).int()
+        return KeyedJaggedTensor(list(names), twice.repeat(len(names)), lengths=lengths)
+
+    stored = Dedup(model).batch(kjt("f0"))
+    batch = {"mine": kjt("f0", "s"), "unknown": kjt("f1", "z"), "twice": stored, "ok": kjt("f2")}
+    dedup = Dedup(model)
+    changed = dedup.batch(batch)
+    assert [name for name in batch if changed[name] is not batch[name]] == ["ok"]
+    assert (
+        "batch['mine']: left alone, as its feature s goes into a module that is not sharded: mine "
+        "is a Mine, a subclass of EmbeddingBagCollection" in caplog.text
+    )
+    assert "no embedding module looks up its feature z" in caplog.text
+    assert "batch['twice']: left alone, as it is deduplicated already" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, "recd_plugins"):
+        dedup.batch(batch)
+    assert not caplog.text, "once"
+
+
+def test_ranks_with_batches_of_different_make_are_named() -> None:
+    for text in run_on_ranks(cases.different_makes, 2):
+        assert text.startswith("the first batch of rank 0 has {\"batch['clicks']\": ['f0', ")
+        assert "that of rank 1 {'batch.sparse': " in text
+
+
+def test_a_rank_without_batches_decides_with_the_others() -> None:
+    assert run_on_ranks(cases.no_batch_on_one_rank, 2) == [(0, True), (1, True)]
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [({"labels": torch.ones(2)}, "no batch has a KeyedJaggedTensor")],
+)
+def test_nothing_to_deduplicate(batch: object, message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        Dedup(cases.Model()).batch(batch)
+
+
+def test_a_model_without_embeddings() -> None:
+    with pytest.raises(SetupError, match="before DistributedModelParallel has sharded it"):
+        Dedup(nn.Linear(1, 1))
