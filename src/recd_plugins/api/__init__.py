@@ -76,8 +76,8 @@ from recd_plugins.plugin_check import API_VERSION
 from recd_plugins.values.work import Work
 
 if TYPE_CHECKING:
+    from recd_plugins.distributed.exact_contexts import ExactSequenceContext
     from recd_plugins.distributed.sharded_modules import (
-        ExactSequenceContext,
         ExactShardedEmbeddingBagCollection,
         ExactShardedEmbeddingCollection,
     )
@@ -90,7 +90,7 @@ if TYPE_CHECKING:
 _WITH_TORCH = {
     "ExactEmbeddingBagCollectionSharder": "recd_plugins.distributed.sharders",
     "ExactEmbeddingCollectionSharder": "recd_plugins.distributed.sharders",
-    "ExactSequenceContext": "recd_plugins.distributed.sharded_modules",
+    "ExactSequenceContext": "recd_plugins.distributed.exact_contexts",
     "ExactShardedEmbeddingBagCollection": "recd_plugins.distributed.sharded_modules",
     "ExactShardedEmbeddingCollection": "recd_plugins.distributed.sharded_modules",
 }
