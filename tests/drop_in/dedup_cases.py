@@ -21,7 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.distributed.sharders import build_sharders, fused_params
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.errors import SetupError
-from recd_plugins.planning import build_planner
+from recd_plugins.planning.planner import build_planner
 from recd_plugins.training.weights import copy_weights
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.data.model_input import StoredFeature, variable_batch_kjt
+from recd_plugins.data.lower import StoredFeature, variable_batch_kjt
 from recd_plugins.drop_in.batch_fields import replace_kjts
 from recd_plugins.drop_in.pooled_features import PooledFeatures
 from recd_plugins.errors import SetupError

@@ -10,8 +10,6 @@ from pathlib import Path
 
 def see_tests(checkout: Path) -> None:
     """Find tests and what they share in the checkout, and all else where it is installed."""
-    import torchrec.distributed.test_utils
-    import torchrec.distributed.train_pipeline
 
     for package in ("torchrec.distributed", "torchrec.distributed.train_pipeline"):
         folder = checkout.joinpath(*package.split("."))
