@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from recd_plugins.distributed.table_report import describe_tables
+    from recd_plugins.drop_in.dedup import Dedup
+    from recd_plugins.drop_in.wrap import wrap
     from recd_plugins.planning.prepared import Registry, load_registry
     from recd_plugins.versions import __version__
 
 # Imported when they are asked for, so that ``import recd_plugins`` stays light.
 _HOME = {
+    "Dedup": "drop_in.dedup",
     "Registry": "planning.prepared",
     "__version__": "versions",
     "describe_tables": "distributed.table_report",
     "load_registry": "planning.prepared",
+    "wrap": "drop_in.wrap",
 }
 
-__all__ = ["Registry", "__version__", "describe_tables", "load_registry"]
+__all__ = ["Dedup", "Registry", "__version__", "describe_tables", "load_registry", "wrap"]
 
 
 def __getattr__(name: str) -> Any:

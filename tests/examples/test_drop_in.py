@@ -59,8 +59,27 @@ def test_at_most_ten_lines_differ() -> None:
 def test_the_readme_shows_what_differs() -> None:
     found = unified_diff(lines(STOCK), lines(WITH_PLUGINS), lineterm="", n=0)
     differing = [line for line in found if not line.startswith(("---", "+++", "@@"))]
-    (shown,) = re.findall(r"```diff\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
-    assert shown.splitlines() == differing
+    assert diffs()[1].splitlines() == differing
+
+
+def diffs() -> list[str]:
+    """What the README shows."""
+    return re.findall(r"```diff\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
+
+
+def with_three_lines() -> str:
+    """``stock.py`` with the lines that the README changes first."""
+    changed = diffs()[0].splitlines()
+    script = (
+        (EXAMPLE / STOCK)
+        .read_text()
+        .replace("import torch\n", "import recd_plugins\nimport torch\n", 1)
+    )
+    for old, new in zip(changed[::2], changed[1::2], strict=True):
+        assert (old[0], new[0]) == ("-", "+")
+        assert script.count(old[1:] + "\n") == 1
+        script = script.replace(old[1:] + "\n", new[1:] + "\n")
+    return script
 
 
 def test_on_two_ranks_losses_agree_and_bytes_fall(folder: Path) -> None:
@@ -69,9 +88,13 @@ def test_on_two_ranks_losses_agree_and_bytes_fall(folder: Path) -> None:
     assert stock[-1] < stock[0] - 0.1
     plugins = run(folder, COUNT_BYTES, WITH_PLUGINS, "plugins.json", ranks=2)
     assert plugins == pytest.approx(stock, abs=1e-6)
+    (folder / "wrapped.py").write_text(with_three_lines())
+    wrapped = run(folder, COUNT_BYTES, "wrapped.py", "wrapped.json", ranks=2)
+    assert wrapped == pytest.approx(stock, abs=1e-6)
     before = json.loads((folder / "stock.json").read_text())
-    after = json.loads((folder / "plugins.json").read_text())
-    assert after["all_to_all"] < before["all_to_all"] / 3
+    for side in ("plugins", "wrapped"):
+        after = json.loads((folder / f"{side}.json").read_text())
+        assert after["all_to_all"] < before["all_to_all"] / 3
 
 
 @pytest.mark.parametrize("cuda", [False, True], ids=["cpu", "cuda"])

@@ -1,7 +1,7 @@
 """TorchRec's own tests, run with its sharders and with these in their place.
 
 ``python -m tests.torchrec_suite CHECKOUT`` needs a checkout of TorchRec, of the version that is
-installed or near it, and fetches nothing; all that is tested but these sharders is what is installed.
+installed or near it, and fetches nothing; what is tested is what is installed, and these sharders.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def outcomes(checkout: Path, file: str, side: str, timeout: int) -> dict[str, st
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [
-            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(checkout),
-            "-c", os.devnull, "--import-mode=importlib", f"--timeout={timeout}",
-            f"--junitxml={report}", str(checkout / "torchrec" / "distributed" / file),
+            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+            "--rootdir", str(checkout), "-c", os.devnull, "--import-mode=importlib",
+            f"--timeout={timeout}", f"--junitxml={report}",
+            str(checkout / "torchrec" / "distributed" / file),
         ]  # fmt: skip
         path = os.pathsep.join([str(_HERE / "site"), *filter(None, [os.environ.get("PYTHONPATH")])])
         environment = {

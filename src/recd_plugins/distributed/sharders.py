@@ -196,15 +196,17 @@ def build_sharders(
     *,
     fused_params: Mapping[str, Any] | None = None,
     qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> list[ModuleSharder[nn.Module]]:
     """The sharders of a registry: exact ones, those of its plugins, and TorchRec's for the rest.
 
     ``Prepared.sharders`` describes the arguments and errors.
+    ``defaults`` are FBGEMM's parameters in place of those of ``training:``.
     """
     of_bags = Lent.by(base, EmbeddingBagCollectionSharder, fused_params, qcomm_codecs_registry)
     of_sequences = Lent.by(base, EmbeddingCollectionSharder, fused_params, qcomm_codecs_registry)
     registry, kernels = prepared.registry, prepared.lookup_kernels
-    of_training = _of_training(registry.training)
+    of_training = _of_training(registry.training) if defaults is None else defaults
     params = of_sequences.over(of_training)
     bags = ExactEmbeddingBagCollectionSharder(
         of_bags.over(of_training),

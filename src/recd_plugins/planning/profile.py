@@ -13,6 +13,7 @@ from recd_plugins.data.transforms import Transforms
 from recd_plugins.interfaces import Rows, Table
 from recd_plugins.planning.distinct import measure_distinct
 from recd_plugins.registry import Registry
+from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
@@ -43,6 +44,8 @@ def measure_profile(
         PluginError: a plugin failed.
         RegistryError: a pattern matches no feature.
     """
+    if isinstance(registry.dataset, NoDataset):
+        return DataProfile({}, "no data: one id a row, as TorchRec assumes")
     first = read_first_rows(registry)
     rows, in_wrappers = first.rows, first.dataset is not registry.dataset
     fit_converter(registry, rows)

@@ -8,6 +8,7 @@ from typing import Any
 from recd_plugins.manager import PluginManager
 from recd_plugins.registry.entries import Entry
 from recd_plugins.registry.loader import read_yaml, render
+from recd_plugins.registry.no_data import NoConverter, NoDataset
 from recd_plugins.registry.registry import TYPED_KINDS, Registry
 from recd_plugins.registry.resolve import ResolvedEntry, resolve
 from recd_plugins.registry.schema import (
@@ -20,13 +21,21 @@ from recd_plugins.registry.variants import with_sharding
 
 
 def read_registry(
-    path: Path, *, plugins_dir: str | Path | None = None, sharding: str | None = None
+    path: Path,
+    *,
+    plugins_dir: str | Path | None = None,
+    sharding: str | None = None,
+    needs_data: bool = True,
 ) -> Registry:
-    """The registry of a file: ``recd_plugins.load_registry``."""
+    """The registry of a file: ``recd_plugins.load_registry``.
+
+    Without ``needs_data`` the file may leave out what only batches of its own need, the sections
+    ``dataset`` and ``converter``.
+    """
     document = read_yaml(path)
     if sharding is not None:
         document = with_sharding(document, sharding)
-    found = resolve(document, PluginManager(plugins_dir))
+    found = resolve(document, PluginManager(plugins_dir), needs_data=needs_data)
     spec: Any = found.spec
 
     def enabled(entries: list[ResolvedEntry], section: Any) -> tuple[Entry[Any], ...]:
@@ -43,21 +52,37 @@ def read_registry(
         kind.name: enabled(found.entries[kind.name], getattr(spec, kind.section))
         for kind in found.kinds.values()
     }
-    (dataset,), (converter,) = entries["dataset"], entries["converter"]
+    data: dict[str, Any] = {
+        kind: entries[kind][0].plugin for kind in ("dataset", "converter") if entries[kind]
+    }
     return Registry(
         path=path,
         # Without sections of kinds: it travels to readers, who know this class alone.
         spec=RegistrySpec(version=spec.version, model=spec.model, training=spec.training),
-        dataset=dataset.plugin,
-        converter=converter.plugin,
+        dataset=data.get("dataset", NoDataset()),
+        converter=data.get("converter", NoConverter()),
         preprocessing=entries["preprocessing"],
         pooling=entries["pooling"],
         sharding=entries["sharding"],
         cache=entries["cache"],
-        wrappers=enabled(found.wrappers, spec.dataset.wrap),
+        wrappers=enabled(found.wrappers, spec.dataset.wrap) if spec.dataset else (),
         ingestion=next(iter(entries["ingestion"]), None),
         kinds=found.kinds,
         further={kind: of_kind for kind, of_kind in entries.items() if kind not in TYPED_KINDS},
+    )
+
+
+def registry_without_file() -> Registry:
+    """A registry without data and without entries, of a trainer that brings all it needs."""
+    return Registry(
+        path=Path("wrap()"),
+        spec=RegistrySpec(version=1),
+        dataset=NoDataset(),
+        converter=NoConverter(),
+        preprocessing=(),
+        pooling=(),
+        sharding=(),
+        cache=(),
     )
 
 

@@ -80,7 +80,9 @@ class Registry:
             RegistryError: a value is not allowed, or not together with the others.
         """
         try:
-            training = TrainingSpec.model_validate({**self.training.model_dump(), **overrides})
+            training = TrainingSpec.model_validate(
+                {**self.training.model_dump(exclude_unset=True), **overrides}
+            )
         except ValidationError as error:
             problems = [
                 Problem(

@@ -45,8 +45,13 @@ class Resolved:
     wrappers: list[ResolvedEntry]
 
 
-def resolve(document: Document, manager: PluginManager) -> Resolved:
+def resolve(document: Document, manager: PluginManager, *, needs_data: bool = True) -> Resolved:
     """Validate everything, then make the plugin of every entry.
+
+    Args:
+        document: of a registry file.
+        manager: of the plugins that it may name.
+        needs_data: whether the sections ``dataset`` and ``converter`` have to be there.
 
     Raises:
         RegistryError: everything that is wrong, in the order of lines.
@@ -54,7 +59,7 @@ def resolve(document: Document, manager: PluginManager) -> Resolved:
     """
     problems: list[Problem] = []
     kinds = manager.kinds_for(document.data)
-    model = registry_spec(kinds.values())
+    model = registry_spec(kinds.values(), needs_data=needs_data)
     spec = None
     try:
         spec = model.model_validate(document.data)

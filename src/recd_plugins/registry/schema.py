@@ -276,20 +276,23 @@ class RegistrySpec(_Versioned):
     training: TrainingSpec = Field(default=TrainingSpec(), description="How training runs.")
 
 
-def registry_spec(kinds: Iterable[Kind]) -> type[RegistrySpec]:
-    """The shape of registry files that have sections of these kinds."""
-    return _registry_spec(tuple(kinds))
+def registry_spec(kinds: Iterable[Kind], *, needs_data: bool = True) -> type[RegistrySpec]:
+    """The shape of registry files that have sections of these kinds.
+
+    Without ``needs_data`` a file may leave out what every file of ``recd run`` names.
+    """
+    return _registry_spec(tuple(kinds), needs_data)
 
 
 # Making it takes longer than checking a file with it.
 @lru_cache(maxsize=8)
-def _registry_spec(kinds: tuple[Kind, ...]) -> type[RegistrySpec]:
+def _registry_spec(kinds: tuple[Kind, ...], needs_data: bool) -> type[RegistrySpec]:
     fields: dict[str, Any] = {}
     for kind in kinds:
         entry = _entry_spec(kind)
-        if kind.claims == "one":
+        if kind.claims == "one" and needs_data:
             fields[kind.section] = entry, Field(description=kind.description)
-        elif kind.claims == "optional one":
+        elif kind.claims in ("one", "optional one"):
             fields[kind.section] = entry | None, Field(None, description=kind.description)
         else:
             fields[kind.section] = list[entry], Field([], description=kind.description)  # type: ignore[valid-type]

@@ -1,0 +1,100 @@
+"""A trainer's model, made ready for these sharders and for deduplicated batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
+
+from recd_plugins.distributed.sharders import build_sharders, fused_params
+from recd_plugins.drop_in.dedup import Dedup
+from recd_plugins.planning.prepare import prepare_model
+from recd_plugins.planning.prepared import Prepared, Registry
+from recd_plugins.registry.from_file import read_registry, registry_without_file
+
+_OF_OPTIMIZER = {"optimizer", "learning_rate", "eps"}
+
+
+@dataclass(frozen=True)
+class Wrapped(Prepared):
+    """What ``wrap`` returns: the model, its sharders and planner, and deduplication.
+
+    Attributes:
+        dedup: called with a loader of the trainer's, it gives one of deduplicated batches.
+    """
+
+    dedup: Dedup = field(kw_only=True)
+
+    def sharders(
+        self,
+        base: Sequence[ModuleSharder[nn.Module]] = (),
+        *,
+        fused_params: Mapping[str, Any] | None = None,
+        qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None,
+    ) -> list[ModuleSharder[nn.Module]]:
+        """The trainer's sharders, with exact ones in place of TorchRec's two.
+
+        As ``Prepared.sharders`` has it, but that the tables' optimizer is the trainer's, as
+        TorchRec takes it: brought by their parameters, by ``fused_params`` or by those of ``base``,
+        or FBGEMM's default. The one of a registry file counts where the file names it.
+
+        Raises:
+            SetupError: two sharders are for one module type, or cannot be joined.
+        """
+        return build_sharders(
+            self,
+            base,
+            fused_params=fused_params,
+            qcomm_codecs_registry=qcomm_codecs_registry,
+            defaults=self._defaults,
+        )
+
+    @property
+    def _defaults(self) -> dict[str, Any]:
+        training = self.registry.training
+        return fused_params(training) if training.model_fields_set & _OF_OPTIMIZER else {}
+
+
+def wrap(
+    model: nn.Module,
+    registry: str | Path | None = None,
+    *,
+    batch_size: int | None = None,
+    plugins_dir: str | Path | None = None,
+) -> Wrapped:
+    """A model of a trainer that has all else: loader, optimizer, sharders, pipeline.
+
+    Args:
+        model: not sharded. Its modules stay as they are, but for what a registry names.
+        registry: a registry file, for sharding entries, caches and poolings; ``dataset`` and
+            ``converter`` may be left out, where no entry needs to see rows.
+        batch_size: rows in a batch of one rank, by which the planner reckons; of the registry's
+            ``training``, 512 if it says nothing, without it.
+        plugins_dir: a folder of plugin files besides the installed ones.
+
+    Raises:
+        SetupError: the model has no embedding module, or an entry needs rows and there is no
+            dataset.
+        RegistryError: something is wrong with the registry file, or does not suit the model.
+
+    Example::
+
+        ready = recd_plugins.wrap(model)
+        sharders = ready.sharders(get_default_sharders())
+        ...
+        for batch in ready.dedup(loader): ...
+    """
+    parsed = (
+        registry_without_file()
+        if registry is None
+        else read_registry(Path(registry), plugins_dir=plugins_dir, needs_data=False)
+    )
+    if batch_size is not None:
+        parsed = parsed.with_training({"batch_size": batch_size})
+    dedup = Dedup(model)  # before plugins replace modules
+    prepared = prepare_model(Registry(**vars(parsed)), model)
+    return Wrapped(**vars(prepared), dedup=dedup)

@@ -1,0 +1,72 @@
+"""A model of a trainer, with a registry file or without: what is the trainer's stays so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from tests.drop_in.dedup_cases import Model
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.sharding_plan import get_default_sharders
+
+import recd_plugins
+from recd_plugins.errors import RegistryError
+
+ROW_WISE = "sharding: [{use: torchrec.row_wise, tables: [t_f0]}]"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Any:
+    def write(*sections: str) -> Path:
+        path = tmp_path / "registry.yaml"
+        path.write_text("\n".join(["version: 1", *sections]), encoding="utf-8")
+        return path
+
+    return write
+
+
+def params_of_bags(sharders: list[Any]) -> dict[str, Any]:
+    return dict(sharders[0].fused_params)
+
+
+def test_without_a_file_the_optimizer_is_the_trainers() -> None:
+    model = Model()
+    ready = recd_plugins.wrap(model)
+    assert ready.model is model
+    assert params_of_bags(ready.sharders(get_default_sharders())) == {}
+    mine = EmbeddingBagCollectionSharder({"learning_rate": 0.5})
+    assert params_of_bags(ready.sharders([mine])) == {"learning_rate": 0.5}
+    plan = ready.planner(world_size=2).plan(model, ready.sharders())
+    assert set(plan.plan["bags"]) == {"t_f0", "t_f1", "t_f2"}
+
+
+def test_a_file_needs_no_data(file: Any) -> None:
+    ready = recd_plugins.wrap(model := Model(), file(ROW_WISE), batch_size=64)
+    assert ready.registry.training.batch_size == 64
+    plan = ready.planner(world_size=2).plan(model, ready.sharders())
+    assert plan.plan["bags"]["t_f0"].sharding_type == "row_wise"
+    assert params_of_bags(ready.sharders()) == {}
+
+
+def test_an_optimizer_that_a_file_names_counts(file: Any) -> None:
+    path = file(ROW_WISE, "training: {optimizer: sgd, learning_rate: 0.3}")
+    params = params_of_bags(recd_plugins.wrap(Model(), path).sharders())
+    assert params == {"optimizer": EmbOptimType.EXACT_SGD, "learning_rate": 0.3}
+
+
+def test_who_runs_a_file_needs_its_data(file: Any) -> None:
+    with pytest.raises(RegistryError, match="dataset: is missing"):
+        recd_plugins.load_registry(file(ROW_WISE))
+
+
+def test_what_needs_rows_says_so(file: Any) -> None:
+    path = file("cache: [{use: scars.cache, tables: [t_f0], options: {share: 0.1}}]")
+    with pytest.raises(RegistryError, match=r"yaml:2 cache\[0\]: this needs rows .* no dataset"):
+        recd_plugins.wrap(Model(), path)
+
+
+def test_wrong_files_are_refused_as_ever(file: Any) -> None:
+    with pytest.raises(RegistryError, match=r"no sharding plugin is named torchrec\.row_wize"):
+        recd_plugins.wrap(Model(), file(ROW_WISE.replace("wise", "wize")))
