@@ -135,7 +135,6 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             ExactnessError: inverse indices would be ignored or are missing, or weights would not
                 learn or come later than ids are made unique.
         """
-        assert isinstance(ctx, ExactBagContext)
         if isinstance(features, KeyedJaggedTensor):
             weights = features.weights_or_none()
             if weights is not None and weights.requires_grad:
@@ -151,7 +150,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                     "stride_per_key_per_rank, without which TorchRec ignores them: pass "
                     "stride_per_key_per_rank=[[unique rows], ...]"
                 )
-            if not num_rows(features):
+            if not num_rows(features) and isinstance(ctx, ExactBagContext):
                 ctx.no_rows, features = True, with_an_empty_row(features)
             if variable and self._divided_columns is not None:
                 features = align_inverse_indices(self, features)
@@ -162,6 +161,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                     "weights; those of a FeatureProcessedEmbeddingBagCollection come when ids are "
                     "unique, too late: leave its tables out of coalesced"
                 )
+            assert isinstance(ctx, ExactBagContext)
             with torch.no_grad():
                 features, ctx.coalesced = coalesce_bags(maybe_td_to_kjt(features), self._groups)
         elif isinstance(features, KeyedJaggedTensor):
@@ -189,7 +189,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self, ctx: EmbeddingBagCollectionContext, rows: LazyAwaitable[KeyedTensor]
     ) -> LazyAwaitable[KeyedTensor]:
         """What TorchRec returns for a coalesced batch, unique rows, becomes bags."""
-        assert isinstance(ctx, ExactBagContext)
+        if not isinstance(ctx, ExactBagContext):  # of a module around this one
+            return rows
         if self._layout is not None:
             assert ctx.coalesced is not None
             # Private, torchrec 1.6 to 1.9: the rows before they are expanded, and how many.
@@ -286,13 +287,13 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         Raises:
             ExactnessError: inverse indices would be ignored, or are missing.
         """
-        assert isinstance(ctx, ExactSequenceContext)
         if isinstance(features, KeyedJaggedTensor):
             refuse_inverse_indices(features, allow_variable_batch=True)
             features = self._form.fit(features)
-            if not num_rows(features):
+            if not num_rows(features) and isinstance(ctx, ExactSequenceContext):
                 ctx.no_rows, features = True, with_an_empty_row(features)
         if self._groups is not None:
+            assert isinstance(ctx, ExactSequenceContext)
             with torch.no_grad():
                 unique = coalesce_sequences(maybe_td_to_kjt(features), self._groups)
                 features, ctx.coalesced = unique
@@ -335,7 +336,8 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self, ctx: EmbeddingCollectionContext, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """What TorchRec returns for a coalesced batch, unique rows, becomes that of all ids."""
-        assert isinstance(ctx, ExactSequenceContext)
+        if not isinstance(ctx, ExactSequenceContext):  # of a module around this one
+            return embeddings
         if self._groups is not None:
             assert ctx.coalesced is not None
             embeddings = CoalescedSequences(

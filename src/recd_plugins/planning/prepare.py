@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from recd_plugins.data.placement import placement_of
@@ -56,7 +57,9 @@ def prepare_model(registry: Registry, model: nn.Module, setting: Setting | None 
         registry.claim(kind, [table.name for table in tables])
     plugins = {name: entry.plugin for name, entry in claims.items()}
     placement_of(model, plugins)  # refuses what cannot be, before plugins change the model
-    device_type = setting.device_type if setting else None
+    # Without a setting a trainer may still choose, where there is a choice.
+    device_type = None if torch.cuda.is_available() else "cpu"
+    device_type = setting.device_type if setting else device_type
     setting = setting or setting_of(registry, model)
     for entry in registry.sharding:
         claimed = [table for table in tables if claims.get(table.name) is entry]
