@@ -13,8 +13,7 @@ from torchrec.distributed.planner.types import ParameterConstraints
 from recd_plugins.api import PluginError, RecdError, RowMemory, SetupError, Sharding, TablePart
 from recd_plugins.errors import NoPlanError
 from recd_plugins.model_tables import tables_of
-from recd_plugins.planning import build_planner
-from recd_plugins.planning.planner import Planned, RegistryPlanner
+from recd_plugins.planning.planner import Planned, RegistryPlanner, build_planner
 
 Ranks = Mapping[str, Collection[int]]
 
