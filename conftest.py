@@ -78,6 +78,9 @@ _SLOW = (
     "recd_plugin_scars/tests/report/test_cached_run.py",
     "training/test_checkpoint.py",
     "model/test_dcn_run.py",
+    "model/test_plugin.py::test_its_tables",
+    "model/test_plugin.py::test_a_run_goes_on",
+    "training/test_pipeline_plugin.py",
     "recd_plugin_flexshard/tests/report/test_tiers.py",
     # Bad inputs of every kind, and every option with every value.
     "fuzz/*",

@@ -1,4 +1,4 @@
-"""TorchRec's own sharding kinds, optimizers and metrics and FBGEMM's cache, by name."""
+"""TorchRec's own shardings, train pipelines, optimizers and metrics and FBGEMM's cache, by name."""
 
 from __future__ import annotations
 
@@ -39,9 +39,10 @@ def register_plugins() -> Sequence[type[Plugin]]:
         RowWiseAdagrad,
         Sgd,
     )
+    from recd_plugin_torchrec.pipelines import Base, SparseDist
     from recd_plugin_torchrec.rec_metrics import RecMetrics
 
     return [
         *(Sgd, Adagrad, RowWiseAdagrad, Adam, PartialRowWiseAdam),
-        *(Lamb, PartialRowWiseLamb, LarsSgd, RecMetrics),
+        *(Lamb, PartialRowWiseLamb, LarsSgd, RecMetrics, Base, SparseDist),
     ]

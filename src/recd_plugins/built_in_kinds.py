@@ -13,7 +13,9 @@ from recd_plugins.interfaces import (
     Ingestion,
     Kind,
     Metric,
+    Model,
     Optimizer,
+    Pipeline,
     Pooling,
     Preprocessing,
     Sharding,
@@ -99,6 +101,16 @@ KINDS = (
         observes=True,
     ),
     Kind(
+        name="pipeline",
+        interface=Pipeline,
+        section="pipeline",
+        claims="optional one",
+        description="How the steps of training overlap; without it, TorchRec's "
+        "TrainPipelineSparseDist, with lookahead where a cache wants it.",
+        contract=f"{_CONTRACTS}.PipelineContract",
+        observes=True,
+    ),
+    Kind(
         name="callback",
         interface=Callback,
         section="callbacks",
@@ -106,6 +118,15 @@ KINDS = (
         description="What looks on while the model is trained, called in this order.",
         contract=f"{_CONTRACTS}.CallbackContract",
         observes=True,
+    ),
+    Kind(
+        name="model",
+        interface=Model,
+        section="model",
+        claims="optional one",
+        description="The model: kind and sizes of the built-in one, or a plugin; leave it out to "
+        "bring one.",
+        contract=f"{_CONTRACTS}.ModelContract",
     ),
 )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from recd_plugins.errors import PluginError, RecdError
@@ -21,6 +23,7 @@ T = TypeVar("T")
 PLUGIN_FAILURES = (Exception, SystemExit)
 
 _END = object()
+_OWN_FILES = f"{Path(__file__).parent}{os.sep}"
 
 
 @contextmanager
@@ -40,6 +43,31 @@ def plugin_call(plugin: Plugin, what: str) -> Iterator[None]:
         raise
     except PLUGIN_FAILURES as error:
         raise plugin_failure(type(plugin), what, error) from error
+
+
+@contextmanager
+def plugin_code(plugin: Plugin, what: str, cls: type) -> Iterator[None]:
+    """A context in which code of ``plugin`` runs amid that of others, which may fail on their own.
+
+    Collectives, for one, fail wherever they are called when another rank has ended.
+
+    Args:
+        plugin: whose code runs.
+        what: the method.
+        cls: the class that has it.
+
+    Raises:
+        PluginError: the file of ``cls`` raised something else than a RecdError, or had a library
+            do what failed, but for collectives and code of recd-plugins.
+    """
+    try:
+        yield
+    except (RecdError, StopIteration):
+        raise
+    except PLUGIN_FAILURES as error:
+        if _is_own(cls, error):
+            raise plugin_failure(type(plugin), what, error, cls) from error
+        raise
 
 
 def guard_methods(cls: type[Plugin], names: Iterable[str]) -> None:
@@ -91,6 +119,20 @@ def plugin_items(plugin: Plugin, what: str, items: Iterable[T]) -> Iterator[T]:
 def _place(cls: type, error: BaseException) -> str:
     """File and line: the last in the class's own file, for what it called is seldom at fault."""
     frames = traceback.extract_tb(error.__traceback__)
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    file = _file(cls)
     frame = ([frame for frame in frames if frame.filename == file] or frames)[-1]
     return f"{frame.filename}:{frame.lineno}"
+
+
+def _is_own(cls: type, error: BaseException) -> bool:
+    """Whether an error is of the class's own file, or of a library that it called itself."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    file = _file(cls)
+    if file not in files:
+        return False
+    below = files[len(files) - files[::-1].index(file) :]
+    return not any("/distributed/" in name or name.startswith(_OWN_FILES) for name in below)
+
+
+def _file(cls: type) -> str | None:
+    return getattr(sys.modules.get(cls.__module__), "__file__", None)

@@ -9,6 +9,7 @@ from recd_plugins.data.preprocess import build_preprocess
 from recd_plugins.errors import RegistryError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.build import build_model
+from recd_plugins.model.dlrm import DLRM
 from recd_plugins.values.batch import Batch
 
 SCHEMA = FeatureSchema(sparse=("user_id", "item_id"), dense=("user_age", "price"), label="label")
@@ -89,5 +90,6 @@ def test_the_model_is_built_for_the_dense_features_that_preprocessing_gives(regi
     batch = Batch(torch.tensor([[30.0, 2.0], [40.0, 4.0]]), torch.zeros(2))
     dense = build_preprocess(made, SCHEMA)(batch).dense_features
     assert dense.tolist() == [[30, 0, 0, 1, 0, 0], [40, 0, 0, 0, 0, 1]]
+    assert isinstance(model, DLRM)
     assert model.top.dense_arch is not None
     assert model.top.dense_arch(dense).shape == (2, 4)

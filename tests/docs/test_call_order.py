@@ -22,6 +22,7 @@ from functools import wraps
 from recd_plugin_recd.kjt import KjtConverter
 from recd_plugin_recd.pooling.reductions import MeanPooling
 from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugin_torchrec.pipelines import Base
 from recd_plugins import api
 
 CALLS = {calls}
@@ -140,6 +141,29 @@ class Metric(api.Metric):
 
 
 @noted
+class Model(api.Model):
+    "Notes its calls."
+
+    name = "order.model"
+
+    def build(self, features):
+        from recd_plugins.api.batches import Placement
+        from recd_plugins.api.model import DLRM
+        from recd_plugins.api.registry import ModelSpec
+
+        spec = ModelSpec(embedding_dim=4, num_embeddings=100, bottom_mlp=[4], top_mlp=[4])
+        placement = Placement(features.pooled, sequence=features.sequence)
+        return DLRM(spec, features.num_dense, placement)
+
+
+@noted
+class Pipeline(Base):
+    "Notes its calls."
+
+    name = "order.pipeline"
+
+
+@noted
 class Callback(api.Callback):
     "Notes its calls."
 
@@ -148,9 +172,8 @@ class Callback(api.Callback):
 
 @api.hookimpl
 def register_plugins():
-    return [
-        *(Dataset, Converter, Preprocessing, Pooling, Sharding, Cache, Optimizer, Metric, Callback)
-    ]
+    kinds = [Dataset, Converter, Preprocessing, Pooling, Sharding, Cache, Optimizer, Metric]
+    return [*kinds, Callback, Model, Pipeline]
 '''
 
 REGISTRY = """
@@ -169,8 +192,9 @@ sharding: [{use: order.sharding, tables: ["t_*"]}]
 cache: [{use: order.cache, tables: [t_item_0]}]
 optimizers: [{use: order.optimizer, tables: [t_seq_0_0]}]
 metrics: [{use: order.metric}]
+pipeline: {use: order.pipeline}
 callbacks: [{use: order.callback}]
-model: {embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}
+model: {use: order.model}
 training: {batch_size: 32, ranks: 1}
 """
 
@@ -198,4 +222,5 @@ def test_a_plan_is_made_on_the_meta_device(tmp_path: Path, monkeypatch: pytest.M
     found = calls_of("plan", tmp_path)
     assert "Sharding.rewrite meta" in found
     assert "Sharding.rewrite cpu" not in found
-    assert not any(call.startswith(("Callback", "TablePart.channels")) for call in found)
+    of_training = ("Callback", "Pipeline", "TablePart.channels")
+    assert not any(call.startswith(of_training) for call in found)

@@ -9,6 +9,7 @@ from recd_plugins.testing.contracts import (
     ConverterContract,
     MetricContract,
     OptimizerContract,
+    PipelineContract,
     PoolingContract,
     PreprocessingContract,
     ShardingContract,
@@ -37,7 +38,7 @@ def make(kind: str, name: str) -> Plugin:
     return cls(cls.Options.model_validate(OPTIONS.get(name, {})))
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BUILT_IN if kind != "callback"])
+@pytest.mark.parametrize("kind", [kind for kind in BUILT_IN if kind not in ("callback", "model")])
 def test_every_kind_has_a_plugin(kind):
     """Without any, the tests below would be skipped."""
     assert BUILT_IN[kind]
@@ -130,3 +131,9 @@ class TestMetrics(MetricContract):
     @pytest.fixture(params=BUILT_IN["metric"])
     def plugin(self, request):
         return make("metric", request.param)
+
+
+class TestPipelines(PipelineContract):
+    @pytest.fixture(params=BUILT_IN["pipeline"])
+    def plugin(self, request):
+        return make("pipeline", request.param)

@@ -29,6 +29,7 @@ from recd_plugins.api.ingestion import (
     encode,
     read_task,
 )
+from recd_plugins.api.model import build_model
 from recd_plugins.api.registry import Registry, load_registry
 from recd_plugins.api.training import Job, assemble, peak_bytes
 
@@ -92,7 +93,9 @@ def measure(
     """
     ranks = registry.training.ranks
     show("reading with one reader")
-    work = read_task(registry, 0, ranks)
+    with torch.device("meta"):
+        prepared = registry.prepare(build_model(registry, registry.dataset.schema()))
+    work = read_task(registry, 0, ranks, prepared=prepared)
     reader = registry.wrapped_dataset.reader(
         rank=0, world_size=ranks, batch_size=registry.training.batch_size, split="train"
     )

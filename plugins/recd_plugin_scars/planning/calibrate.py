@@ -23,6 +23,7 @@ from recd_plugin_scars.runtime.open_store import open_backing_store
 from recd_plugin_scars.runtime.spec import HostMemory
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import backend_for, device_of_rank, launch
+from recd_plugins.api.model import build_model, tables_of
 from recd_plugins.api.planning import TopologySpec, fit_costs, steps_in_turns
 from recd_plugins.api.registry import Registry, load_registry
 from recd_plugins.api.training import Job, assemble, calibration_job, write_topology
@@ -70,8 +71,9 @@ def calibrate_cache(
         RecdError: there is such a file already, or training does not go.
     """
     registry, job = calibration_job(registry, plugins_dir, spec, path)
-    assert registry.model is not None, "its tables are planned for"
-    dim = registry.model.embedding_dim
+    with torch.device("meta"):
+        tables = tables_of(build_model(registry, registry.dataset.schema()))
+    dim = max(table.embedding_dim for table in tables)
     batch_size = registry.training.batch_size
     sizes = sorted({max(1, batch_size // part) for part in _PARTS})
     measured = launch(

@@ -158,7 +158,7 @@ def cached_tables(registry: Registry) -> list[Table]:
 
     from recd_plugins.api.model import build_model
 
-    if registry.model is None:
+    if not registry.has_model:
         raise RecdError(f"{registry.path}: no model: section says which tables there are; add one")
     with torch.device("meta"):
         tables = tables_of(build_model(registry, registry.dataset.schema()))

@@ -16,7 +16,7 @@ def test_the_entries_of_the_torchrec_page_are_valid() -> None:
     for block in blocks(PAGE, "yaml"):
         ((section, entries),) = YAML(typ="safe").load(block).items()
         (kind,) = (kind.name for kind in KINDS if kind.section == section)
-        for entry in entries:
+        for entry in entries if isinstance(entries, list) else [entries]:
             plugin = registered[kind][entry["use"]].cls
             plugin(plugin.Options.model_validate(entry.get("options", {})))
 
@@ -24,9 +24,9 @@ def test_the_entries_of_the_torchrec_page_are_valid() -> None:
 def test_the_torchrec_page_names_every_plugin_of_the_package() -> None:
     names = [
         name
-        for kind in ("sharding", "cache", "optimizer", "metric")
+        for kind in ("sharding", "cache", "optimizer", "metric", "pipeline")
         for name in PluginManager().plugins[kind]
         if name.startswith("torchrec.")
     ]
-    assert len(names) == 15
+    assert len(names) == 17
     assert all(f"`{name}`" in PAGE for name in names)

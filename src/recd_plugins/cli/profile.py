@@ -288,7 +288,7 @@ def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Tab
         for table in tables:
             _check_distinct(f"features of {table.name}", table.features)
         return tables
-    if registry.model is None:
+    if not registry.has_model:
         raise RecdError(
             f"{registry.path}: no model: section says the tables; add one, or name the tables of "
             "your own model with --table NAME ROWS FEATURES"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from recd_plugins.errors import ExactnessError
+from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces import FeatureSchema, Sharding
 from recd_plugins.model_tables import embedding_modules, table_name
 from recd_plugins.registry import Registry
@@ -17,7 +17,13 @@ def plan_placement(registry: Registry, schema: FeatureSchema) -> Placement:
 
     Raises:
         RegistryError: a pattern matches no feature or no table, or two entries claim one.
+        SetupError: the model is a plugin's, which alone knows.
     """
+    if registry.entries("model"):
+        raise SetupError(
+            f"{registry.path}: what its model looks up how is known when Registry.prepare has seen "
+            "it: read by what it returns, as prepared.dataloader()"
+        )
     sequence = registry.claim("pooling", schema.sparse)
     sharding = registry.claim("sharding", [table_name(feature) for feature in schema.sparse])
     replicated = {

@@ -1,4 +1,4 @@
-"""TorchRec's pipelined training loop, with a lost overlap as an error, and with lookahead."""
+"""TorchRec's pipelined training loop, with checks and with lookahead, or a plugin's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,18 @@ from recd_plugins.distributed.guards import (
 )
 from recd_plugins.distributed.lookup_kernels import prefetches
 from recd_plugins.distributed.table_report import outermost_sharded
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import ExactnessError, PluginError, RecdError
+from recd_plugins.interfaces import Pipeline, TrainPipeline
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import Registry, at_entry
+
+# Pipelines of TorchRec (1.6 to 1.9) that do not train as a plain loop does.
+_INEXACT = {
+    "TrainPipelineSemiSync": "looks up the rows of a batch before the step before has updated "
+    "them: their gradients are stale, which is another training",
+    "EvalPipelineSparseDist": "computes forward passes alone, and trains nothing",
+    "EvalPipelineFusedSparseDist": "computes forward passes alone, and trains nothing",
+}
 
 
 class CheckedTrainPipeline(TrainPipelineSparseDist):
@@ -170,19 +181,54 @@ class LookaheadTrainPipeline(CheckedTrainPipeline):
 
 
 def build_train_pipeline(
-    dmp: nn.Module, optimizer: Optimizer, device: torch.device
-) -> CheckedTrainPipeline:
-    """A pipeline over ``dmp`` that overlaps input dist and device copies with compute.
+    dmp: nn.Module,
+    optimizer: Optimizer,
+    device: torch.device,
+    registry: Registry | None = None,
+) -> TrainPipeline:
+    """A pipeline over ``dmp``: the one that ``registry`` names.
 
-    Where a table has a cache with lookahead, the pipeline overlaps fetching its rows as well
-    (``LookaheadTrainPipeline``).
+    Without any, one that overlaps input dist and device copies with compute; where a table has a
+    cache with lookahead, it overlaps fetching its rows as well (``LookaheadTrainPipeline``).
 
     Raises:
         ExactnessError: there are parameters that neither the backward pass nor ``optimizer``
             updates, or a module of which only the tables are sharded.
+        RegistryError: a plugin makes the pipeline, and it is known to train another way.
+        PluginError: a plugin fails or makes something else.
     """
     check_sharded_as_wholes(dmp)
     check_every_parameter_is_trained(dmp, optimizer)
+    if registry is not None:
+        for entry in registry.entries("pipeline"):
+            with at_entry(registry.path, entry):
+                return pipeline_of(entry.plugin, dmp, optimizer, device)
     if prefetches(dmp):
         return LookaheadTrainPipeline(dmp, optimizer, device)
     return CheckedTrainPipeline(dmp, optimizer, device, execute_all_batches=True)
+
+
+def pipeline_of(
+    plugin: Pipeline, dmp: nn.Module, optimizer: Optimizer, device: torch.device
+) -> TrainPipeline:
+    """What a plugin makes.
+
+    Raises:
+        PluginError: it fails, or makes no pipeline.
+        ExactnessError: what it makes is known to train another way.
+    """
+    with plugin_call(plugin, "build"):
+        pipeline = plugin.build(dmp, optimizer, device)
+    if not callable(getattr(pipeline, "progress", None)):
+        raise PluginError(
+            f"{plugin.name}: build returned {pipeline!r}; expected a pipeline with a method "
+            "progress(dataloader_iter)"
+        )
+    for base in type(pipeline).__mro__:
+        why = _INEXACT.get(base.__name__) if base.__module__.startswith("torchrec.") else None
+        if why is not None:
+            raise ExactnessError(
+                f"{plugin.name}: TorchRec's {base.__name__} {why}; leave out the section pipeline, "
+                "or take another"
+            )
+    return pipeline

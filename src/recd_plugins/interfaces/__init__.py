@@ -16,7 +16,9 @@ from recd_plugins.interfaces.kind import Kind
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 from recd_plugins.interfaces.lookups import FeatureLookups, Lookups
 from recd_plugins.interfaces.metric import Metric, ScoredBatch
+from recd_plugins.interfaces.model import Model, ModelFeatures
 from recd_plugins.interfaces.optimizer import Optimizer, RowUpdate
+from recd_plugins.interfaces.pipeline import Pipeline, TrainPipeline
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
 from recd_plugins.interfaces.preprocessing import Preprocessing
@@ -46,8 +48,11 @@ __all__ = [
     "LookupKernels",
     "Lookups",
     "Metric",
+    "Model",
+    "ModelFeatures",
     "Optimizer",
     "Origin",
+    "Pipeline",
     "Plugin",
     "PluginOptions",
     "Pooling",
@@ -72,6 +77,7 @@ __all__ = [
     "Table",
     "TablePart",
     "TargetPooling",
+    "TrainPipeline",
     "TrainedRun",
     "TrainingData",
 ]

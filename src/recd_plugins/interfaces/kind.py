@@ -24,8 +24,8 @@ class Kind:
             ``several by feature`` any number, in the order of the file.
         description: of the section, which ``recd schema`` shows.
         contract: the class with the tests that every plugin of the kind passes, by module and name.
-        observes: whether its plugins only look on. No result depends on them: a run that goes on
-            from a checkpoint may have others, and is told.
+        observes: whether no result depends on its plugins, as where they only look on: a run that
+            goes on from a checkpoint may have others, and is told.
     """
 
     name: str

@@ -1,27 +1,37 @@
-"""The built-in model, as a registry describes it."""
+"""The model of a registry: the built-in one, or a plugin's."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
 
 from recd_plugins.data.feature_steps import num_dense_inputs
 from recd_plugins.data.placement import plan_placement
-from recd_plugins.errors import RecdError, RegistryError
-from recd_plugins.interfaces import FeatureSchema
+from recd_plugins.errors import PluginError, RecdError, RegistryError
+from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures
 from recd_plugins.model.dlrm import DLRM
-from recd_plugins.model_tables import table_name
-from recd_plugins.registry import Registry
-from recd_plugins.registry.loader import read_yaml
+from recd_plugins.model_tables import embedding_modules, table_name
+from recd_plugins.plugin_call import plugin_call, plugin_code
+from recd_plugins.registry import Entry, Registry, at_entry
+from recd_plugins.registry.loader import read_yaml, short_repr
 from recd_plugins.words import did_you_mean, shortened
 
 
-def build_model(registry: Registry, schema: FeatureSchema) -> DLRM:
-    """The demo model of the registry's ``model:`` section, without pooling modules.
+def build_model(registry: Registry, schema: FeatureSchema) -> nn.Module:
+    """The model of the registry's ``model:`` section, without pooling modules.
 
     Raises:
-        RecdError: the registry has no ``model:`` section, or the demo model does not fit the data.
+        RecdError: the registry has no ``model:`` section, or the model does not fit the data.
         RegistryError: a pattern of ``model.tables`` matches no table.
+        PluginError: a plugin makes it, and fails or makes something else.
     """
+    for entry in registry.entries("model"):
+        return _built(registry, schema, entry)
     if registry.model is None:
         raise RecdError(
             f"{registry.path}: no model: section; add one, or bring a model of your own"
@@ -36,6 +46,81 @@ def build_model(registry: Registry, schema: FeatureSchema) -> DLRM:
     placement = plan_placement(registry, schema)
     bag_order = [feature for feature in schema.sparse if feature not in placement.sequence]
     return DLRM(registry.model, num_dense, placement, bag_order)
+
+
+def _built(registry: Registry, schema: FeatureSchema, entry: Entry[Model]) -> nn.Module:
+    """What a plugin makes."""
+    plugin, sequence = entry.plugin, registry.claim("pooling", schema.sparse)
+    features = ModelFeatures(
+        num_dense=num_dense_inputs(registry, schema),
+        pooled=tuple(feature for feature in schema.sparse if feature not in sequence),
+        sequence=tuple(sequence),
+        replicated=tuple(
+            pattern
+            for each in registry.sharding
+            if each.plugin.replicates
+            for pattern in each.patterns
+        ),
+    )
+    with at_entry(registry.path, entry):
+        return model_of(plugin, features)
+
+
+def model_of(plugin: Model, features: ModelFeatures) -> nn.Module:
+    """What a plugin makes; its ``forward`` is checked whenever it is called.
+
+    Raises:
+        PluginError: it fails, makes no module, or tables of none, or of other features.
+    """
+    with plugin_call(plugin, "build"):
+        model = plugin.build(features)
+    if not isinstance(model, nn.Module):
+        raise PluginError(f"{plugin.name}: build returned {model!r}; expected a torch.nn.Module")
+    model.register_forward_hook(partial(_check_output, plugin))
+    tables = [table for module in embedding_modules(model) for table in module.tables]
+    if not tables:
+        raise PluginError(
+            f"{plugin.name}: build made a {type(model).__name__} without tables; expected "
+            "EmbeddingBagCollections or EmbeddingCollections of TorchRec in it"
+        )
+    known = [*features.pooled, *features.sequence]
+    for table in tables:
+        if unknown := [name for name in table.features if name not in known]:
+            raise PluginError(
+                f"{plugin.name}: build made table {table.name} for feature {unknown[0]}, which is "
+                "no sparse feature of the dataset"
+                + (did_you_mean(unknown[0], known) or f"; the sparse features: {shortened(known)}")
+            )
+    return model
+
+
+@contextmanager
+def model_code(registry: Registry, model: nn.Module) -> Iterator[None]:
+    """A context in which the registry's model runs: what code of a plugin fails at names it."""
+    entry = next(iter(registry.entries("model")), None)
+    with nullcontext() if entry is None else plugin_code(entry.plugin, "forward", type(model)):
+        yield
+
+
+def _check_output(plugin: Model, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
+    """Refuse what no run can train on; tensors with a graph would keep it to the run's end."""
+    match output:
+        case (Tensor() as loss, (Tensor() as again, Tensor() as logits, Tensor() as labels)):
+            scalars, rows = loss.dim() + again.dim() == 0, logits.dim() == 1
+            detached = not any(tensor.requires_grad for tensor in output[1])
+            if scalars and rows and logits.shape == labels.shape and detached:
+                return
+            found = ", ".join(_described(tensor) for tensor in (loss, again, logits, labels))
+        case _:
+            found = short_repr(output)
+    raise PluginError(
+        f"{plugin.name}: forward returned {found}; expected loss, (loss, logits, labels): the mean "
+        "loss of the batch, a scalar, and detached the same again, logits [B] and labels [B]"
+    )
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)}{' with its graph' if tensor.requires_grad else ''}"
 
 
 def _check_tables(registry: Registry, names: list[str]) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from torchrec.distributed.planner import Topology
 from torchrec.distributed.types import ModuleSharder
 
-from recd_plugins.data.placement import plan_placement
+from recd_plugins.data.placement import placement_of
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.interfaces import Table, TrainingData
@@ -127,13 +127,18 @@ def data_of_model(registry: Registry) -> RegistryData:
 def without_plugins(
     registry: Registry, model: nn.Module, device_type: str | None = None
 ) -> Prepared:
-    """The same data, values, model and optimizers; no deduplication, no sharding and no cache
-    plugin."""
-    placement = plan_placement(registry, registry.dataset.schema())
+    """The same data, values, model and optimizers; no deduplication, no sharding, cache or
+    pipeline plugin."""
+    tables = tuple(tables_of(model))
+    claims = registry.claim("sharding", [table.name for table in tables])
+    placement = placement_of(model, {name: entry.plugin for name, entry in claims.items()})
     put_poolings(registry, model)
     plain = replace(
-        registry, converter=PlainConverter(PlainConverter.Options()), sharding=(), cache=()
+        registry,
+        converter=PlainConverter(PlainConverter.Options()),
+        sharding=(),
+        cache=(),
+        further={**registry.further, "pipeline": ()},
     )
-    tables = tuple(tables_of(model))
     apply_optimizers(plain, model, list(tables), device_type, {})
     return Prepared(plain, model, placement, rows_by_feature(tables), tables)

@@ -15,12 +15,14 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.first_rows import first_rows
+from recd_plugins.data.placement import placement_of
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Origin, Rows
-from recd_plugins.model.build import build_model
+from recd_plugins.model.build import build_model, model_code
+from recd_plugins.model.one_row import one_row_tables
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.planning.activations import counting_saved
@@ -66,7 +68,7 @@ class Compute:
         parameter_bytes: of its dense parameters, whose gradients are reduced.
         pooling_saved_bytes: activations that poolings keep for the backward pass, a row they see.
         rest_saved_bytes: those that all else keeps, a row of the batch.
-        pools_all_rows: whether poolings see duplicates too, ``model.pool_rows: all``.
+        pools_all_rows: whether poolings see duplicates too, ``pool_rows: all``.
     """
 
     pooling: Operations
@@ -86,34 +88,35 @@ def measure_compute(registry: Registry) -> Compute:
         RecdError: the registry has no model, or it does not fit the data.
         DataError: the data is missing or wrong.
     """
-    if registry.model is None:
+    if not registry.has_model:
         raise RecdError(f"{registry.path}: no model: section, so there is nothing to count")
-    spec = registry.spec.model_copy(
-        update={
-            "model": registry.model.model_copy(update={"num_embeddings": 1, "tables": {}}),
-            "training": registry.training.model_copy(
-                update={"batch_size": min(registry.training.batch_size, _ROWS)}
-            ),
-        }
-    )
+    training = {"batch_size": min(registry.training.batch_size, _ROWS)}
     plain = PlainConverter(PlainConverter.Options())
-    small = replace(registry, spec=spec, converter=plain, sharding=(), cache=())
-    model = build_model(small, small.dataset.schema())
+    small = replace(registry.with_training(training), converter=plain, sharding=(), cache=())
+    with one_row_tables():
+        model = build_model(small, small.dataset.schema())
     put_poolings(small, model)
-    pools_all_rows = registry.model.pool_rows == "all"
-    return count_operations(model, _sample(small, model.placement), pools_all_rows=pools_all_rows)
+    batch = _sample(small, placement_of(model, {}))
+    with model_code(registry, model):
+        return count_operations(model, batch)
 
 
-def count_operations(
-    model: nn.Module, batch: ModelInput, *, pools_all_rows: bool = False
-) -> Compute:
+def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
     """Count what an unsharded model that returns ``(loss, ...)`` does with ``batch``.
 
     Args:
         model: on CPU, its poolings put in.
         batch: plain, so that poolings see all rows.
-        pools_all_rows: what to say of the model.
+
+    Raises:
+        RecdError: of its SequencePoolings some see all rows, and some do not.
     """
+    seen = {module.pool_rows for module in model.modules() if isinstance(module, SequencePooling)}
+    if len(seen) > 1:
+        raise RecdError(
+            f"{type(model).__name__} has SequencePoolings with pool_rows unique and with all, "
+            "which are not counted apart; give all of them one"
+        )
     num_rows = batch.labels.shape[0]
     with _Counter() as whole, counting_saved(model.parameters()) as saved:
         model(batch)[0].backward()
@@ -135,7 +138,7 @@ def count_operations(
         ),
         pooling_saved_bytes=saved_by_pooling.num_bytes / num_rows,
         rest_saved_bytes=max(0, saved.num_bytes - saved_by_pooling.num_bytes) / num_rows,
-        pools_all_rows=pools_all_rows,
+        pools_all_rows=seen == {"all"},
     )
 
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
     from recd_plugins.data.loader import DataLoader
-    from recd_plugins.distributed.pipeline import CheckedTrainPipeline
-    from recd_plugins.interfaces import Setting
+    from recd_plugins.interfaces import Setting, TrainPipeline
     from recd_plugins.planning.planner import RegistryPlanner
     from recd_plugins.values.data_profile import DataProfile
 
@@ -163,14 +162,15 @@ class Prepared(data.Prepared):
 
     def train_pipeline(
         self, dmp: nn.Module, optimizer: Optimizer, device: torch.device
-    ) -> CheckedTrainPipeline:
-        """TorchRec's pipelined training loop over ``dmp``.
+    ) -> TrainPipeline:
+        """TorchRec's pipelined training loop over ``dmp``, or that of the section ``pipeline``.
 
-        Its first ``progress`` raises RecdError where an embedding module is not pipelined.
+        The first ``progress`` of TorchRec's raises RecdError where an embedding module is not
+        pipelined.
         """
         from recd_plugins.distributed.pipeline import build_train_pipeline
 
-        return build_train_pipeline(dmp, optimizer, device)
+        return build_train_pipeline(dmp, optimizer, device, self.registry)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def read_registry(
 
     def enabled(entries: list[ResolvedEntry], section: Any) -> tuple[Entry[Any], ...]:
         specs = section if isinstance(section, list) else [section] if section else []
+        specs = [spec for spec in specs if isinstance(spec, PluginSpec)]
         return tuple(
             Entry(
                 item.plugin, _patterns(spec), render(item.location), document.lines[item.location]
@@ -55,10 +56,11 @@ def read_registry(
     data: dict[str, Any] = {
         kind: entries[kind][0].plugin for kind in ("dataset", "converter") if entries[kind]
     }
+    model = None if entries["model"] else spec.model
     return Registry(
         path=path,
         # Without sections of kinds: it travels to readers, who know this class alone.
-        spec=RegistrySpec(version=spec.version, model=spec.model, training=spec.training),
+        spec=RegistrySpec(version=spec.version, model=model, training=spec.training),
         dataset=data.get("dataset", NoDataset()),
         converter=data.get("converter", NoConverter()),
         preprocessing=entries["preprocessing"],

@@ -58,8 +58,13 @@ class Registry:
 
     @property
     def model(self) -> ModelSpec | None:
-        """Sizes of the built-in model, None where the file has no ``model`` section."""
+        """Sizes of the built-in model, None where the file names none or a plugin."""
         return self.spec.model
+
+    @property
+    def has_model(self) -> bool:
+        """Whether the file has a section ``model``, for the built-in one or a plugin."""
+        return self.model is not None or bool(self.entries("model"))
 
     @property
     def training(self) -> TrainingSpec:

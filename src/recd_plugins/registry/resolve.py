@@ -59,7 +59,7 @@ def resolve(document: Document, manager: PluginManager, *, needs_data: bool = Tr
     """
     problems: list[Problem] = []
     kinds = manager.kinds_for(document.data)
-    model = registry_spec(kinds.values(), needs_data=needs_data)
+    model = registry_spec(kinds.values(), document.data, needs_data=needs_data)
     spec = None
     try:
         spec = model.model_validate(document.data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from pydantic import (
     field_validator,
 )
 
+from recd_plugins.built_in_kinds import BY_NAME
 from recd_plugins.interfaces import Kind
 from recd_plugins.registry.written import wrong_path
 
@@ -270,26 +271,35 @@ class _Versioned(_Spec):
 class RegistrySpec(_Versioned):
     """What a registry file says besides plugins."""
 
-    model: ModelSpec | None = Field(
-        default=None, description="The built-in model; leave it out to bring one."
-    )
+    model: ModelSpec | None = Field(default=None, description=BY_NAME["model"].description)
     training: TrainingSpec = Field(default=TrainingSpec(), description="How training runs.")
 
 
-def registry_spec(kinds: Iterable[Kind], *, needs_data: bool = True) -> type[RegistrySpec]:
+def registry_spec(
+    kinds: Iterable[Kind], data: Mapping[str, Any] | None = None, *, needs_data: bool = True
+) -> type[RegistrySpec]:
     """The shape of registry files that have sections of these kinds.
 
-    Without ``needs_data`` a file may leave out what every file of ``recd run`` names.
+    Args:
+        kinds: of plugins.
+        data: one file, whose model is a plugin or the built-in one; either may stand there without.
+        needs_data: whether what every file of ``recd run`` names has to be there.
     """
-    return _registry_spec(tuple(kinds), needs_data)
+    written = {} if data is None else data.get("model")
+    plugin = isinstance(written, dict) and not written.keys().isdisjoint(PluginSpec.model_fields)
+    model = PluginSpec if plugin else ModelSpec
+    either = PluginSpec | ModelSpec if data is None else model
+    return _registry_spec(tuple(kinds), either, needs_data)
 
 
 # Making it takes longer than checking a file with it.
 @lru_cache(maxsize=8)
-def _registry_spec(kinds: tuple[Kind, ...], needs_data: bool) -> type[RegistrySpec]:
+def _registry_spec(kinds: tuple[Kind, ...], model: Any, needs_data: bool) -> type[RegistrySpec]:
     fields: dict[str, Any] = {}
     for kind in kinds:
         entry = _entry_spec(kind)
+        if kind.name == "model":
+            continue  # it stands in every RegistrySpec
         if kind.claims == "one" and needs_data:
             fields[kind.section] = entry, Field(description=kind.description)
         elif kind.claims in ("one", "optional one"):
@@ -297,11 +307,13 @@ def _registry_spec(kinds: tuple[Kind, ...], needs_data: bool) -> type[RegistrySp
         else:
             fields[kind.section] = list[entry], Field([], description=kind.description)  # type: ignore[valid-type]
     sections: Any = create_model("Sections", __base__=_Versioned, **fields)
+    of_model: Any = model | None, RegistrySpec.model_fields["model"]
     # Fields stand in the order of the bases, the last one's first: version, sections, model.
     return create_model(
         "RegistrySpec",
         __base__=(RegistrySpec, sections),
         __doc__="A registry file. Sections stand in the order in which data meets them.",
+        model=of_model,
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable
 from datetime import timedelta
+from multiprocessing.util import Finalize
 from typing import Any, TypeVar
 
 from recd_plugins.distributed.launch import Ranks
@@ -39,6 +39,8 @@ def run_on_ranks(
     key = (world_size, local_world_size or world_size)
     ranks = _ranks.pop(key, None)
     if ranks is None or not ranks.alive:
+        # Not atexit, which knows nothing of the end of a process that multiprocessing started.
+        Finalize(None, end_ranks, exitpriority=10)
         _end_longest_unused(_MOST_RANKS - world_size)
         ranks = Ranks(
             world_size, timeout=_TIMEOUT, local_world_size=local_world_size, threads=1
@@ -58,6 +60,3 @@ def end_ranks() -> None:
     for ranks in _ranks.values():
         ranks.close()
     _ranks.clear()
-
-
-atexit.register(end_ranks)

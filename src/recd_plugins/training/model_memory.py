@@ -1,4 +1,4 @@
-"""Whether the built-in model fits into this machine, before its memory is asked for."""
+"""Whether the model of a registry fits into this machine, before its memory is asked for."""
 
 from __future__ import annotations
 

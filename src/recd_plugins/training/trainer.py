@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
@@ -19,10 +19,9 @@ from recd_plugins import activity, upstream_noise
 from recd_plugins.data.stalls import StallMeter
 from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.lookup_kernels import close_kernels
-from recd_plugins.distributed.pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.table_report import describe_tables
 from recd_plugins.errors import PluginError, RecdError
-from recd_plugins.interfaces import Section, Split
+from recd_plugins.interfaces import Section, Split, TrainPipeline
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.prepared import Prepared, Registry, load_registry
 from recd_plugins.planning.stages import StageTimes
@@ -41,6 +40,7 @@ from recd_plugins.training.metrics import Metrics
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions
 from recd_plugins.training.stall_report import StallReport
+from recd_plugins.training.steps import steps
 from recd_plugins.training.table_parts import channels_of, observed_by, sections_of
 
 T = TypeVar("T")
@@ -182,6 +182,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     source = BatchSource(loader, progress, training.epochs, training.steps)
     stalls = StallMeter(device)
     batches = callbacks.watched(stalls.metered(source))
+    outputs = steps(pipeline, batches, registry, dmp.module)
     meter = Meter(dmp, device, channels_of(prepared.checked_parts, dmp.module), stalls)
     profile = StepProfile(device, warmup=0)
     first = progress.step + 1 + Meter.COUNTED_STEPS
@@ -200,7 +201,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         while True:
             try:
                 with profile.step() if progress.step in profiled else meter.step():
-                    loss, logits, labels = pipeline.progress(batches)
+                    loss, logits, labels = next(outputs)
             except StopIteration:
                 break
             progress = source.trained()
@@ -290,8 +291,8 @@ def splits_of(registry: Registry) -> tuple[Split, ...]:
 
 def _evaluate(
     prepared: Prepared,
-    dmp: nn.Module,
-    pipeline: CheckedTrainPipeline,
+    dmp: DistributedModelParallel,
+    pipeline: TrainPipeline,
     rank: int,
     world_size: int,
     device: torch.device,
@@ -312,7 +313,7 @@ def _evaluate(
         activity.doing("evaluating"),
         progress_bar(rank, split, 0, len(loader)) as advance,
     ):
-        for loss, logits, labels in _outputs(pipeline, iter(loader)):
+        for loss, logits, labels in steps(pipeline, iter(loader), prepared.registry, dmp.module):
             predictions.update(logits, labels)
             metrics.update(logits, labels)
             losses.append(loss)
@@ -336,16 +337,6 @@ def _save(
 def _name(job: Job) -> str:
     plain = job.side == "plugins" and job.sharding is None
     return str(job.registry) if plain else f"{job.registry}, {job.sharding or job.side}"
-
-
-def _outputs(
-    pipeline: CheckedTrainPipeline, batches: Iterator[Any]
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    while True:
-        try:
-            yield pipeline.progress(batches)
-        except StopIteration:
-            return
 
 
 def _from_every_rank(value: T) -> list[T]:

@@ -30,12 +30,13 @@ from recd_plugin_scars.runtime.kernels import CachedKernels
 from recd_plugin_scars.runtime.spec import CachePolicy, HostMemory, MappedFile, TableCache
 from recd_plugin_scars.runtime.traffic import CacheTraffic
 from recd_plugins.data.lower import lower
-from recd_plugins.distributed.pipeline import CheckedTrainPipeline, build_train_pipeline
+from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
     fused_params,
 )
+from recd_plugins.interfaces import TrainPipeline
 from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
@@ -283,7 +284,7 @@ def _plan(
 
 
 def _progress(
-    pipeline: CheckedTrainPipeline, batches: Iterator[ModelInput], steps: int | None = None
+    pipeline: TrainPipeline, batches: Iterator[ModelInput], steps: int | None = None
 ) -> list[Tensor]:
     """Outputs of some steps, or of all that are left."""
     outputs = []

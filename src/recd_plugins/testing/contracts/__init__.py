@@ -21,7 +21,9 @@ from recd_plugins.testing.contracts.converter import ConverterContract  # noqa: 
 from recd_plugins.testing.contracts.dataset import DatasetContract  # noqa: E402
 from recd_plugins.testing.contracts.ingestion import IngestionContract  # noqa: E402
 from recd_plugins.testing.contracts.metric import MetricContract  # noqa: E402
+from recd_plugins.testing.contracts.model import ModelContract  # noqa: E402
 from recd_plugins.testing.contracts.optimizer import OptimizerContract  # noqa: E402
+from recd_plugins.testing.contracts.pipeline import PipelineContract  # noqa: E402
 from recd_plugins.testing.contracts.plugin import PluginContract  # noqa: E402
 from recd_plugins.testing.contracts.pooling import (  # noqa: E402
     PoolingContract,
@@ -37,7 +39,9 @@ __all__ = [
     "DatasetContract",
     "IngestionContract",
     "MetricContract",
+    "ModelContract",
     "OptimizerContract",
+    "PipelineContract",
     "PluginContract",
     "PoolingContract",
     "PreprocessingContract",

@@ -1,0 +1,128 @@
+"""``test.tower``: a model of a third party, whose tables have names of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from recd_plugins.api import Model, ModelFeatures, Plugin, PluginOptions, hookimpl
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Tower(Model):
+    """One layer over the vectors of all features."""
+
+    name = "test.tower"
+
+    class Options(PluginOptions):
+        dim: int = Field(default=4, gt=0, multiple_of=4, description="Scalars in an embedding.")
+        rows: int = Field(default=100, gt=0, description="Rows of a table.")
+        fault: str = Field(default="", description="What is wrong with it.")
+
+    options: Options
+
+    def build(self, features: ModelFeatures) -> nn.Module:
+        """A module of this file."""
+        if self.options.fault == "fails":
+            raise ValueError("no weights")
+        return _tower(features, self.options)
+
+
+def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
+    import torch
+    from torch import nn
+    from torch.nn import functional as F
+    from torchrec import (
+        EmbeddingBagCollection,
+        EmbeddingBagConfig,
+        EmbeddingCollection,
+        EmbeddingConfig,
+    )
+
+    from recd_plugins.api.model import SequencePooling
+
+    fault, dim = options.fault, options.dim
+
+    class TowerModule(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            tables = [
+                EmbeddingBagConfig(
+                    name=f"ids_of_{name}",
+                    embedding_dim=dim,
+                    num_embeddings=options.rows,
+                    feature_names=["nobody" if fault == "other_feature" else name],
+                )
+                for name in features.pooled
+            ]
+            together = fault == "mixes_copies"
+            own = [t for t in tables if together or not features.replicates(t.name)]
+            copies = [t for t in tables if t not in own]
+            self.bags = EmbeddingBagCollection(tables=own) if own else None
+            self.copies = EmbeddingBagCollection(tables=copies) if copies else None
+            self.sequences = EmbeddingCollection(
+                tables=[
+                    EmbeddingConfig(
+                        name=f"ids_of_{name}",
+                        embedding_dim=dim,
+                        num_embeddings=options.rows,
+                        feature_names=[name],
+                    )
+                    for name in features.sequence
+                ]
+            )
+            self.pooling = SequencePooling(features.sequence[fault == "pools_one_less" :], dim)
+            # Values that a plan needs where it counts, and that the meta device has not.
+            self.register_buffer("order", torch.arange(features.num_dense), persistent=False)
+            num_sparse = len(features.pooled) + len(features.sequence)
+            self.top = nn.Linear(features.num_dense + dim * num_sparse, 1)
+            if fault == "draws":
+                self.top.bias.data.fill_(int.from_bytes(os.urandom(4)))
+            if fault == "reads_values":
+                self.scale = float(self.top.bias[0])
+            if fault == "fills_rows":
+                first = next(self.sequences.parameters())
+                first.data.copy_(torch.ones(options.rows, dim, device=first.device))
+            if fault == "is_idle":
+                self.idle = nn.Linear(1, 1)
+            self.names = [
+                [name for name in features.pooled if features.replicates(f"ids_of_{name}") == of]
+                for of in (False, True)
+            ]
+
+        def forward(self, batch: Any) -> Any:
+            bags = None if self.bags is None else self.bags(batch.sparse_features)
+            copies = None if self.copies is None else self.copies(batch.replicated_features)
+            pooled = self.pooling(self.sequences(batch.sequence_features), batch)
+            logits = self.logits(batch.dense_features, bags, copies, pooled)
+            if fault == "counts_stored_ids":
+                logits = logits + batch.sequence_features.values().numel()
+            loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
+            if fault == "one_value":
+                return loss
+            if fault == "with_its_graph":
+                return loss, (loss, logits, batch.labels)
+            if fault == "wide_logits":
+                return loss, (loss.detach(), logits.detach()[:, None], batch.labels)
+            return loss, (loss.detach(), logits.detach(), batch.labels)
+
+        def logits(self, dense: Any, bags: Any, copies: Any, pooled: Any) -> Any:
+            vectors = [dense.index_select(1, self.order), pooled.flatten(1)]
+            for found, names in zip((bags, copies), self.names, strict=True):
+                vectors += [found[name] for name in names]
+            width = 3 if fault == "wrong_width" else None
+            return self.top(torch.cat(vectors, dim=1)[:, :width]).squeeze(1)
+
+    if fault == "no_module":
+        return "a model"
+    return nn.Linear(1, 1) if fault == "no_tables" else TowerModule()
+
+
+@hookimpl
+def register_plugins() -> Sequence[type[Plugin]]:
+    return [Tower]

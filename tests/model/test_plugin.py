@@ -1,0 +1,193 @@
+"""A model of a third party, in registry files and in training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from recd_plugins import load_registry
+from recd_plugins.cli import main
+from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.session import session
+from recd_plugins.training.trainer import Job, Result, train
+
+PLUGINS = Path(__file__).parent / "plugins"
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: {folder}/table
+    sparse: [seq_0_0, usr_0, item_0]
+    generate: {{rows: 1024, row_group_rows: 128}}
+converter: {{use: recd.ikjt}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 100}}}}
+pooling:
+  - {{use: recd.attention, features: [seq_0_0], options: {{heads: 2}}}}
+sharding:
+  - {{use: torchrec.row_wise, tables: [ids_of_seq_0_0]}}
+  - {{use: torchrec.data_parallel, tables: [ids_of_usr_0]}}
+model: {{use: test.tower, options: {{dim: 8}}}}
+training: {{batch_size: 32, learning_rate: 0.1, ranks: 2, evaluate: false}}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tower")
+    load_registry(write(folder), plugins_dir=PLUGINS).dataset.prepare()
+    return folder
+
+
+def write(folder: Path, *changes: tuple[str, str]) -> Path:
+    text = REGISTRY.format(folder=folder)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "registry.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused(folder: Path, *changes: tuple[str, str]) -> str:
+    with pytest.raises(RegistryError) as caught:
+        load_registry(write(folder, *changes), plugins_dir=PLUGINS)
+    return str(caught.value)
+
+
+def trained(path: Path, side: Any = "plugins", **overrides: Any) -> Result:
+    return run_on_ranks(train, 2, Job(path, side, PLUGINS, overrides))[0]
+
+
+def recd(*arguments: object) -> Any:
+    done = CliRunner().invoke(main, ["--plugins-dir", str(PLUGINS), *map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+MODEL = "model: {use: test.tower, options: {dim: 8}}"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("{use: test.towr}", "registry.yaml:17 model.use: no model plugin is named test.towr"),
+        ("{use: test.tower, options: {dm: 8}}", "unknown option of test.tower; did you mean dim?"),
+        ("{use: test.tower, options: {dim: 6}}", "registry.yaml:17 model.options.dim: "),
+        ("{use: test.tower, embedding_dim: 4}", "model.embedding_dim: unknown key; known: use"),
+        ("{options: {dim: 8}}", "model.use: is missing; this key is required"),
+        ("{architecture: tower}", "model.architecture: input should be 'dlrm' or 'dcn'"),
+        ("{use: recd.ikjt}", "recd.ikjt is a converter plugin; it belongs under converter:"),
+    ],
+)
+def test_a_wrong_section_is_refused(folder: Path, written: str, message: str) -> None:
+    assert message in refused(folder, (MODEL, f"model: {written}"))
+
+
+def test_the_built_in_one_is_no_plugin(folder: Path) -> None:
+    path = write(folder, (MODEL, "model: {embedding_dim: 8}"))
+    registry = load_registry(path, plugins_dir=PLUGINS)
+    assert registry.model is not None
+    assert registry.model.embedding_dim == 8
+    assert registry.entries("model") == ()
+    registry = load_registry(write(folder), plugins_dir=PLUGINS)
+    assert registry.model is None
+    assert [entry.line for entry in registry.entries("model")] == [17]
+
+
+def test_commands_show_it(folder: Path) -> None:
+    assert "test.tower" in recd("plugins")
+    assert "7 entries, ok" in recd("validate", write(folder))
+    schema = json.loads(recd("schema"))
+    assert schema["$defs"]["model_entry"]["properties"]["use"]["enum"] == ["test.tower"]
+    assert schema["$defs"]["model.test.tower"]["properties"]["dim"]["multipleOf"] == 4
+    either = schema["properties"]["model"]["anyOf"]
+    assert {"$ref": "#/$defs/ModelSpec"} in either
+
+
+def test_it_trains_as_under_stock_torchrec(folder: Path) -> None:
+    path = write(folder)
+    plugins, stock = trained(path), trained(path, "baseline")
+    assert len(plugins.losses) == 16
+    assert plugins.losses[-1] != plugins.losses[0]
+    assert plugins.losses == pytest.approx(stock.losses, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "cache: [{use: scars.cache, tables: [ids_of_item_0], options: {rows: 10}}]",
+        "cache: [{use: scars.cache, tables: [ids_of_seq_0_0], options: {rows: 10, "
+        "lookahead: false}}]",
+    ],
+)
+def test_its_tables_take_caches(folder: Path, section: str) -> None:
+    plain = trained(write(folder), steps=6)
+    cached = trained(write(folder, ("model:", f"{section}\nmodel:")), steps=6)
+    assert cached.losses == pytest.approx(plain.losses, abs=1e-6)
+    assert cached.sections
+
+
+def test_its_tables_take_tiers(folder: Path) -> None:
+    plain = trained(write(folder), steps=6)
+    tiers = "{use: flexshard.two_tier, tables: [ids_of_seq_0_0]}"
+    path = write(folder, ("{use: torchrec.row_wise, tables: [ids_of_seq_0_0]}", tiers))
+    assert trained(path, steps=6).losses == pytest.approx(plain.losses, abs=1e-6)
+
+
+def test_a_run_goes_on_with_the_same_model_alone(folder: Path, tmp_path: Path) -> None:
+    checkpoint = {"path": str(tmp_path / "checkpoints"), "every": 3}
+    whole = trained(write(folder), steps=8)
+
+    def run(path: Path, steps: int, **options: Any) -> Result:
+        overrides = {"steps": steps, "checkpoint": checkpoint}
+        with session(path, plugins_dir=PLUGINS, overrides=overrides, **options) as trainer:
+            return trainer.train("plugins")
+
+    run(write(folder), 5)
+    with pytest.raises(RecdError, match=r"model\[0\].options.rows was 100 and is 200"):
+        run(write(folder, ("dim: 8", "dim: 8, rows: 200")), 8, resume=True)
+    with pytest.raises(RecdError, match=r"test\.tower is gone"):
+        run(write(folder, (MODEL, "model: {}"), ("ids_of_", "t_")), 8, resume=True)
+    assert run(write(folder), 8, resume=True).losses == whole.losses
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("fails", r"test.tower: build failed at .*tower.py:\d+: ValueError: no weights"),
+        ("no_module", "build returned 'a model'; expected a torch.nn.Module"),
+        ("no_tables", "build made a Linear without tables"),
+        ("other_feature", "table ids_of_item_0 for feature nobody, which is no sparse feature"),
+        ("one_value", r"forward returned tensor\(.*; expected loss, \(loss, logits, labels\)"),
+        ("with_its_graph", r"forward returned \[\] with its graph, \[\] with its graph"),
+        ("wide_logits", r"forward returned \[\] with its graph, \[\], \[32, 1\], \[32\]"),
+        ("wrong_width", r"forward failed at .*tower.py:\d+: RuntimeError: mat1 and mat2"),
+        ("mixes_copies", "tables ids_of_usr_0 are replicated on every rank, the others are not"),
+    ],
+)
+def test_a_fault_names_it(folder: Path, fault: str, message: str) -> None:
+    with pytest.raises(RecdError, match=message):
+        trained(write(folder, ("dim: 8", f"dim: 8, fault: {fault}")), steps=1)
+
+
+def test_a_plan_counts_it(folder: Path) -> None:
+    """However large its tables are: on a copy with one row each."""
+    path = write(folder, ("dim: 8", "dim: 8, rows: 400000000"), ("data_parallel", "row_wise"))
+    recd("plan", path, "--topology", "zionex-a100-40g", "--json", folder / "plan.json")
+    plan = json.loads((folder / "plan.json").read_text())
+    names = {table["name"] for table in plan["plugins"]["tables"]}
+    assert names == {"ids_of_seq_0_0", "ids_of_usr_0", "ids_of_item_0"}
+
+
+def test_a_profile_is_of_its_tables(folder: Path) -> None:
+    figures = folder / "profile.json"
+    output = ("--output", folder / "profile.parquet", "--json", figures)
+    recd("profile", "registry", write(folder), *output)
+    assert "ids_of_item_0" in figures.read_text()

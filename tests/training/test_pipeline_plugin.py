@@ -1,0 +1,114 @@
+"""Train pipelines of plugins: the same losses, and faults that name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recd_plugins import load_registry
+from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.session import session
+from recd_plugins.training.trainer import Job, Result, train
+
+PLUGINS = Path(__file__).parent / "plugins"
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options:
+    path: {folder}/table
+    test_path: {folder}/table
+    sparse: [seq_0_0, usr_0, item_0]
+    generate: {{rows: 768, row_group_rows: 128}}
+converter: {{use: recd.ikjt}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 100}}}}
+pooling:
+  - {{use: recd.mean, features: [seq_0_0]}}
+{cache}
+{pipeline}
+model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
+training: {{batch_size: 32, learning_rate: 0.1, ranks: 2}}
+"""
+PIPELINES = ["{use: test.loop}", "{use: torchrec.base}", "{use: torchrec.sparse_dist}"]
+CACHE = "cache: [{use: scars.cache, tables: [t_item_0, t_seq_0_0], options: {rows: 10}}]"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipelines")
+    load_registry(write(folder), plugins_dir=PLUGINS).dataset.prepare()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> Result:
+    return trained(write(folder))
+
+
+def write(folder: Path, pipeline: str = "", cache: str = "") -> Path:
+    section = f"pipeline: {pipeline}" if pipeline else ""
+    path = folder / "registry.yaml"
+    text = REGISTRY.format(folder=folder, pipeline=section, cache=cache)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def trained(path: Path, side: Any = "plugins", **overrides: Any) -> Result:
+    return run_on_ranks(train, 2, Job(path, side, PLUGINS, overrides))[0]
+
+
+@pytest.mark.parametrize("pipeline", PIPELINES)
+def test_losses_are_those_of_the_default(folder: Path, plain: Result, pipeline: str) -> None:
+    found = trained(write(folder, pipeline))
+    assert found.losses == plain.losses
+    assert (found.train, found.test) == (plain.train, plain.test)
+    assert found.test is not None
+
+
+@pytest.mark.parametrize("pipeline", ["", *PIPELINES])
+def test_caches_need_no_lookahead(folder: Path, plain: Result, pipeline: str) -> None:
+    found = trained(write(folder, pipeline, CACHE))
+    assert found.losses == pytest.approx(plain.losses, abs=1e-6)
+    assert found.test == plain.test
+
+
+def test_a_baseline_has_the_default(folder: Path, plain: Result) -> None:
+    found = trained(write(folder, "{use: test.loop, options: {fault: breaks}}"), "baseline")
+    assert found.losses == pytest.approx(plain.losses, abs=1e-6)
+
+
+def test_another_pipeline_goes_on(folder: Path, plain: Result, tmp_path: Path) -> None:
+    def run(path: Path, **overrides: Any) -> Result:
+        resume = "steps" not in overrides
+        overrides["checkpoint"] = {"path": str(tmp_path / "checkpoints"), "every": 2}
+        with session(path, plugins_dir=PLUGINS, overrides=overrides, resume=resume) as trainer:
+            return trainer.train("plugins")
+
+    run(write(folder, "{use: torchrec.base}"), steps=5)
+    assert run(write(folder, "{use: test.loop}")).losses == plain.losses
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("fails", r"test.loop: build failed at .*plain_loop.py:\d+: ValueError: no streams"),
+        ("builds_nothing", "test.loop: build returned None; expected a pipeline with a method"),
+        ("breaks", r"test.loop: progress failed at .*plain_loop.py:\d+: ValueError: no batch"),
+        ("gives_the_loss", "progress returned Tensor; expected what the model returned besides"),
+        ("skips", "progress ended with 1 of 2 batches that it had taken and not trained"),
+        ("is_stale", "TrainPipelineSemiSync looks up the rows of a batch before"),
+    ],
+)
+def test_a_fault_names_it(folder: Path, fault: str, message: str) -> None:
+    path = write(folder, f"{{use: test.loop, options: {{fault: {fault}}}}}")
+    with pytest.raises(RecdError, match=message):
+        trained(path, steps=2)
+
+
+def test_a_pipeline_that_is_not_offered_is_named(folder: Path) -> None:
+    with pytest.raises(RegistryError, match=r"no pipeline plugin is named torchrec\.semi_sync"):
+        load_registry(write(folder, "{use: torchrec.semi_sync}"))
