@@ -34,13 +34,28 @@ class Check:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--model",
+    metavar="MODULE:FACTORY",
+    help="Look at a trainer's model instead: how its tables would be sharded and trained, which "
+    "features would be deduplicated, and what is left alone.",
+)
+@click.option("--ranks", type=click.IntRange(min=1), default=2, help="Of --model: how many.")
+@click.option(
+    "--registry", type=click.Path(path_type=Path), help="Of --model: a file with entries for it."
+)
 @click.pass_context
-def doctor(ctx: click.Context, as_json: bool) -> None:
-    """Check this machine's installation.
+def doctor(
+    ctx: click.Context, as_json: bool, model: str | None, ranks: int, registry: Path | None
+) -> None:
+    """Check this machine's installation, or a trainer's model.
 
     Versions, FBGEMM's operators, collectives, CUDA, numba and plugins. Exits with 1 where a check
-    failed; what is merely absent, as CUDA may be, fails nothing.
+    failed; what is merely absent, as CUDA may be, fails nothing. With --model nothing is trained.
     """
+    if model is not None:
+        _describe(model, ranks, registry, ctx.obj, as_json)
+        return
     checks = list(examine(ctx.obj))
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks], indent=2))
@@ -48,6 +63,22 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         _print(checks)
     if any(check.status == "failed" for check in checks):
         ctx.exit(1)
+
+
+def _describe(
+    name: str, ranks: int, registry: Path | None, plugins_dir: Path | None, as_json: bool
+) -> None:
+    """Print what would become of the tables of a model."""
+    from recd_plugins.drop_in.factory import model_of
+    from recd_plugins.drop_in.planned_tables import planned_tables
+    from recd_plugins.drop_in.wrap import wrap
+
+    found = planned_tables(wrap(model_of(name), registry, plugins_dir=plugins_dir), ranks)
+    if as_json:
+        tables = [asdict(line) for line in found.tables.lines]
+        click.echo(json.dumps({**asdict(found), "tables": tables}, indent=2))
+    else:
+        click.echo(found)
 
 
 def examine(plugins_dir: Path | None) -> Iterator[Check]:

@@ -96,7 +96,7 @@ def describe_tables(dmp: nn.Module) -> ShardedTables:
     model = get_unwrapped_module(dmp)
     lines = [line for path, module in outermost_sharded(model) for line in _lines(path, module)]
     for left in embedding_modules(model):
-        lines += _left(left)
+        lines += left_alone(left)
     return ShardedTables(tuple(lines))
 
 
@@ -134,13 +134,13 @@ def _lines(path: str, outermost: nn.Module) -> Iterator[TableLine]:
                         group.compute_kernel.value,
                         DENSE
                         if group.compute_kernel == EmbeddingComputeKernel.DENSE
-                        else _optimizer(group.fused_params or {}),
+                        else optimizer_in_words(group.fused_params or {}),
                         by,
                     )
         yield from (found[name] for name in module.module_sharding_plan if name in found)
 
 
-def _optimizer(params: Mapping[str, Any]) -> str:
+def optimizer_in_words(params: Mapping[str, Any]) -> str:
     """FBGEMM's optimizer with its learning rate, its own defaults where nothing is said."""
     defaults = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
     optimizer, rate = (
@@ -150,7 +150,8 @@ def _optimizer(params: Mapping[str, Any]) -> str:
     return f"{name}, lr {float(rate):g}" + ("" if "optimizer" in params else " (FBGEMM's default)")
 
 
-def _left(left: EmbeddingModule) -> Iterator[TableLine]:
+def left_alone(left: EmbeddingModule) -> Iterator[TableLine]:
+    """The tables of a module that nobody shards, and why."""
     why = f"{left.path or 'the model'} is not in the plan" if left.ours else left.why_left
     brought = {
         optimizer.__name__

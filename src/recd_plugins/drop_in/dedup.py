@@ -16,6 +16,7 @@ from recd_plugins.drop_in.batch_fields import replace_kjts
 from recd_plugins.drop_in.pooled_features import PooledFeatures
 from recd_plugins.errors import SetupError
 from recd_plugins.sparse.unique_groups import deduplicate
+from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +65,11 @@ class Decision:
         lines = []
         for path, features in self.features.items():
             total = sum((self.counted[path][name] for name in sorted(features)), Counted(0, 0))
-            lines.append(
-                f"{path}: {total.factor:.1f} ids for one that is stored, in {_listed(features)}"
-            )
+            names = shortened(sorted(features))
+            lines.append(f"{path}: {total.factor:.1f} ids for one that is stored, in {names}")
             rest = self.counted[path].keys() - features
             if rest:
-                lines.append(f"{path}: hardly any duplicates in {_listed(rest)}")
+                lines.append(f"{path}: hardly any duplicates in {shortened(sorted(rest))}")
         lines += [f"{path}: left alone, as {why}" for path, why in self.left.items()]
         return "deduplication of batches\n" + "\n".join(f"  {line}" for line in lines)
 
@@ -93,7 +93,7 @@ class Dedup:
     """
 
     def __init__(self, model: nn.Module, *, process_group: dist.ProcessGroup | None = None) -> None:
-        self._pooled = PooledFeatures.of(model)
+        self.pooled = PooledFeatures.of(model)
         self._group = process_group
         self.decision: Decision | None = None
 
@@ -112,7 +112,7 @@ class Dedup:
 
     def decide(self, batch: Any) -> Decision:
         """Decide by the first batch of every rank, ``None`` where a rank has none; collective."""
-        look = _Look(self._pooled)
+        look = _Look(self.pooled)
         replace_kjts(batch, look)
         looks: list[Any] = [(look.counted, look.left)]
         if dist.is_initialized() and dist.get_world_size(self._group) > 1:
@@ -229,8 +229,3 @@ def _decide(looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]]) -
         else:
             chosen[path] = frozenset(n for n, each in features.items() if each.factor > 1.05)
     return Decision(chosen, total, left)
-
-
-def _listed(names: Iterable[str]) -> str:
-    ordered = sorted(names)
-    return ", ".join(ordered if len(ordered) <= 6 else [*ordered[:5], f"{len(ordered) - 5} more"])

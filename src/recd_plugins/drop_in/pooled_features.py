@@ -20,13 +20,13 @@ class PooledFeatures:
 
     Attributes:
         names: of those.
-        expanded: the other features that the model looks up in modules that are sharded: their
-            modules get all rows, whatever the form of the batch.
+        expanded: the other features that the model looks up in modules that are sharded, with why:
+            their modules get all rows, whatever the form of the batch.
         unsharded: features of modules that take a batch as it comes, and which module that is.
     """
 
     names: frozenset[str]
-    expanded: frozenset[str]
+    expanded: dict[str, str]
     unsharded: dict[str, str]
 
     @classmethod
@@ -36,7 +36,7 @@ class PooledFeatures:
         Raises:
             SetupError: it has no embedding module, as one has that is sharded already.
         """
-        names, expanded, unsharded = set[str](), set[str](), dict[str, str]()
+        names, expanded, unsharded = set[str](), dict[str, str](), dict[str, str]()
         modules = list(embedding_modules(model))
         if not modules:
             raise SetupError(
@@ -47,11 +47,13 @@ class PooledFeatures:
             features = {feature for table in module.tables for feature in table.features}
             if _is_subclass(module.shardable):
                 unsharded |= dict.fromkeys(features, module.why_left)
-            elif isinstance(module.shardable, EmbeddingCollection) or why_plain(module.shardable):
-                expanded |= features
+            elif isinstance(module.shardable, EmbeddingCollection):
+                expanded |= dict.fromkeys(features, "as an EmbeddingCollection has rows for ids")
+            elif why := why_plain(module.shardable):
+                expanded |= dict.fromkeys(features, why)
             else:
                 names |= features
-        return cls(frozenset(names), frozenset(expanded), unsharded)
+        return cls(frozenset(names), expanded, unsharded)
 
     def why_not(self, keys: Sequence[str]) -> str:
         """Why a KeyedJaggedTensor of these features stays plain; empty where it need not."""
@@ -63,7 +65,7 @@ class PooledFeatures:
                     f"its feature {key} goes into a module that is not sharded: "
                     + (self.unsharded[key])
                 )
-            if key not in self.names | self.expanded:
+            if key not in self.names and key not in self.expanded:
                 return (
                     f"no embedding module looks up its feature {key}, which the model may read as "
                     "it comes: put it into a KeyedJaggedTensor of its own"
