@@ -42,6 +42,7 @@ ALLOWED = {
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
     *((module, name) for module in _PATHS for name in ("PosixPath", "WindowsPath")),
+    ("builtins", "getattr"),  # members of enums, by Python 3.11.0 to 3.11.3: a record as the others
 }
 DTYPES = frozenset(
     {
