@@ -331,3 +331,26 @@ def no_rows(
             out.values().sum().backward()
             shapes.append(list(out.values().shape))
     return shapes[0], shapes[1], moved
+
+
+def features_in_another_order(rank: int, world_size: int, kind: str, stock: bool) -> float:
+    """How far a feature's vectors are off where a later batch has its features in another order."""
+    module = bags(a=PoolingType.SUM, b=PoolingType.SUM) if kind == "bags" else sequences("a", "b")
+    table = table_wise(rank=0, compute_kernel="fused")
+    dmp = shard(module, {"a": table, "b": table}, stock=stock)
+    of_a, of_b = (
+        KeyedJaggedTensor([n], torch.tensor([i]), lengths=torch.ones(1).int())
+        for n, i in (("a", 1), ("b", 2))
+    )
+    found = []
+    for batch in ([of_a, of_b], [of_b, of_a]):
+        vectors = dmp(KeyedJaggedTensor.concat(batch))["a"]
+        found.append(vectors if kind == "bags" else vectors.values())
+    return float((found[0] - found[1]).abs().max())
+
+
+def missing_feature(rank: int, world_size: int, kind: str) -> None:
+    module = bags(a=PoolingType.SUM, b=PoolingType.SUM) if kind == "bags" else sequences("a", "b")
+    table = table_wise(rank=0, compute_kernel="fused")
+    dmp = shard(module, {"a": table, "b": table}, stock=False)
+    dmp(plain("a"))

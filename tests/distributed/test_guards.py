@@ -89,6 +89,18 @@ def test_refused(case: Callable[..., Any], error: type[Exception], message: str)
         _run(case, EXACT)
 
 
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
+def test_features_may_come_in_another_order(kind: str) -> None:
+    assert min(run_on_ranks(cases.features_in_another_order, 2, kind, STOCK)) > 0.1  # not a word
+    assert max(run_on_ranks(cases.features_in_another_order, 2, kind, EXACT)) == 0
+
+
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
+def test_a_feature_that_is_missing_is_named(kind: str) -> None:
+    with pytest.raises(ExactnessError, match="the batch has no feature b, which tables here look"):
+        run_on_ranks(cases.missing_feature, 2, kind)
+
+
 @pytest.mark.parametrize("coalesced", [False, True], ids=["", "coalesced"])
 @pytest.mark.parametrize("form", ["plain", "deduplicated"])
 @pytest.mark.parametrize("kind", ["bags", "sequences"])

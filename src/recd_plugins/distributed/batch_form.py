@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.errors import ExactnessError
 from recd_plugins.sparse.index_select import jagged_index_select
+from recd_plugins.words import shortened
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +27,41 @@ class BatchForm:
     Args:
         name: of the module, for messages.
         plain_only: why its batches are always plain; empty where they need not be.
+        features: that the module looks up, where ``ordered`` is to look for them.
     """
 
-    def __init__(self, name: str, plain_only: str = "") -> None:
+    def __init__(self, name: str, plain_only: str = "", features: Iterable[str] = ()) -> None:
         self._name = name
         self._plain_only = plain_only
+        self._features = tuple(features)
+        self._keys: list[str] = []
         self._variable: bool | None = None
         self._order: list[str] = []
+
+    def ordered(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The features of a batch in the order of the first one, which TorchRec keeps to.
+
+        Raises:
+            ExactnessError: one is missing, or those of a deduplicated batch stand in another order.
+        """
+        keys = features.keys()
+        if keys == self._keys:
+            return features
+        if missing := [name for name in self._keys or self._features if name not in keys]:
+            raise ExactnessError(
+                f"{self._name}: the batch has no feature {shortened(missing)}, which tables here "
+                f"look up; its features: {shortened(keys)}"
+            )
+        if not self._keys:
+            self._keys = list(keys)
+            return features
+        if features.variable_stride_per_key():
+            raise ExactnessError(
+                f"{self._name}: the features of its first batch were {shortened(self._keys)}, "
+                f"those of this one {shortened(keys)}, and it is deduplicated: give all batches "
+                "one order"
+            )
+        return features.permute([keys.index(name) for name in self._keys])
 
     def fit(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features`` in the form of the module's first batch.
@@ -131,7 +161,7 @@ def fit_batches(sharded: ShardedModule[Any, Any, Any, Any], form: BatchForm) -> 
 
     def fitted(ctx: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(features, KeyedJaggedTensor):
-            features = form.fit(features)
+            features = form.fit(form.ordered(features))
         return input_dist(ctx, features, *args, **kwargs)
 
     # Found before the class's by its forward and by train pipelines.

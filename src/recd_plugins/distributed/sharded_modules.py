@@ -110,6 +110,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self._form = BatchForm(
             arguments.get("module_fqn") or "an EmbeddingBagCollection",
             dense and f"as dense kernels, those of tables {dense}, take no other",
+            (name for config in configs for name in config.feature_names),
         )
 
     def _create_lookups(self) -> None:
@@ -132,10 +133,11 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """As the base class; of coalesced tables, unique ids are sent.
 
         Raises:
-            ExactnessError: inverse indices would be ignored or are missing, or weights would not
-                learn or come later than ids are made unique.
+            ExactnessError: a feature or inverse indices are missing, or inverse indices would be
+                ignored, or weights would not learn or come later than ids are made unique.
         """
         if isinstance(features, KeyedJaggedTensor):
+            features = self._form.ordered(features)
             weights = features.weights_or_none()
             if weights is not None and weights.requires_grad:
                 raise ExactnessError(
@@ -242,7 +244,9 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self._is_new = False
         self._on_cpu = device is None or device.type == "cpu"
         self._form = BatchForm(
-            arguments.get("module_fqn") or "an EmbeddingCollection", self._why_plain()
+            arguments.get("module_fqn") or "an EmbeddingCollection",
+            self._why_plain(),
+            (name for config in module.embedding_configs() for name in config.feature_names),
         )
         # Private, torchrec 1.6 to 1.9.
         require_attributes(self, "_lookups", "_need_indices", "_use_index_dedup")
@@ -285,11 +289,11 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         """As the base class; of coalesced tables, unique ids are sent.
 
         Raises:
-            ExactnessError: inverse indices would be ignored, or are missing.
+            ExactnessError: a feature is missing, or inverse indices are, or would be ignored.
         """
         if isinstance(features, KeyedJaggedTensor):
             refuse_inverse_indices(features, allow_variable_batch=True)
-            features = self._form.fit(features)
+            features = self._form.fit(self._form.ordered(features))
             if not num_rows(features) and isinstance(ctx, ExactSequenceContext):
                 ctx.no_rows, features = True, with_an_empty_row(features)
         if self._groups is not None:
