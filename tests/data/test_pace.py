@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from recd_plugins.data.pace import MOST_READERS, Pace
@@ -40,6 +40,7 @@ def test_exponential_times_of_one_reader(making, training):
     spread=st.floats(0, 1),
     target=st.sampled_from([0.01, 0.05, 0.2]),
 )
+@example(making=1.03125, training=0.001, spread=0.0, target=0.01)
 def test_the_fewest_that_keep_the_target(making, training, spread, target):
     pace = Pace(making, training, spread * making, spread * training)
     found = pace.readers_for(target)

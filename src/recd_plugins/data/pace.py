@@ -82,7 +82,8 @@ class Pace:
         while readers <= MOST_READERS:
             if self.stall_share(readers) <= target:
                 return readers
-            readers += 1 + readers // 32
+            more = readers + 1 + readers // 32
+            readers = more if readers == MOST_READERS else min(more, MOST_READERS)
         return None
 
     def utilisation(self, readers: int) -> float:

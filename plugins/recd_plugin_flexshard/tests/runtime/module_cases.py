@@ -373,20 +373,32 @@ def refusals(rank: int, world_size: int, attempts: list[Attempt]) -> list[RecdEr
     return [_error(attempt.shard) for attempt in attempts]
 
 
-def refused_calls(rank: int, world_size: int) -> list[RecdError | None]:
-    """Of a VBE batch, of half a lookup, and of tables that are DTensors in a state dict."""
+def of_a_deduplicated_batch(rank: int, world_size: int) -> list[dict[str, torch.Tensor]]:
+    """What comes out of a VBE batch, and of the same rows plain."""
     module = shard(TIERS, SGD).module
-    env = ShardingEnv(world_size, rank, dist.group.WORLD, output_dtensor=True)
-    tiered = TieredEmbeddingCollection(collection(), TIERS)
+    names = ["f", "g", "h"]
     deduplicated = KeyedJaggedTensor(
-        keys=["f", "g", "h"],
+        keys=names,
         values=torch.tensor([1, 2, 3]),
         lengths=torch.tensor([1, 1, 1, 0]),
         stride_per_key_per_rank=[[1], [1], [2]],
-        inverse_indices=(["f", "g", "h"], torch.tensor([[0, 0], [0, 0], [0, 1]])),
+        inverse_indices=(names, torch.tensor([[0, 0], [0, 0], [0, 1]])),
+    )
+    plain = KeyedJaggedTensor(
+        keys=names, values=torch.tensor([1, 1, 2, 2, 3]), lengths=torch.tensor([1, 1, 1, 1, 1, 0])
     )
     return [
-        _error(lambda: module(deduplicated)),
+        {name: rows.values().detach() for name, rows in module(batch).items()}
+        for batch in (deduplicated, plain)
+    ]
+
+
+def refused_calls(rank: int, world_size: int) -> list[RecdError | None]:
+    """Of half a lookup, and of tables that are DTensors in a state dict."""
+    module = shard(TIERS, SGD).module
+    env = ShardingEnv(world_size, rank, dist.group.WORLD, output_dtensor=True)
+    tiered = TieredEmbeddingCollection(collection(), TIERS)
+    return [
         _error(lambda: module.output_dist(module.create_context(), [])),
         _error(
             lambda: TieredEmbeddingCollectionSharder(dict(SGD)).shard(
