@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import zipfile
@@ -199,9 +198,8 @@ def link(source: Path, folder: Path, but: tuple[str, ...]) -> None:
 
 def environment() -> dict[str, str]:
     """One in which all plugins count, and whose process is the only rank."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    rank = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": port}
+    # Port 0 is any that is free when it is taken: one chosen here may be another's by then.
+    rank = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
     return {
         **{name: value for name, value in os.environ.items() if name != "RECD_ONLY"},
         **{name: str(value) for name, value in rank.items()},
