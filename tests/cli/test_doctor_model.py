@@ -86,6 +86,12 @@ def test_entries_of_a_file_count(folder: Path) -> None:
     assert found["tables"][0]["sharding"] == "row_wise"
 
 
+def test_options_of_it_alone_are_refused() -> None:
+    done = CliRunner().invoke(main, ["doctor", "--ranks", "4"])
+    assert done.exit_code == 2
+    assert "are of --model" in done.output
+
+
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("name", "message"),

@@ -43,9 +43,13 @@ class Slotted:
         self.sparse, self.labels = kjt(), torch.ones(2)
 
 
+class OneSlot(Slotted):
+    __slots__ = "more"
+
+
 class Own:
     def __init__(self) -> None:
-        self.parts = {"clicks": [kjt(), 3]}
+        self.parts: dict[str, Any] = {"clicks": [kjt(), 3]}
 
 
 LABELS = torch.ones(2)
@@ -63,6 +67,7 @@ LABELS = torch.ones(2)
         (Plain(kjt(), LABELS), "batch.sparse"),
         (Frozen(kjt()), "batch.sparse"),
         (Slotted(), "batch.sparse"),
+        (OneSlot(), "batch.sparse"),
         (Own(), "batch.parts['clicks'][0]"),
         (Batch(torch.ones(2, 1), kjt(), LABELS), "batch.sparse_features"),
     ],
@@ -89,6 +94,19 @@ def test_one_is_replaced_in_a_copy(batch: Any, path: str) -> None:
 @pytest.mark.parametrize("batch", [{"sparse": kjt()}, [kjt()], Named(kjt(), LABELS), Own(), 3])
 def test_nothing_is_copied_where_nothing_changes(batch: Any) -> None:
     assert replace_kjts(batch, lambda _, old: old) is batch
+
+
+def test_what_refers_to_its_holder_ends() -> None:
+    batch = Own()
+    batch.parts["batch"] = batch
+    asked: list[str] = []
+
+    def leave(path: str, old: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        asked.append(path)
+        return old
+
+    assert replace_kjts(batch, leave) is batch
+    assert asked == ["batch.parts['clicks'][0]"]
 
 
 def _at(batch: Any, path: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 
 import pytest
@@ -77,6 +78,7 @@ def test_a_loader_is_what_it_was_but_for_its_batches() -> None:
     loader = Dedup(cases.Model())(own)
     loader.set_epoch(3)
     assert (own.epoch, len(loader)) == (3, 7)
+    assert len(copy.copy(loader)) == 7
 
 
 def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture) -> None:

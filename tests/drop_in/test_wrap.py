@@ -61,6 +61,23 @@ def test_who_runs_a_file_needs_its_data(file: Any) -> None:
         recd_plugins.load_registry(file(ROW_WISE))
 
 
+@pytest.mark.parametrize(
+    ("section", "missing"),
+    [
+        ("dataset: {use: dlrm.random, options: {rows: 64, sparse: {f0: 9}}}", "converter"),
+        ("converter: {use: recd.kjt}", "dataset"),
+        (
+            "preprocessing: [{use: recd.sigrid_hash, features: [f0], options: {buckets: 9}}]",
+            "dataset",
+        ),
+    ],
+    ids=["dataset", "converter", "preprocessing"],
+)
+def test_a_section_that_would_be_ignored_is_refused(file: Any, section: str, missing: str) -> None:
+    with pytest.raises(RegistryError, match=f"{missing}: is missing"):
+        recd_plugins.wrap(Model(), file(section))
+
+
 def test_what_needs_rows_says_so(file: Any) -> None:
     path = file("cache: [{use: scars.cache, tables: [t_f0], options: {share: 0.1}}]")
     with pytest.raises(RegistryError, match=r"yaml:2 cache\[0\]: this needs rows .* no dataset"):

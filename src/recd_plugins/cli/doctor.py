@@ -40,13 +40,13 @@ class Check:
     help="Look at a trainer's model instead: how its tables would be sharded and trained, which "
     "features would be deduplicated, and what is left alone.",
 )
-@click.option("--ranks", type=click.IntRange(min=1), default=2, help="Of --model: how many.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Of --model: how many; 2 without it.")
 @click.option(
     "--registry", type=click.Path(path_type=Path), help="Of --model: a file with entries for it."
 )
 @click.pass_context
 def doctor(
-    ctx: click.Context, as_json: bool, model: str | None, ranks: int, registry: Path | None
+    ctx: click.Context, as_json: bool, model: str | None, ranks: int | None, registry: Path | None
 ) -> None:
     """Check this machine's installation, or a trainer's model.
 
@@ -54,8 +54,10 @@ def doctor(
     failed; what is merely absent, as CUDA may be, fails nothing. With --model nothing is trained.
     """
     if model is not None:
-        _describe(model, ranks, registry, ctx.obj, as_json)
+        _describe(model, ranks or 2, registry, ctx.obj, as_json)
         return
+    if ranks is not None or registry is not None:
+        raise click.UsageError("--ranks and --registry are of --model: name one, or leave them out")
     checks = list(examine(ctx.obj))
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks], indent=2))

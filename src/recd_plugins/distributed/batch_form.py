@@ -48,9 +48,10 @@ class BatchForm:
         if keys == self._keys:
             return features
         if missing := [name for name in self._keys or self._features if name not in keys]:
+            who = "its first batch had" if self._keys else "tables here look up"
             raise ExactnessError(
-                f"{self._name}: the batch has no feature {shortened(missing)}, which tables here "
-                f"look up; its features: {shortened(keys)}"
+                f"{self._name}: the batch has no feature {shortened(missing)}, which {who}; its "
+                f"features: {shortened(keys)}"
             )
         if not self._keys:
             self._keys = list(keys)

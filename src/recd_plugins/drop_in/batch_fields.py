@@ -16,7 +16,9 @@ Replace = Callable[[str, KeyedJaggedTensor], KeyedJaggedTensor]
 _LEAVES = (Tensor, JaggedTensor, KeyedTensor, nn.Module, str, bytes, int, float, type(None))
 
 
-def replace_kjts(batch: Any, replace: Replace, path: str = "batch") -> Any:
+def replace_kjts(
+    batch: Any, replace: Replace, path: str = "batch", above: tuple[int, ...] = ()
+) -> Any:
     """The batch with other KeyedJaggedTensors; itself where none was replaced by another.
 
     Looks into dicts, lists, tuples, dataclasses and other objects with attributes. What holds one
@@ -27,14 +29,16 @@ def replace_kjts(batch: Any, replace: Replace, path: str = "batch") -> Any:
         replace: called with each KeyedJaggedTensor and where it is, as ``batch.sparse_features`` or
             ``batch['clicks'][0]``.
         path: what to call the batch itself.
+        above: ids of what holds it, which it may refer to in turn.
     """
     if isinstance(batch, KeyedJaggedTensor):
         return replace(path, batch)
-    if isinstance(batch, _LEAVES):
+    if isinstance(batch, _LEAVES) or id(batch) in above:
         return batch
+    above = (*above, id(batch))
     if isinstance(batch, Mapping):
         changed = _changed(
-            {key: (f"{path}[{key!r}]", value) for key, value in batch.items()}, replace
+            {key: (f"{path}[{key!r}]", value) for key, value in batch.items()}, replace, above
         )
         if not changed:
             return batch
@@ -44,20 +48,26 @@ def replace_kjts(batch: Any, replace: Replace, path: str = "batch") -> Any:
         return other
     if isinstance(batch, list | tuple):
         changed = _changed(
-            {index: (f"{path}[{index}]", value) for index, value in enumerate(batch)}, replace
+            {index: (f"{path}[{index}]", value) for index, value in enumerate(batch)},
+            replace,
+            above,
         )
         items = [changed.get(index, value) for index, value in enumerate(batch)]
         if not changed:
             return batch
         # A named tuple takes its fields one by one.
         return type(batch)(*items) if hasattr(batch, "_fields") else type(batch)(items)
-    return _with_attributes(batch, replace, path)
+    return _with_attributes(batch, replace, path, above)
 
 
-def _with_attributes(batch: Any, replace: Replace, path: str) -> Any:
-    names = [*getattr(batch, "__dict__", ()), *getattr(type(batch), "__slots__", ())]
+def _with_attributes(batch: Any, replace: Replace, path: str, above: tuple[int, ...]) -> Any:
+    slots = [vars(cls).get("__slots__", ()) for cls in type(batch).__mro__]
+    names = [
+        *getattr(batch, "__dict__", ()),
+        *(name for each in slots for name in ([each] if isinstance(each, str) else each)),
+    ]
     changed = _changed(
-        {name: (f"{path}.{name}", getattr(batch, name, None)) for name in names}, replace
+        {name: (f"{path}.{name}", getattr(batch, name, None)) for name in names}, replace, above
     )
     if not changed:
         return batch
@@ -67,10 +77,12 @@ def _with_attributes(batch: Any, replace: Replace, path: str) -> Any:
     return other
 
 
-def _changed(parts: Mapping[Any, tuple[str, Any]], replace: Replace) -> dict[Any, Any]:
+def _changed(
+    parts: Mapping[Any, tuple[str, Any]], replace: Replace, above: tuple[int, ...]
+) -> dict[Any, Any]:
     changed = {}
     for key, (path, value) in parts.items():
-        other = replace_kjts(value, replace, path)
+        other = replace_kjts(value, replace, path, above)
         if other is not value:
             changed[key] = other
     return changed

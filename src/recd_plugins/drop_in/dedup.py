@@ -141,6 +141,8 @@ class DedupLoader:
         return len(self._loader)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # of a copy that is not made yet
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
 

@@ -29,12 +29,15 @@ def read_registry(
 ) -> Registry:
     """The registry of a file: ``recd_plugins.load_registry``.
 
-    Without ``needs_data`` the file may leave out what only batches of its own need, the sections
-    ``dataset`` and ``converter``.
+    Without ``needs_data`` the file may leave out the sections ``dataset`` and ``converter``, both,
+    where it has no other that is about their rows.
     """
     document = read_yaml(path)
     if sharding is not None:
         document = with_sharding(document, sharding)
+    # What is there of these is made of the dataset's rows alone, and would be ignored without it.
+    of_data = {"dataset", "converter", "preprocessing", "ingestion"}
+    needs_data = needs_data or not of_data.isdisjoint(document.data)
     found = resolve(document, PluginManager(plugins_dir), needs_data=needs_data)
     spec: Any = found.spec
 
