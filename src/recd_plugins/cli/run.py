@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console, RenderableType
 
-from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0
+from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, check_reports
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.files import write_json
 from recd_plugins.imports import without_collections
+from recd_plugins.planning.prepared import load_registry
 from recd_plugins.training.checkpoint_files.fields import ALLOWABLE
 from recd_plugins.versions import installed_set, mismatch
 
@@ -103,13 +104,6 @@ def run(
     recd run registry.yaml --compare
     torchrun --nproc-per-node 2 --no-python recd run registry.yaml
     """
-    _warn_of_mismatch()
-    with without_collections():
-        from recd_plugins.training.compare import Comparison, result_table
-        from recd_plugins.training.compare_shardings import ShardingComparison
-        from recd_plugins.training.session import session
-        from recd_plugins.training.stall_report import stall_table
-
     several = len(shardings) > 1
     if resume and (compare or several):
         raise click.UsageError(
@@ -121,6 +115,16 @@ def run(
         raise click.UsageError("--compare takes one --sharding")
     if len(set(shardings)) < len(shardings):
         raise click.UsageError(f"--sharding names one twice: {', '.join(shardings)}")
+    check_reports(json_path, None)
+    for sharding in shardings or (None,):
+        load_registry(registry, plugins_dir=plugins_dir, sharding=sharding)
+    # What takes seconds to import, where nothing is left to be found wrong without it.
+    _warn_of_mismatch()
+    with without_collections():
+        from recd_plugins.training.compare import Comparison, result_table
+        from recd_plugins.training.compare_shardings import ShardingComparison
+        from recd_plugins.training.session import session
+        from recd_plugins.training.stall_report import stall_table
     options: dict[str, Any] = {
         "ranks": ranks,
         "ranks_per_node": ranks_per_node,
