@@ -83,9 +83,11 @@ def test_shardings_side_by_side(folder: Path) -> None:
     )
     registry.write_text(text, encoding="utf-8")
     names = ["torchrec.row_wise", "torchrec.data_parallel"]
-    report = report_of("run", registry, *(f"--sharding={name}" for name in names))
+    settings = ["training.steps=10", "model.tables.t_usr_0.num_embeddings=600"]
+    report = report_of("run", registry, *settings, *(f"--sharding={name}" for name in names))
     assert not checkpoints.exists(), "a comparison keeps no checkpoints"
     assert list(report["shardings"]) == names
+    assert [len(report["shardings"][name]["losses"]) for name in names] == [10, 10]
     assert report["loss_max_abs_diff"]["torchrec.row_wise"] == 0
     assert report["loss_max_abs_diff"]["torchrec.data_parallel"] < 1e-5
     sent = [report["shardings"][name]["collective_bytes"]["all_to_all"] for name in names]

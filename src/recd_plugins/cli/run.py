@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
+@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option(
     "--compare",
     is_flag=True,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
 def run(
     plugins_dir: Path | None,
     registry: Path,
+    settings: tuple[str, ...],
     compare: bool,
     shardings: tuple[str, ...],
     resume: bool,
@@ -98,10 +100,12 @@ def run(
 ) -> None:
     """Train the model of REGISTRY on its data with its plugins.
 
-    Starts the ranks itself; under torchrun it joins the ranks that are there.
+    Starts the ranks itself; under torchrun it joins the ranks that are there. KEY=VALUE sets any
+    value of the file for this run, as messages name it: sharding[0].options.hot=0.2.
 
     \b
     recd run registry.yaml --compare
+    recd run registry.yaml training.learning_rate=0.05 model.embedding_dim=32
     torchrun --nproc-per-node 2 --no-python recd run registry.yaml
     """
     several = len(shardings) > 1
@@ -117,7 +121,7 @@ def run(
         raise click.UsageError(f"--sharding names one twice: {', '.join(shardings)}")
     check_reports(json_path, None)
     for sharding in shardings or (None,):
-        load_registry(registry, plugins_dir=plugins_dir, sharding=sharding)
+        load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
     # What takes seconds to import, where nothing is left to be found wrong without it.
     _warn_of_mismatch()
     with without_collections():
@@ -146,6 +150,7 @@ def run(
         breakdown=breakdown,
         shardings=shardings,
         allowed=allowed,
+        settings=settings,
     ) as trainer:
         if several:
             results = {name: trainer.train("plugins", name) for name in shardings}

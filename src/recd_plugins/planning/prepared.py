@@ -221,7 +221,11 @@ class Registry(parsed.Registry):
 
 
 def load_registry(
-    path: str | Path, *, plugins_dir: str | Path | None = None, sharding: str | None = None
+    path: str | Path,
+    *,
+    plugins_dir: str | Path | None = None,
+    sharding: str | None = None,
+    settings: Sequence[str] = (),
 ) -> Registry:
     """Read a registry file, find its plugins and check all of it. Reads no data.
 
@@ -230,9 +234,11 @@ def load_registry(
         plugins_dir: a folder of plugin files besides the installed ones.
         sharding: a plugin that takes the tables of the first sharding entry that is enabled, in
             place of that entry's.
+        settings: values in place of the file's, each as ``training.learning_rate=0.05``.
 
     Raises:
         RegistryError: everything that is wrong with the file, with lines.
         PluginError: an installed plugin does not load.
     """
-    return Registry(**vars(read_registry(Path(path), plugins_dir=plugins_dir, sharding=sharding)))
+    read = read_registry(Path(path), plugins_dir=plugins_dir, sharding=sharding, settings=settings)
+    return Registry(**vars(read))

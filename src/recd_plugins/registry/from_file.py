@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from recd_plugins.registry.schema import (
     RegistrySpec,
     TableEntrySpec,
 )
+from recd_plugins.registry.settings import with_settings
 from recd_plugins.registry.variants import with_sharding
 
 
@@ -25,6 +27,7 @@ def read_registry(
     *,
     plugins_dir: str | Path | None = None,
     sharding: str | None = None,
+    settings: Sequence[str] = (),
     needs_data: bool = True,
 ) -> Registry:
     """The registry of a file: ``recd_plugins.load_registry``.
@@ -32,7 +35,7 @@ def read_registry(
     Without ``needs_data`` the file may leave out the sections ``dataset`` and ``converter``, both,
     where it has no other that is about their rows.
     """
-    document = read_yaml(path)
+    document = with_settings(read_yaml(path), settings)
     if sharding is not None:
         document = with_sharding(document, sharding)
     # What is there of these is made of the dataset's rows alone, and would be ignored without it.
@@ -46,7 +49,10 @@ def read_registry(
         specs = [spec for spec in specs if isinstance(spec, PluginSpec)]
         return tuple(
             Entry(
-                item.plugin, _patterns(spec), render(item.location), document.lines[item.location]
+                item.plugin,
+                _patterns(spec),
+                render(item.location),
+                document.lines.get(item.location, 0),
             )
             for item, spec in zip(entries, specs, strict=True)
             if getattr(spec, "enabled", True)

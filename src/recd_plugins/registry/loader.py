@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +37,24 @@ _LONGEST_MESSAGE = 1500
 
 @dataclass(frozen=True)
 class Document:
-    """A YAML mapping as dicts, lists and scalars, with the 1-based line of every key and item."""
+    """A YAML mapping as dicts, lists and scalars, with the 1-based line of every key and item.
+
+    ``given`` has what was said elsewhere than in the file, as it was written there.
+    """
 
     path: str
     data: dict[str, Any]
     lines: dict[Location, int]
+    given: dict[Location, str] = field(default_factory=dict)
 
     def problem(self, location: Location, message: str) -> Problem:
         """``message`` about ``location`` or, where that is not in the file, what encloses it."""
         inner = location
-        while inner and inner not in self.lines:
+        while inner and inner not in self.lines and inner not in self.given:
             inner = inner[:-1]
+        if inner in self.given:
+            field = render(location) if location != inner else ""
+            return Problem(self.given[inner], 0, field, _shortened(message))
         return Problem(self.path, self.lines.get(inner, 0), render(location), _shortened(message))
 
 
@@ -95,6 +102,34 @@ def read_yaml(path: Path) -> Document:
     if reading.problems:
         raise RegistryError(reading.problems)
     return Document(name, data, reading.lines)
+
+
+def read_value(text: str, name: str, location: Location) -> Any:
+    """A value as a line of a file would have it, under the rules of ``read_yaml``.
+
+    Args:
+        text: YAML.
+        name: of where it stands, for messages.
+        location: where it belongs.
+
+    Raises:
+        RegistryError: as ``read_yaml``.
+    """
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Composer = BoundedComposer
+    try:
+        root = yaml.compose(text)
+    except TooMuchError as error:
+        raise _error(name, 0, str(error.problem)) from error
+    except YAMLError as error:
+        raise _error(name, 0, f"is not YAML: {getattr(error, 'problem', error)}") from error
+    if root is None:
+        return None
+    reading = _Reading(name, yaml)
+    value = reading.value(root, location, ())
+    if reading.problems:
+        raise RegistryError([replace(problem, line=0) for problem in reading.problems])
+    return value
 
 
 def _error(path: str, line: int, message: str) -> RegistryError:

@@ -78,6 +78,7 @@ def session(
     breakdown: bool = False,
     shardings: Sequence[str] = (),
     allowed: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> Iterator[Session]:
     """Check a registry, join the ranks where torchrun started them, and prepare the data once.
 
@@ -91,14 +92,15 @@ def session(
             a run has the first of them unless it names another.
         allowed: fields in which the run may differ from the one that wrote the checkpoint, of
             those that ``recd run --allow`` takes.
+        settings: values in place of the file's, as ``load_registry`` takes them.
 
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.
     """
     first, *others = shardings or (None,)
     for sharding in others:
-        load_registry(path, plugins_dir=plugins_dir, sharding=sharding)
-    registry = load_registry(path, plugins_dir=plugins_dir, sharding=first)
+        load_registry(path, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
+    registry = load_registry(path, plugins_dir=plugins_dir, sharding=first, settings=settings)
     registry = registry.with_training(overrides)
     device = choose_device(registry)
     check_ingestion(registry)
@@ -111,6 +113,7 @@ def session(
         breakdown=breakdown,
         sharding=first,
         allowed=tuple(allowed),
+        settings=tuple(settings),
     )
     training = registry.training
     limits = hang_limits(registry)

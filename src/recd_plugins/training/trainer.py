@@ -62,6 +62,7 @@ class Job:
         breakdown: profile some steps.
         sharding: a plugin in place of the first sharding entry's, as ``load_registry`` takes it.
         allowed: fields that may differ from those of the run that wrote the checkpoint.
+        settings: values in place of the file's, as ``load_registry`` takes them.
     """
 
     registry: Path
@@ -72,6 +73,7 @@ class Job:
     breakdown: bool = False
     sharding: str | None = None
     allowed: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,12 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     """
     activity.start()
     upstream_noise.silence()
-    registry = load_registry(job.registry, plugins_dir=job.plugins_dir, sharding=job.sharding)
+    registry = load_registry(
+        job.registry,
+        plugins_dir=job.plugins_dir,
+        sharding=job.sharding,
+        settings=job.settings,
+    )
     registry = registry.with_training(job.overrides)
     training = registry.training
     if training.workers:

@@ -1,0 +1,78 @@
+"""Values that a command line sets in a registry file."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from recd_plugins import Registry, load_registry
+from recd_plugins.errors import RegistryError
+
+REGISTRY = Path(__file__).parents[2] / "registry.yaml"
+
+
+def with_settings(*settings: str) -> Registry:
+    return load_registry(REGISTRY, settings=settings)
+
+
+def test_values_of_any_section() -> None:
+    registry = with_settings(
+        "training.learning_rate=5e-2",
+        "training.checkpoint.path=/tmp/there",
+        "model.tables.t_*.num_embeddings=7",
+        "sharding[0].use=torchrec.row_wise",
+        "preprocessing[0].features=[seq_*, usr_0]",
+        "ingestion.use=dsi.ray",
+    )
+    training = registry.training
+    assert (training.learning_rate, training.checkpoint.path) == (0.05, "/tmp/there")
+    assert training.checkpoint.keep == 2, "its neighbours stay"
+    assert registry.model is not None
+    assert registry.model.tables["t_*"].num_embeddings == 7
+    assert registry.sharding[0].plugin.name == "torchrec.row_wise"
+    assert registry.sharding[0].patterns == ("t_*",)
+    assert registry.preprocessing[0].patterns == ("seq_*", "usr_0")
+    assert registry.ingestion is not None
+    assert load_registry(REGISTRY).training.learning_rate == 0.1
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.learning_rate", "is no setting; write KEY=VALUE"),
+        ("=3", "is no setting; write KEY=VALUE"),
+        ("training..seed=3", "is no setting; write KEY=VALUE"),
+        ('model.tables."t_*".num_embeddings=3', "is no setting; write KEY=VALUE"),
+        ("training.lerning_rate=3", "unknown key; did you mean learning_rate?"),
+        ("training.learning_rate=fast", "input should be a valid number"),
+        ("training.learning_rate=", "input should be a valid number, got nothing"),
+        ("training.batch_size=010", "010 is octal to some readers"),
+        ("training.batch_size=[", "is not YAML"),
+        ("training.seed=1\nmodel: 3", "is not YAML"),
+        ("training.checkpoint.path=!!python/name:os.system", "is not allowed; write plain values"),
+        ("training.checkpoint={path: a}", "set its values one by one"),
+        ("training[0]=3", "training is no list in the file; leave out [0]"),
+        ("sharding.use=torchrec.row_wise", "sharding is a list; name an item, as sharding[0]"),
+        ("sharding[1].use=torchrec.row_wise", "sharding has 1 items in the file"),
+        ("model.embedding_dim.x=3", "model.embedding_dim is one value"),
+        ("sharding[0].use=torchrec.rowwise", "did you mean torchrec.row_wise?"),
+        ("converter.options.group=auto", "unknown option of recd.ikjt; did you mean groups?"),
+    ],
+)
+def test_what_is_wrong_names_the_setting(setting: str, message: str) -> None:
+    with pytest.raises(RegistryError, match=re.escape(message)) as raised:
+        with_settings(setting)
+    (problem,) = raised.value.problems
+    assert problem.path == setting, "a line of the file does not say it"
+    assert problem.line == 0
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(RegistryError) as raised:
+        with_settings("training.seed=1", "training.seed=2", "seed")
+    assert str(raised.value) == (
+        "training.seed=2: is set twice, first by training.seed=1; keep one\n"
+        "seed: is no setting; write KEY=VALUE, as training.learning_rate=0.05"
+    )
