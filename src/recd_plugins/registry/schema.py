@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +15,7 @@ from pydantic import (
     ValidationInfo,
     create_model,
     field_validator,
+    model_validator,
 )
 
 from recd_plugins.built_in_kinds import BY_NAME
@@ -191,6 +192,31 @@ class CheckpointSpec(_Spec):
         return path
 
 
+class ScheduleSpec(_Spec):
+    """How all learning rates rise and fall with the steps."""
+
+    warmup: StrictInt = Field(
+        default=0, ge=0, description="First steps, in which the rates rise to what they are."
+    )
+    decay: Literal["none", "linear", "cosine"] = Field(
+        default="none", description="How they fall after that."
+    )
+    steps: Count | None = Field(default=None, description="The step from which on they stay low.")
+    floor: float = Field(
+        default=0.0, ge=0, le=1, description="What is left of them then: 0.1 is a tenth."
+    )
+
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        if self.decay != "none" and self.steps is None:
+            raise ValueError(f"decay: {self.decay} needs steps, the step at which it has ended")
+        if self.decay == "none" and (self.steps is not None or self.floor):
+            raise ValueError("steps and floor are about decay; name one, as decay: cosine")
+        if self.steps is not None and self.steps <= self.warmup:
+            raise ValueError(f"steps: {self.steps} is not behind the warm-up of {self.warmup}")
+        return self
+
+
 class TrainingSpec(_Spec):
     """How training runs."""
 
@@ -204,6 +230,9 @@ class TrainingSpec(_Spec):
     dense_learning_rate: _Float32 | None = Field(
         default=None,
         description="Learning rate of the dense parameters; null takes learning_rate.",
+    )
+    schedule: ScheduleSpec | None = Field(
+        default=None, description="Warm-up and decay of all learning rates; null keeps them."
     )
     ranks: _Width = Field(default=1, description="Processes to train on.")
     ranks_per_node: Count | None = Field(

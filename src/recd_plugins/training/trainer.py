@@ -34,6 +34,7 @@ from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.group_report import GroupReport
 from recd_plugins.training.identity import identity_of
+from recd_plugins.training.learning_rates import LearningRates
 from recd_plugins.training.memory import peak_bytes, reset_peak
 from recd_plugins.training.meter import Meter, sum_by_kind
 from recd_plugins.training.metrics import Metrics
@@ -157,6 +158,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     pipeline = prepared.train_pipeline(dmp, optimizer, device)
     loader = prepared.dataloader(rank=rank, world_size=world_size, device=device)
 
+    rates = LearningRates(optimizer, training.schedule)
     block = loader.batches_a_block()
     # The baseline of a comparison is no run of its own: nobody looks on, it leaves no checkpoints.
     called = callbacks_of(registry, parts.tables) if job.side == "plugins" else []
@@ -206,6 +208,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         ) as advance,
     ):
         while True:
+            rates.set(progress.step)
             try:
                 with profile.step() if progress.step in profiled else meter.step():
                     loss, logits, labels = next(outputs)

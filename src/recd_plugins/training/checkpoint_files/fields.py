@@ -20,5 +20,5 @@ FREE = (
 #: What it may change with ``--allow``: the state fits, and what is learnt from there is another.
 ALLOWABLE = (
     *("training.learning_rate", "training.dense_learning_rate", "training.eps", "training.seed"),
-    *("converter", "preprocessing", "model.bag_pooling"),
+    *("training.schedule", "converter", "preprocessing", "model.bag_pooling"),
 )
