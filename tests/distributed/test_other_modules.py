@@ -7,12 +7,21 @@ import torch
 from tests.distributed import other_module_cases as cases
 from tests.planning.test_planner import prepared, registry
 from torch import nn
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.itep_embeddingbag import ITEPEmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ShardingEnv
+from torchrec.modules.feature_processor_ import PositionWeightedModule
+from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection
+from torchrec.modules.itep_modules import GenericITEPModule
 
+from recd_plugins.distributed.other_sharders import why_plain
 from recd_plugins.distributed.sharders import (
+    ExactEmbeddingBagCollectionSharder,
     build_sharders,
 )
+from recd_plugins.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 
 # How each module type of TorchRec's default sharders is tested. A type that is not here, of another
@@ -93,10 +102,40 @@ def test_a_module_of_which_only_the_tables_are_sharded_is_refused() -> None:
 
 
 def test_sharders_of_a_trainer_go_before_torchrecs() -> None:
-    mine = FeatureProcessedEmbeddingBagCollectionSharder()
+    mine = FeatureProcessedEmbeddingBagCollectionSharder(
+        EmbeddingBagCollectionSharder({"learning_rate": 0.5})
+    )
     found: Any = next(
         sharder
         for sharder in build_sharders(prepared(registry()), [mine])
         if isinstance(sharder, FeatureProcessedEmbeddingBagCollectionSharder)
     )
-    assert found._ebc_sharder is mine._ebc_sharder
+    assert found.fused_params == {"learning_rate": 0.5}
+    # Inside it is exact, as deduplicated batches need.
+    assert type(found._ebc_sharder) is ExactEmbeddingBagCollectionSharder
+    assert type(mine._ebc_sharder) is EmbeddingBagCollectionSharder
+
+
+def test_processors_that_may_see_more_than_a_row_get_all_rows() -> None:
+    class Mine(PositionWeightedModule):
+        pass
+
+    module: Any = cases.build("processed by a dict")
+    assert why_plain(module) == ""
+    module._feature_processors["a"] = Mine(4)
+    assert why_plain(module) == "as its feature processors Mine may look at more than one row"
+
+
+@pytest.mark.skipif(
+    hasattr(torch.ops.fbgemm, "init_address_lookup"), reason="FBGEMM has the operators"
+)
+def test_pruning_is_refused_without_fbgemms_operators() -> None:
+    bags: Any = cases.build("bags")
+    module = ITEPEmbeddingBagCollection(bags, GenericITEPModule({"t_a": 300, "t_b": 300}))
+    sharder = next(
+        each
+        for each in build_sharders(prepared(registry()), [ITEPEmbeddingBagCollectionSharder()])
+        if each.module_type is ITEPEmbeddingBagCollection
+    )
+    with pytest.raises(SetupError, match="sparse is a ITEPEmbeddingBagCollection, and the inst"):
+        sharder.shard(module, {}, ShardingEnv(2, 0), cases.CPU, "sparse")

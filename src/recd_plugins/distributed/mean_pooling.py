@@ -14,7 +14,7 @@ sums are together, in one callback over all features of the EmbeddingBagCollecti
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -92,9 +92,16 @@ def align_inverse_indices(
     # Private, torchrec 1.6 to 1.9: what the order of the features is made of.
     require_attributes(sharded, "_embedding_shardings")
     order = [name for sharding in sharded._embedding_shardings for name in sharding.feature_names()]
-    names, indices = features.inverse_indices()
     # With a feature in several shardings TorchRec looks its indices up by name.
-    if order == names or len(order) != len(names):
+    if len(order) != len(features.inverse_indices()[0]):
+        return features
+    return with_inverse_indices_of(features, order)
+
+
+def with_inverse_indices_of(features: KeyedJaggedTensor, order: Sequence[str]) -> KeyedJaggedTensor:
+    """``features`` with the inverse indices of its features in another order."""
+    names, indices = features.inverse_indices()
+    if list(order) == names:
         return features
     place = {name: row for row, name in enumerate(names)}
     rows = torch.tensor([place[name] for name in order], device=indices.device)
@@ -104,7 +111,7 @@ def align_inverse_indices(
         weights=features.weights_or_none(),
         lengths=features.lengths(),
         stride_per_key_per_rank=features.stride_per_key_per_rank(),
-        inverse_indices=(order, indices.index_select(0, rows)),
+        inverse_indices=(list(order), indices.index_select(0, rows)),
     )
 
 

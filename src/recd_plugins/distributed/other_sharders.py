@@ -19,14 +19,22 @@ from torchrec.distributed.fused_embeddingbag import (
     FusedEmbeddingBagCollectionSharder,
     ShardedFusedEmbeddingBagCollection,
 )
+from torchrec.distributed.itep_embeddingbag import (
+    ShardedITEPEmbeddingBagCollection,
+    ShardedITEPEmbeddingCollection,
+)
 from torchrec.distributed.mc_embedding import (
     ManagedCollisionEmbeddingCollectionSharder,
     ShardedManagedCollisionEmbeddingCollection,
+)
+from torchrec.distributed.mc_embedding_modules import (
+    BaseShardedManagedCollisionEmbeddingCollection,
 )
 from torchrec.distributed.mc_embeddingbag import (
     ManagedCollisionEmbeddingBagCollectionSharder,
     ShardedManagedCollisionEmbeddingBagCollection,
 )
+from torchrec.distributed.mc_modules import ManagedCollisionCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
@@ -37,19 +45,31 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
-from torchrec.modules.feature_processor_ import FeatureProcessorsCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.itep_embedding_modules import (
+    ITEPEmbeddingBagCollection,
+    ITEPEmbeddingCollection,
+)
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recd_plugins.distributed.batch_form import BatchForm, fit_batches
+from recd_plugins.distributed.feature_processors import keep_form, why_all_rows_processed
+from recd_plugins.distributed.managed_collision import (
+    ExactManagedCollisionCollectionSharder,
+    mend_managed_collision,
+    why_all_rows_remapped,
+)
 from recd_plugins.errors import SetupError
 
 _OF_KJTS = (
     ShardedFeatureProcessedEmbeddingBagCollection,
     ShardedFusedEmbeddingBagCollection,
+    ShardedITEPEmbeddingBagCollection,
+    ShardedITEPEmbeddingCollection,
     ShardedManagedCollisionEmbeddingBagCollection,
     ShardedManagedCollisionEmbeddingCollection,
 )
+_PRUNED = (ITEPEmbeddingBagCollection, ITEPEmbeddingCollection)
 _ROW_WISE = {
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
@@ -84,17 +104,38 @@ def other_sharders(
         sharder.module_type: sharder for sharder in (*get_default_sharders(), *around, *base)
     }
     return [
-        _fitting(sharder)
+        _fitting(sharder, bags, sequences)
         for module_type, sharder in by_type.items()
         if module_type not in (EmbeddingBagCollection, EmbeddingCollection)
     ]
 
 
-def _fitting(sharder: ModuleSharder[nn.Module]) -> ModuleSharder[nn.Module]:
-    """A copy whose modules get batches of one form."""
-    fitting = copy.copy(sharder)
-    fitting.shard = partial(_shard, sharder)
+def _fitting(
+    sharder: ModuleSharder[nn.Module],
+    bags: EmbeddingBagCollectionSharder,
+    sequences: EmbeddingCollectionSharder,
+) -> ModuleSharder[nn.Module]:
+    """A copy whose modules get batches of one form, and whose inner sharders are exact."""
+    fitting: Any = copy.copy(sharder)
+    # Private, torchrec 1.6 to 1.9: the sharders of what is inside.
+    for name in ("_ebc_sharder", "_e_sharder"):
+        if hasattr(fitting, name):
+            setattr(fitting, name, _exact(getattr(fitting, name), bags, sequences))
+    if type(getattr(fitting, "_mc_sharder", None)) is ManagedCollisionCollectionSharder:
+        fitting._mc_sharder = ExactManagedCollisionCollectionSharder()
+    fitting.shard = partial(_shard, copy.copy(fitting))
     return fitting
+
+
+def _exact(
+    inner: Any, bags: EmbeddingBagCollectionSharder, sequences: EmbeddingCollectionSharder
+) -> Any:
+    if type(inner) is EmbeddingBagCollectionSharder:
+        return type(bags)(inner.fused_params, inner.qcomm_codecs_registry)
+    if type(inner) is EmbeddingCollectionSharder:
+        params, codecs = inner.fused_params, inner.qcomm_codecs_registry
+        return type(sequences)(params, codecs, inner._use_index_dedup)
+    return inner
 
 
 def _shard(
@@ -108,7 +149,17 @@ def _shard(
     name = module_fqn or type(module).__name__
     if isinstance(module, FeatureProcessedEmbeddingBagCollection):
         _refuse_row_wise_means(name, module, params)
+    if isinstance(module, _PRUNED) and not hasattr(torch.ops.fbgemm, "init_address_lookup"):
+        raise SetupError(
+            f"{name} is a {type(module).__name__}, and the installed FBGEMM lacks the operators of "
+            "in-training pruning, which its builds for CUDA alone have: train it there, or give "
+            "the tables as many rows as there are ids"
+        )
     sharded = sharder.shard(module, params, env, device, module_fqn)
+    if isinstance(sharded, ShardedFeatureProcessedEmbeddingBagCollection):
+        keep_form(sharded)
+    if isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection):
+        mend_managed_collision(sharded, device)
     if isinstance(sharded, _OF_KJTS):
         fit_batches(sharded, BatchForm(name, why_plain(module)))
     return sharded
@@ -136,14 +187,10 @@ def _refuse_row_wise_means(
 
 def why_plain(module: nn.Module) -> str:
     """Why a module's batches have to be plain; empty where they need not be."""
-    # Private, torchrec 1.6 to 1.9, as TorchRec's own sharder reads it.
-    if isinstance(module, FeatureProcessedEmbeddingBagCollection) and not isinstance(
-        module._feature_processors, FeatureProcessorsCollection
-    ):
-        return (
-            "as its processors are a dict, with which TorchRec loses the form of a deduplicated "
-            "batch: a collection of processors (PositionWeightedModuleCollection) takes it"
-        )
+    if isinstance(module, FeatureProcessedEmbeddingBagCollection):
+        return why_all_rows_processed(module)
     if isinstance(module, BaseManagedCollisionEmbeddingCollection):
-        return "as its collision maps go by how often an id occurs"
+        return why_all_rows_remapped(module)
+    if isinstance(module, _PRUNED):
+        return "as it prunes rows by how often they are looked up"
     return ""

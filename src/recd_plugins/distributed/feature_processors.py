@@ -1,0 +1,56 @@
+"""Feature processors over unique rows."""
+
+from __future__ import annotations
+
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.fp_embeddingbag import ShardedFeatureProcessedEmbeddingBagCollection
+from torchrec.modules.feature_processor_ import (
+    FeatureProcessorsCollection,
+    PositionWeightedModule,
+)
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+def why_all_rows_processed(module: FeatureProcessedEmbeddingBagCollection) -> str:
+    """Why a module with processors has to get all rows; empty where unique ones do.
+
+    A position weight depends on its place in the row alone, and its gradient is the sum over rows.
+    """
+    processors = module._feature_processors  # private, torchrec 1.6 to 1.9, as in its sharder
+    if isinstance(processors, FeatureProcessorsCollection):
+        return ""
+    others = {type(each) for each in processors.values()} - {PositionWeightedModule}
+    if not others:
+        return ""
+    names = ", ".join(sorted(each.__name__ for each in others))
+    return f"as its feature processors {names} may look at more than one row"
+
+
+def keep_form(sharded: ShardedFeatureProcessedEmbeddingBagCollection) -> None:
+    """Have a dict of processors keep the form of a deduplicated batch, which TorchRec loses."""
+    process = sharded.apply_feature_processors_to_kjt_list
+
+    def kept(dist_input: KJTList) -> KJTList:
+        found = process(dist_input)
+        return KJTList(
+            [
+                _in_form_of(given, processed)
+                for given, processed in zip(dist_input, found, strict=True)
+            ]
+        )
+
+    # Found before the class's by its forward and by train pipelines.
+    sharded.apply_feature_processors_to_kjt_list = kept
+
+
+def _in_form_of(given: KeyedJaggedTensor, processed: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    if given.variable_stride_per_key() == processed.variable_stride_per_key():
+        return processed
+    return KeyedJaggedTensor(
+        keys=processed.keys(),
+        values=processed.values(),
+        weights=processed.weights_or_none(),
+        lengths=processed.lengths(),
+        stride_per_key_per_rank=given.stride_per_key_per_rank(),
+    )

@@ -1,0 +1,231 @@
+"""Managed collision over unique rows, and what its evictions reset on CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import Tensor, nn
+from torchrec.distributed.embedding_sharding import EmbeddingSharding
+from torchrec.distributed.embedding_types import KJTList
+from torchrec.distributed.mc_embedding_modules import (
+    BaseShardedManagedCollisionEmbeddingCollection,
+)
+from torchrec.distributed.mc_modules import (
+    ManagedCollisionCollectionSharder,
+    ShardedManagedCollisionCollection,
+)
+from torchrec.distributed.types import Awaitable, ParameterSharding, ShardingEnv
+from torchrec.modules.hash_mc_modules import HashZchManagedCollisionModule
+from torchrec.modules.mc_embedding_modules import (
+    BaseManagedCollisionEmbeddingCollection,
+    ManagedCollisionEmbeddingCollection,
+)
+from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCollisionModule
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recd_plugins.distributed.mean_pooling import with_inverse_indices_of
+from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.errors import SetupError
+from recd_plugins.sparse.index_select import jagged_index_select
+
+# Private, torchrec 1.6 to 1.9: its maps, whose they are, and the features in order.
+_INTERNALS = (
+    "_managed_collision_modules",
+    "_sharding_tables",
+    "_sharding_per_table_feature_splits",
+    "_feature_names",
+    "_embedding_shardings",
+)
+
+
+def why_all_rows_remapped(module: BaseManagedCollisionEmbeddingCollection) -> str:
+    """Why a module of managed collision has to get all rows; empty where unique ones do."""
+    if isinstance(module, ManagedCollisionEmbeddingCollection):
+        return "as an EmbeddingCollection has rows for ids"
+    # Private, torchrec 1.6 to 1.9, as its sharder reads them.
+    maps = module._managed_collision_collection._managed_collision_modules
+    if not all(type(each) is MCHManagedCollisionModule for each in maps.values()):
+        return (
+            "as a collision map other than TorchRec's MCHManagedCollisionModule may take in ids as "
+            "often as it looks them up"
+        )
+    if module._return_remapped_features:
+        return "as TorchRec returns no remapped features of a deduplicated batch"
+    return ""
+
+
+class ExactManagedCollisionCollectionSharder(ManagedCollisionCollectionSharder):
+    """Shards collision maps that take unique rows."""
+
+    def shard(
+        self,
+        module: ManagedCollisionCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        embedding_shardings: list[EmbeddingSharding[Any, Any, Any, Any]],
+        device: torch.device | None = None,
+        use_index_dedup: bool = False,
+    ) -> ShardedManagedCollisionCollection:
+        """See TorchRec's."""
+        return ExactShardedManagedCollisionCollection(
+            module,
+            params,
+            env=env,
+            device=device or torch.device("cpu"),
+            embedding_shardings=embedding_shardings,
+            use_index_dedup=use_index_dedup,
+        )
+
+
+class ExactShardedManagedCollisionCollection(ShardedManagedCollisionCollection):
+    """Sends and remaps unique rows, and counts ids as often as all rows have them.
+
+    All eviction policies of MCH rank ids by how often they occurred, and its history, of limited
+    size, keeps those that come first. So the map sees in training what it would see of a plain
+    batch: each rank also sends which stored row each of its rows is, 4 bytes a row and feature,
+    and the rank that owns the map repeats the rows that it got.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        require_attributes(self, *_INTERNALS)
+
+    def input_dist(
+        self,
+        ctx: Any,
+        features: KeyedJaggedTensor,
+        skip_permute: bool = False,
+    ) -> Awaitable[Awaitable[KJTList]]:
+        """As the base class.
+
+        Raises:
+            SetupError: a map trains that has no kernel on this device.
+        """
+        self._refuse_read_only_maps()
+        if features.variable_stride_per_key() and any(each.training for each in self._maps):
+            names, inverse = ctx.inverse_indices
+            ctx.all_rows = _AllRows(names, inverse, self._embedding_shardings[0]._pg)
+        return super().input_dist(ctx, features, skip_permute)
+
+    def compute(self, ctx: Any, dist_input: KJTList) -> KJTList:
+        """As the base class."""
+        all_rows = getattr(ctx, "all_rows", None)
+        if all_rows is None:
+            return super().compute(ctx, dist_input)
+        for features, tables, splits in zip(
+            dist_input,
+            self._sharding_tables,
+            self._sharding_per_table_feature_splits,
+            strict=True,
+        ):
+            every_row = all_rows.of(features)
+            for table, of_table in zip(tables, every_row.split(splits), strict=True):
+                ids = JaggedTensor(values=of_table.values(), lengths=of_table.lengths())
+                self._managed_collision_modules[table].profile({table: ids})
+        training = [each for each in self._maps if each.training]
+        try:
+            for each in training:
+                each.eval()  # they are not to count the unique rows, too
+            return super().compute(ctx, dist_input)
+        finally:
+            for each in training:
+                each.train()
+
+    @property
+    def _maps(self) -> list[nn.Module]:
+        return list(self._managed_collision_modules.values())
+
+    def _refuse_read_only_maps(self) -> None:
+        for table, each in self._managed_collision_modules.items():
+            on_cpu = isinstance(each, HashZchManagedCollisionModule) and each.device.type == "cpu"
+            if on_cpu and each.training:
+                raise SetupError(
+                    f"table {table} has a HashZchManagedCollisionModule, of which FBGEMM has a "
+                    "kernel on CPU that only reads: train it on CUDA, or give the table an "
+                    "MCHManagedCollisionModule; eval() looks up on CPU too"
+                )
+
+
+class _AllRows:
+    """Which stored row each row of every rank is, while that is gathered."""
+
+    def __init__(self, names: Sequence[str], inverse: Tensor, group: dist.ProcessGroup) -> None:
+        self._place = {name: index for index, name in enumerate(names)}
+        num_rows = [inverse.new_zeros(1) for _ in range(group.size())]
+        dist.all_gather(num_rows, inverse.new_tensor([inverse.shape[1]]), group)
+        self._num_rows = torch.cat(num_rows).tolist()
+        # Of one size on all ranks, as gloo wants it.
+        sent = torch.zeros(
+            len(names), max(self._num_rows), dtype=torch.int32, device=inverse.device
+        )
+        sent[:, : inverse.shape[1]] = inverse
+        self._inverse = [torch.empty_like(sent) for _ in self._num_rows]
+        self._work = dist.all_gather(self._inverse, sent, group, async_op=True)
+
+    def of(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """All rows, in the order of ranks, of what stored rows have here."""
+        self._work.wait()
+        rows, first = [], 0
+        for name, strides in zip(features.keys(), features.stride_per_key_per_rank(), strict=True):
+            for inverse, num_rows, stride in zip(
+                self._inverse, self._num_rows, strides, strict=True
+            ):
+                if inverse.is_cuda:  # gathered on the stream of the input dist
+                    inverse.record_stream(torch.cuda.current_stream())
+                rows.append(inverse[self._place[name], :num_rows] + first)
+                first += stride
+        stored = JaggedTensor(features.values(), lengths=features.lengths())
+        every_row = jagged_index_select(stored, torch.cat(rows))
+        return KeyedJaggedTensor(
+            keys=features.keys(),
+            values=every_row.values(),
+            lengths=every_row.lengths(),
+            stride=sum(self._num_rows),
+        )
+
+
+def mend_managed_collision(
+    sharded: BaseShardedManagedCollisionEmbeddingCollection[Any], device: torch.device | None
+) -> None:
+    """Have a module take its divisors of the right features, and evict on CPU."""
+    input_dist = sharded.input_dist
+    order = sharded._managed_collision_collection._feature_names
+
+    def aligned(ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
+        if features.variable_stride_per_key():
+            features = with_inverse_indices_of(features, order)
+        return input_dist(ctx, features)
+
+    sharded.input_dist = aligned
+    if device is None or device.type == "cpu":
+        # Private, torchrec 1.6 to 1.9: FBGEMM's kernels and which of their tables.
+        require_attributes(sharded, "_table_to_tbe_and_index")
+        for kernel, _ in sharded._table_to_tbe_and_index.values():
+            kernel.reset_embedding_weight_momentum = partial(reset_rows, kernel)
+
+
+def reset_rows(
+    kernel: Any,
+    pruned_indices: Tensor,
+    pruned_indices_offsets: Tensor,
+    logical_table_ids: Tensor,
+    buffer_ids: Tensor,
+) -> None:
+    """FBGEMM's ``reset_weight_momentum``, which it has for CUDA alone.
+
+    It zeroes rows and their momentum where the optimizer is row-wise Adagrad, and nothing of any
+    other; TorchRec draws the rows anew afterwards, whatever the optimizer.
+    """
+    if kernel.optimizer != EmbOptimType.EXACT_ROWWISE_ADAGRAD:
+        return
+    weights, states = kernel.split_embedding_weights(), kernel.split_optimizer_states()
+    for table, buffer in zip(logical_table_ids.tolist(), buffer_ids.tolist(), strict=True):
+        first, last = pruned_indices_offsets[buffer : buffer + 2].tolist()
+        rows = pruned_indices[first:last]
+        weights[table][rows] = 0
+        states[table][0][rows] = 0
