@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,8 +15,10 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.distributed.lookup_kernels import kept_tables
 from recd_plugins.distributed.sharders import stock_sharders
-from recd_plugins.interfaces import Setting, Table, TablePart
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces import FeatureSchema, Setting, Table, TablePart
 from recd_plugins.model.build import build_model
+from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.candidates import without_plugins
 from recd_plugins.planning.prepare_parts import prepare_parts
@@ -23,7 +26,9 @@ from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.weights import copy_weights, first_weights
+
+logger = logging.getLogger(__name__)
 
 #: A registry with its plugins, or plain TorchRec on the same data.
 Side = Literal["plugins", "baseline"]
@@ -73,19 +78,9 @@ def assemble(
     """
     schema = registry.dataset.schema()
     check_model_fits(registry, schema)
-    torch.manual_seed(registry.training.seed)
-    model: torch.nn.Module = build_model(registry, schema)
-    setting = None
-    if side == "baseline":
-        prepared = without_plugins(registry, model, device.type)
-        if registry.wrappers:
-            prepared = replace(prepared, batch_parts=_batch_parts(registry, prepared, device))
-        own = stock_sharders(registry.training)
-    else:
-        setting = setting_of(registry, model, device=device)
-        prepared = registry.prepare(model, setting)
-        model = prepared.model
-        own = prepared.sharders()
+    prepared, setting = _prepared(registry, schema, side, device)
+    model = prepared.model
+    own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
     tables = tuple(tables_of(model))
     planner = prepared.planner(
@@ -95,7 +90,7 @@ def assemble(
         replicate=True,  # build_optimizer has one rule for all tables
     )
     plan = planner.collective_plan(model, chosen, dist.group.WORLD)
-    weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    weights = first_weights(model)
     dmp = DistributedModelParallel(
         module=model,
         env=ShardingEnv.from_process_group(dist.group.WORLD),
@@ -116,6 +111,40 @@ def assemble(
     dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
     return Assembled(prepared, dmp, optimizer, tables, setting)
+
+
+def _prepared(
+    registry: Registry, schema: FeatureSchema, side: Side, device: torch.device
+) -> tuple[Prepared, Setting | None]:
+    """The model, whose tables have no memory until they are sharded.
+
+    Code of a plugin that reads or sets them while it makes or changes the model has them whole.
+    """
+    try:
+        with deferred_tables() as deferred:
+            made = _whole(registry, schema, side, device)
+        why = deferred.touched
+    except PluginError as error:  # as of a table's values that are not there
+        why = str(error)
+    if not why:
+        return made
+    made = _whole(registry, schema, side, device)
+    logger.warning("each rank makes the whole model before it is sharded: %s", why)
+    return made
+
+
+def _whole(
+    registry: Registry, schema: FeatureSchema, side: Side, device: torch.device
+) -> tuple[Prepared, Setting | None]:
+    torch.manual_seed(registry.training.seed)
+    model = build_model(registry, schema)
+    if side == "plugins":
+        setting = setting_of(registry, model, device=device)
+        return registry.prepare(model, setting), setting
+    prepared = without_plugins(registry, model, device.type)
+    if registry.wrappers:
+        prepared = replace(prepared, batch_parts=_batch_parts(registry, prepared, device))
+    return prepared, None
 
 
 def _batch_parts(

@@ -6,13 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recd_plugins.errors import SetupError
+from recd_plugins.model.deferred_tables import FirstValues, Window, first_values_of
 
 
-def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor]) -> None:
+def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
+    """What a model starts with, by name in its state dict, before it is sharded.
+
+    Copies, but for tables made in ``deferred_tables()``, which have none to copy.
+
+    Raises:
+        SetupError: such a table was set since.
+    """
+    weights: dict[str, Tensor | FirstValues] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if (first := first_values_of(tensor)) is not None:
+            first.check(tensor)
+        weights[name] = tensor.detach().clone() if first is None else first
+    return weights
+
+
+def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstValues]) -> None:
     """Set every local shard of a sharded state dict from the whole tensors of the same names.
 
     TorchRec does not take initial weights over when it shards an EmbeddingBagCollection that lives
@@ -22,7 +39,7 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor]) -> Non
     What a sharded module keeps besides, which is no table, stays as the module made it.
 
     Raises:
-        SetupError: ``whole`` lacks a table.
+        SetupError: ``whole`` lacks a table, or a table's ``init_fn`` is not to be repeated.
     """
     with torch.no_grad():
         for name, target in sharded.items():
@@ -34,7 +51,9 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor]) -> Non
                     )
                 continue
             source = whole[name]
-            if isinstance(target, ShardedTensor):
+            if isinstance(source, FirstValues):
+                source.fill(_windows(target))
+            elif isinstance(target, ShardedTensor):
                 for shard in target.local_shards():
                     window = tuple(
                         slice(start, start + size)
@@ -45,3 +64,13 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor]) -> Non
                     shard.tensor.detach().copy_(source[window])
             else:
                 target.detach().copy_(source)
+
+
+def _windows(target: Any) -> list[Window]:
+    """The parts of a table in a sharded state dict that this rank has."""
+    if not isinstance(target, ShardedTensor):
+        return [Window(target.detach(), 0, 0)]
+    return [
+        Window(shard.tensor.detach(), *shard.metadata.shard_offsets)
+        for shard in target.local_shards()
+    ]

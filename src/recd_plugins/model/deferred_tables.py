@@ -1,0 +1,288 @@
+"""Tables without memory: on the meta device until they are sharded, with the values of whole ones.
+
+What a table starts with is drawn when its shards are there, by rows, and each rank keeps its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import logging
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+
+from recd_plugins.errors import SetupError
+
+logger = logging.getLogger(__name__)
+
+#: Draws numbers in the order of memory, so that parts of a table have those of the whole one. On
+#: CPU normal_ makes 16 at a time, or each by itself where there are fewer.
+_BY_ELEMENT = (nn.init.uniform_, nn.init.normal_)
+_TOGETHER = 16
+_CHUNK = 1 << 20  # elements
+
+Init = Callable[[Tensor], Any]
+
+
+class Window(NamedTuple):
+    """Where a part of a table goes: ``target`` has it from that row and column on."""
+
+    target: Tensor
+    row: int
+    column: int
+
+
+class FirstValues:
+    """The values that a table starts with, drawn anew for whoever asks.
+
+    Args:
+        name: of the table.
+        weight: its parameter, on the meta device.
+        init: sets a tensor to them, from the generator's present state, which it leaves where the
+            whole table would have.
+    """
+
+    def __init__(self, name: str, weight: nn.Parameter, init: Init) -> None:
+        self.name = name
+        self.shape = weight.shape
+        self._dtype = weight.dtype
+        self._init = init
+        self._random = _RandomState()
+        self._digest = b""
+        if _is_by_element(init):
+            for _ in self._chunks():
+                pass
+        else:
+            self._digest = _digest(self._whole())
+        self._version = weight._version
+
+    def check(self, weight: nn.Parameter) -> None:
+        """Refuse a parameter that was written to, which on the meta device does nothing.
+
+        Raises:
+            SetupError: names the table.
+        """
+        if weight._version != self._version:
+            raise SetupError(
+                f"table {self.name} was made by deferred_tables() and set before it was sharded, "
+                "where it has no memory: set the sharded model, or make it without"
+            )
+
+    def fill(self, windows: Iterable[Window]) -> None:
+        """Set parts of the table.
+
+        Raises:
+            SetupError: the table's ``init_fn`` gives other values than it gave before.
+        """
+        wanted = [window for window in windows if window.target.numel()]
+        end = max((window.row + window.target.shape[0] for window in wanted), default=0)
+        if not end:
+            return
+        with _RandomState().kept(), torch.no_grad():
+            self._random.restore()
+            if self._digest:
+                values = self._whole()
+                if _digest(values) != self._digest:
+                    raise SetupError(
+                        f"table {self.name}: its init_fn gives other values when it is called "
+                        "again, as deferred_tables() has to: let it draw from torch's, numpy's or "
+                        "Python's own generator, or make the model without"
+                    )
+                _copy(values, 0, wanted)
+                return
+            for row, values in self._chunks():
+                _copy(values, row, wanted)
+                if row + values.shape[0] >= end:
+                    return
+
+    def _whole(self) -> Tensor:
+        weight = nn.Parameter(torch.empty(self.shape, dtype=self._dtype))
+        self._init(weight)
+        return weight.detach()
+
+    def _chunks(self) -> Iterator[tuple[int, Tensor]]:
+        """All rows in turn, some at a time: the first of them, and their values."""
+        rows, dim = self.shape
+        step = max(_TOGETHER, _CHUNK // max(1, dim) // _TOGETHER * _TOGETHER)
+        starts = [0, *range(step, rows, step)]
+        if (rows - starts[-1]) * dim < _TOGETHER and len(starts) > 1:
+            starts.pop()
+        buffer = torch.empty(min(rows, step + _TOGETHER), dim, dtype=self._dtype)
+        for start, end in zip(starts, [*starts[1:], rows], strict=True):
+            values = buffer[: end - start]
+            self._init(values)
+            yield start, values
+
+
+class Deferred(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A look at what a model does with tables that have no memory yet.
+
+    Attributes:
+        touched: what read or wrote one, in words; empty where nothing did.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.touched = ""
+        # Kept, so that no storage has the address of another that is gone.
+        self._weights: list[tuple[str, nn.Parameter]] = []
+        self._names: dict[int, str] = {}
+
+    def add(self, name: str, weight: nn.Parameter) -> None:
+        """Look at a table from now on."""
+        self._weights.append((name, weight))
+        self._names[_storage(weight)] = name
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if self._names and not self.touched and not _is_view(func):
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, Tensor) and leaf.is_meta and _storage(leaf) in self._names:
+                    self.touched = f"table {self._names[_storage(leaf)]} is used by {func}"
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def deferred_tables() -> Iterator[Deferred]:
+    """A context in which TorchRec's collections are made without memory for their tables.
+
+    EmbeddingBagCollections and EmbeddingCollections that would be on the CPU have their parameters
+    on the meta device, and torch's generator moves on as if they were not: dense parts get the
+    values that they get without. After sharding, ``copy_weights(dmp.state_dict(), first)`` with
+    ``first = first_weights(model)`` of the model before sets the shards of each rank to the values
+    that whole tables would have, on any plan. Until then a table can be neither read nor written.
+
+    An ``init_fn`` of a table that is neither ``torch.nn.init.uniform_`` (TorchRec's default) nor
+    ``normal_`` needs the whole table in memory for a moment, one at a time, and is called again
+    then.
+    """
+    deferred = Deferred()
+    with ExitStack() as stack:
+        for collection in (EmbeddingBagCollection, EmbeddingCollection):
+            made = _deferring(collection, collection.__init__, deferred)
+            stack.enter_context(patch.object(collection, "__init__", made))
+        stack.enter_context(deferred)
+        yield deferred
+
+
+def first_values_of(weight: Tensor) -> FirstValues | None:
+    """Those of a parameter that was made in ``deferred_tables``; None of any other."""
+    return getattr(weight, "_recd_first_values", None)
+
+
+def _deferring(
+    collection: type[nn.Module], init: Callable[..., None], deferred: Deferred
+) -> Callable[..., None]:
+    signature = inspect.signature(init)
+
+    @functools.wraps(init)
+    def deferring(self: nn.Module, *args: Any, **options: Any) -> None:
+        bound = signature.bind(self, *args, **options)
+        device = torch.device(bound.arguments.get("device") or torch.get_default_device())
+        if type(self) is not collection or device.type != "cpu":  # others are not sharded as these
+            init(self, *args, **options)
+            return
+        bound.arguments["device"] = torch.device("meta")
+        configs = list(bound.arguments["tables"])
+        with ExitStack() as stack:
+            for config in configs:  # or an EmbeddingCollection calls it, with nothing to set
+                stack.enter_context(patch.object(config, "init_fn", None))
+            init(*bound.args, **bound.kwargs)
+        _draw(self, configs, deferred)
+
+    return deferring
+
+
+def _draw(collection: nn.Module, configs: Iterable[Any], deferred: Deferred) -> None:
+    """Draw what the collection would have drawn, in its order (torchrec 1.6 to 1.9).
+
+    torch's modules in it draw first, of an EmbeddingBagCollection all of them.
+    """
+    pooled = isinstance(collection, EmbeddingBagCollection)
+    modules: Any = collection.embedding_bags if pooled else collection.embeddings
+    weights = [(config, modules[config.name].weight) for config in configs]
+    if pooled:
+        for config, weight in weights:
+            FirstValues(config.name, weight, nn.init.normal_)
+    for config, weight in weights:
+        first = None if pooled else FirstValues(config.name, weight, nn.init.normal_)
+        if config.init_fn is not None:
+            if not _is_by_element(config.init_fn):
+                logger.warning(
+                    "table %s is drawn whole, as its init_fn is neither uniform_ nor normal_ of "
+                    "torch.nn.init",
+                    config.name,
+                )
+            first = FirstValues(config.name, weight, config.init_fn)
+        weight._recd_first_values = first
+        deferred.add(config.name, weight)
+
+
+class _RandomState:
+    """The state of torch's, numpy's and Python's own generators."""
+
+    def __init__(self) -> None:
+        self._torch = torch.get_rng_state()
+        self._numpy = np.random.get_state()  # noqa: NPY002
+        self._python = random.getstate()
+
+    def restore(self) -> None:
+        """Set the generators to it."""
+        torch.set_rng_state(self._torch)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        random.setstate(self._python)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """A context at whose end the generators are as they were."""
+        try:
+            yield
+        finally:
+            self.restore()
+
+
+def _is_by_element(init: Init) -> bool:
+    if isinstance(init, functools.partial):
+        plain = not init.args and not init.keywords.keys() - {"a", "b", "mean", "std"}
+        return plain and init.func in _BY_ELEMENT
+    return init in _BY_ELEMENT
+
+
+def _copy(values: Tensor, row: int, windows: Iterable[Window]) -> None:
+    """Copy what ``values``, the rows of a table from ``row`` on, have of the windows."""
+    for target, first, column in windows:
+        start, end = max(row, first), min(row + len(values), first + len(target))
+        if start < end:
+            part = values[start - row : end - row, column : column + target.shape[1]]
+            target[start - first : end - first].copy_(part)
+
+
+def _digest(values: Tensor) -> bytes:
+    return hashlib.blake2b(values.contiguous().view(torch.uint8).numpy()).digest()
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata  # private; what views of one storage share
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and all(
+        value.alias_info is not None and not value.alias_info.is_write for value in returns
+    )
