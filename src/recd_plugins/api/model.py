@@ -4,12 +4,13 @@ For plans and benchmarks. Needs torch and TorchRec.
 """
 
 from recd_plugins.model.build import build_model
+from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.model.dlrm import DLRM
 from recd_plugins.model.interactions import CrossInteraction
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.model_tables import table_name, tables_of
 from recd_plugins.training.optimizer import build_optimizer
-from recd_plugins.training.weights import copy_weights
+from recd_plugins.training.weights import copy_weights, first_weights
 
 __all__ = [
     "DLRM",
@@ -18,6 +19,8 @@ __all__ = [
     "build_model",
     "build_optimizer",
     "copy_weights",
+    "deferred_tables",
+    "first_weights",
     "table_name",
     "tables_of",
 ]
