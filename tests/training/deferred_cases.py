@@ -115,8 +115,7 @@ def _differing(sharding: str, rank: int) -> list[str]:
     return [
         name
         for name in whole
-        if len(whole[name]) != len(made[name])
-        or not all(map(torch.equal, whole[name], made[name]))
+        if len(whole[name]) != len(made[name]) or not all(map(torch.equal, whole[name], made[name]))
     ]
 
 

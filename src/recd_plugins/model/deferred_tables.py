@@ -58,7 +58,7 @@ class FirstValues:
         self.shape = weight.shape
         self._dtype = weight.dtype
         self._init = init
-        self._random = _RandomState()
+        self._generators = _generators()
         self._digest = b""
         if _is_by_element(init):
             for _ in self._chunks():
@@ -89,8 +89,8 @@ class FirstValues:
         end = max((window.row + window.target.shape[0] for window in wanted), default=0)
         if not end:
             return
-        with _RandomState().kept(), torch.no_grad():
-            self._random.restore()
+        with generators_kept(), torch.no_grad():
+            _set_generators(*self._generators)
             if self._digest:
                 values = self._whole()
                 if _digest(values) != self._digest:
@@ -234,27 +234,24 @@ def _draw(collection: nn.Module, configs: Iterable[Any], deferred: Deferred) -> 
         deferred.add(config.name, weight)
 
 
-class _RandomState:
-    """The state of torch's, numpy's and Python's own generators."""
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """A context at whose end torch's, numpy's and Python's generators are as they were."""
+    state = _generators()
+    try:
+        yield
+    finally:
+        _set_generators(*state)
 
-    def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._numpy = np.random.get_state()  # noqa: NPY002
-        self._python = random.getstate()
 
-    def restore(self) -> None:
-        """Set the generators to it."""
-        torch.set_rng_state(self._torch)
-        np.random.set_state(self._numpy)  # noqa: NPY002
-        random.setstate(self._python)
+def _generators() -> tuple[Tensor, Any, Any]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """A context at whose end the generators are as they were."""
-        try:
-            yield
-        finally:
-            self.restore()
+
+def _set_generators(of_torch: Tensor, of_numpy: Any, of_python: Any) -> None:
+    torch.set_rng_state(of_torch)
+    np.random.set_state(of_numpy)  # noqa: NPY002
+    random.setstate(of_python)
 
 
 def _is_by_element(init: Init) -> bool:

@@ -16,7 +16,7 @@ from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.model.build import build_model
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model_tables import rows_by_feature, tables_of
-from recd_plugins.planning.compute import Compute
+from recd_plugins.planning.compute import Compute, KeptActivations
 from recd_plugins.planning.optimizer_entries import apply_optimizers
 from recd_plugins.planning.planner import Planned, RegistryPlanner
 from recd_plugins.planning.prepared import Prepared, Registry
@@ -68,15 +68,7 @@ class Candidate:
 
     def activation_bytes(self, compute: Compute, batch_size: int) -> int:
         """What a forward pass of a rank keeps beside its lookups in sharded tables."""
-        pooled = rows_pooled(self.tables, self.profile, compute, batch_size)
-        of_parts = sum(
-            part.activation_bytes(table, self.profile.ids(table, batch_size))
-            for part in self.prepared.checked_parts
-            for table in self.tables
-        )
-        return round(
-            compute.rest_saved_bytes * batch_size + compute.pooling_saved_bytes * pooled + of_parts
-        )
+        return activation_bytes(self.prepared, self.profile, compute, batch_size)
 
     def _planner(
         self, topology: Topology, batch_size: int, activation_bytes: int
@@ -85,6 +77,20 @@ class Candidate:
         return prepared.planner(
             topology, profile=self.profile, activation_bytes=activation_bytes, replicate=True
         )
+
+
+def activation_bytes(
+    prepared: Prepared, profile: DataProfile, kept: KeptActivations, batch_size: int
+) -> int:
+    """What a forward pass of a rank keeps beside its lookups in sharded tables."""
+    tables = tables_of(prepared.model)
+    pooled = rows_pooled(tables, profile, kept, batch_size)
+    of_parts = sum(
+        part.activation_bytes(table, profile.ids(table, batch_size))
+        for part in prepared.checked_parts
+        for table in tables
+    )
+    return round(kept.rest_saved_bytes * batch_size + kept.pooling_saved_bytes * pooled + of_parts)
 
 
 def with_plugins(

@@ -25,7 +25,7 @@ from recd_plugins.model.build import build_model, model_code
 from recd_plugins.model.one_row import one_row_tables
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model.sequence_pooling import SequencePooling
-from recd_plugins.planning.activations import counting_saved
+from recd_plugins.planning.activations import Saved, counting_saved
 from recd_plugins.planning.stages import stage_of
 from recd_plugins.registry import Registry
 from recd_plugins.values.model_input import ModelInput, Placement
@@ -33,6 +33,8 @@ from recd_plugins.values.model_input import ModelInput, Placement
 # Rows to look at, enough that lengths are those of the data; and rows to count on, spread over
 # them: neighbours are of one session, so fewer of them than of others say how long sessions are.
 _ROWS, _COUNTED = 256, 64
+
+_Calls = list[tuple[nn.Module, Any]]
 
 
 @dataclass(frozen=True)
@@ -58,25 +60,34 @@ class Operations:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class KeptActivations:
+    """What a forward pass keeps for the backward pass, apart from lookups.
+
+    Attributes:
+        pooling_saved_bytes: of poolings, a row that they see.
+        rest_saved_bytes: of all else, a row of the batch.
+        pools_all_rows: whether poolings see duplicates too, ``pool_rows: all``.
+    """
+
+    pooling_saved_bytes: float = 0.0
+    rest_saved_bytes: float = 0.0
+    pools_all_rows: bool = False
+
+
 @dataclass(frozen=True)
-class Compute:
-    """What a model computes apart from its lookups.
+class Compute(KeptActivations):
+    """What a model computes apart from its lookups, and keeps.
 
     Attributes:
         pooling: for each row that sequence poolings see.
         rest: for each row of the batch.
         parameter_bytes: of its dense parameters, whose gradients are reduced.
-        pooling_saved_bytes: activations that poolings keep for the backward pass, a row they see.
-        rest_saved_bytes: those that all else keeps, a row of the batch.
-        pools_all_rows: whether poolings see duplicates too, ``pool_rows: all``.
     """
 
     pooling: Operations
     rest: Operations
     parameter_bytes: int
-    pooling_saved_bytes: float = 0.0
-    rest_saved_bytes: float = 0.0
-    pools_all_rows: bool = False
 
 
 def measure_compute(registry: Registry) -> Compute:
@@ -88,6 +99,31 @@ def measure_compute(registry: Registry) -> Compute:
         RecdError: the registry has no model, or it does not fit the data.
         DataError: the data is missing or wrong.
     """
+    model, batch = _counted_on(registry)
+    with model_code(registry, model):
+        return count_operations(model, batch)
+
+
+def measure_kept(registry: Registry) -> KeptActivations:
+    """What ``measure_compute`` finds out of activations, by forward passes alone.
+
+    Raises:
+        RecdError: the registry has no model, or it does not fit the data.
+        DataError: the data is missing or wrong.
+    """
+    model, batch = _counted_on(registry)
+    with model_code(registry, model):
+        pools_all_rows = _pools_all_rows(model)
+        with counting_saved(model.parameters()) as saved:
+            calls = _pooling_calls(model, batch)
+        with counting_saved(model.parameters()) as saved_by_pooling:
+            kept = [module(*args).sum() for module, args in calls]
+    assert len(kept) == len(calls), "their graphs are alive while memory is told apart by address"
+    return _kept(saved, saved_by_pooling, batch.labels.shape[0], pools_all_rows)
+
+
+def _counted_on(registry: Registry) -> tuple[nn.Module, ModelInput]:
+    """The model with tables of one row, and some of the first rows."""
     if not registry.has_model:
         raise RecdError(f"{registry.path}: no model: section, so there is nothing to count")
     training = {"batch_size": min(registry.training.batch_size, _ROWS)}
@@ -96,9 +132,7 @@ def measure_compute(registry: Registry) -> Compute:
     with one_row_tables():
         model = build_model(small, small.dataset.schema())
     put_poolings(small, model)
-    batch = _sample(small, placement_of(model, {}))
-    with model_code(registry, model):
-        return count_operations(model, batch)
+    return model, _sample(small, placement_of(model, {}))
 
 
 def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
@@ -111,13 +145,7 @@ def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
     Raises:
         RecdError: of its SequencePoolings some see all rows, and some do not.
     """
-    seen = {module.pool_rows for module in model.modules() if isinstance(module, SequencePooling)}
-    if len(seen) > 1:
-        raise RecdError(
-            f"{type(model).__name__} has SequencePoolings with pool_rows unique and with all, "
-            "which are not counted apart; give all of them one"
-        )
-    num_rows = batch.labels.shape[0]
+    pools_all_rows, num_rows = _pools_all_rows(model), batch.labels.shape[0]
     with _Counter() as whole, counting_saved(model.parameters()) as saved:
         model(batch)[0].backward()
     calls = _pooling_calls(model, batch)
@@ -136,9 +164,27 @@ def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
         parameter_bytes=sum(
             p.numel() * p.element_size() for p in model.parameters() if id(p) not in embeddings
         ),
+        **vars(_kept(saved, saved_by_pooling, num_rows, pools_all_rows)),
+    )
+
+
+def _pools_all_rows(model: nn.Module) -> bool:
+    seen = {module.pool_rows for module in model.modules() if isinstance(module, SequencePooling)}
+    if len(seen) > 1:
+        raise RecdError(
+            f"{type(model).__name__} has SequencePoolings with pool_rows unique and with all, "
+            "which are not counted apart; give all of them one"
+        )
+    return seen == {"all"}
+
+
+def _kept(
+    saved: Saved, saved_by_pooling: Saved, num_rows: int, pools_all_rows: bool
+) -> KeptActivations:
+    return KeptActivations(
         pooling_saved_bytes=saved_by_pooling.num_bytes / num_rows,
         rest_saved_bytes=max(0, saved.num_bytes - saved_by_pooling.num_bytes) / num_rows,
-        pools_all_rows=seen == {"all"},
+        pools_all_rows=pools_all_rows,
     )
 
 
@@ -173,9 +219,9 @@ def _first_id(kjt: KeyedJaggedTensor | None) -> KeyedJaggedTensor | None:
     )
 
 
-def _pooling_calls(model: nn.Module, batch: ModelInput) -> list[tuple[nn.Module, Any]]:
+def _pooling_calls(model: nn.Module, batch: ModelInput) -> _Calls:
     """The calls of sequence poolings in a forward pass."""
-    calls: list[tuple[nn.Module, Any]] = []
+    calls: _Calls = []
     handles = [
         module.register_forward_pre_hook(lambda module, args: calls.append((module, args)))
         for module in model.modules()

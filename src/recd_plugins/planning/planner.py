@@ -51,7 +51,7 @@ def build_planner(
     topology: Topology | None = None,
     *,
     profile: DataProfile | None = None,
-    activation_bytes: int = 0,
+    activation_bytes: int | Callable[[], int] = 0,
     world_size: int | None = None,
     local_world_size: int | None = None,
     device: torch.device | None = None,
@@ -60,16 +60,13 @@ def build_planner(
 ) -> RegistryPlanner:
     """A planner for models that are trained as a registry says.
 
-    ``Prepared.planner`` describes the arguments and errors.
+    ``Prepared.planner`` describes the arguments and errors. ``activation_bytes`` may be found out
+    when there is something to plan, on the rank that does.
     """
     registry = prepared.registry
     if topology is None:
         topology = machine_of(registry.training, world_size, local_world_size, device).to_torchrec()
-    known = profile or measure_profile(
-        registry,
-        num_embeddings=prepared.num_embeddings,
-        coalesced=[table for table in prepared.tables if table.name in prepared.coalesced],
-    )
+    known = profile or profile_of(prepared)
 
     def of_tables(module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> _Constraints:
         return table_constraints(
@@ -88,6 +85,19 @@ def build_planner(
     )
     planner.constraints(prepared.model, build_sharders(prepared))
     return planner
+
+
+def profile_of(prepared: Prepared) -> DataProfile:
+    """Of the registry's data, as the model is fed it.
+
+    Raises:
+        DataError: the data is missing or wrong.
+    """
+    return measure_profile(
+        prepared.registry,
+        num_embeddings=prepared.num_embeddings,
+        coalesced=[table for table in prepared.tables if table.name in prepared.coalesced],
+    )
 
 
 def machine_of(
@@ -161,7 +171,7 @@ class RegistryPlanner(ShardingPlanner):
         topology: Topology,
         training: TrainingSpec,
         constraints: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], _Constraints],
-        activation_bytes: int = 0,
+        activation_bytes: int | Callable[[], int] = 0,
         parts: Sequence[CheckedPart] = (),
     ) -> None:
         self._topology = topology
@@ -241,6 +251,8 @@ class RegistryPlanner(ShardingPlanner):
         )
         groups = self._groups(module)
         enumerator = SortedEnumerator(self._topology, constraints, self._training, self._parts)
+        kept = self._activation_bytes
+        activation_bytes = kept() if callable(kept) else kept
         chosen: list[ShardingOption] = []
 
         def keep(options: list[ShardingOption]) -> list[ShardingOption]:
@@ -251,7 +263,7 @@ class RegistryPlanner(ShardingPlanner):
             topology=self._topology,
             batch_size=self._training.batch_size,
             enumerator=enumerator,
-            storage_reservation=Reservation(self._training, self._activation_bytes, self._parts),
+            storage_reservation=Reservation(self._training, activation_bytes, self._parts),
             proposer=tried,
             partitioner=RankPartitioner(groups) if groups else None,
             performance_model=StepTime(self._topology),

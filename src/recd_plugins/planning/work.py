@@ -16,7 +16,7 @@ from torchrec.distributed.types import (
 )
 
 from recd_plugins.interfaces import StepShape, Table, TablePart
-from recd_plugins.planning.compute import Compute
+from recd_plugins.planning.compute import Compute, KeptActivations
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.work import Work
 
@@ -128,7 +128,7 @@ def _sharded_share(table: str, parts: Sequence[TablePart]) -> float:
 
 
 def rows_pooled(
-    tables: Sequence[Table], profile: DataProfile, compute: Compute, batch_size: int
+    tables: Sequence[Table], profile: DataProfile, compute: KeptActivations, batch_size: int
 ) -> float:
     """Rows of a batch that sequence poolings see: its unique ones, if these are pooled alone."""
     sequences = [f for table in tables if not table.pooled for f in table.features]

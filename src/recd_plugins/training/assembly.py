@@ -18,9 +18,11 @@ from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import FeatureSchema, Setting, Table, TablePart
 from recd_plugins.model.build import build_model
-from recd_plugins.model.deferred_tables import deferred_tables
+from recd_plugins.model.deferred_tables import deferred_tables, generators_kept
 from recd_plugins.model_tables import tables_of
-from recd_plugins.planning.candidates import without_plugins
+from recd_plugins.planning.candidates import activation_bytes, without_plugins
+from recd_plugins.planning.compute import measure_kept
+from recd_plugins.planning.planner import build_planner, profile_of
 from recd_plugins.planning.prepare_parts import prepare_parts
 from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.planning.setting import RegistryData, setting_of
@@ -83,8 +85,17 @@ def assemble(
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
     tables = tuple(tables_of(model))
-    planner = prepared.planner(
-        profile=None if setting is None else setting.data.profile(),
+    profile = profile_of(prepared) if setting is None else setting.data.profile()
+
+    def activations() -> int:
+        with generators_kept():
+            kept = measure_kept(registry)
+        return activation_bytes(prepared, profile, kept, registry.training.batch_size)
+
+    planner = build_planner(
+        prepared,
+        profile=profile,
+        activation_bytes=activations,
         world_size=dist.get_world_size(),
         device=device,
         replicate=True,  # build_optimizer has one rule for all tables

@@ -1,0 +1,113 @@
+"""A run is put together as it is planned, and falls back where its model cannot be deferred."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+
+from recd_plugins import load_registry
+from recd_plugins.errors import NoPlanError, PluginError
+from recd_plugins.model.build import build_model
+from recd_plugins.planning.candidates import as_plain, with_plugins
+from recd_plugins.planning.compute import KeptActivations, measure_compute, measure_kept
+from recd_plugins.planning.topologies import this_machine
+from recd_plugins.training import assembly
+from recd_plugins.training.assembly import assemble
+
+CPU = torch.device("cpu")
+REGISTRY = """version: 1
+dataset: {use: dlrm.random, options: {rows: 64, sparse: {a: 9, b: 40}}}
+converter: {use: recd.ikjt}
+pooling: [{use: recd.attention, features: [b]}]
+sharding: [{use: torchrec.row_wise, tables: [t_b]}]
+training: {batch_size: 16, device: cpu}
+model: {num_embeddings: 50, embedding_dim: 4, bottom_mlp: [4], top_mlp: [4]}
+"""
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Any:
+    path = tmp_path / "registry.yaml"
+    path.write_text(REGISTRY)
+    registry = load_registry(path)
+    registry.dataset.prepare()
+    return registry
+
+
+@pytest.fixture(autouse=True)
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("side", ["plugins", "baseline"])
+def test_a_run_has_the_plan_of_recd_plan(registry: Any, side: Any) -> None:
+    candidate = with_plugins(registry)
+    candidate = candidate if side == "plugins" else as_plain(candidate)
+    kept = candidate.activation_bytes(measure_compute(registry), 16)
+    planned = candidate.plan(this_machine(1).to_torchrec(), 16, kept).sharding
+    assert str(assemble(registry, side, CPU).dmp.plan) == str(planned)
+
+
+def test_activations_are_counted_alike(registry: Any) -> None:
+    assert vars(measure_kept(registry)).items() <= vars(measure_compute(registry)).items()
+
+
+@pytest.mark.parametrize("side", ["plugins", "baseline"])
+def test_activations_that_do_not_fit_leave_no_plan(
+    registry: Any, side: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptActivations(rest_saved_bytes=1e12)
+    monkeypatch.setattr(assembly, "measure_kept", lambda _: kept)
+    with pytest.raises(NoPlanError):
+        assemble(registry, side, CPU)
+
+
+def test_planning_draws_nothing(registry: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted() -> torch.Tensor:
+        assemble(registry, "plugins", CPU)
+        return torch.rand(3)
+
+    after = counted()
+    monkeypatch.setattr(assembly, "measure_kept", lambda _: KeptActivations())
+    assert torch.equal(counted(), after)
+
+
+def _sets(model: Any) -> None:
+    model.bags.embedding_bags["t_a"].weight.data.mul_(0)
+
+
+def _fails(model: Any) -> None:
+    if model.bags.embedding_bags["t_a"].weight.is_meta:
+        raise PluginError("acme.model: build failed")
+
+
+@pytest.mark.parametrize("use", [_sets, _fails, None])
+def test_a_model_that_uses_its_tables_is_made_whole(
+    registry: Any,
+    use: Callable[[Any], None] | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    on_meta = []
+
+    def built(*arguments: Any) -> Any:
+        model: Any = build_model(*arguments)
+        on_meta.append(model.bags.embedding_bags["t_a"].weight.is_meta)
+        if use is not None:
+            use(model)
+        return model
+
+    monkeypatch.setattr(assembly, "build_model", built)
+    table = assemble(registry, "plugins", CPU).dmp.state_dict()["bags.embedding_bags.t_a.weight"]
+    tensor = table.local_shards()[0].tensor if isinstance(table, ShardedTensor) else table
+    assert on_meta == ([True] if use is None else [True, False])
+    assert bool(tensor.any()) is (use is not _sets)
+    assert ("each rank makes the whole model" in caplog.text) is (use is not None)
