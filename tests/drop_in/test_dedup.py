@@ -81,6 +81,14 @@ def test_a_loader_is_what_it_was_but_for_its_batches() -> None:
     assert len(copy.copy(loader)) == 7
 
 
+def test_where_nothing_is_deduplicated_the_loader_is_the_trainers() -> None:
+    batches = list(cases.loader(0, sessions=False))
+    dedup = Dedup(cases.Model())
+    loader = dedup(batches)
+    assert all(new is old for new, old in zip(loader, batches, strict=True))
+    assert type(iter(loader)) is type(iter(batches))
+
+
 def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture) -> None:
     class Mine(EmbeddingBagCollection):
         pass

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
-from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.data.lower import StoredFeature, variable_batch_kjt
 from recd_plugins.drop_in.batch_fields import replace_kjts
 from recd_plugins.drop_in.pooled_features import PooledFeatures
+from recd_plugins.drop_in.stored import Stored
 from recd_plugins.errors import SetupError
 from recd_plugins.sparse.unique_groups import deduplicate
 from recd_plugins.words import shortened
@@ -96,6 +96,7 @@ class Dedup:
         self.pooled = PooledFeatures.of(model)
         self._group = process_group
         self.decision: Decision | None = None
+        self._idle: list[Stored] = []  # each is used by one thread at a time
 
     def __call__(self, loader: Iterable[Any]) -> DedupLoader:
         """A loader of the same batches, deduplicated."""
@@ -108,7 +109,15 @@ class Dedup:
             SetupError: ranks have batches of different make, or no batch has a KeyedJaggedTensor.
         """
         decision = self.decision or self.decide(batch)
-        return replace_kjts(batch, _Stored(decision)) if decision.features else batch
+        if not decision.features:
+            return batch
+        try:
+            stored = self._idle.pop()
+        except IndexError:
+            stored = Stored(decision.features)
+        batch = replace_kjts(batch, stored)
+        self._idle.append(stored)
+        return batch
 
     def decide(self, batch: Any) -> Decision:
         """Decide by the first batch of every rank, ``None`` where a rank has none; collective."""
@@ -132,10 +141,22 @@ class DedupLoader:
         self._dedup = dedup
 
     def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
+        batches = iter(self._loader)
+        # Where nothing is deduplicated the loader's own iterator goes on, at no cost.
+        return batches if self._off else self._batches(batches)
+
+    def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
             yield self._dedup.batch(batch)
+            if self._off:
+                yield from batches
+                return
         if self._dedup.decision is None:  # the other ranks wait for this one
             self._dedup.decide(None)
+
+    @property
+    def _off(self) -> bool:
+        return self._dedup.decision is not None and not self._dedup.decision.features
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -167,31 +188,6 @@ class _Look:
                 for name, unique, ids in zip(names, found, _num_ids(kjt, names), strict=True)
             }
         return kjt
-
-
-class _Stored:
-    """The KeyedJaggedTensors of a batch with rows stored once, as it was decided."""
-
-    def __init__(self, decision: Decision) -> None:
-        self._features = decision.features
-
-    def __call__(self, path: str, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
-        chosen = self._features.get(path)
-        if chosen is None:
-            return kjt
-        # TorchRec's to_dict fails where there is no row.
-        names = [key for key in kjt.keys() if key in chosen or not kjt.stride()]  # noqa: SIM118
-        features = {}
-        if len(names) < len(kjt.keys()):
-            for name, jagged in kjt.to_dict().items():
-                features[name] = StoredFeature(jagged, kjt.stride(), None)
-        found = deduplicate(kjt, [[name] for name in names])
-        for name, unique in zip(names, found, strict=True):
-            rows = JaggedTensor(unique.values, unique.weights, unique.lengths)
-            features[name] = StoredFeature(rows, unique.lengths.numel(), unique.inverse_lookup)
-        stored = variable_batch_kjt(kjt.keys(), features, kjt.stride())
-        assert stored is not None, "it has features"
-        return stored
 
 
 def _num_ids(kjt: KeyedJaggedTensor, names: Iterable[str]) -> list[int]:

@@ -43,6 +43,25 @@ class UniqueRows:
     inverse_lookup: NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class UniqueColumns:
+    """The distinct rows of F columns, each column for itself, in the order in which they occur.
+
+    Attributes:
+        values: one column after the other.
+        lengths: of the unique rows, column by column, int32.
+        inverse_lookup: the unique row of each row, int64 ``[F, B]``.
+        num_unique: rows of each column.
+        sizes: values of each column.
+    """
+
+    values: NDArray[Any]
+    lengths: NDArray[np.int32]
+    inverse_lookup: NDArray[np.int64]
+    num_unique: list[int]
+    sizes: list[int]
+
+
 class Deduplicator:
     """Stores equal rows once, and keeps its working memory from batch to batch.
 
@@ -78,11 +97,93 @@ class Deduplicator:
         ).reshape(-1, 4)
         ends = np.cumsum([len(group) for group in groups], dtype=np.int64)
         self._make_room(len(groups), max(map(len, groups), default=0), num_rows)
-        inverse = np.empty((len(groups), num_rows), np.int64)
-        num_unique = np.empty(len(groups), np.int64)
+        inverse, num_unique, sizes, copied, copies = self._find(
+            columns, ends, num_rows, _count(groups), hash_mask
+        )
+        unique, targets = _allocate(
+            groups, inverse, num_unique.tolist(), sizes.tolist(), copied.tolist(), copies
+        )
+        kernels.copy_rows(columns, ends, self._first_rows, num_unique, copied, targets)
+        return unique
+
+    def each(
+        self,
+        values: NDArray[Any],
+        offsets: NDArray[Any],
+        positions: NDArray[np.int64],
+        num_rows: int,
+    ) -> UniqueColumns:
+        """Deduplicate columns that lie in one array, each for itself, into one array.
+
+        What ``__call__`` finds of as many groups of one column, without work in Python for each.
+
+        Args:
+            values: of all columns, one after the other; with offsets as in ``JaggedColumn``.
+            offsets: ``[num_columns * B + 1]``.
+            positions: of the columns that are deduplicated.
+            num_rows: B.
+
+        Raises:
+            ValueError: dtypes or offsets do not fit.
+        """
+        address, wide, offsets_address, wide_offsets = describe((values, offsets), len(offsets) - 1)
+        columns = np.empty((len(positions), 4), np.int64)
+        columns[:] = address, wide, offsets_address, wide_offsets
+        columns[:, 2] += positions * (num_rows * offsets.itemsize)
+        ends = np.arange(1, len(positions) + 1)
+        self._make_room(len(positions), 1, num_rows)
+        first = positions * num_rows
+        total = int((offsets[first + num_rows] - offsets[first]).sum()) if wide else 0
+        inverse, num_unique, sizes, copied, copies = self._find(columns, ends, num_rows, total)
+        lengths = np.empty(num_unique.sum(), np.int32)
+        targets = np.empty((len(positions), 2), np.int64)
+        targets[:, 1] = address_of(lengths) + 4 * (np.cumsum(num_unique) - num_unique)
+        starts = np.cumsum(sizes) - sizes
+        if copied.all():
+            unique = copies[: sizes.sum()]
+        else:
+            unique = np.empty(sizes.sum(), values.dtype)
+            source = 0
+            for column in np.flatnonzero(copied).tolist():
+                start, size = starts.item(column), sizes.item(column)
+                unique[start : start + size] = copies[source : source + size]
+                source += size
+        targets[:, 0] = address_of(unique) + unique.itemsize * starts
+        kernels.copy_rows(columns, ends, self._first_rows, num_unique, copied, targets)
+        return UniqueColumns(
+            unique.view(values.dtype), lengths, inverse, num_unique.tolist(), sizes.tolist()
+        )
+
+    def _find(
+        self,
+        columns: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        num_rows: int,
+        total: int,
+        hash_mask: int = ALL_BITS,
+    ) -> tuple[
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.int64],
+        NDArray[np.bool_],
+        NDArray[np.int64],
+    ]:
+        """Number the rows of each group: what ``kernels.find_unique_rows`` fills in.
+
+        Args:
+            columns: as it takes them.
+            ends: likewise.
+            num_rows: B.
+            total: values that there may be room for, 0 unless all are of 8 bytes.
+            hash_mask: bits of the hash to use.
+
+        Returns:
+            ``inverse``, ``num_unique``, ``sizes``, ``copied`` and ``copies``.
+        """
+        inverse = np.empty((len(ends), num_rows), np.int64)
+        num_unique = np.empty(len(ends), np.int64)
         sizes = np.empty(len(columns), np.int64)
-        copied = np.empty(len(groups), np.bool_)
-        total = _count(groups)
+        copied = np.empty(len(ends), np.bool_)
         copies = np.empty(int(total * self._share), np.int64)
         kernels.find_unique_rows(
             columns,
@@ -101,11 +202,7 @@ class Deduplicator:
             copied,
         )
         self._share = min(1.0, SPARE * int(sizes.sum()) / total) if total else 0.0
-        unique, targets = _allocate(
-            groups, inverse, num_unique.tolist(), sizes.tolist(), copied.tolist(), copies
-        )
-        kernels.copy_rows(columns, ends, self._first_rows, num_unique, copied, targets)
-        return unique
+        return inverse, num_unique, sizes, copied, copies
 
     def _make_room(self, num_groups: int, group_size: int, num_rows: int) -> None:
         if self._shape == (num_groups, group_size, num_rows):

@@ -41,12 +41,13 @@ def deduplicate(kjt: KeyedJaggedTensor, groups: Sequence[Sequence[str]]) -> list
     _check_groups(kjt, groups)
     position = {key: index for index, key in enumerate(kjt.keys())}
     positions = [[position[key] for key in group] for group in groups]
-    if _kernels_can_read(kjt):
+    if kernels_can_read(kjt):
         return _by_kernel(kjt, positions)
     return [_by_torch(kjt, group) for group in positions]
 
 
-def _kernels_can_read(kjt: KeyedJaggedTensor) -> bool:
+def kernels_can_read(kjt: KeyedJaggedTensor) -> bool:
+    """Whether it lies in CPU memory as compiled code takes it."""
     weights = kjt.weights_or_none()
     return all(
         tensor.device.type == "cpu"

@@ -1,0 +1,89 @@
+"""KeyedJaggedTensors with equal rows of a feature stored once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+
+from recd_plugins.data.lower import StoredFeature, variable_batch_kjt
+from recd_plugins.sparse.dedup import Deduplicator
+from recd_plugins.sparse.unique_groups import deduplicate, kernels_can_read
+
+
+class Stored:
+    """What replaces the KeyedJaggedTensors of a batch, and keeps working memory between batches.
+
+    Not to be shared by threads.
+
+    Args:
+        features: of each KeyedJaggedTensor that changes, by its place in the batch: those in which
+            equal rows are looked for.
+    """
+
+    def __init__(self, features: Mapping[str, Collection[str]]) -> None:
+        self._features = features
+        self._deduplicators = {path: Deduplicator() for path in features}
+
+    def __call__(self, path: str, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        chosen = self._features.get(path)
+        if chosen is None:
+            return kjt
+        if kjt.stride() and kjt.weights_or_none() is None and kernels_can_read(kjt):
+            return _by_kernel(kjt, chosen, self._deduplicators[path])
+        return _by_groups(kjt, chosen)
+
+
+def _by_kernel(
+    kjt: KeyedJaggedTensor, chosen: Collection[str], deduplicator: Deduplicator
+) -> KeyedJaggedTensor:
+    """As ``_by_groups``, of all features at once: Python for each would take most of the time."""
+    keys, num_rows = kjt.keys(), kjt.stride()
+    positions = [position for position, key in enumerate(keys) if key in chosen]
+    found = deduplicator.each(
+        kjt.values().numpy(), kjt.offsets().numpy(), np.array(positions), num_rows
+    )
+    values, lengths, inverse = (
+        torch.from_numpy(array) for array in (found.values, found.lengths, found.inverse_lookup)
+    )
+    lengths, rows, sizes = lengths.to(kjt.lengths().dtype), found.num_unique, found.sizes
+    if len(positions) < len(keys):
+        sizes_of_all, rows_of_all = kjt.length_per_key(), [num_rows] * len(keys)
+        all_values = list(kjt.values().split(sizes_of_all))
+        all_lengths = list(kjt.lengths().split(num_rows))
+        sizes_of_all = list(sizes_of_all)
+        for position, some_values, some_lengths in zip(
+            positions, values.split(sizes), lengths.split(rows), strict=True
+        ):
+            all_values[position], all_lengths[position] = some_values, some_lengths
+            sizes_of_all[position], rows_of_all[position] = len(some_values), len(some_lengths)
+        values, lengths = torch.cat(all_values), torch.cat(all_lengths)
+        every_row = torch.arange(num_rows).repeat(len(keys), 1)
+        every_row[positions] = inverse
+        inverse, rows, sizes = every_row, rows_of_all, sizes_of_all
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=values,
+        lengths=lengths,
+        stride_per_key_per_rank=[[count] for count in rows],
+        length_per_key=sizes,
+        inverse_indices=(keys, inverse),
+    )
+
+
+def _by_groups(kjt: KeyedJaggedTensor, chosen: Collection[str]) -> KeyedJaggedTensor:
+    # TorchRec's to_dict fails where there is no row.
+    names = [key for key in kjt.keys() if key in chosen or not kjt.stride()]  # noqa: SIM118
+    features = {}
+    if len(names) < len(kjt.keys()):
+        for name, jagged in kjt.to_dict().items():
+            features[name] = StoredFeature(jagged, kjt.stride(), None)
+    found = deduplicate(kjt, [[name] for name in names])
+    for name, unique in zip(names, found, strict=True):
+        rows = JaggedTensor(unique.values, unique.weights, unique.lengths)
+        features[name] = StoredFeature(rows, unique.lengths.numel(), unique.inverse_lookup)
+    stored = variable_batch_kjt(kjt.keys(), features, kjt.stride())
+    assert stored is not None, "it has features"
+    return stored

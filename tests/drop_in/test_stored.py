@@ -1,0 +1,51 @@
+"""Features of a batch stored at once, as each by itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from recd_plugins.drop_in.stored import Stored, _by_groups
+
+KEYS = ["a", "b", "c", "d"]
+
+
+def kjt(seed: int, dtype: torch.dtype, num_rows: int = 40) -> KeyedJaggedTensor:
+    """Rows that repeat the one before, ones that repeat an earlier one, and empty ones."""
+    generator = torch.Generator().manual_seed(seed)
+    values, lengths = [], []
+    for repeats in (1, 5, 5, 1):
+        distinct = torch.randint(0, 4, (9,), generator=generator)
+        rows = torch.randint(9, (num_rows // repeats,), generator=generator)
+        for row in rows.repeat_interleave(repeats).tolist():
+            lengths.append(int(distinct[row]))
+            values += [row + 9 * seed] * lengths[-1]
+    return KeyedJaggedTensor(
+        KEYS, torch.tensor(values).to(dtype), lengths=torch.tensor(lengths, dtype=torch.int32)
+    )
+
+
+@pytest.mark.parametrize("chosen", ["abcd", "bc", "d"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_all_at_once_is_one_by_one(chosen: str, dtype: torch.dtype) -> None:
+    stored = Stored({"batch": chosen})
+    for seed in range(4):  # from the second on it knows how much to expect
+        batch = kjt(seed, dtype)
+        found, expected = stored("batch", batch), _by_groups(batch, chosen)
+        assert found.keys() == expected.keys()
+        assert found.stride_per_key() == expected.stride_per_key()
+        assert found.length_per_key() == expected.length_per_key()
+        for part in ("values", "lengths", "offsets"):
+            assert torch.equal(getattr(found, part)(), getattr(expected, part)()), part
+            assert getattr(found, part)().dtype == getattr(expected, part)().dtype
+        assert found.inverse_indices()[0] == expected.inverse_indices()[0]
+        assert torch.equal(found.inverse_indices()[1], expected.inverse_indices()[1])
+
+
+def test_another_place_stays_and_rows_may_be_missing() -> None:
+    stored = Stored({"batch": "abcd"})
+    batch = kjt(0, torch.int64)
+    assert stored("elsewhere", batch) is batch
+    none = KeyedJaggedTensor(KEYS, torch.zeros(0).long(), lengths=torch.zeros(0).int(), stride=0)
+    assert stored("batch", none).stride_per_key() == [0, 0, 0, 0]
