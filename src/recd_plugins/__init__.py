@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from recd_plugins.distributed.table_report import describe_tables
     from recd_plugins.drop_in.dedup import Dedup
+    from recd_plugins.drop_in.pooled_sequences import PooledSequences
     from recd_plugins.drop_in.wrap import wrap
     from recd_plugins.planning.prepared import Registry, load_registry
     from recd_plugins.versions import __version__
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 # Imported when they are asked for, so that ``import recd_plugins`` stays light.
 _HOME = {
     "Dedup": "drop_in.dedup",
+    "PooledSequences": "drop_in.pooled_sequences",
     "Registry": "planning.prepared",
     "__version__": "versions",
     "describe_tables": "distributed.table_report",
@@ -22,7 +24,15 @@ _HOME = {
     "wrap": "drop_in.wrap",
 }
 
-__all__ = ["Dedup", "Registry", "__version__", "describe_tables", "load_registry", "wrap"]
+__all__ = [
+    "Dedup",
+    "PooledSequences",
+    "Registry",
+    "__version__",
+    "describe_tables",
+    "load_registry",
+    "wrap",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -71,12 +71,12 @@ def lower(batch: Batch, placement: Placement) -> ModelInput:
         dense_features=batch.dense_features,
         sparse_features=variable_batch_kjt(placement.pooled, features, batch.batch_size),
         labels=batch.labels,
-        replicated_features=_plain_kjt(
+        replicated_features=plain_kjt(
             placement.replicated,
             [features[name].expanded() for name in placement.replicated],
             batch.batch_size,
         ),
-        sequence_features=_plain_kjt(
+        sequence_features=plain_kjt(
             placement.sequence,
             [feature.jagged for feature in sequence],
             max((feature.jagged.lengths().numel() for feature in sequence), default=0),
@@ -146,7 +146,7 @@ def variable_batch_kjt(
     """
     chosen = [features[name] for name in names]
     if all(feature.inverse is None for feature in chosen):
-        return _plain_kjt(names, [feature.jagged for feature in chosen], batch_size)
+        return plain_kjt(names, [feature.jagged for feature in chosen], batch_size)
     every_row = torch.arange(batch_size, device=chosen[0].jagged.values().device)
     return KeyedJaggedTensor(
         keys=list(names),
@@ -165,7 +165,7 @@ def variable_batch_kjt(
     )
 
 
-def _plain_kjt(
+def plain_kjt(
     names: Sequence[str], features: Sequence[JaggedTensor], stride: int
 ) -> KeyedJaggedTensor | None:
     """One KJT with ``stride`` rows a key; shorter features get empty rows at their end."""

@@ -14,6 +14,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.batch_form import refuse_inverse_indices
+from recd_plugins.distributed.stored_rows import takes_stored_rows
 from recd_plugins.errors import ExactnessError
 from recd_plugins.model_tables import left_modules
 from recd_plugins.values.model_input import ModelInput
@@ -29,7 +30,7 @@ def guard(model: nn.Module) -> None:
     """
     model.register_forward_hook(_check_taken, with_kwargs=True)
     for module in model.modules():
-        if isinstance(module, EmbeddingCollection):
+        if isinstance(module, EmbeddingCollection) and not takes_stored_rows(module):
             module.register_forward_pre_hook(_check_input, with_kwargs=True)
 
 

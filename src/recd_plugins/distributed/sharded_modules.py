@@ -49,6 +49,7 @@ from recd_plugins.distributed.no_rows import (
     without_rows,
 )
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
+from recd_plugins.distributed.stored_rows import StoredRows, takes_stored_rows
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
@@ -243,7 +244,8 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         )
         self._is_new = False
         self._on_cpu = device is None or device.type == "cpu"
-        self._form = BatchForm(
+        form = StoredRows if takes_stored_rows(module) else BatchForm
+        self._form = form(
             arguments.get("module_fqn") or "an EmbeddingCollection",
             self._why_plain(),
             (name for config in module.embedding_configs() for name in config.feature_names),

@@ -10,6 +10,7 @@ from torch import nn
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.distributed.other_sharders import why_plain
+from recd_plugins.distributed.stored_rows import takes_stored_rows
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
 
@@ -47,8 +48,11 @@ class PooledFeatures:
             features = {feature for table in module.tables for feature in table.features}
             if _is_subclass(module.shardable):
                 unsharded |= dict.fromkeys(features, module.why_left)
+            elif takes_stored_rows(module.shardable):
+                names |= features
             elif isinstance(module.shardable, EmbeddingCollection):
-                expanded |= dict.fromkeys(features, "as an EmbeddingCollection has rows for ids")
+                why = "as an EmbeddingCollection has rows for ids; PooledSequences pools them"
+                expanded |= dict.fromkeys(features, why)
             elif why := why_plain(module.shardable):
                 expanded |= dict.fromkeys(features, why)
             else:
@@ -58,7 +62,7 @@ class PooledFeatures:
     def why_not(self, keys: Sequence[str]) -> str:
         """Why a KeyedJaggedTensor of these features stays plain; empty where it need not."""
         if not any(key in self.names for key in keys):
-            return "none of its features is pooled by an EmbeddingBagCollection"
+            return "none of its features is pooled by an EmbeddingBagCollection or PooledSequences"
         for key in keys:
             if key in self.unsharded:
                 return (

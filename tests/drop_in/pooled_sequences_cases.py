@@ -1,0 +1,202 @@
+"""A trainer that pools sequences, by hand with stock TorchRec and by PooledSequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.planning.test_planner import prepared, profile, registry
+from torch import Tensor, nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+from torchrec.distributed.types import ShardedTensor, ShardingEnv
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from recd_plugins import Dedup, PooledSequences
+from recd_plugins.distributed.byte_counter import lookup_ids
+from recd_plugins.distributed.pipeline import build_train_pipeline
+from recd_plugins.distributed.sharders import build_sharders, fused_params
+from recd_plugins.planning.planner import build_planner
+from recd_plugins.training.weights import copy_weights
+
+CPU = torch.device("cpu")
+#: Of each feature, how many rows follow one another with the same ids.
+RUNS = {"bag": 4, "items": 4, "actions": 2, "alone": 1}
+SEQUENCES = ["items", "actions", "alone"]
+ROWS, DIM, BATCH, NUM_STEPS = 40, 8, 12, 4
+
+
+@dataclass
+class Batch(Pipelineable):
+    """A trainer's own."""
+
+    sparse: KeyedJaggedTensor
+    labels: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        return Batch(self.sparse.to(device), self.labels.to(device))
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        raise AssertionError("no streams on CPU")
+
+    def pin_memory(self) -> Batch:
+        return self
+
+
+class Newest(nn.Module):
+    """The newest items, two vectors a row, each weighed by its actions' mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(DIM, DIM)
+
+    def forward(self, items: JaggedTensor, actions: JaggedTensor) -> Tensor:
+        newest = self.linear(items.to_padded_dense(2))
+        mean = actions.to_padded_dense(4).mean(dim=1)
+        return newest * mean.unsqueeze(1).sigmoid()
+
+
+class Mean(nn.Module):
+    def forward(self, rows: JaggedTensor) -> Tensor:
+        summed = torch.segment_reduce(rows.values(), "sum", lengths=rows.lengths().long())
+        return summed / rows.lengths().clamp(min=1).unsqueeze(1)
+
+
+def tables(config: Any, names: list[str]) -> list[Any]:
+    return [
+        config(name=f"t_{name}", embedding_dim=DIM, num_embeddings=ROWS, feature_names=[name])
+        for name in names
+    ]
+
+
+class ByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.bags = EmbeddingBagCollection(tables(EmbeddingBagConfig, ["bag"]))
+        self.sequences = EmbeddingCollection(tables(EmbeddingConfig, SEQUENCES))
+        self.newest, self.mean = Newest(), Mean()
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        found = self.sequences(batch.sparse)
+        newest = self.newest(found["items"], found["actions"])
+        return loss_of(
+            self.bags(batch.sparse),
+            newest,
+            self.mean(found["items"]),
+            self.mean(found["alone"]),
+            batch.labels,
+        )
+
+
+class Wrapped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.bags = EmbeddingBagCollection(tables(EmbeddingBagConfig, ["bag"]))
+        sequences = EmbeddingCollection(tables(EmbeddingConfig, SEQUENCES))
+        self.histories = PooledSequences(
+            sequences,
+            {("items", "actions"): Newest(), "items": Mean(), "alone": "recd.mean"},
+        )
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        pooled = self.histories(batch.sparse)
+        return loss_of(
+            self.bags(batch.sparse),
+            pooled["items", "actions"],
+            pooled["items"],
+            pooled["alone"],
+            batch.labels,
+        )
+
+
+@torch.fx.wrap
+def loss_of(
+    bags: Any, newest: Tensor, items: Tensor, alone: Tensor, labels: Tensor
+) -> tuple[Tensor, Tensor]:
+    vectors = [bags["bag"], newest.flatten(1), items, alone]
+    loss = (torch.cat(vectors, dim=1).square().sum(dim=1) - labels).square().mean()
+    return loss, loss.detach()
+
+
+def batches(rank: int, num_batches: int = NUM_STEPS) -> Iterator[Batch]:
+    random = torch.Generator().manual_seed(rank)
+    for _ in range(num_batches):
+        lists: list[Tensor] = []
+        for run in RUNS.values():
+            for length in torch.randint(0, 5, (BATCH // run,), generator=random).tolist():
+                lists += [torch.randint(ROWS, (length,), generator=random)] * run
+        lengths = torch.tensor([len(ids) for ids in lists])
+        kjt = KeyedJaggedTensor(list(RUNS), torch.cat(lists), lengths=lengths)
+        yield Batch(kjt, torch.rand(BATCH, generator=random))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One rank's.
+
+    Attributes:
+        losses: of the steps; the last one's batch is plain.
+        weights: at the end, without the paths of modules.
+        ids: looked up in training.
+    """
+
+    losses: list[float]
+    weights: dict[str, Tensor]
+    ids: int
+
+
+def train(make: type[nn.Module], deduplicated: bool, stock: bool, world_size: int) -> Trained:
+    """A few steps of a train pipeline, on the plan of ours."""
+    reg, model = registry(), make()
+    ready = prepared(reg, model)
+    ours = build_sharders(ready)
+    planner = build_planner(ready, world_size=world_size, profile=profile())
+    params = fused_params(reg.training)
+    theirs: Any = [
+        EmbeddingBagCollectionSharder(dict(params)),
+        EmbeddingCollectionSharder(dict(params)),
+    ]
+    dedup = Dedup(model)
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    dmp = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=planner.plan(model, ours),
+        sharders=theirs if stock else ours,
+    )
+    copy_weights(dmp.state_dict(), weights)
+    dense = [p for p in dmp.parameters() if not hasattr(p, "_in_backward_optimizers")]
+    # Ours raises where an embedding module is not pipelined.
+    make_pipeline: Any = TrainPipelineSparseDist if stock else build_train_pipeline
+    pipeline = make_pipeline(dmp, torch.optim.SGD(dense, lr=0.02), CPU)
+    loader: Any = list(batches(dist.get_rank()))
+    source = chain(dedup(loader) if deduplicated else loader, batches(7, 1))
+    with lookup_ids(dmp) as counted:
+        losses = [float(pipeline.progress(source)) for _ in range(NUM_STEPS + 1)]
+    found = {}
+    for name, value in dmp.state_dict().items():
+        of_rank = value.local_shards() if isinstance(value, ShardedTensor) else None
+        for tensor in [value] if of_rank is None else [shard.tensor for shard in of_rank]:
+            found[".".join(name.split(".")[-2:])] = tensor.clone()
+    return Trained(losses, found, counted.total)
+
+
+def three_ways(rank: int, world_size: int) -> list[Trained]:
+    """By hand with TorchRec's sharders, wrapped with plain batches, and with deduplicated ones."""
+    return [
+        train(ByHand, deduplicated=False, stock=True, world_size=world_size),
+        train(Wrapped, deduplicated=False, stock=False, world_size=world_size),
+        train(Wrapped, deduplicated=True, stock=False, world_size=world_size),
+    ]

@@ -1,0 +1,108 @@
+"""Sequences that are pooled over unique rows: what pooling by hand gives, refused or equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.drop_in import pooled_sequences_cases as cases
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from recd_plugins import Dedup, PooledSequences
+from recd_plugins.distributed.guards import guard
+from recd_plugins.errors import ExactnessError, PluginError, SetupError
+from recd_plugins.testing.gloo import run_on_ranks
+
+
+def test_it_trains_as_pooling_by_hand_does() -> None:
+    for by_hand, plain, deduplicated in run_on_ranks(cases.three_ways, 2):
+        for other in (plain, deduplicated):
+            assert other.losses == pytest.approx(by_hand.losses, abs=1e-6)
+            assert other.weights.keys() == by_hand.weights.keys()
+            for name, value in by_hand.weights.items():
+                torch.testing.assert_close(other.weights[name], value, atol=1e-6, rtol=0)
+        assert deduplicated.ids < plain.ids * 0.8
+
+
+def test_without_ranks() -> None:
+    batch, model = next(cases.batches(0)), cases.Wrapped()
+    by_hand = cases.ByHand()
+    guard(model)
+    stored = Dedup(model).batch(batch)
+    assert stored.sparse.stride_per_key() == [cases.BATCH // run for run in cases.RUNS.values()]
+    torch.testing.assert_close(model(stored), by_hand(batch), atol=1e-6, rtol=0)
+    guard(by_hand)
+    with pytest.raises(ExactnessError, match="loses its gradient or its inverse"):
+        by_hand(stored)
+
+
+def collection(*features: str, **config: Any) -> EmbeddingCollection:
+    return EmbeddingCollection(
+        [
+            EmbeddingConfig(name=f"t{i}", embedding_dim=8, num_embeddings=9, feature_names=[name])
+            for i, name in enumerate(features)
+        ]
+    )
+
+
+class Mine(EmbeddingCollection):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("sequences", "poolings", "message"),
+    [
+        (collection("a", "b"), {"a": cases.Mean()}, "nothing pools b"),
+        (collection("a"), {"a": cases.Mean(), "z": cases.Mean()}, "z is no feature of the Em"),
+        (collection("a", "a"), {"a": cases.Mean()}, "a is looked up in several tables"),
+        (Mine(collection("a").embedding_configs()), {"a": cases.Mean()}, "not a Mine"),
+        (nn.Linear(1, 1), {"a": cases.Mean()}, "not a Linear"),
+    ],
+)
+def test_what_it_is_made_of_is_looked_at(sequences: Any, poolings: Any, message: str) -> None:
+    with pytest.raises(SetupError, match=message):
+        PooledSequences(sequences, poolings)
+
+
+@pytest.mark.parametrize(
+    ("poolings", "message"),
+    [
+        ({"a": "recd.meen"}, "no installed package has pooling recd.meen"),
+        ({("a", "b"): "recd.mean"}, "recd.mean pools one feature"),
+    ],
+)
+def test_poolings_by_name_are_looked_at(poolings: Any, message: str) -> None:
+    features = ["a", "b"] if ("a", "b") in poolings else ["a"]
+    with pytest.raises(PluginError, match=message):
+        PooledSequences(collection(*features), poolings)
+
+
+def test_a_pooling_gives_a_vector_a_row() -> None:
+    class Values(nn.Module):
+        def forward(self, rows: JaggedTensor) -> torch.Tensor:
+            return rows.values()
+
+    pooled = PooledSequences(collection("a"), {"a": Values()})
+    kjt = cases.KeyedJaggedTensor(["a"], torch.arange(3), lengths=torch.tensor([1, 2]))
+    with pytest.raises(ExactnessError, match=r"the pooling of a gave \[3, 8\] for 2 rows"):
+        pooled(kjt)
+
+
+def test_a_deduplicated_batch_needs_its_rows() -> None:
+    pooled = PooledSequences(collection("a"), {"a": cases.Mean()})
+    stored: Any = {
+        "keys": ["a"],
+        "values": torch.arange(3),
+        "lengths": torch.tensor([1, 2]),
+        "stride_per_key_per_rank": [[2]],
+    }
+    with pytest.raises(ExactnessError, match="without inverse_indices"):
+        pooled(cases.KeyedJaggedTensor(**stored))
+    pooled.sequences = collection("a")  # as a sharder of another's would put one in
+    rows = torch.tensor([[0, 1, 0]])
+    with pytest.raises(ExactnessError, match="another sharder has"):
+        pooled(cases.KeyedJaggedTensor(**stored, inverse_indices=(["a"], rows)))
