@@ -35,7 +35,7 @@ class PooledSequences(nn.Module):
             with the JaggedTensor of each of its features, embeddings ``[num_values,
             embedding_dim]`` of any number of rows, and returns a tensor ``[num_rows, ...]`` whose
             rows depend on their own sequences alone; or a pooling plugin, or the name of an
-            installed one, as ``recd.mean``.
+            installed one, as registry files have it.
 
     Raises:
         SetupError: ``sequences`` is of another type, or a feature is not pooled, unknown, or looked
