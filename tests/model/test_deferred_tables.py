@@ -21,7 +21,7 @@ from recd_plugins.training.weights import copy_weights, first_weights
 
 
 def _from_numpy(weight: Tensor) -> None:
-    drawn = np.random.rand(*weight.shape)  # noqa: NPY002
+    drawn = np.random.rand(*weight.shape)
     weight.data.copy_(torch.from_numpy(drawn) + random.random())
 
 
@@ -74,7 +74,7 @@ class Model(nn.Module):
 
 def _made() -> Model:
     torch.manual_seed(3)
-    np.random.seed(3)  # noqa: NPY002
+    np.random.seed(3)
     random.seed(3)
     return Model()
 
@@ -82,12 +82,12 @@ def _made() -> Model:
 def test_they_have_the_values_of_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHUNK", 256)
     whole = _made()
-    after = [torch.rand(3), np.random.rand(3), random.random()]  # noqa: NPY002
+    after = [torch.rand(3), np.random.rand(3), random.random()]
     with deferred_tables() as deferred:
         model = _made()
     assert not deferred.touched
     for drawn, expected in zip(
-        [torch.rand(3), np.random.rand(3), random.random()],  # noqa: NPY002
+        [torch.rand(3), np.random.rand(3), random.random()],
         after,
         strict=True,
     ):

@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import ExactnessError
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.words import shortened
@@ -28,10 +30,22 @@ class BatchForm:
         name: of the module, for messages.
         plain_only: why its batches are always plain; empty where they need not be.
         features: that the module looks up, where ``ordered`` is to look for them.
+        group: of the ranks, whose first batches have to be of one form.
+        fits_all: whether batches of all forms are sent alike, and ``fit`` is not asked.
     """
 
-    def __init__(self, name: str, plain_only: str = "", features: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        plain_only: str = "",
+        features: Iterable[str] = (),
+        group: dist.ProcessGroup | None = None,
+        *,
+        fits_all: bool = False,
+    ) -> None:
         self._name = name
+        self._group = group
+        self._fits_all = fits_all
         self._plain_only = plain_only
         self._features = tuple(features)
         self._keys: list[str] = []
@@ -41,8 +55,11 @@ class BatchForm:
     def ordered(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The features of a batch in the order of the first one, which TorchRec keeps to.
 
+        A collective call for the first one, in which ranks say what theirs is like.
+
         Raises:
             ExactnessError: one is missing, or those of a deduplicated batch stand in another order.
+            SetupError: the first batch of another rank is of another form.
         """
         keys = features.keys()
         if keys == self._keys:
@@ -54,6 +71,9 @@ class BatchForm:
                 f"features: {shortened(keys)}"
             )
         if not self._keys:
+            check_agreement(
+                f"the first batch of {self._name}", {"the batch": self._said(features)}, self._group
+            )
             self._keys = list(keys)
             return features
         if features.variable_stride_per_key():
@@ -63,6 +83,16 @@ class BatchForm:
                 "one order"
             )
         return features.permute([keys.index(name) for name in self._keys])
+
+    def _said(self, features: KeyedJaggedTensor) -> dict[str, Any]:
+        weights = features.weights_or_none()
+        variable = features.variable_stride_per_key() and not self._plain_only
+        return {
+            "deduplicated": variable and not self._fits_all,
+            "type of ids": features.values().dtype,
+            "type of lengths": features.lengths().dtype,
+            "type of weights": None if weights is None else weights.dtype,
+        }
 
     def fit(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """``features`` in the form of the module's first batch.

@@ -161,7 +161,7 @@ def _shard(
     if isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection):
         mend_managed_collision(sharded, device)
     if isinstance(sharded, _OF_KJTS):
-        fit_batches(sharded, BatchForm(name, why_plain(module)))
+        fit_batches(sharded, BatchForm(name, why_plain(module), group=env.process_group))
     return sharded
 
 

@@ -49,6 +49,7 @@ from recd_plugins.distributed.no_rows import (
     without_rows,
 )
 from recd_plugins.distributed.portable_kernels import use_portable_lookups
+from recd_plugins.distributed.sharding_agreement import check_sharding
 from recd_plugins.distributed.stored_rows import StoredRows, takes_stored_rows
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError, SetupError
@@ -81,6 +82,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         coalesced: Collection[str] = (),
         **arguments: Any,
     ) -> None:
+        check_sharding(module, table_name_to_parameter_sharding, env, fused_params, arguments)
         refuse_weighted_mean(module)
         check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=True)
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
@@ -112,6 +114,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             arguments.get("module_fqn") or "an EmbeddingBagCollection",
             dense and f"as dense kernels, those of tables {dense}, take no other",
             (name for config in configs for name in config.feature_names),
+            env.process_group,
+            fits_all=self._groups is not None,
         )
 
     def _create_lookups(self) -> None:
@@ -235,6 +239,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         coalesced: Collection[str] = (),
         **arguments: Any,
     ) -> None:
+        check_sharding(module, table_name_to_parameter_sharding, env, fused_params, arguments)
         check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=False)
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         self._groups = feature_groups(module.embedding_configs(), coalesced)
@@ -249,6 +254,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             arguments.get("module_fqn") or "an EmbeddingCollection",
             self._why_plain(),
             (name for config in module.embedding_configs() for name in config.feature_names),
+            env.process_group,
         )
         # Private, torchrec 1.6 to 1.9.
         require_attributes(self, "_lookups", "_need_indices", "_use_index_dedup")

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.distributed.rank_agreement import tell_all
 from recd_plugins.drop_in.batch_fields import replace_kjts
 from recd_plugins.drop_in.pooled_features import PooledFeatures
 from recd_plugins.drop_in.stored import Stored
@@ -123,11 +124,8 @@ class Dedup:
         """Decide by the first batch of every rank, ``None`` where a rank has none; collective."""
         look = _Look(self.pooled)
         replace_kjts(batch, look)
-        looks: list[Any] = [(look.counted, look.left)]
-        if dist.is_initialized() and dist.get_world_size(self._group) > 1:
-            looks = [None] * dist.get_world_size(self._group)
-            dist.all_gather_object(looks, (look.counted, look.left), self._group)
-        self.decision = _decide(looks)
+        step = "the first batch of dedup(loader)"
+        self.decision = _decide(tell_all(step, (look.counted, look.left), self._group))
         if not dist.is_initialized() or dist.get_rank(self._group) == 0:
             logger.warning("%s", self.decision)
         return self.decision

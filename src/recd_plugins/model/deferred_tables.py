@@ -245,12 +245,12 @@ def generators_kept() -> Iterator[None]:
 
 
 def _generators() -> tuple[Tensor, Any, Any]:
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
 
 
 def _set_generators(of_torch: Tensor, of_numpy: Any, of_python: Any) -> None:
     torch.set_rng_state(of_torch)
-    np.random.set_state(of_numpy)  # noqa: NPY002
+    np.random.set_state(of_numpy)
     random.setstate(of_python)
 
 

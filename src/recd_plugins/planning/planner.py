@@ -6,6 +6,8 @@ import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,11 +26,13 @@ from torchrec.distributed.types import ModuleSharder, ShardingPlan, ShardingPlan
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recd_plugins.data.prepared import Prepared
+from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.interfaces import TablePart
 from recd_plugins.model_tables import left_modules, tables_of
 from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.decided import decided
 from recd_plugins.planning.feasible import feasible
 from recd_plugins.planning.no_plan import explain
 from recd_plugins.planning.partitioner import RankPartitioner
@@ -44,6 +48,7 @@ from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.values.data_profile import DataProfile
 
 _Constraints = dict[str, ParameterConstraints]
+_Decided = Callable[[nn.Module, list[ModuleSharder[nn.Module]]], dict[str, Any]]
 
 
 def build_planner(
@@ -81,7 +86,12 @@ def build_planner(
         )
 
     planner = RegistryPlanner(
-        topology, registry.training, of_tables, activation_bytes, prepared.checked_parts
+        topology,
+        registry.training,
+        of_tables,
+        activation_bytes,
+        prepared.checked_parts,
+        partial(decided, prepared, known),
     )
     planner.constraints(prepared.model, build_sharders(prepared))
     return planner
@@ -173,8 +183,11 @@ class RegistryPlanner(ShardingPlanner):
         constraints: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], _Constraints],
         activation_bytes: int | Callable[[], int] = 0,
         parts: Sequence[CheckedPart] = (),
+        decided: Callable[[nn.Module, list[ModuleSharder[nn.Module]]], dict[str, Any]]
+        | None = None,
     ) -> None:
         self._topology = topology
+        self._decided = decided
         self._training = training
         self._constraints_of = constraints
         self._activation_bytes = activation_bytes
@@ -186,8 +199,14 @@ class RegistryPlanner(ShardingPlanner):
         sharders: list[ModuleSharder[nn.Module]],
         pg: dist.ProcessGroup | None = None,
     ) -> ShardingPlan:
-        """The plan that rank 0 makes, on every rank of ``pg``; of all without it. See ``plan``."""
+        """The plan that rank 0 makes, on every rank of ``pg``; of all without it. See ``plan``.
+
+        Raises:
+            SetupError: ranks have other tables, data, plugins or versions than one another.
+        """
         group = pg or dist.group.WORLD
+        if self._decided is not None:
+            check_agreement("planning", self._decided(module, sharders), group)
         return invoke_on_rank_and_broadcast_result(group, 0, self.plan, module, sharders)
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:

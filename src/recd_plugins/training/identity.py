@@ -6,8 +6,6 @@ made with, defaults too, and patterns are the names that they match.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,8 +15,8 @@ from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Dataset, FeatureSchema, Plugin, Preprocessing, Table
 from recd_plugins.plugin_call import plugin_call
-from recd_plugins.plugin_modules import GROUP, modules_of_files
 from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry.plugin_versions import plugin_versions
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.fields import (
     ALLOWABLE,
@@ -79,7 +77,7 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
         # Sections of any name, apart from the fields above.
         FURTHER: _further(registry, {"feature": features, "table": names}, observes=False),
         OBSERVERS: _further(registry, {"feature": features, "table": names}, observes=True),
-        "versions": {"packages": installed_set(), **_versions(registry)},
+        "versions": {"packages": installed_set(), **plugin_versions(registry)},
     }
 
 
@@ -196,26 +194,6 @@ def _entry(entry: Entry[Plugin], what: str, names: Iterable[str]) -> dict[str, A
 
 def _schema(schema: FeatureSchema) -> dict[str, Any]:
     return {"sparse": list(schema.sparse), "dense": list(schema.dense), "label": schema.label}
-
-
-def _versions(registry: Registry) -> dict[str, str]:
-    """Of each plugin: its distribution and version, or a digest of the file that it came from."""
-    sections = [registry.wrappers, *map(registry.entries, registry.kinds)]
-    plugins: list[Plugin] = [entry.plugin for section in sections for entry in section]
-    distributions = {
-        entry_point.module.partition(".")[0]: entry_point.dist
-        for entry_point in importlib.metadata.entry_points(group=GROUP)
-    }
-    versions = {}
-    for plugin in plugins:
-        top = type(plugin).__module__.partition(".")[0]
-        if file := modules_of_files([type(plugin)]).get(top):
-            version = f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()[:12]}"
-        else:
-            dist = distributions.get(top)
-            version = f"{dist.name} {dist.version}" if dist is not None else top
-        versions[plugin.name] = version
-    return versions
 
 
 def _leaves(value: Any, field: str) -> Iterator[tuple[str, Any]]:

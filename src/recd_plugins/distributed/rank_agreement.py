@@ -1,0 +1,123 @@
+"""Ranks that tell one another what they decided, before they train, and refuse to differ."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+
+from recd_plugins.errors import SetupError
+
+T = TypeVar("T")
+
+_SHOWN = 3  # differences
+
+
+def tell_all(step: str, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
+    """What every rank tells in one step of its start, by rank. A collective call.
+
+    Ranks that are at different steps find one another here, as all of them call this. It is no
+    part of a training step: byte counters do not see it.
+
+    Args:
+        step: what this rank is doing, for messages.
+        value: travels by pickle.
+        group: of the ranks; the default one without it.
+
+    Raises:
+        SetupError: another rank is at another step.
+    """
+    if not dist.is_initialized() or dist.get_world_size(group) < 2:
+        return [value]
+    told: list[Any] = [None] * dist.get_world_size(group)
+    with _disable_current_modes():  # private, of torch 2.11 to 2.14
+        dist.all_gather_object(told, (step, value), group)
+    for rank, (other, _) in enumerate(told):
+        if other != told[0][0]:
+            raise SetupError(
+                f"ranks do not do the same: rank 0 is at {told[0][0]}, rank {rank} at {other}; let "
+                "all ranks run one program, with one registry file and batches of one make"
+            )
+    return [value for _, value in told]
+
+
+def check_agreement(
+    step: str, decided: Mapping[str, Any], group: dist.ProcessGroup | None = None
+) -> None:
+    """Refuse ranks that decided differently. A collective call, which sends a digest of each thing.
+
+    Args:
+        step: what this rank is doing, for messages.
+        decided: by what it is, in words. Of objects other than plain values, dataclasses and enums
+            the type alone counts.
+        group: of the ranks; the default one without it.
+
+    Raises:
+        SetupError: on all ranks: which thing differs, with the values of two ranks.
+    """
+    plain = {what: _plain(value) for what, value in decided.items()}
+    texts = {what: json.dumps(value, sort_keys=True) for what, value in plain.items()}
+    digests = {what: hashlib.sha256(text.encode()).hexdigest() for what, text in texts.items()}
+    told = tell_all(step, digests, group)
+    differing = [what for what in told[0] if any(each.get(what) != told[0][what] for each in told)]
+    if not differing:
+        return
+    values = tell_all(step, {what: plain[what] for what in differing}, group)
+    said = []
+    for what in differing:
+        rank = next(r for r, each in enumerate(told) if each.get(what) != told[0][what])
+        both = dict(_leaves(values[0][what])), dict(_leaves(values[rank].get(what)))
+        names = (n for n in {**both[0], **both[1]} if both[0].get(n) != both[1].get(n))
+        said += [
+            f"{what}{name}: {_shown(both[0], name)} on rank 0, {_shown(both[1], name)} on rank "
+            f"{rank}"
+            for name in islice(names, _SHOWN)
+        ]
+    raise SetupError(
+        f"ranks have decided differently ({step}): {'; '.join(said)}. They would exchange what "
+        "does not go together: give all ranks one installation, one registry file, one model and "
+        "the same data"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """JSON values; what has an address in its words has none here."""
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(str, value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    text = str(value)
+    return type(value).__qualname__ if " at 0x" in text else text
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(item, f"{name}.{key}" if name else f", {key}")
+    elif isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{name}[{index}]")
+    else:
+        yield name, value
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    if name not in values:
+        return "nothing"
+    text = json.dumps(values[name])
+    return text if len(text) <= 60 else f"{text[:57]}..."

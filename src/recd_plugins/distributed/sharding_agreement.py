@@ -1,0 +1,48 @@
+"""What ranks have to agree on when a module is sharded, whoever made the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
+
+from recd_plugins.distributed.rank_agreement import check_agreement
+from recd_plugins.versions import installed_set
+
+
+def check_sharding(
+    module: nn.Module,
+    shardings: Mapping[str, ParameterSharding],
+    env: ShardingEnv,
+    fused_params: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any],
+) -> None:
+    """Refuse ranks that shard a module differently. A collective call.
+
+    Args:
+        module: not sharded.
+        shardings: of its tables.
+        env: its process group.
+        fused_params: of its sharder.
+        arguments: of the sharded module, for its name.
+
+    Raises:
+        SetupError: plans, optimizers or versions of TorchRec differ.
+    """
+    name = arguments.get("module_fqn") or type(module).__name__
+    decided = {
+        "the versions": installed_set(),
+        "the plan": shardings,
+        # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
+        "the optimizers": {
+            parameter: {
+                attribute: getattr(weight, attribute, None)
+                for attribute in ("_optimizer_classes", "_optimizer_kwargs")
+            }
+            for parameter, weight in module.named_parameters()
+        },
+        "fused_params": fused_params,
+    }
+    check_agreement(f"sharding {name}", decided, env.process_group)

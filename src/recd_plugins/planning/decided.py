@@ -1,0 +1,70 @@
+"""What every rank decides by itself, before it plans with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.types import ModuleSharder
+
+from recd_plugins.data.prepared import Prepared
+from recd_plugins.interfaces import Plugin
+from recd_plugins.model_tables import embedding_modules
+from recd_plugins.planning.table_optimizers import table_optimizers
+from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry.plugin_versions import plugin_versions
+from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.versions import __version__, installed_set
+
+#: Of ``training:``, what a rank may have of its own.
+_OWN = {"checkpoint", "workers", "hang_notice", "hang_timeout"}
+
+
+def decided(
+    prepared: Prepared,
+    profile: DataProfile,
+    module: nn.Module,
+    sharders: Sequence[ModuleSharder[nn.Module]],
+) -> dict[str, Any]:
+    """By what it is, in words, for ``check_agreement``."""
+    registry = prepared.registry
+    seen = asdict(profile)
+    del seen["source"]  # has the path of a file
+    return {
+        "the versions": {
+            "recd-plugins": __version__,
+            "packages": installed_set(),
+            "plugins": plugin_versions(registry),
+        },
+        "the registry file": _document(registry),
+        "the model's tables": {
+            each.path: {table.name: asdict(table) for table in each.tables}
+            for each in embedding_modules(module)
+        },
+        "the tables' optimizers": table_optimizers(module, sharders),
+        "the deduplicated features": dict(registry.converter.dedupe_factors()),
+        "the profile of the data": seen,
+    }
+
+
+def _document(registry: Registry) -> dict[str, Any]:
+    """What results depend on: options as plugins were made with, defaults too."""
+    entries = {
+        name: [_entry(entry) for entry in registry.entries(name)]
+        for name, kind in registry.kinds.items()
+        if not kind.observes
+    }
+    return {
+        **{kind: of_kind for kind, of_kind in entries.items() if of_kind},
+        "wrap": [_entry(entry) for entry in registry.wrappers],
+        "model": registry.model and registry.model.model_dump(mode="json"),
+        "training": registry.training.model_dump(mode="json", exclude=_OWN),
+    }
+
+
+def _entry(entry: Entry[Plugin]) -> dict[str, Any]:
+    plugin = entry.plugin
+    options = plugin.options.model_dump(mode="json", exclude=set(plugin.free_options))
+    return {"use": plugin.name, "for": list(entry.patterns), "options": options}

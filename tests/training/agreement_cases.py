@@ -1,0 +1,129 @@
+"""Rank 1 differs in one thing, and every rank says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from tests.training.deferred_cases import Model, sharded
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recd_plugins
+from recd_plugins import load_registry
+from recd_plugins.distributed.byte_counter import CollectiveBytes
+from recd_plugins.distributed.rank_agreement import check_agreement
+from recd_plugins.errors import SetupError
+from recd_plugins.planning import decided
+from recd_plugins.training.assembly import assemble
+
+CPU = torch.device("cpu")
+Case = Callable[[bool], Any]
+
+
+def features(names: list[str], deduplicated: bool = False, **types: Any) -> KeyedJaggedTensor:
+    ids, lengths = torch.arange(8) % 4, torch.ones(8, dtype=torch.int64)
+    form: dict[str, Any] = {}
+    if deduplicated:
+        form["stride_per_key_per_rank"] = [[4], [4]]
+        form["inverse_indices"] = names, torch.arange(4).repeat(2, 1)
+    ids = ids.to(types.get("ids", torch.int64))
+    return KeyedJaggedTensor(names, ids, lengths=lengths, **form)
+
+
+def plan(differs: bool) -> None:
+    """Ranks that plan without one another."""
+    with patch.object(
+        recd_plugins.planning.planner.RegistryPlanner,
+        "collective_plan",
+        lambda self, module, sharders, _: self.plan(module, sharders),
+    ):
+        sharded(Model(), "table_wise" if differs else "row_wise")
+
+
+def optimizer(differs: bool) -> None:
+    model = Model()
+    if differs:
+        _apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
+    sharded(model, "row_wise")
+
+
+def tables(differs: bool) -> None:
+    model = Model()
+    if differs:
+        model.bags = Model().bags
+        model.bags.embedding_bag_configs()[0].num_embeddings = 36
+    sharded(model, "row_wise")
+
+
+def version(differs: bool) -> None:
+    other = patch.object(decided, "installed_set", lambda: "torchrec 1.7.0")
+    context: AbstractContextManager[Any] = other if differs else nullcontext()
+    with context:
+        sharded(Model(), "row_wise")
+
+
+def form(differs: bool) -> None:
+    sharded(Model(), "row_wise")(features(["b0", "b1"], differs), features(["e0", "e1"]))
+
+
+def ids(differs: bool) -> None:
+    bags = features(["b0", "b1"], ids=torch.int32 if differs else torch.int64)
+    sharded(Model(), "row_wise")(bags, features(["e0", "e1"]))
+
+
+def loader(differs: bool) -> None:
+    """One rank's batches go through ``dedup``, and not the other's."""
+    dmp, batch = sharded(Model(), "row_wise"), {"bags": features(["b0", "b1"])}
+    if differs:
+        batch = recd_plugins.wrap(Model()).dedup.batch(batch)
+    dmp(batch["bags"], features(["e0", "e1"]))
+
+
+def run(differs: bool, path: Any) -> None:
+    """`recd run`, which is told another seed, or data of which fewer rows repeat."""
+    registry = load_registry(path)
+    assemble(registry.with_training({"seed": 1}) if differs else registry, "plugins", CPU)
+
+
+def run_on_other_data(differs: bool, path: Any) -> None:
+    registry = load_registry(path)
+    if differs:
+        options = registry.dataset.options.model_copy(update={"seed": 9})
+        registry = replace(registry, dataset=type(registry.dataset)(options))
+    assemble(registry, "plugins", CPU)
+
+
+def said(rank: int, world_size: int, cases: list[Case], *paths: Any) -> list[str]:
+    """What each case is refused with."""
+    return [_said(case, rank, *paths) for case in cases]
+
+
+def _said(case: Case, rank: int, *paths: Any) -> str:
+    try:
+        case(rank == 1, *paths)
+    except SetupError as error:
+        return str(error)
+    finally:
+        dist.barrier()
+    return "nothing"
+
+
+def counted(rank: int, world_size: int) -> tuple[int, str]:
+    """Bytes that agreement counts as, and what objects without plain values are told as."""
+    with CollectiveBytes() as counter:
+        check_agreement("a test", {"objects": [nn.Linear(1, 1), object(), counted, {3, 1}]})
+        sharders = get_default_sharders()
+        check_agreement("a test", {"sharders": sharders, "a lambda": lambda: rank})
+    try:
+        check_agreement("a test", {"long": {"value": "x" * 100 + str(rank)}, "same": 1})
+    except SetupError as error:
+        return counter.total, str(error)
+    raise AssertionError

@@ -1,0 +1,55 @@
+"""Ranks that decide differently are refused at their start, with both sides named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.training import agreement_cases as cases
+
+from recd_plugins.testing.gloo import run_on_ranks
+
+REGISTRY = """version: 1
+dataset: {use: dlrm.random, options: {rows: 64, sparse: {a: 9, b: 40}}}
+converter: {use: recd.ikjt}
+training: {batch_size: 16, device: cpu}
+model: {num_embeddings: 50, embedding_dim: 4, bottom_mlp: [4], top_mlp: [4]}
+"""
+OF_TRAINERS = {
+    cases.plan: (
+        '(sharding bags): the plan, b0.sharding_type: "row_wise" on rank 0, "table_wise" on rank 1'
+    ),
+    cases.optimizer: 'the tables\' optimizers, b0.in_backward: "" on rank 0, "SGD" on rank 1',
+    cases.tables: "the model's tables, bags.b0.num_embeddings: 37 on rank 0, 36 on rank 1",
+    cases.version: '"torchrec 1.7.0" on rank 1',
+    cases.form: "(the first batch of bags): the batch, deduplicated: false on rank 0, true on rank",
+    cases.ids: 'the batch, type of ids: "torch.int64" on rank 0, "torch.int32" on rank 1',
+    cases.loader: (
+        "rank 0 is at the first batch of bags, rank 1 at the first batch of dedup(loader)"
+    ),
+}
+OF_RUNS = {
+    cases.run: "(planning): the registry file, training.seed: 0 on rank 0, 1 on rank 1",
+    cases.run_on_other_data: "the registry file, dataset[0].options.seed: 0 on rank 0, 9 on rank 1",
+}
+
+
+def test_a_trainer_is_told_what_differs() -> None:
+    for told in run_on_ranks(cases.said, 2, list(OF_TRAINERS)):
+        for text, expected in zip(told, OF_TRAINERS.values(), strict=True):
+            assert expected in text
+
+
+def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text(REGISTRY)
+    for told in run_on_ranks(cases.said, 2, list(OF_RUNS), path):
+        for text, expected in zip(told, OF_RUNS.values(), strict=True):
+            assert expected in text
+            assert "give all ranks one installation, one registry file" in text
+
+
+def test_it_counts_no_bytes_and_no_addresses() -> None:
+    for num_bytes, text in run_on_ranks(cases.counted, 2):
+        assert num_bytes == 0
+        shown = f'"{"x" * 56}...'
+        assert f"(a test): long, value: {shown} on rank 0, {shown} on rank 1." in text
