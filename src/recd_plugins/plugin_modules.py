@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
@@ -71,13 +72,7 @@ def installed_packages() -> list[Package]:
     Raises:
         PluginError: ``RECD_WITHOUT`` names none of them.
     """
-    found = []
-    # By name: in which order distributions are found is up to the file system.
-    for entry_point in sorted(importlib.metadata.entry_points(group=GROUP), key=str):
-        distribution = entry_point.dist
-        assert distribution is not None, "entry points of installed distributions have one"
-        origin = f"{distribution.name} {distribution.version}"
-        found.append(Package(entry_point, distribution.name, origin))
+    found = _packages_in(tuple(map(_state_of, sys.path)))
     without, only = _named(WITHOUT), _named(ONLY)
     known = {name for package in found for name in (package.name, package.distribution)}
     if unknown := sorted(without - known):
@@ -91,6 +86,31 @@ def installed_packages() -> list[Package]:
         if not without & {package.name, package.distribution}
         and (not only or only & {package.name, package.distribution})
     ]
+
+
+@lru_cache(maxsize=1)
+def _packages_in(folders: tuple[tuple[object, ...], ...]) -> list[Package]:
+    """All packages; looked for again where ``folders``, of ``sys.path``, are not what they were.
+
+    The entry points of every distribution are read, which takes as long as all else of a registry.
+    """
+    found = []
+    # By name: in which order distributions are found is up to the file system.
+    for entry_point in sorted(importlib.metadata.entry_points(group=GROUP), key=str):
+        distribution = entry_point.dist
+        assert distribution is not None, "entry points of installed distributions have one"
+        origin = f"{distribution.name} {distribution.version}"
+        found.append(Package(entry_point, distribution.name, origin))
+    return found
+
+
+def _state_of(folder: str) -> tuple[object, ...]:
+    """What changes where a distribution is installed or taken away: each has an entry."""
+    try:
+        stat = os.stat(folder or ".")
+    except OSError:
+        return (folder,)
+    return folder, stat.st_dev, stat.st_ino, stat.st_mtime_ns
 
 
 def _named(variable: str) -> set[str]:
