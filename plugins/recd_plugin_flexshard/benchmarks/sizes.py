@@ -36,14 +36,14 @@ class Sizes:
 SIZES: Mapping[Size, Sizes] = {
     "tiny": Sizes(
         rm2=Scaled(scale=2048, embedding_dim=32, profiled=400, nodes=2),
-        rm2_batches=3,
+        rm2_batches=2,
         rm2_turns=1,
         papercal=Workload(
             ("seq_0_1",), batch_size=128, num_batches=2, turns=1, profiled=2048, nodes=2
         ),
         drift=Scaled(scale=2048, embedding_dim=32, profiled=400, nodes=2),
         phases=2,
-        retier_every=3,
+        retier_every=2,
     ),
     "small": Sizes(
         rm2=Scaled(scale=256, embedding_dim=16, profiled=1600),

@@ -10,7 +10,7 @@ from recd_plugins.testing.benchmark import Figure, Size
 
 SUMMARY = "training on 2 ranks, stock TorchRec against deduplicated (RecD)"
 
-_STEPS: dict[Size, int] = {"tiny": 8, "small": 12, "reference": 30}
+_STEPS: dict[Size, int] = {"tiny": 6, "small": 12, "reference": 30}
 _PAIRS: dict[Size, int] = {"tiny": 1, "small": 1, "reference": 5}
 _BATCH_SIZES: dict[Size, int] = {"tiny": 32, "small": 512, "reference": 512}
 _RANKS = 2

@@ -29,7 +29,7 @@ class Sizes:
 
 SIZES: Mapping[Size, Sizes] = {
     "tiny": Sizes(
-        cells=Workload(scale=128, other_scale=1024, num_batches=150, warmup=1, turns=1),
+        cells=Workload(scale=64, other_scale=512, num_batches=75, warmup=1, turns=1),
         file=None,
         steps=2,
     ),
