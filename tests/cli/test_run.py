@@ -139,10 +139,12 @@ def test_killed_and_resumed_is_as_if_never_killed(folder: Path, whole: dict[str,
 
 
 def test_torchrun(folder: Path, whole: dict[str, Any]) -> None:
-    """Its agent is forked; the ranks that it starts are interpreters of their own."""
-    agent = (sys.executable, "-m", "torch.distributed.run")
-    program = (*agent, "--nproc-per-node", "2", "--no-python", RECD)
-    report = report_of("run", write_registry(folder), "--steps", 2, program=program)
+    """That of a real one joins is shown by tests of join_torchrun."""
+    figures = folder / "torchrun.json"
+    command = [RECD, "run", write_registry(folder), "--steps", 2, "--json", figures]
+    done = forked.torchrun(command, ranks=2)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(figures.read_text(encoding="utf-8"))
     assert report["losses"] == pytest.approx(whole["losses"][:2])
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -45,6 +45,8 @@ from recd_plugins.registry.schema import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.values.model_input import ModelInput
+
+T = TypeVar("T")
 
 CPU = torch.device("cpu")
 # Adagrad's first steps are as long as the rate whatever the gradient, rounding errors included.
@@ -108,11 +110,11 @@ def run_case(rank: int, world_size: int, case: Case) -> Difference:
     dmp, optimizer = _shard(case, world_size, initial)
     with _fault(case.gradient_fault):
         outputs, num_pipelined = _train(dmp, optimizer, case, rank)
-    expected = _train_reference(reference, case, rank, world_size)
+    of_ranks, trained = from_rank_0(lambda: _train_reference(reference, case, world_size))
+    expected = [of_step[rank] for of_step in of_ranks]
     weights = {name: _whole(tensor) for name, tensor in dmp.state_dict().items()}
     assert weights.keys() == initial.keys()
     pairs = list(zip(outputs, expected, strict=True))
-    trained = reference.state_dict()
     return Difference(
         loss=max(abs(float(got[0] - want[0])) for got, want in pairs),
         output=max(float((got[1] - want[1]).abs().max()) for got, want in pairs),
@@ -205,9 +207,20 @@ def _train(
     return outputs, 0
 
 
+def from_rank_0(make: Callable[[], T]) -> T:
+    """What ``make`` returns there: not made by each rank, as it takes as long as the case itself.
+
+    A collective call.
+    """
+    made = [make() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(made)
+    return cast(T, made[0])
+
+
 def _train_reference(
-    model: ParityModel, case: Case, rank: int, world_size: int
-) -> list[tuple[Tensor, Tensor]]:
+    model: ParityModel, case: Case, world_size: int
+) -> tuple[list[list[tuple[Tensor, Tensor]]], dict[str, Tensor]]:
+    """Loss and output by step and rank, and the weights after the last step."""
     tables = {table.name for table in tables_of(model)}
     optimizer = ReferenceOptimizer(
         model,
@@ -222,8 +235,8 @@ def _train_reference(
         results = [model(_input(case, each, step, "plain")) for each in range(world_size)]
         torch.stack([loss for loss, _ in results]).mean().backward()
         optimizer.step()
-        outputs.append(results[rank][1])
-    return outputs
+        outputs.append([(loss.detach(), output.detach()) for _, (loss, output) in results])
+    return outputs, model.state_dict()
 
 
 def _input(case: Case, rank: int, step: int, form: Form) -> ModelInput:

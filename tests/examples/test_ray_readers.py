@@ -23,8 +23,8 @@ def test_it_is_trained_and_compared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (EXAMPLE / "registry.yaml").read_text()
     for before, after in (
-        ("rows: 32768, row_group_rows: 1024", "rows: 4096, row_group_rows: 256"),
-        ("batch_size: 256", "batch_size: 64"),
+        ("rows: 32768, row_group_rows: 1024", "rows: 1024, row_group_rows: 64"),
+        ("batch_size: 256", "batch_size: 32"),
         ("min_readers: 1 ", "cpus: 4\n    min_readers: 1 "),
         ("max_readers: 4", "max_readers: 2"),
     ):
@@ -37,7 +37,7 @@ def test_it_is_trained_and_compared(tmp_path, monkeypatch):
         assert list(Path(folder).glob("recd-ray-*")) == []
         assert [each for each in psutil.process_iter(["cmdline"]) if names(each, folder)] == []
     assert done.returncode == 0, done.stderr
-    assert re.search(r"losses of 32 steps agree within", done.stdout), done.stdout
+    assert re.search(r"losses of 16 steps agree within", done.stdout), done.stdout
     json.loads(Path("out.json").read_text())
     assert "Traceback" not in done.stderr
     assert "ray.io" not in done.stderr, "what Ray writes does not reach the user"

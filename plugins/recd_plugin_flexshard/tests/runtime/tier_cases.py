@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from tests.distributed.parity_cases import CPU, Optimizer, _fault, _whole
+from tests.distributed.parity_cases import CPU, Optimizer, _fault, _whole, from_rank_0
 from tests.distributed.parity_model import ReferenceOptimizer
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -96,7 +96,7 @@ def _run(rank: int, world_size: int, case: Case) -> Difference:
     with _fault(case.fault == "sum"):
         outputs, num_pipelined = _train(dmp, optimizer, case, rank)
     in_columns = tuple(table for table in FEATURES if _sharding(case, table) == "column_wise")
-    reference = _train_reference(case.optimizer, in_columns, world_size)
+    reference = _reference(case.optimizer, in_columns, world_size)
     weights = {name: _whole(tensor).cpu() for name, tensor in dmp.state_dict().items()}
     assert weights.keys() == initial.keys()
     expected = [of_ranks[rank] for of_ranks in reference.outputs]
@@ -193,10 +193,14 @@ class Reference:
 
 
 @cache
+def _reference(optimizer: Optimizer, in_columns: tuple[str, ...], world_size: int) -> Reference:
+    """The same for many cases, of which it would take a large share of the time."""
+    return from_rank_0(lambda: _train_reference(optimizer, in_columns, world_size))
+
+
 def _train_reference(
     optimizer_name: Optimizer, in_columns: tuple[str, ...], world_size: int
 ) -> Reference:
-    """The same for many cases, of which it would take a large share of the time."""
     model = TierModel(None)
     optimizer = ReferenceOptimizer(
         model,
@@ -211,7 +215,7 @@ def _train_reference(
         results = [model(model_input(each, step, "kjt")) for each in range(world_size)]
         torch.stack([loss for loss, _ in results]).mean().backward()
         optimizer.step()
-        outputs.append([output for _, output in results])
+        outputs.append([(loss.detach(), output.detach()) for _, (loss, output) in results])
     return Reference(outputs, model.state_dict())
 
 
