@@ -89,7 +89,7 @@ def installed_packages() -> list[Package]:
 
 
 @lru_cache(maxsize=1)
-def _packages_in(folders: tuple[tuple[object, ...], ...]) -> list[Package]:
+def _packages_in(folders: tuple[tuple[object, ...], ...]) -> list[Package]:  # noqa: ARG001
     """All packages; looked for again where ``folders``, of ``sys.path``, are not what they were.
 
     The entry points of every distribution are read, which takes as long as all else of a registry.
