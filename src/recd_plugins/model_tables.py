@@ -13,6 +13,7 @@ from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingCollection,
 )
 
+from recd_plugins.errors import SetupError
 from recd_plugins.values.table import Table
 
 _POOLED = (EmbeddingBagCollection, FusedEmbeddingBagCollection)
@@ -117,6 +118,32 @@ def embedding_modules(model: nn.Module) -> Iterator[EmbeddingModule]:
             yield from visit(f"{path}.{name}" if path else name, child)
 
     yield from visit("", model)
+
+
+def refuse_shared_tables(model: nn.Module) -> None:
+    """Refuse tables that several modules have: each would be sharded to a table of its own.
+
+    Raises:
+        SetupError: a module is at two paths, or two modules have one parameter.
+    """
+    paths: dict[int, str] = {}
+
+    def visit(path: str, module: nn.Module, around: tuple[nn.Module, ...]) -> None:
+        if any(module is each for each in around):  # a model may refer to itself
+            return
+        for parameter in module.parameters() if _tables(module) else ():
+            first = paths.setdefault(id(parameter), path)
+            if first != path:
+                raise SetupError(
+                    f"{first} and {path} share a table, and DistributedModelParallel would make "
+                    "two of it, which train apart: look it up in one module, as features of one "
+                    "table, and keep that module at one place of the model"
+                )
+        for name, child in module._modules.items():  # named_children() has each but once
+            if child is not None:
+                visit(f"{path}.{name}" if path else name, child, (*around, module))
+
+    visit("", model, ())
 
 
 def sharded_modules(

@@ -6,13 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.drop_in.dedup_cases import Model
+from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.types import ParameterSharding
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 import recd_plugins
-from recd_plugins.errors import RegistryError
+from recd_plugins.distributed.row_updates import check_updates
+from recd_plugins.errors import RegistryError, SetupError
 
 ROW_WISE = "sharding: [{use: torchrec.row_wise, tables: [t_f0]}]"
 
@@ -87,3 +94,72 @@ def test_what_needs_rows_says_so(file: Any) -> None:
 def test_wrong_files_are_refused_as_ever(file: Any) -> None:
     with pytest.raises(RegistryError, match=r"no sharding plugin is named torchrec\.row_wize"):
         recd_plugins.wrap(Model(), file(ROW_WISE.replace("wise", "wize")))
+
+
+class Two(nn.Module):
+    def __init__(self, shares: str) -> None:
+        super().__init__()
+        self.first, self.second = Model(), Model()
+        if shares == "module":
+            self.second.bags = self.first.bags
+        else:
+            weight = self.first.bags.embedding_bags["t_f0"].weight
+            self.second.bags.embedding_bags["t_f0"].weight = weight
+
+
+@pytest.mark.parametrize("shares", ["module", "parameter"])
+def test_a_table_of_two_modules_is_refused(shares: str) -> None:
+    with pytest.raises(SetupError, match=r"first\.bags and second\.bags share a table"):
+        recd_plugins.wrap(Two(shares))
+
+
+def test_a_subclass_that_brings_an_optimizer_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Bags(EmbeddingBagCollection):
+        pass
+
+    model = Model()
+    model.bags.__class__ = Bags
+    apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {"lr": 0.1})
+    recd_plugins.wrap(model)
+    assert "bags is a Bags, a subclass of EmbeddingBagCollection" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "arguments", "message"),
+    [
+        (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}, "exact_sgd do nothing with momentum"),
+        (RowWiseAdagrad, {"lr": 0.1, "weight_decay": 0.1}, "CPU kernels do nothing with weight_"),
+        (RowWiseAdagrad, {"lr": 0.1, "max_norm": 1.0}, "CPU kernels do nothing with max_norm"),
+        (torch.optim.SGD, {"lr": 0.1, "maximize": True}, "SGD was given maximize, which FBGEMM"),
+    ],
+    ids=["momentum", "weight_decay", "max_norm", "maximize"],
+)
+def test_arguments_that_do_nothing_are_refused(
+    optimizer: Any, arguments: dict[str, Any], message: str
+) -> None:
+    model = Model()
+    apply_optimizer_in_backward(optimizer, model.bags.parameters(), arguments)
+    with pytest.raises(SetupError, match=f"table t_f0: .*{message}"):
+        _check(model, {})
+
+
+def test_fused_params_that_do_nothing_are_refused() -> None:
+    with pytest.raises(SetupError, match=r"table t_f0: .* do nothing with weight_decay"):
+        _check(Model(), {"weight_decay": 0.1})
+
+
+def test_a_rate_that_nobody_gave_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    apply_optimizer_in_backward(torch.optim.SGD, model.bags.parameters(), {})
+    _check(model, {"learning_rate": 0.3})
+    assert not caplog.records
+    _check(model, {})
+    assert "SGD was given no lr, and FBGEMM's default of 0.01 counts" in caplog.text
+
+
+def _check(model: Model, fused_params: dict[str, Any]) -> None:
+    parameters = {name: bag.weight for name, bag in model.bags.embedding_bags.items()}
+    plan = {name: ParameterSharding("table_wise", "fused", [0]) for name in parameters}
+    check_updates(plan, parameters, fused_params, torch.device("cpu"))

@@ -28,14 +28,10 @@ CPU = torch.device("cpu")
 Case = Callable[[bool], Any]
 
 
-def features(names: list[str], deduplicated: bool = False, **types: Any) -> KeyedJaggedTensor:
+def features(names: list[str], **types: Any) -> KeyedJaggedTensor:
     ids, lengths = torch.arange(8) % 4, torch.ones(8, dtype=torch.int64)
-    form: dict[str, Any] = {}
-    if deduplicated:
-        form["stride_per_key_per_rank"] = [[4], [4]]
-        form["inverse_indices"] = names, torch.arange(4).repeat(2, 1)
     ids = ids.to(types.get("ids", torch.int64))
-    return KeyedJaggedTensor(names, ids, lengths=lengths, **form)
+    return KeyedJaggedTensor(names, ids, lengths=lengths)
 
 
 def plan(differs: bool) -> None:
@@ -68,10 +64,6 @@ def version(differs: bool) -> None:
     context: AbstractContextManager[Any] = other if differs else nullcontext()
     with context:
         sharded(Model(), "row_wise")
-
-
-def form(differs: bool) -> None:
-    sharded(Model(), "row_wise")(features(["b0", "b1"], differs), features(["e0", "e1"]))
 
 
 def ids(differs: bool) -> None:

@@ -21,7 +21,6 @@ OF_TRAINERS = {
     cases.optimizer: 'the tables\' optimizers, b0.in_backward: "" on rank 0, "SGD" on rank 1',
     cases.tables: "the model's tables, bags.b0.num_embeddings: 37 on rank 0, 36 on rank 1",
     cases.version: '"torchrec 1.7.0" on rank 1',
-    cases.form: "(the first batch of bags): the batch, deduplicated: false on rank 0, true on rank",
     cases.ids: 'the batch, type of ids: "torch.int64" on rank 0, "torch.int32" on rank 1',
     cases.loader: (
         "rank 0 is at the first batch of bags, rank 1 at the first batch of dedup(loader)"

@@ -30,8 +30,7 @@ class BatchForm:
         name: of the module, for messages.
         plain_only: why its batches are always plain; empty where they need not be.
         features: that the module looks up, where ``ordered`` is to look for them.
-        group: of the ranks, whose first batches have to be of one form.
-        fits_all: whether batches of all forms are sent alike, and ``fit`` is not asked.
+        group: of the ranks that share the module; they agree on the form of the first batch.
     """
 
     def __init__(
@@ -40,12 +39,9 @@ class BatchForm:
         plain_only: str = "",
         features: Iterable[str] = (),
         group: dist.ProcessGroup | None = None,
-        *,
-        fits_all: bool = False,
     ) -> None:
         self._name = name
         self._group = group
-        self._fits_all = fits_all
         self._plain_only = plain_only
         self._features = tuple(features)
         self._keys: list[str] = []
@@ -59,7 +55,7 @@ class BatchForm:
 
         Raises:
             ExactnessError: one is missing, or those of a deduplicated batch stand in another order.
-            SetupError: the first batch of another rank is of another form.
+            SetupError: the first batch of another rank has other types.
         """
         keys = features.keys()
         if keys == self._keys:
@@ -86,9 +82,7 @@ class BatchForm:
 
     def _said(self, features: KeyedJaggedTensor) -> dict[str, Any]:
         weights = features.weights_or_none()
-        variable = features.variable_stride_per_key() and not self._plain_only
         return {
-            "deduplicated": variable and not self._fits_all,
             "type of ids": features.values().dtype,
             "type of lengths": features.lengths().dtype,
             "type of weights": None if weights is None else weights.dtype,
@@ -108,6 +102,7 @@ class BatchForm:
         return _repeated(features, self._name) if variable else _stored_once(features, self._order)
 
     def _begin(self, features: KeyedJaggedTensor, variable: bool) -> None:
+        variable = self._on_any_rank(variable, features.device())
         self._variable = variable and not self._plain_only
         if self._variable:
             names, _ = features.inverse_indices_or_none() or (features.keys(), None)
@@ -116,6 +111,14 @@ class BatchForm:
             logger.warning(
                 "%s: deduplicated batches become plain, %s", self._name, self._plain_only
             )
+
+    def _on_any_rank(self, variable: bool, device: torch.device) -> bool:
+        """Whether a rank's first batch is deduplicated: messages of two forms would not fit."""
+        if self._group is None or dist.get_world_size(self._group) == 1 or self._plain_only:
+            return variable
+        any_rank = torch.tensor(int(variable), device=device)
+        dist.all_reduce(any_rank, dist.ReduceOp.MAX, group=self._group)
+        return bool(any_rank.item())
 
 
 def _repeated(features: KeyedJaggedTensor, name: str) -> KeyedJaggedTensor:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
 from torch import nn
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.types import ParameterSharding
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 
 from recd_plugins.errors import SetupError
+from recd_plugins.words import shortened
+
+logger = logging.getLogger(__name__)
+
+_ARGUMENTS = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
 
 # As FBGEMM (1.6 to 1.9) asserts when a kernel is made on CPU.
 _ON_CPU = {
@@ -102,20 +112,59 @@ def check_updates(
         device: of the module.
 
     Raises:
-        SetupError: names the table, and what to take.
+        SetupError: names the table, and what to take; of arguments that FBGEMM does not take, or
+            does nothing with, too.
     """
+    device_type = "cpu" if device is None else device.type
+    without_rate: dict[str, list[str]] = {}
     for table, sharding in params.items():
         if sharding.compute_kernel != EmbeddingComputeKernel.FUSED.value:
             continue  # a dense one, those of CUDA alone, and those of plugins, which say it
         # Set by torch.distributed.optim._apply_optimizer_in_backward, read by TorchRec.
         classes = getattr(parameters.get(table), "_optimizer_classes", [])
         kwargs = getattr(parameters.get(table), "_optimizer_kwargs", [])
+        given = dict(fused_params or {})
         try:
-            kind = kind_of_update(torch.optim.SGD, fused_params or {})
+            kind = kind_of_update(torch.optim.SGD, given)
             for optimizer, arguments in zip(classes, kwargs, strict=True):
                 kind = kind_of_update(optimizer, arguments)
+                _refuse_unknown(table, optimizer, arguments)
+                given |= arguments
+                if other_rate(optimizer, given):
+                    without_rate.setdefault(optimizer.__name__, []).append(table)
         except ValueError as error:
             raise SetupError(f"table {table} has {error}") from None
-        on_cpu = device is None or device.type == "cpu"
-        if on_cpu and (why := why_not_on_cpu(kind)):
+        why = why_not_on_cpu(kind) if device_type == "cpu" else ""
+        if why := why or unheeded_argument(kind, given, device_type):
             raise SetupError(f"table {table}: {why}")
+    for name, tables in without_rate.items():
+        logger.warning(
+            "%s: %s was given no lr, and FBGEMM's default of %g counts, not that of the class: "
+            "give it one",
+            shortened(tables),
+            name,
+            _ARGUMENTS["learning_rate"].default,
+        )
+
+
+def other_rate(optimizer: type[torch.optim.Optimizer], given: Mapping[str, Any]) -> bool:
+    """Whether nobody says the learning rate, and that of the class is not FBGEMM's."""
+    of_class = inspect.signature(optimizer).parameters.get("lr")
+    return (
+        given.keys().isdisjoint({"lr", "learning_rate"})
+        and of_class is not None
+        and of_class.default != _ARGUMENTS["learning_rate"].default
+    )
+
+
+def _refuse_unknown(
+    table: str, optimizer: type[torch.optim.Optimizer], arguments: Mapping[str, Any]
+) -> None:
+    """Refuse what FBGEMM's kernels would answer with a TypeError that names no table."""
+    unknown = [name for name in arguments if name not in {"lr", *_ARGUMENTS}]
+    if unknown:
+        raise SetupError(
+            f"table {table}: {optimizer.__name__} was given {', '.join(unknown)}, which FBGEMM's "
+            "kernels do not take: leave that out, or give the table to the dense optimizer "
+            "(data-parallel)"
+        )

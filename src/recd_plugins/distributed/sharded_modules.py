@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -55,6 +56,8 @@ from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 
+logger = logging.getLogger(__name__)
+
 _ROW_WISE = {
     ShardingType.ROW_WISE.value,
     ShardingType.TABLE_ROW_WISE.value,
@@ -107,15 +110,15 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             # The layout divides. Private, torchrec 1.6 to 1.9.
             require_attributes(self, "_has_mean_pooling_callback")
             self._has_mean_pooling_callback = False
-        self._weighted = module.is_weighted()
+        self._weighted, self._told = module.is_weighted(), False
+        self._name = arguments.get("module_fqn") or "an EmbeddingBagCollection"
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
         dense = ", ".join(_with_dense_kernel(shardings))
         self._form = BatchForm(
-            arguments.get("module_fqn") or "an EmbeddingBagCollection",
+            self._name,
             dense and f"as dense kernels, those of tables {dense}, take no other",
             (name for config in configs for name in config.feature_names),
             env.process_group,
-            fits_all=self._groups is not None,
         )
 
     def _create_lookups(self) -> None:
@@ -149,6 +152,14 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                     f"the weights of {', '.join(features.keys())} require a gradient, which "
                     "TorchRec's input dist does not pass on: what makes them would never learn. "
                     "Put it into a FeatureProcessedEmbeddingBagCollection, or detach the weights"
+                )
+            if weights is not None and not (self._weighted or self._told):
+                self._told = True
+                logger.warning(
+                    "%s is not is_weighted, and its batches have weights: sharded, TorchRec "
+                    "multiplies by them, in one piece it ignores them. Make it is_weighted=True, "
+                    "or give it batches without",
+                    self._name,
                 )
             variable = features.variable_stride_per_key()
             if not variable and features.inverse_indices_or_none() is not None:

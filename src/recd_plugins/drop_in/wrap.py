@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any
 
 from torch import nn
 from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.distributed.sharders import build_sharders, fused_params
 from recd_plugins.drop_in.dedup import Dedup
+from recd_plugins.model_tables import embedding_modules
 from recd_plugins.planning.prepare import prepare_model
 from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.registry.from_file import read_registry, registry_without_file
+
+logger = logging.getLogger(__name__)
 
 _OF_OPTIMIZER = {"optimizer", "learning_rate", "eps"}
 
@@ -95,6 +100,26 @@ def wrap(
     )
     if batch_size is not None:
         parsed = parsed.with_training({"batch_size": batch_size})
+    _warn_of_subclasses(model)
     dedup = Dedup(model)  # before plugins replace modules
     prepared = prepare_model(Registry(**vars(parsed)), model)
     return Wrapped(**vars(prepared), dedup=dedup)
+
+
+def _warn_of_subclasses(model: nn.Module) -> None:
+    """Say what stays whole on every rank, and cannot train there on CPU."""
+    for left in embedding_modules(model):
+        if left.ours or not isinstance(
+            left.shardable, EmbeddingBagCollection | EmbeddingCollection
+        ):
+            continue
+        # Set by torch.distributed.optim._apply_optimizer_in_backward.
+        if any(
+            hasattr(parameter, "_optimizer_classes") for parameter in left.shardable.parameters()
+        ):
+            logger.warning(
+                "%s, so it is whole on every rank. Its tables bring an optimizer for the backward "
+                "pass, with which torch's DistributedDataParallel fails on CPU (Cannot access "
+                "accelerator device): give them to the dense optimizer, or make it a plain one",
+                left.why_left,
+            )

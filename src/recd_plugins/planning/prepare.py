@@ -22,6 +22,7 @@ from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model_tables import (
     EmbeddingModule,
     embedding_modules,
+    refuse_shared_tables,
     rows_by_feature,
 )
 from recd_plugins.planning.optimizer_entries import apply_optimizers
@@ -45,7 +46,9 @@ def prepare_model(registry: Registry, model: nn.Module, setting: Setting | None 
     Raises:
         RegistryError: a pattern matches no table or feature, or two entries claim one.
         ExactnessError: a combination that cannot be exact.
+        SetupError: modules share a table.
     """
+    refuse_shared_tables(model)
     modules = list(embedding_modules(model))
     tables = [table for module in modules if module.ours for table in module.tables]
     _refuse_claims(registry, modules)
