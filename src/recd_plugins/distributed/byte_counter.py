@@ -40,6 +40,10 @@ class Traffic:
     payload: Literal["integers", "floats"]
 
 
+#: Operations that were seen and send nothing: almost all, so that they are to cost little.
+_OTHERS: set[Any] = set()
+
+
 class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes that this rank sends to other ranks while the context is open.
 
@@ -94,6 +98,11 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         # TorchRec's reduce_scatter_tensor calls the functional one within; while this method runs
         # the mode is off, so that one is not counted again.
+        if func not in _OTHERS:
+            self._see(func, args, kwargs)
+        return func(*args, **(kwargs or {}))
+
+    def _see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None) -> None:
         name = func._schema.name
         if (count := _COLLECTIVES.get(name)) is not None:
             names = (argument.name for argument in func._schema.arguments)
@@ -101,9 +110,10 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif func.namespace in ("c10d", "_c10d_functional") and name not in _SILENT:
             # Counting is no reason to end a training run, and a low figure needs a reason.
             warnings.warn(
-                f"CollectiveBytes leaves out {name}, which it does not know", stacklevel=2
+                f"CollectiveBytes leaves out {name}, which it does not know", stacklevel=3
             )
-        return func(*args, **(kwargs or {}))
+        else:
+            _OTHERS.add(func)
 
     def _count(self, kind: CollectiveKind, sent: _Sent, arguments: dict[str, Any]) -> None:
         group = _group(arguments)
