@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import os
 import shutil
-import subprocess
 import sys
+import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 from tests import forked
 
 
@@ -57,14 +59,17 @@ def pip_installed(package: Path, folder: Path) -> dict[str, str]:
     source = folder / "source"
     shutil.copytree(package, source, ignore=shutil.ignore_patterns("__pycache__"))
     target = folder / "site-packages"
-    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check"]
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", target, source],
-        check=True,
-    )
+    install_wheel(source, target)
     environment = {**os.environ, "PYTHONPATH": str(target)}
     del environment["RECD_ONLY"]
     return environment
+
+
+def install_wheel(source: Path, folder: Path) -> None:
+    """What pip does with a package that hatchling builds, without the interpreters it starts."""
+    with tempfile.TemporaryDirectory() as wheels:
+        for wheel in WheelBuilder(str(source)).build(directory=wheels, versions=["standard"]):
+            zipfile.ZipFile(wheel).extractall(folder)
 
 
 def python(environment: dict[str, str], *arguments: object) -> str:

@@ -7,15 +7,14 @@ import os
 import re
 import subprocess
 import sys
-import zipfile
 from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
 import click
 import pytest
-from hatchling.builders.wheel import WheelBuilder
 from tests.docs.pages import blocks, page
+from tests.installed import install_wheel
 
 from recd_plugins.api import PlanMode
 from recd_plugins.cli import PluginCommands
@@ -110,12 +109,9 @@ training: {{batch_size: 16, ranks: 1, evaluate: false}}
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheels of the framework and of every plugin."""
-    wheels, site = tmp_path_factory.mktemp("wheels"), tmp_path_factory.mktemp("site")
-    # What pip does with these, without the interpreters that it starts for each.
+    site = tmp_path_factory.mktemp("site")
     for source in (ROOT, *(ROOT / "plugins" / name for name in PLUGINS)):
-        builder = WheelBuilder(str(source))
-        for wheel in builder.build(directory=str(wheels), versions=["standard"]):
-            zipfile.ZipFile(wheel).extractall(site)
+        install_wheel(source, site)
     return site
 
 

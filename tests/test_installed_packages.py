@@ -79,6 +79,15 @@ def test_only_packages_are_imported_that_the_file_names(site: Site) -> None:
     assert not site.imported("other")
 
 
+def test_what_is_installed_later_is_found(site: Site) -> None:
+    """Though packages are not looked for again where nothing was installed."""
+    found = []
+    for name in ("acme", "other"):
+        site.install(name)
+        found.append(set(PluginManager().plugins["preprocessing"]) & {"acme.keep", "other.keep"})
+    assert found == [{"acme.keep"}, {"acme.keep", "other.keep"}]
+
+
 def test_a_name_may_be_of_a_package_that_is_called_otherwise(site: Site) -> None:
     site.install("acme", entry_point="things")
     assert load_registry(site.registry("acme.keep")).preprocessing[0].plugin.name == "acme.keep"
