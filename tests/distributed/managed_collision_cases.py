@@ -84,22 +84,29 @@ class Model(nn.Module):
 
 
 def batch(rank: int, step: int, uneven: bool) -> KeyedJaggedTensor:
-    """Rows of sessions, in turn; of other numbers at each step, and on each rank if ``uneven``.
+    """Rows of sessions, in turn; of other numbers at each step, and on each rank if ``uneven``,
+    one of which has none once.
 
     The first batch is small: MCH's history, as long as it says, is then too short for the others.
     Features stand in another order than tables.
     """
     random = torch.Generator().manual_seed(100 * rank + step)
     sessions = 6 + 4 * (step % 3) + (rank if uneven else 0)
-    lists: list[Tensor] = []
+    if uneven and rank and step == 5:
+        sessions = 0
+    lists = [torch.zeros(0, dtype=torch.long)]
     for _ in POLICIES:
         rows = [
             torch.randint(NUM_RAW_IDS, (int(length),), generator=random)
             for length in torch.randint(0, 12, (sessions,), generator=random)
         ]
         lists += rows * SESSION
-    lengths = torch.tensor([len(ids) for ids in lists])
-    return KeyedJaggedTensor(sorted(POLICIES, reverse=True), torch.cat(lists), lengths=lengths)
+    return KeyedJaggedTensor(
+        sorted(POLICIES, reverse=True),
+        torch.cat(lists),
+        lengths=torch.tensor([len(ids) for ids in lists[1:]], dtype=torch.long),
+        stride=SESSION * sessions,
+    )
 
 
 @dataclass(frozen=True)
@@ -147,7 +154,7 @@ def train(rank: int, optimizer: str, deduplicated: bool, stock: bool) -> Trained
         features = batch(rank, step, uneven=optimizer != "sgd")
         with counter:
             found = dmp(dedup.batch(features) if deduplicated else features)
-            loss = (found - 1).square().mean()
+            loss = (found - 1).square().sum() / 1000
             loss.backward()
         losses.append(loss.item())
     state = {

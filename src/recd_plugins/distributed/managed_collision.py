@@ -29,6 +29,7 @@ from torchrec.modules.mc_modules import ManagedCollisionCollection, MCHManagedCo
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.distributed.mean_pooling import with_inverse_indices_of
+from recd_plugins.distributed.no_rows import num_rows, with_an_empty_row
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import SetupError
 from recd_plugins.sparse.index_select import jagged_index_select
@@ -172,12 +173,12 @@ class _AllRows:
         self._work.wait()
         rows, first = [], 0
         for name, strides in zip(features.keys(), features.stride_per_key_per_rank(), strict=True):
-            for inverse, num_rows, stride in zip(
+            for inverse, of_rank, stride in zip(
                 self._inverse, self._num_rows, strides, strict=True
             ):
                 if inverse.is_cuda:  # gathered on the stream of the input dist
                     inverse.record_stream(torch.cuda.current_stream())
-                rows.append(inverse[self._place[name], :num_rows] + first)
+                rows.append(inverse[self._place[name], :of_rank] + first)
                 first += stride
         stored = JaggedTensor(features.values(), lengths=features.lengths())
         every_row = jagged_index_select(stored, torch.cat(rows))
@@ -192,11 +193,13 @@ class _AllRows:
 def mend_managed_collision(
     sharded: BaseShardedManagedCollisionEmbeddingCollection[Any], device: torch.device | None
 ) -> None:
-    """Have a module take its divisors of the right features, and evict on CPU."""
+    """Have a module divide by the right lengths, take batches without rows, and evict on CPU."""
     input_dist = sharded.input_dist
     order = sharded._managed_collision_collection._feature_names
 
     def aligned(ctx: Any, features: KeyedJaggedTensor) -> Awaitable[Awaitable[KJTList]]:
+        if not num_rows(features):
+            ctx.no_rows, features = True, with_an_empty_row(features)
         if features.variable_stride_per_key():
             features = with_inverse_indices_of(features, order)
         return input_dist(ctx, features)

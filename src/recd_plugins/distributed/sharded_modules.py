@@ -207,16 +207,15 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self, ctx: EmbeddingBagCollectionContext, rows: LazyAwaitable[KeyedTensor]
     ) -> LazyAwaitable[KeyedTensor]:
         """What TorchRec returns for a coalesced batch, unique rows, becomes bags."""
-        if not isinstance(ctx, ExactBagContext):  # of a module around this one
-            return rows
         if self._layout is not None:
+            assert isinstance(ctx, ExactBagContext)
             assert ctx.coalesced is not None
             # Private, torchrec 1.6 to 1.9: the rows before they are expanded, and how many.
             require_attributes(rows, "_awaitables", "_batch_size_per_feature_pre_a2a")
             rows = CoalescedBags(
                 rows._awaitables, rows._batch_size_per_feature_pre_a2a, ctx.coalesced, self._layout
             )
-        if ctx.no_rows:
+        if getattr(ctx, "no_rows", False):  # it may be that of a module around this one
             rows.callbacks.append(pooled_without_rows)
         return rows
 
@@ -359,14 +358,13 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self, ctx: EmbeddingCollectionContext, embeddings: LazyAwaitable[dict[str, JaggedTensor]]
     ) -> LazyAwaitable[dict[str, JaggedTensor]]:
         """What TorchRec returns for a coalesced batch, unique rows, becomes that of all ids."""
-        if not isinstance(ctx, ExactSequenceContext):  # of a module around this one
-            return embeddings
         if self._groups is not None:
+            assert isinstance(ctx, ExactSequenceContext)
             assert ctx.coalesced is not None
             embeddings = CoalescedSequences(
                 embeddings, ctx.coalesced, self._groups, self._need_indices
             )
-        if ctx.no_rows:
+        if getattr(ctx, "no_rows", False):  # it may be that of a module around this one
             embeddings.callbacks.append(without_rows)
         return embeddings
 
