@@ -18,7 +18,7 @@ TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 # With bytecode kept, wherever make is called: or each process compiles all tests and modules anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-fast test-nightly docs check clean
+.PHONY: setup demo test test-fast test-nightly matrix docs check clean
 
 setup: $(VENV)/.installed
 
@@ -49,6 +49,10 @@ test-fast: setup
 # Property tests with 20 times the examples, and others each time.
 test-nightly: setup
 	$(PYTEST) --hypothesis-profile=nightly --timeout=3600
+
+# Every cell of the matrix of drop-in, and its page; fails where one trains something else in silence.
+matrix: setup
+	$(BIN)/python -m tests.drop_in.matrix --write docs/exactness_matrix.md
 
 # The site of the documentation, in build/site: open build/site/index.html.
 docs: setup

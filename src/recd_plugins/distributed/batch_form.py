@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.distributed.rank_agreement import check_agreement
+from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
+from recd_plugins.distributed.no_rows import num_rows
 from recd_plugins.errors import ExactnessError
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.words import shortened
@@ -40,7 +41,7 @@ class BatchForm:
         features: Iterable[str] = (),
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._name = name
+        self.name = name
         self._group = group
         self._plain_only = plain_only
         self._features = tuple(features)
@@ -63,7 +64,7 @@ class BatchForm:
         if missing := [name for name in self._keys or self._features if name not in keys]:
             who = "its first batch had" if self._keys else "tables here look up"
             raise ExactnessError(
-                f"{self._name}: the batch has no feature {shortened(missing)}, which {who}; its "
+                f"{self.name}: the batch has no feature {shortened(missing)}, which {who}; its "
                 f"features: {shortened(keys)}"
             )
         if not self._keys:
@@ -74,7 +75,7 @@ class BatchForm:
             return features
         if features.variable_stride_per_key():
             raise ExactnessError(
-                f"{self._name}: the features of its first batch were {shortened(self._keys)}, "
+                f"{self.name}: the features of its first batch were {shortened(self._keys)}, "
                 f"those of this one {shortened(keys)}, and it is deduplicated: give all batches "
                 "one order"
             )
@@ -99,26 +100,22 @@ class BatchForm:
             self._begin(features, variable)
         if variable == self._variable:
             return features
-        return _repeated(features, self._name) if variable else _stored_once(features, self._order)
+        return _repeated(features, self.name) if variable else _stored_once(features, self._order)
 
     def _begin(self, features: KeyedJaggedTensor, variable: bool) -> None:
-        variable = self._on_any_rank(variable, features.device())
+        variable = self._on_any_rank(variable)
         self._variable = variable and not self._plain_only
         if self._variable:
             names, _ = features.inverse_indices_or_none() or (features.keys(), None)
             self._order = list(names)  # TorchRec keeps it, too
         elif variable:
-            logger.warning(
-                "%s: deduplicated batches become plain, %s", self._name, self._plain_only
-            )
+            logger.warning("%s: deduplicated batches become plain, %s", self.name, self._plain_only)
 
-    def _on_any_rank(self, variable: bool, device: torch.device) -> bool:
+    def _on_any_rank(self, variable: bool) -> bool:
         """Whether a rank's first batch is deduplicated: messages of two forms would not fit."""
-        if self._group is None or dist.get_world_size(self._group) == 1 or self._plain_only:
+        if self._group is None or self._plain_only:
             return variable
-        any_rank = torch.tensor(int(variable), device=device)
-        dist.all_reduce(any_rank, dist.ReduceOp.MAX, group=self._group)
-        return bool(any_rank.item())
+        return any(tell_all(f"the form of the first batch of {self.name}", variable, self._group))
 
 
 def _repeated(features: KeyedJaggedTensor, name: str) -> KeyedJaggedTensor:
@@ -189,14 +186,49 @@ def refuse_inverse_indices(
         )
 
 
-def fit_batches(sharded: ShardedModule[Any, Any, Any, Any], form: BatchForm) -> None:
-    """Have a sharded module of TorchRec's, which takes a KeyedJaggedTensor, get one form."""
+def fit_batches(
+    sharded: ShardedModule[Any, Any, Any, Any],
+    form: BatchForm,
+    *,
+    remaps: bool = False,
+    needs_rows: bool = False,
+) -> None:
+    """Have a sharded module of TorchRec's, which takes a KeyedJaggedTensor, get one form.
+
+    Args:
+        sharded: gets an ``input_dist`` of its own.
+        form: of its batches.
+        remaps: whether it maps ids to rows, which TorchRec does to 64-bit ids alone.
+        needs_rows: whether TorchRec fails where a deduplicated batch has no row.
+    """
     input_dist = sharded.input_dist
 
     def fitted(ctx: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(features, KeyedJaggedTensor):
             features = form.fit(form.ordered(features))
+            if needs_rows and features.variable_stride_per_key() and not num_rows(features):
+                raise ExactnessError(
+                    f"{form.name}: the batch has no row, and TorchRec's {type(sharded).__name__} "
+                    "takes no such deduplicated batch: give every rank rows (drop_last of a "
+                    "loader), or end the epoch for all ranks where one has none"
+                )
+            if remaps and features.values().dtype == torch.int32:
+                features = _with_long_ids(features)
         return input_dist(ctx, features, *args, **kwargs)
 
     # Found before the class's by its forward and by train pipelines.
     sharded.input_dist = fitted
+
+
+def _with_long_ids(features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    variable = features.variable_stride_per_key()
+    return KeyedJaggedTensor(
+        keys=features.keys(),
+        values=features.values().long(),
+        weights=features.weights_or_none(),
+        lengths=features.lengths(),
+        offsets=features.offsets_or_none(),
+        stride=None if variable else features.stride(),
+        stride_per_key_per_rank=features.stride_per_key_per_rank() if variable else None,
+        inverse_indices=features.inverse_indices_or_none(),
+    )

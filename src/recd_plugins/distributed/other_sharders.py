@@ -60,6 +60,7 @@ from recd_plugins.distributed.managed_collision import (
     why_all_rows_remapped,
 )
 from recd_plugins.errors import SetupError
+from recd_plugins.model_tables import embedding_modules
 
 _OF_KJTS = (
     ShardedFeatureProcessedEmbeddingBagCollection,
@@ -68,6 +69,11 @@ _OF_KJTS = (
     ShardedITEPEmbeddingCollection,
     ShardedManagedCollisionEmbeddingBagCollection,
     ShardedManagedCollisionEmbeddingCollection,
+)
+# Their bags are exact ones, which take batches without rows.
+_WITHOUT_ROWS = (
+    BaseShardedManagedCollisionEmbeddingCollection,
+    ShardedFeatureProcessedEmbeddingBagCollection,
 )
 _PRUNED = (ITEPEmbeddingBagCollection, ITEPEmbeddingCollection)
 _ROW_WISE = {
@@ -161,7 +167,14 @@ def _shard(
     if isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection):
         mend_managed_collision(sharded, device)
     if isinstance(sharded, _OF_KJTS):
-        fit_batches(sharded, BatchForm(name, why_plain(module), group=env.process_group))
+        tables = [table for inside in embedding_modules(module) for table in inside.tables]
+        features = (feature for table in tables for feature in table.features)
+        fit_batches(
+            sharded,
+            BatchForm(name, why_plain(module), features, env.process_group),
+            remaps=isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection),
+            needs_rows=not isinstance(sharded, _WITHOUT_ROWS),
+        )
     return sharded
 
 

@@ -44,6 +44,14 @@ _HEEDED_BY = {
     "momentum": {EmbOptimType.LARS_SGD},
 }
 
+#: Those that update each number by its own gradients; others have sums or norms of a row.
+ELEMENTWISE = {
+    EmbOptimType.SGD,
+    EmbOptimType.EXACT_SGD,
+    EmbOptimType.EXACT_ADAGRAD,
+    EmbOptimType.ADAM,
+}
+
 
 def kind_of_update(
     optimizer: type[torch.optim.Optimizer], arguments: Mapping[str, Any]
@@ -117,6 +125,7 @@ def check_updates(
     """
     device_type = "cpu" if device is None else device.type
     without_rate: dict[str, list[str]] = {}
+    split: list[str] = []
     for table, sharding in params.items():
         if sharding.compute_kernel != EmbeddingComputeKernel.FUSED.value:
             continue  # a dense one, those of CUDA alone, and those of plugins, which say it
@@ -137,6 +146,20 @@ def check_updates(
         why = why_not_on_cpu(kind) if device_type == "cpu" else ""
         if why := why or unheeded_argument(kind, given, device_type):
             raise SetupError(f"table {table}: {why}")
+        shards = {
+            tuple(shard.shard_sizes) for shard in getattr(sharding.sharding_spec, "shards", [])
+        }
+        width = max((size[1] for size in shards), default=0)
+        whole = getattr(parameters.get(table), "shape", (0, width))[1]
+        if width < whole and kind not in ELEMENTWISE:
+            split.append(table)
+    if split:
+        logger.warning(
+            "%s: split by columns, and each shard has sums and norms of its own part of a row, "
+            "which is another update than that of whole rows: shard them by rows or as wholes, or "
+            "take an optimizer that works number by number (SGD, Adagrad)",
+            shortened(split),
+        )
     for name, tables in without_rate.items():
         logger.warning(
             "%s: %s was given no lr, and FBGEMM's default of %g counts, not that of the class: "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -36,6 +35,7 @@ from recd_plugins.distributed.coalesced.input_dist import (
 )
 from recd_plugins.distributed.coalesced.sequences import CoalescedSequences
 from recd_plugins.distributed.exact_contexts import ExactBagContext, ExactSequenceContext
+from recd_plugins.distributed.id_weights import IdWeights
 from recd_plugins.distributed.lookup_kernels import follow_loading, kept_tables, lookups_with
 from recd_plugins.distributed.mean_pooling import (
     align_inverse_indices,
@@ -55,8 +55,6 @@ from recd_plugins.distributed.stored_rows import StoredRows, takes_stored_rows
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
-
-logger = logging.getLogger(__name__)
 
 _ROW_WISE = {
     ShardingType.ROW_WISE.value,
@@ -110,12 +108,13 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             # The layout divides. Private, torchrec 1.6 to 1.9.
             require_attributes(self, "_has_mean_pooling_callback")
             self._has_mean_pooling_callback = False
-        self._weighted, self._told = module.is_weighted(), False
-        self._name = arguments.get("module_fqn") or "an EmbeddingBagCollection"
+        self._weighted = module.is_weighted()
+        name = arguments.get("module_fqn") or "an EmbeddingBagCollection"
+        self._id_weights = IdWeights(name, weighted=self._weighted)
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
         dense = ", ".join(_with_dense_kernel(shardings))
         self._form = BatchForm(
-            self._name,
+            name,
             dense and f"as dense kernels, those of tables {dense}, take no other",
             (name for config in configs for name in config.feature_names),
             env.process_group,
@@ -146,21 +145,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         """
         if isinstance(features, KeyedJaggedTensor):
             features = self._form.ordered(features)
-            weights = features.weights_or_none()
-            if weights is not None and weights.requires_grad:
-                raise ExactnessError(
-                    f"the weights of {', '.join(features.keys())} require a gradient, which "
-                    "TorchRec's input dist does not pass on: what makes them would never learn. "
-                    "Put it into a FeatureProcessedEmbeddingBagCollection, or detach the weights"
-                )
-            if weights is not None and not (self._weighted or self._told):
-                self._told = True
-                logger.warning(
-                    "%s is not is_weighted, and its batches have weights: sharded, TorchRec "
-                    "multiplies by them, in one piece it ignores them. Make it is_weighted=True, "
-                    "or give it batches without",
-                    self._name,
-                )
+            self._id_weights.check_batch(features)
             variable = features.variable_stride_per_key()
             if not variable and features.inverse_indices_or_none() is not None:
                 raise ExactnessError(
@@ -193,6 +178,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
         """As the base class; what train pipelines call too."""
+        self._id_weights.check_sent(input)
         with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
             return self._pooled(ctx, super().compute_and_output_dist(ctx, input))
 

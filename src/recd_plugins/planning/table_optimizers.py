@@ -11,16 +11,8 @@ from torch import nn
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 
-from recd_plugins.distributed.row_updates import kind_of_update
+from recd_plugins.distributed.row_updates import ELEMENTWISE, kind_of_update
 from recd_plugins.model_tables import sharded_modules
-
-# Those that update each number by its own gradients; others have sums or norms of a row.
-_ELEMENTWISE = {
-    EmbOptimType.SGD,
-    EmbOptimType.EXACT_SGD,
-    EmbOptimType.EXACT_ADAGRAD,
-    EmbOptimType.ADAM,
-}
 
 
 @dataclass(frozen=True)
@@ -57,7 +49,7 @@ def table_optimizers(
             if classes:
                 kind = _kind(classes[0], kwargs)
             found[table] = TableOptimizer(
-                classes[0].__name__ if classes else "", kind in _ELEMENTWISE, params
+                classes[0].__name__ if classes else "", kind in ELEMENTWISE, params
             )
     return found
 

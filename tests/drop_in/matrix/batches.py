@@ -1,0 +1,244 @@
+"""Batches that a trainer may have, and the same rows as plain batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tests.drop_in.matrix.modules import FEATURES, MAX_LENGTH, ROWS
+from torch import Tensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from recd_plugins.drop_in.dedup import Dedup
+
+NUM_ROWS, NUM_STEPS = 8, 3
+
+#: Of each feature, the ids of each row, with their weights.
+Rows = dict[str, list[tuple[list[int], list[float]]]]
+
+
+@dataclass
+class Batch(Pipelineable):
+    """A trainer's own."""
+
+    sparse: KeyedJaggedTensor
+    lengths: dict[str, Tensor]
+    labels: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        """As TorchRec's pipelines ask."""
+        return self
+
+    def record_stream(self, stream: Any) -> None:
+        """As TorchRec's pipelines ask."""
+
+    def pin_memory(self) -> Batch:
+        """As TorchRec's pipelines ask."""
+        return self
+
+
+def rows(rank: int, step: int, num_rows: int = NUM_ROWS) -> Rows:
+    """Rows of which a half are equal to others; some are empty."""
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    found: Rows = {}
+    for feature in FEATURES:
+        distinct = []
+        for length in torch.randint(0, MAX_LENGTH, (num_rows // 2,), generator=generator).tolist():
+            ids = torch.randint(ROWS, (length,), generator=generator).tolist()
+            distinct.append((ids, [0.5 + (id_ % 3) / 4 for id_ in ids]))
+        found[feature] = [distinct[row % max(1, num_rows // 2)] for row in range(num_rows)]
+    return found
+
+
+def plain(found: Rows, *, weighted: bool = False, keys: list[str] | None = None) -> Any:
+    keys = keys or FEATURES
+    every = [row for key in keys for row in found[key]]
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=torch.tensor([id_ for ids, _ in every for id_ in ids], dtype=torch.int64),
+        weights=torch.tensor([w for _, weights in every for w in weights]) if weighted else None,
+        lengths=torch.tensor([len(ids) for ids, _ in every], dtype=torch.int32),
+        stride=len(found[keys[0]]),
+    )
+
+
+def stored_once(found: Rows, *, weighted: bool = False, keys: list[str] | None = None) -> Any:
+    """A deduplicated batch that a trainer made itself."""
+    keys = keys or FEATURES
+    every, strides, inverse = [], [], []
+    for key in keys:
+        unique = list(dict.fromkeys((tuple(ids), tuple(weights)) for ids, weights in found[key]))
+        inverse.append([unique.index((tuple(ids), tuple(w))) for ids, w in found[key]])
+        every += unique
+        strides.append([len(unique)])
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=torch.tensor([id_ for ids, _ in every for id_ in ids], dtype=torch.int64),
+        weights=torch.tensor([w for _, weights in every for w in weights]) if weighted else None,
+        lengths=torch.tensor([len(ids) for ids, _ in every], dtype=torch.int32),
+        stride_per_key_per_rank=strides,
+        inverse_indices=(keys, torch.tensor(inverse)),
+    )
+
+
+def batch_of(found: Rows, sparse: KeyedJaggedTensor) -> Batch:
+    num_rows = len(found[FEATURES[0]])
+    lengths = {name: torch.tensor([len(ids) for ids, _ in found[name]]) for name in FEATURES}
+    return Batch(sparse, lengths, torch.arange(num_rows, dtype=torch.float32) / NUM_ROWS)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How batches come.
+
+    Attributes:
+        sparse: of rows, given rank, step and whether the module is weighted.
+        dedup: whether the trainer's loader goes through ``dedup``.
+        num_rows: of a batch, given rank and step.
+        plain_for_stock: whether TorchRec's side gets the rows as plain batches.
+        truth: whether a model in one piece is given the same.
+        noted: what FBGEMM itself says of it.
+    """
+
+    sparse: Callable[[Rows, int, int, bool], KeyedJaggedTensor]
+    dedup: bool = False
+    num_rows: Callable[[int, int], int] = lambda rank, step: NUM_ROWS
+    plain_for_stock: bool = True
+    truth: bool = True
+    noted: str = ""
+
+
+def _plain(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    return plain(found, weighted=weighted)
+
+
+def _stored_once(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    return stored_once(found, weighted=weighted)
+
+
+def _in_turn(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    return (stored_once, plain)[step % 2](found, weighted=weighted)
+
+
+def _of_ranks(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    return (stored_once, plain)[rank % 2](found, weighted=weighted)
+
+
+def _weighted(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    return plain(found, weighted=True)
+
+
+def _without_weights(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    return plain(found)
+
+
+def _int32(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    kjt = plain(found, weighted=weighted)
+    return KeyedJaggedTensor(
+        kjt.keys(), kjt.values().int(), kjt.weights_or_none(), lengths=kjt.lengths()
+    )
+
+
+def _missing(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    return plain(found, weighted=weighted, keys=FEATURES[:1])
+
+
+def _missing_later(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    return plain(found, weighted=weighted, keys=FEATURES[:1] if step else None)
+
+
+def _more(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    return plain({**found, "c": found["a"]}, weighted=weighted, keys=["a", "c", "b"])
+
+
+def _reordered(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    return plain(found, weighted=weighted, keys=FEATURES[::-1] if step else None)
+
+
+def _reordered_stored(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    return stored_once(found, weighted=weighted, keys=FEATURES[::-1] if step else None)
+
+
+def _too_large(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    kjt = plain(found, weighted=weighted)
+    kjt.values()[0] = ROWS + 10**6
+    return kjt
+
+
+def _negative(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    kjt = plain(found, weighted=weighted)
+    kjt.values()[0] = -1
+    return kjt
+
+
+def _no_rows_at_end(rank: int, step: int) -> int:
+    return 0 if rank and step == NUM_STEPS - 1 else NUM_ROWS
+
+
+def _no_rows_at_start(rank: int, step: int) -> int:
+    return 0 if rank and not step else NUM_ROWS
+
+
+def _uneven(rank: int, step: int) -> int:
+    return NUM_ROWS - 2 * rank - 2 * (step % 2)
+
+
+BATCHES: dict[str, Form] = {
+    "plain": Form(_plain),
+    "deduplicated by dedup(loader)": Form(_plain, dedup=True),
+    "VBE of the user's own": Form(_stored_once),
+    "VBE of the user's own, through dedup(loader)": Form(_stored_once, dedup=True),
+    "VBE and plain in turn": Form(_in_turn),
+    "VBE on one rank, plain on the other": Form(_of_ranks),
+    "no row on a rank, last": Form(_plain, num_rows=_no_rows_at_end),
+    "no row on a rank, first": Form(_plain, num_rows=_no_rows_at_start),
+    "deduplicated, no row on a rank": Form(_plain, dedup=True, num_rows=_no_rows_at_end),
+    "other sizes on other ranks": Form(_plain, num_rows=_uneven),
+    "deduplicated, other sizes": Form(_plain, dedup=True, num_rows=_uneven),
+    "with weights of ids": Form(_weighted, plain_for_stock=False),
+    "deduplicated, with weights of ids": Form(_weighted, dedup=True, plain_for_stock=False),
+    "without weights": Form(_without_weights, plain_for_stock=False),
+    "int32 ids": Form(_int32, plain_for_stock=False),
+    "deduplicated, int32 ids": Form(_int32, dedup=True),
+    "a feature is missing": Form(_missing, plain_for_stock=False),
+    "a feature is missing later": Form(_missing_later, plain_for_stock=False),
+    "a feature more than tables have": Form(_more, plain_for_stock=False),
+    "features in another order later": Form(_reordered, plain_for_stock=False),
+    "VBE, features in another order later": Form(_reordered_stored),
+    "an id above the table's rows": Form(
+        _too_large,
+        plain_for_stock=False,
+        truth=False,
+        noted="FBGEMM writes of it, and reads row 0",
+    ),
+    "a negative id": Form(_negative, plain_for_stock=False, truth=False),
+}
+
+
+def loader(form: Form, rank: int, weighted: bool, dedup: Dedup | None) -> Iterator[Batch]:
+    """Batches of a rank; as they come, or through ``dedup``."""
+
+    def batches() -> Iterator[Batch]:
+        for step in range(NUM_STEPS):
+            found = rows(rank, step, form.num_rows(rank, step))
+            yield batch_of(found, form.sparse(found, rank, step, weighted))
+
+    yield from dedup(batches()) if form.dedup and dedup is not None else batches()
+
+
+def stock_loader(form: Form, rank: int, weighted: bool) -> Iterator[Batch]:
+    """The same rows for TorchRec's side."""
+    if not form.plain_for_stock:
+        yield from loader(form, rank, weighted, None)
+        return
+    yield from plain_loader(form, rank, weighted)
+
+
+def plain_loader(form: Form, rank: int, weighted: bool) -> Iterator[Batch]:
+    """The same rows as plain batches."""
+    for step in range(NUM_STEPS):
+        found = rows(rank, step, form.num_rows(rank, step))
+        yield batch_of(found, plain(found, weighted=weighted))

@@ -1,0 +1,200 @@
+"""Optimizers of tables that a trainer may have, made of the lists of TorchRec and FBGEMM."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode
+from torch import nn
+from torch.optim import Optimizer
+from torchrec.distributed import utils
+from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+LR = 0.1
+
+#: The classes that TorchRec maps to FBGEMM's kernels (private, torchrec 1.8).
+CLASSES: tuple[type[Optimizer], ...] = tuple(utils._OPTIMIZER_CLASS_TO_EMB_OPT_TYPE)
+
+_REFERENCES: dict[EmbOptimType, Callable[..., Optimizer]] = {
+    EmbOptimType.SGD: torch.optim.SGD,
+    EmbOptimType.EXACT_SGD: torch.optim.SGD,
+    EmbOptimType.EXACT_ADAGRAD: torch.optim.Adagrad,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: RowWiseAdagrad,
+    EmbOptimType.ADAM: torch.optim.Adam,
+}
+
+
+@dataclass(frozen=True)
+class TableOptimizer:
+    """What a trainer says of the optimizer of its tables.
+
+    Attributes:
+        in_backward: class that their parameters bring.
+        arguments: of that class.
+        of_table: arguments of one table besides.
+        fused_params: of the sharder.
+        dense: class of the dense optimizer that trains data-parallel tables.
+        around: what wraps the optimizer of all parameters.
+        reference: the same in one process; None where there is none.
+        unlike: what it must not train like, where there is no reference.
+    """
+
+    in_backward: type[Optimizer] | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    of_table: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    fused_params: Mapping[str, Any] = field(default_factory=dict)
+    dense: type[Optimizer] | None = None
+    around: str = ""
+    reference: Callable[..., Optimizer] | None = None
+    unlike: TableOptimizer | None = None
+
+    def bring(self, model: nn.Module) -> None:
+        """Have the tables' parameters bring it."""
+        if self.in_backward is None:
+            return
+        from torch.distributed.optim import _apply_optimizer_in_backward
+
+        for name, parameter in model.named_parameters():
+            if table := table_of(name):
+                arguments = {**self.arguments, **self.of_table.get(table, {})}
+                _apply_optimizer_in_backward(self.in_backward, [parameter], arguments)
+
+    def of_whole(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer | None:
+        """The same of tables that are not sharded."""
+        if self.reference is None:
+            return None
+        groups = [
+            {"params": [parameter], **self.of_table.get(table_of(name), {})}
+            for name, parameter in parameters
+        ]
+        return self.reference(groups, **self.arguments)
+
+
+def table_of(name: str) -> str:
+    """The table of a parameter; empty of another parameter."""
+    parts = name.split(".")
+    return parts[-2] if parts[-1] == "weight" and parts[-2].startswith("t_") else ""
+
+
+def in_backward(kind: type[Optimizer], **arguments: Any) -> TableOptimizer:
+    reference = _REFERENCES.get(utils._OPTIMIZER_CLASS_TO_EMB_OPT_TYPE[kind])
+    return TableOptimizer(
+        kind, arguments, reference=kind if kind.__module__.startswith("torch.") else reference
+    )
+
+
+def _fused(kind: EmbOptimType | None, **arguments: Any) -> TableOptimizer:
+    params = {"learning_rate": LR, **arguments}
+    if kind is not None:
+        params["optimizer"] = kind
+    reference = _REFERENCES.get(kind or EmbOptimType.EXACT_SGD)
+    said = {"lr": params.pop("learning_rate"), **{k: v for k, v in arguments.items() if k == "eps"}}
+    return TableOptimizer(
+        fused_params={"learning_rate": said["lr"], **params}, arguments=said, reference=reference
+    )
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__.split('.')[0]}.optim.{kind.__name__}"
+
+
+#: Values other than the default, of arguments by name.
+_VALUES: dict[str, Any] = {
+    "momentum": 0.5,
+    "dampening": 0.1,
+    "weight_decay": 0.1,
+    "maximize": True,
+    "lr_decay": 0.5,
+    "initial_accumulator_value": 0.5,
+    "eps": 0.5,
+    "foreach": False,
+    "fused": False,
+    "differentiable": True,
+}
+#: Those that change nothing but how it is computed, or only together with others.
+SAME_RESULT = {"params", "lr", "nesterov", "unused", "kwargs", "capturable"}
+#: Arguments that FBGEMM's kernels take and a class of torch or TorchRec does not.
+_OF_FBGEMM: dict[str, dict[str, Any]] = {
+    "max_norm": {"max_norm": 0.01},
+    "gradient_clipping": {"gradient_clipping": True, "max_gradient": 1e-3},
+    "weight_decay, decoupled": {
+        "weight_decay": 0.1,
+        "weight_decay_mode": WeightDecayMode.DECOUPLE,
+    },
+    "weight_decay": {"weight_decay": 0.1},
+    "momentum": {"momentum": 0.5},
+    "eps": {"eps": 0.5},
+}
+#: Arguments that a rule has no use for.
+_MEANINGLESS = {
+    (EmbOptimType.EXACT_SGD, "eps"),
+    (EmbOptimType.EXACT_ROWWISE_ADAGRAD, "momentum"),
+}
+_RUN_ON_CPU = (torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad)
+
+
+def arguments_of(kind: type[Optimizer]) -> list[str]:
+    """Arguments of a class, but for those that ``SAME_RESULT`` names."""
+    return [name for name in inspect.signature(kind).parameters if name not in SAME_RESULT]
+
+
+def _all() -> dict[str, TableOptimizer]:
+    found = {f"{_name(kind)} in backward": in_backward(kind, lr=LR) for kind in CLASSES}
+    found |= {
+        f"{kind.name} by fused_params": _fused(kind)
+        for kind in EmbOptimType
+        if kind != EmbOptimType.NONE
+    }
+    found["NONE by fused_params"] = TableOptimizer(fused_params={"optimizer": EmbOptimType.NONE})
+    for kind in _RUN_ON_CPU:
+        found[f"{_name(kind)} without lr"] = in_backward(kind)
+        for name in arguments_of(kind):
+            found[f"{_name(kind)} {name}"] = in_backward(kind, lr=LR, **{name: _VALUES[name]})
+    for rule in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ROWWISE_ADAGRAD):
+        for name, arguments in _OF_FBGEMM.items():
+            if (rule, name) in _MEANINGLESS:
+                continue
+            found[f"{rule.name} fused_params {name}"] = _of_fbgemm(rule, name, arguments)
+    found["RowWiseAdagrad max_norm in backward"] = TableOptimizer(
+        RowWiseAdagrad, {"lr": LR, "max_norm": 0.01}, unlike=in_backward(RowWiseAdagrad, lr=LR)
+    )
+    found["a class that FBGEMM lacks"] = TableOptimizer(torch.optim.RMSprop, {"lr": LR})
+    found["an argument that FBGEMM lacks"] = TableOptimizer(RowWiseAdagrad, {"lr": LR, "lrr": 1})
+    found["a fused parameter that FBGEMM lacks"] = TableOptimizer(fused_params={"lrr": 1})
+    found["no optimizer said"] = TableOptimizer(
+        arguments={"lr": 0.01}, reference=torch.optim.SGD
+    )  # FBGEMM's default
+    found["other lr of a table"] = TableOptimizer(
+        RowWiseAdagrad, {"lr": LR}, {"t_b": {"lr": 0.3}}, reference=RowWiseAdagrad
+    )
+    found["in backward before fused_params"] = TableOptimizer(
+        torch.optim.SGD,
+        {"lr": LR},
+        fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.9},
+        reference=torch.optim.SGD,
+    )
+    for kind in (torch.optim.SGD, torch.optim.Adam, RowWiseAdagrad):
+        found[f"dense {_name(kind)}, data-parallel"] = TableOptimizer(
+            arguments={"lr": LR}, dense=kind, reference=kind
+        )
+    for around in ("warm-up", "clipping by norm", "clipping by value", "a torch lr_scheduler"):
+        found[f"RowWiseAdagrad with {around}"] = TableOptimizer(
+            RowWiseAdagrad, {"lr": LR}, around=around, unlike=in_backward(RowWiseAdagrad, lr=LR)
+        )
+    return found
+
+
+def _of_fbgemm(kind: EmbOptimType, name: str, arguments: Mapping[str, Any]) -> TableOptimizer:
+    """Its reference is what the argument means, where a class of torch has it."""
+    made = _fused(kind, **arguments)
+    if name in ("weight_decay", "momentum", "eps"):
+        return replace(made, arguments={**made.arguments, **arguments})
+    return replace(made, reference=None, unlike=_fused(kind))
+
+
+OPTIMIZERS: dict[str, TableOptimizer] = _all()

@@ -1,0 +1,314 @@
+"""Cells on ranks: each trained by these parts, by TorchRec's alone and in one piece."""
+
+from __future__ import annotations
+
+import logging
+import re
+import traceback
+import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.drop_in.matrix.batches import BATCHES
+from tests.drop_in.matrix.modules import CPU, MODULES
+from tests.drop_in.matrix.optimizers import OPTIMIZERS, table_of
+from tests.drop_in.matrix.pipelines import PIPELINES
+from tests.drop_in.matrix.rest import REST, Rest
+from tests.drop_in.matrix.trainer import Cell, Side
+from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torchrec.distributed import comm_ops
+
+from recd_plugins.errors import RecdError
+
+#: A rank that fails leaves the others in a collective for so long.
+_TIMEOUT = timedelta(seconds=10)
+
+
+@dataclass
+class Trained:
+    """What came of one side of a cell on one rank.
+
+    Attributes:
+        values: losses, predictions and dense parameters, by name.
+        tables: the shards of this rank, by name and window of the table.
+        still: tables of this rank's shards that did not move.
+        moved: tables that did.
+        warned: what was said.
+        error: type and message, where it failed.
+        refused: whether the error is for users.
+    """
+
+    values: dict[str, Tensor] = field(default_factory=dict)
+    tables: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
+    moved: set[str] = field(default_factory=set)
+    warned: list[str] = field(default_factory=list)
+    error: str = ""
+    refused: bool = False
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One rank's.
+
+    Attributes:
+        ours: its error, refusal and warnings.
+        error: of ours.
+        stock_error: of TorchRec's side.
+        to_stock: the largest difference; None where one side failed.
+        to_truth: likewise, from a model in one piece; None without such a model.
+        stock_to_truth: likewise.
+        changed: whether it differs from a run that it must differ from; None without.
+        moved: tables that moved on this rank.
+    """
+
+    error: str
+    refused: bool
+    warned: tuple[str, ...]
+    stock_error: str
+    to_stock: float | None
+    to_truth: float | None
+    stock_to_truth: float | None
+    changed: bool | None
+    moved: frozenset[str]
+    tables: frozenset[str]
+
+
+def train_cells(rank: int, world_size: int, cells: list[Cell]) -> list[Seen]:
+    """What this rank saw of each cell."""
+    torch.set_num_threads(1)
+    logging.getLogger("torchrec").setLevel(logging.ERROR)
+    return [see(cell, rank) for cell in cells]
+
+
+def see(cell: Cell, rank: int) -> Seen:
+    ours, plan = attempt(cell, "ours", rank)
+    stock, _ = attempt(cell, "stock", rank, plan)
+    optimizer = OPTIMIZERS[cell.optimizer]
+    has_truth = (
+        MODULES[cell.module].truth
+        and REST[cell.rest].truth
+        and PIPELINES[cell.pipeline].truth
+        and BATCHES[cell.batch].truth
+        and (optimizer.reference is not None or not PIPELINES[cell.pipeline].trains)
+    )
+    truth = attempt(cell, "whole", rank)[0] if has_truth else None
+    form = BATCHES[cell.batch]
+    if truth is None and cell.batch != "plain" and form.truth and not form.plain_for_stock:
+        truth = attempt(replace(cell, batch="plain"), "stock", rank, plan)[0]
+    changed = None
+    if optimizer.unlike is not None:
+        name = "unlike"
+        OPTIMIZERS[name] = optimizer.unlike
+        other, _ = attempt(replace(cell, optimizer=name), "stock", rank, plan)
+        changed = _difference(stock if ours.error else ours, other) not in (None, 0.0)
+    failed = truth is not None and truth.error
+    return Seen(
+        ours.error,
+        ours.refused,
+        tuple(ours.warned),
+        stock.error,
+        _difference(ours, stock),
+        None if truth is None or failed else _difference(ours, truth),
+        None if truth is None or failed else _difference(stock, truth),
+        changed,
+        frozenset(ours.moved),
+        frozenset(name for name, *_ in ours.tables),
+    )
+
+
+def attempt(cell: Cell, flow: str, rank: int, plan: Any = None) -> tuple[Trained, Any]:
+    """Train one side; the plan that it made or was given, too."""
+    trained, made = Trained(), [plan]
+    group: Any = dist.new_group(timeout=_TIMEOUT, backend="gloo")
+    handler = logging.Handler(logging.WARNING)
+    handler.addFilter(lambda record: record.name != "recd_plugins.drop_in.dedup")
+    handler.emit = lambda record: trained.warned.append(  # type: ignore[method-assign]
+        record.getMessage()
+    )
+    logger = logging.getLogger("recd_plugins")
+    logger.addHandler(handler)
+    if REST[cell.rest].compiled:
+        torch._dynamo.reset()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _train(cell, flow, rank, group, trained, made)
+    except Exception as error:
+        trained.error = f"{type(error).__name__}: {error}"
+        trained.refused = isinstance(error, RecdError)
+        if flow == "ours" and not trained.refused:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            trained.error += f" ({re.sub('.*site-packages/', '', last.filename)}:{last.name})"
+    finally:
+        logger.removeHandler(handler)
+        comm_ops.set_use_sync_collectives(False)  # a pipeline that fails leaves them on
+    errors: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(errors, (trained.error, trained.refused))
+    failed = sorted((_of_others(error), not refused, error) for error, refused in errors if error)
+    if failed:  # one rank's failure is all ranks'
+        _, unclear, trained.error = failed[0]
+        trained.refused = not unclear
+    dist.destroy_process_group(group)
+    return trained, made[0]
+
+
+def _of_others(error: str) -> bool:
+    """Whether an error only says that another rank failed."""
+    return re.search("gloo|[Tt]imeout|Timed out|Connection (closed|reset)", error) is not None
+
+
+def _train(cell: Cell, flow: str, rank: int, group: Any, trained: Trained, made: list[Any]) -> None:
+    rest = REST[cell.rest]
+    sides = _sides(rest, flow)
+    side: Any = None
+    if rest.state and flow == "ours":
+        Side(cell, "ours", rank, group, made)
+    for turn, name in enumerate(sides):
+        before = side
+        if before is None or not (name == "whole" and "whole" not in rest.state):
+            side = Side(cell, name, rank, group, made, seed=turn)
+        if before is not None and side is not before:
+            _load(side, before)
+        with _synchronous(rest.sync):
+            for step, (loss, predictions) in enumerate(side.train()):
+                trained.values[f"loss {turn}.{step}"] = loss.float()
+                trained.values[f"predictions {turn}.{step}"] = predictions.float()
+            trained.values["evaluation"] = side.evaluate().float()
+    if rest.metrics:
+        trained.values |= _metrics(side, trained, group)
+    _keep(side, trained)
+
+
+def _synchronous(on: bool) -> Any:
+    return comm_ops.torchrec_use_sync_collectives() if on else nullcontext()
+
+
+def _sides(rest: Rest, flow: str) -> list[str]:
+    """The sides that train one after the other; TorchRec's in place of ours, in its flow."""
+    if not rest.state:
+        return [flow]
+    names = rest.state.split(" to ")
+    if flow == "whole":
+        return ["whole", "whole"]
+    return ["stock" if name == "ours" and flow == "stock" else name for name in names]
+
+
+def _load(side: Side, before: Side) -> None:
+    """Take over what another side has saved."""
+    state = before.dmp.state_dict()
+    if side.side == "whole":
+        side.dmp.load_state_dict({name: whole(value) for name, value in state.items()})
+        return
+    if before.side == "whole":
+        state = {name: value.clone() for name, value in state.items()}
+        side.dmp.load_state_dict(state)
+        return
+    side.dmp.load_state_dict(state)
+    side.optimizer.load_state_dict(before.optimizer.state_dict())
+
+
+def whole(value: Any) -> Tensor:
+    """A tensor of all ranks' shards."""
+    if not isinstance(value, ShardedTensor):
+        return value.detach().clone()
+    shards: list[Any] = [None] * dist.get_world_size()
+    mine = [(shard.metadata.shard_offsets, shard.tensor) for shard in value.local_shards()]
+    dist.all_gather_object(shards, mine)
+    full = torch.zeros(value.size())
+    for offsets, tensor in (each for of_rank in shards for each in of_rank):
+        window = tuple(
+            slice(start, start + size) for start, size in zip(offsets, tensor.shape, strict=True)
+        )
+        full[window] = tensor.float()
+    return full
+
+
+def _keep(side: Side, trained: Trained) -> None:
+    """Note parameters, and which tables moved."""
+    for name, value in side.dmp.state_dict().items():
+        if table := table_of(name):
+            parts: list[tuple[Any, Any]] = [(value, None)]
+            if isinstance(value, ShardedTensor):
+                parts = [(s.tensor, s.metadata) for s in value.local_shards()]
+            first = side.before[name]
+            for tensor, metadata in parts:
+                offsets = tuple(metadata.shard_offsets) if metadata else (0, 0)
+                window = tuple(
+                    slice(start, start + size)
+                    for start, size in zip(offsets, tensor.shape, strict=True)
+                )
+                kept = tensor.detach().float().clone()
+                trained.tables[table, name, offsets, tuple(tensor.shape)] = kept
+                if not torch.equal(kept, first[window].float()):
+                    trained.moved.add(table)
+        elif isinstance(value, Tensor) and value.is_floating_point():
+            trained.values[name] = value.detach().float().clone()
+
+
+def _difference(one: Trained, other: Trained) -> float | None:
+    """The largest difference of numbers that both have; None where one of them failed."""
+    if one.error or other.error:
+        return None
+    largest = 0.0
+    for name in one.values.keys() & other.values.keys():
+        largest = max(largest, _apart(one.values[name], other.values[name]))
+    whole = {name: t for (_, name, offsets, _), t in other.tables.items() if not any(offsets)}
+    for (table, name, offsets, shape), tensor in one.tables.items():
+        theirs = other.tables.get((table, name, offsets, shape))
+        if theirs is None and name in whole:
+            window = tuple(slice(o, o + s) for o, s in zip(offsets, shape, strict=True))
+            theirs = whole[name][window]
+        largest = max(largest, float("inf") if theirs is None else _apart(tensor, theirs))
+    return largest
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    if one.shape != other.shape:
+        return float("inf")
+    if not one.numel():
+        return 0.0
+    apart = ((one - other).abs() / other.abs().clamp(min=1.0)).max().item()
+    return apart if apart == apart else float("inf")
+
+
+def _metrics(side: Side, trained: Trained, group: Any) -> dict[str, Tensor]:
+    """Normalised entropy of the last predictions, by a RecMetricModule."""
+    from torchrec.metrics.metric_module import RecMetricModule, generate_metric_module
+    from torchrec.metrics.metrics_config import (
+        DefaultTaskInfo,
+        MetricsConfig,
+        RecMetricDef,
+        RecMetricEnum,
+    )
+
+    config = MetricsConfig(
+        rec_tasks=[DefaultTaskInfo],
+        rec_metrics={RecMetricEnum.NE: RecMetricDef(rec_tasks=[DefaultTaskInfo], window_size=100)},
+        throughput_metric=None,
+        state_metrics=[],
+    )
+    module = generate_metric_module(
+        RecMetricModule,
+        config,
+        batch_size=8,
+        world_size=dist.get_world_size(),
+        my_rank=side.rank,
+        state_metrics_mapping={},
+        device=CPU,
+        process_group=group,
+    )
+    predictions = trained.values["evaluation"].sigmoid().double()
+    module.update(
+        {
+            DefaultTaskInfo.prediction_name: predictions,
+            DefaultTaskInfo.label_name: (predictions > 0.5).double(),
+            DefaultTaskInfo.weight_name: torch.ones_like(predictions),
+        }
+    )
+    found: Any = module.compute()
+    return {f"metric {name}": torch.as_tensor(value) for name, value in found.items()}

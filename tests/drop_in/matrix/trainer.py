@@ -1,0 +1,318 @@
+"""A trainer, on one rank: with these parts, with TorchRec's alone, or with a model in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.drop_in.matrix.batches import (
+    BATCHES,
+    NUM_STEPS,
+    Batch,
+    batch_of,
+    loader,
+    plain,
+    plain_loader,
+    rows,
+    stock_loader,
+)
+from tests.drop_in.matrix.modules import CPU, MODULES, vectors
+from tests.drop_in.matrix.optimizers import LR, OPTIMIZERS, TableOptimizer, table_of
+from tests.drop_in.matrix.pipelines import PIPELINES
+from tests.drop_in.matrix.rest import REST
+from torch import Tensor, nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
+from torchrec.distributed.fp_embeddingbag import FeatureProcessedEmbeddingBagCollectionSharder
+from torchrec.distributed.mc_embedding import ManagedCollisionEmbeddingCollectionSharder
+from torchrec.distributed.mc_embeddingbag import ManagedCollisionEmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import (
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+    DMPCollection,
+)
+from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.train_pipeline import (
+    GradientAccumulationConfig,
+    GradientAccumulationWrapper,
+)
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+
+import recd_plugins
+from recd_plugins.drop_in.dedup import Dedup
+from recd_plugins.training.weights import copy_weights
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One trainer: a value of every axis."""
+
+    module: str
+    batch: str = "plain"
+    optimizer: str = "torchrec.optim.RowWiseAdagrad in backward"
+    pipeline: str = "a plain loop"
+    rest: str = "nothing"
+
+    def __str__(self) -> str:
+        return " / ".join((self.module, self.batch, self.optimizer, self.pipeline, self.rest))
+
+
+class Model(nn.Module):
+    """As a train pipeline takes it."""
+
+    def __init__(self, module: str, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.sparse = MODULES[module].build()
+        self.top = nn.Linear(MODULES[module].width, 1)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return loss_of(self.top, self.sparse(batch.sparse), batch)
+
+
+@torch.fx.wrap
+def loss_of(top: nn.Module, found: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    predictions = top(vectors(found, len(batch.labels), batch.lengths)).squeeze(1)
+    return (predictions - batch.labels).square().sum(), predictions.detach()
+
+
+class Side:
+    """A trainer's model with all that it needs, on one side: ``ours``, ``stock`` or ``whole``.
+
+    Args:
+        cell: the trainer.
+        side: what shards it.
+        rank: this one.
+        group: of the ranks.
+        made: the plan of all sides; who is first makes it.
+        seed: of the weights.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        side: str,
+        rank: int,
+        group: dist.ProcessGroup,
+        made: list[ShardingPlan | None],
+        seed: int = 0,
+    ) -> None:
+        self.cell, self.side, self.rank, self.made = cell, side, rank, made
+        self.rest, self.loop = REST[cell.rest], PIPELINES[cell.pipeline]
+        self.optimizer_of_tables = OPTIMIZERS[cell.optimizer]
+        self.module = MODULES[cell.module]
+        self.model = Model(cell.module, seed)
+        if side != "whole":
+            self.optimizer_of_tables.bring(self.model)
+        self.before = {name: t.clone() for name, t in self.model.state_dict().items()}
+        self.dedup: Dedup | None = None
+        self.dmp: nn.Module = self.model
+        if side != "whole":
+            self.dmp = self._sharded(group)
+        self.optimizer = self._optimizer()
+        self.schedule: Any = None
+        if self.optimizer_of_tables.around == "a torch lr_scheduler" and side != "whole":
+            self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
+        if self.rest.compiled == "dense":
+            self.model.top.compile(backend="eager")
+
+    def _sharded(self, group: dist.ProcessGroup) -> nn.Module:
+        base = self._base()
+        world_size = 1 if self.rest.two_d else dist.get_world_size()
+        kind = self.rest.constrained or ("data_parallel" if self.optimizer_of_tables.dense else "")
+        constraints = {
+            table: ParameterConstraints(sharding_types=[kind])
+            for table in sorted({table_of(name) for name in self.before} - {""})
+            if kind
+        }
+        sharders = base
+        topology = Topology(world_size=world_size, compute_device="cpu")
+        planner: Any = EmbeddingShardingPlanner(topology=topology, constraints=constraints or None)
+        if self.side == "ours":
+            ready = recd_plugins.wrap(self.model, batch_size=8)
+            self.dedup, sharders = ready.dedup, ready.sharders(base)
+            if not self.rest.planner:
+                planner = ready.planner(world_size=world_size, constraints=constraints or None)
+        plan = self.made[0] = self.made[0] or planner.plan(self.model, sharders)
+        if self.rest.two_d:
+            return DMPCollection(
+                module=self.model,
+                device=CPU,
+                plan=plan,
+                world_size=dist.get_world_size(),
+                sharding_group_size=1,
+                global_pg=group,
+                sharders=sharders,
+            )
+        dmp = DistributedModelParallel(
+            self.model,
+            env=ShardingEnv.from_process_group(group),
+            device=CPU,
+            plan=plan,
+            sharders=sharders,
+            data_parallel_wrapper=DefaultDataParallelWrapper(**(self.rest.ddp or {})),
+        )
+        tables = {name: value for name, value in dmp.state_dict().items() if table_of(name)}
+        copy_weights(tables, self.before)
+        return dmp
+
+    def _base(self) -> list[Any]:
+        params = dict(self.optimizer_of_tables.fused_params) or None
+        codecs: Any = None
+        if self.rest.codecs:
+            precision = CommType[self.rest.codecs]
+            config = QCommsConfig(forward_precision=precision, backward_precision=precision)
+            codecs = get_qcomm_codecs_registry(config, device=CPU)
+        bags = EmbeddingBagCollectionSharder(params, codecs)
+        chosen: list[Any] = [
+            bags,
+            EmbeddingCollectionSharder(params, codecs),
+            FeatureProcessedEmbeddingBagCollectionSharder(bags, codecs),
+            ManagedCollisionEmbeddingBagCollectionSharder(bags, qcomm_codecs_registry=codecs),
+            ManagedCollisionEmbeddingCollectionSharder(
+                EmbeddingCollectionSharder(params, codecs), qcomm_codecs_registry=codecs
+            ),
+            *(sharder() for sharder in self.module.sharders),
+        ]
+        types = {sharder.module_type for sharder in chosen}
+        return [*chosen, *(s for s in get_default_sharders() if s.module_type not in types)]
+
+    def _optimizer(self) -> Any:
+        dense_class: Any = self.optimizer_of_tables.dense
+        if self.side == "whole":
+            tables = [(n, p) for n, p in self.model.named_parameters() if table_of(n)]
+            dense = [p for n, p in self.model.named_parameters() if not table_of(n)]
+            of_tables = self.optimizer_of_tables.of_whole(tables)
+            return [each for each in (of_tables, torch.optim.SGD(dense, lr=LR)) if each]
+        left = dict(in_backward_optimizer_filter(self.dmp.named_parameters()))
+        tables_left = {name: p for name, p in left.items() if table_of(name)}
+        others = {name: p for name, p in left.items() if name not in tables_left}
+        parts: list[Any] = [getattr(self.dmp, "fused_optimizer", None)]
+        if dense_class is not None:
+            parts.append(
+                KeyedOptimizerWrapper(
+                    tables_left, lambda p: dense_class(p, **self.optimizer_of_tables.arguments)
+                )
+            )
+        elif tables_left:
+            others |= tables_left  # as a trainer does that follows TorchRec's examples
+        parts.append(KeyedOptimizerWrapper(others, lambda p: torch.optim.SGD(p, lr=LR)))
+        optimizer: Any = CombinedOptimizer([part for part in parts if part is not None])
+        return _wrapped(optimizer, self.optimizer_of_tables)
+
+    def batches(self, rank: int | None = None) -> Iterator[Batch]:
+        """Of a rank, this one without it."""
+        form, rank = BATCHES[self.cell.batch], self.rank if rank is None else rank
+        if self.side == "whole":
+            return plain_loader(form, rank, self.module.weighted)
+        if self.side == "stock":
+            return stock_loader(form, rank, self.module.weighted)
+        return loader(form, rank, self.module.weighted, self.dedup)
+
+    def train(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Loss, where the loop tells it, and predictions of each step."""
+        if self.side == "whole":
+            yield from self._train_whole()
+        elif self.loop.build is None and self.rest.accumulate == 1:
+            yield from self._train_plainly()
+        else:
+            yield from self._train_by_pipeline()
+
+    def _train_plainly(self) -> Iterator[tuple[Tensor, Tensor]]:
+        model: Any = self.dmp
+        if self.rest.compiled == "all":
+            model = torch.compile(self.dmp, backend="eager")
+        for batch in self.batches():
+            self.optimizer.zero_grad()
+            with self._casts():
+                loss, predictions = model(batch)
+            loss.backward()
+            self.optimizer.step()
+            if self.schedule is not None:
+                self.schedule.step()
+            yield loss.detach(), predictions
+
+    def _train_by_pipeline(self) -> Iterator[tuple[Tensor, Tensor]]:
+        name = "TrainPipelineBase" if self.loop.build is None else self.cell.pipeline
+        build: Any = PIPELINES[name].build
+        model: Any = self.dmp
+        if self.rest.compiled == "all":
+            model = torch.compile(self.dmp, backend="eager")
+        model.train(self.loop.trains)
+        pipeline = build(model, self.optimizer)
+        if self.rest.accumulate > 1:
+            config = GradientAccumulationConfig(num_steps=self.rest.accumulate)
+            pipeline = GradientAccumulationWrapper(pipeline, self.optimizer, model, config)
+        steps = iter(self.batches())
+        for _ in range(NUM_STEPS):
+            with self._casts():
+                output = pipeline.progress(steps)
+            if self.schedule is not None:
+                self.schedule.step()
+            output = output[0] if isinstance(output, tuple) else output
+            yield torch.zeros(()), output
+        if hasattr(pipeline, "detach"):
+            pipeline.detach()
+        model.train()
+
+    def _train_whole(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """A model in one piece sees the batches of all ranks."""
+        loaders = [self.batches(rank) for rank in range(dist.get_world_size())]
+        for batches in zip(*loaders, strict=True):
+            for optimizer in self.optimizer:
+                optimizer.zero_grad()
+            # Not every module takes a batch without rows, which changes nothing.
+            outputs = [
+                self.model(batch) if len(batch.labels) else (torch.zeros(()), torch.zeros(0))
+                for batch in batches
+            ]
+            if self.loop.trains:
+                losses = torch.stack([loss for loss, _ in outputs])
+                losses.mean().backward()
+                for optimizer in self.optimizer:
+                    optimizer.step()
+            told = self.loop.build is None
+            loss, predictions = outputs[self.rank]
+            yield loss.detach() if told else torch.zeros(()), predictions
+
+    def _casts(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cpu", torch.bfloat16) if self.rest.autocast else nullcontext()
+
+    def evaluate(self) -> Tensor:
+        """Predictions of plain rows."""
+        found = rows(self.rank, 99)
+        form, weighted = BATCHES[self.cell.batch], self.module.weighted
+        sparse = plain(found, weighted=weighted)
+        if self.side == "ours" or (self.side == "stock" and not form.plain_for_stock):
+            sparse = form.sparse(found, self.rank, 0, weighted)
+        batch = batch_of(found, sparse)
+        self.dmp.eval()
+        with getattr(torch, self.rest.mode)():
+            predictions: Tensor = self.dmp(batch)[1]
+        self.dmp.train()
+        return predictions
+
+
+def _wrapped(optimizer: Any, of_tables: TableOptimizer) -> Any:
+    if of_tables.around == "warm-up":
+        stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.1)]
+        return WarmupOptimizer(optimizer, stages, lr=LR)
+    if of_tables.around.startswith("clipping"):
+        how = GradientClipping.NORM if "norm" in of_tables.around else GradientClipping.VALUE
+        return GradientClippingOptimizer(optimizer, how, max_gradient=0.01)
+    return optimizer
