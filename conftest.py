@@ -106,6 +106,7 @@ _SLOW = (
     "recd_plugin_scars/tests/runtime/test_state.py",
     "distributed/test_dedup_costs.py",
     "distributed/test_drop_in.py",
+    "drop_in/matrix/test_matrix.py",
     "distributed/test_other_modules.py",
     "distributed/test_parity.py",
     "distributed/test_pooling_parity.py",

@@ -154,5 +154,4 @@ ADAGRAD = {
     "optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     "learning_rate": 0.1,
     "eps": 1e-4,
-    "weight_decay": 0.01,
 }

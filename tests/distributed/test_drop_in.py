@@ -21,7 +21,7 @@ from recd_plugins.testing.gloo import run_on_ranks
         Trainer(in_backward=True),
         Trainer(fused_params=ADAGRAD),
         Trainer(fused_params=ADAGRAD, in_base=True),
-        Trainer(in_backward=True, fused_params={"weight_decay": 0.01}, in_base=True),
+        Trainer(in_backward=True, fused_params={"gradient_clipping": True}, in_base=True),
         Trainer(in_backward=True, codecs=True),
         Trainer(in_backward=True, codecs=True, in_base=True),
     ],

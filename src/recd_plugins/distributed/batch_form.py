@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
-from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
 from recd_plugins.distributed.no_rows import num_rows
+from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
 from recd_plugins.errors import ExactnessError
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.words import shortened
