@@ -18,7 +18,7 @@ TESTERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 4 ? n : 4)))
 # With bytecode kept, wherever make is called: or each process compiles all tests and modules anew.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TESTERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: setup demo test test-fast test-nightly matrix docs check clean
+.PHONY: setup demo test test-fast test-nightly matrix-page matrix docs check clean
 
 setup: $(VENV)/.installed
 
@@ -51,8 +51,14 @@ test-nightly: setup
 	$(PYTEST) --hypothesis-profile=nightly --timeout=3600
 
 # Every cell of the matrix of drop-in, and its page; fails where one trains something else in silence.
-matrix: setup
+matrix-page: setup
 	$(BIN)/python -m tests.drop_in.matrix --write docs/exactness_matrix.md
+
+# What holds this package to TorchRec, on every set of torch, FBGEMM and TorchRec that it takes, each
+# in an environment of its own in build/torchrec. Goes on where it was stopped; AGAIN=--again runs the
+# tests anew, VERSIONS="1.6 1.9" takes those alone.
+matrix: setup
+	$(BIN)/python -m tests.torchrec_versions $(VERSIONS) $(AGAIN) --workers $(TESTERS) --pip="$(TORCH_INDEX)"
 
 # The site of the documentation, in build/site: open build/site/index.html.
 docs: setup

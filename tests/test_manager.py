@@ -177,6 +177,7 @@ def test_every_hook_is_called():
     others = {
         "register_benchmarks",
         "register_commands",
+        "register_internals",
         "register_kinds",
         "register_plans",
         "register_plugins",

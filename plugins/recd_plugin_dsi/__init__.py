@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from recd_plugins.api import Ingestion, PlanMode, hookimpl
+
+if TYPE_CHECKING:
+    from recd_plugins.api.distributed import Internal
 
 REQUIRES_API = 2
 
@@ -26,3 +30,10 @@ def register_plans() -> Sequence[type[PlanMode]]:
 @hookimpl
 def register_benchmarks() -> Sequence[str]:
     return ["recd_plugin_dsi.benchmarks.readers"]
+
+
+@hookimpl
+def register_internals() -> Sequence[Internal]:
+    from recd_plugin_dsi.internals import INTERNALS
+
+    return INTERNALS

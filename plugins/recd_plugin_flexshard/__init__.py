@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from recd_plugins.api import PlanMode, Sharding
+    from recd_plugins.api.distributed import Internal
 
 REQUIRES_API = 2
 
@@ -49,3 +50,10 @@ def register_commands(cli: click.Group) -> None:
 @hookimpl
 def register_benchmarks() -> Sequence[str]:
     return ["recd_plugin_flexshard.benchmarks.flexshard"]
+
+
+@hookimpl
+def register_internals() -> Sequence[Internal]:
+    from recd_plugin_flexshard.internals import INTERNALS
+
+    return INTERNALS

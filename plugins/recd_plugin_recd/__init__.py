@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import click
 
     from recd_plugins.api import Converter, Dataset, Pooling, Preprocessing
+    from recd_plugins.api.distributed import Internal
 
 REQUIRES_API = 2
 
@@ -74,3 +75,10 @@ def register_benchmarks() -> Sequence[str]:
         *("logs", "preprocess", "reader", "storage", "train", "trainer", "wire"),
     )
     return [f"recd_plugin_recd.benchmarks.{name}" for name in names]
+
+
+@hookimpl
+def register_internals() -> Sequence[Internal]:
+    from recd_plugin_recd.internals import INTERNALS
+
+    return INTERNALS

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from recd_plugins.api import Cache, Dataset, PlanMode, hookimpl
+
+if TYPE_CHECKING:
+    from recd_plugins.api.distributed import Internal
 
 REQUIRES_API = 2
 
@@ -42,3 +46,10 @@ def register_plans() -> Sequence[type[PlanMode]]:
 @hookimpl
 def register_benchmarks() -> Sequence[str]:
     return [f"recd_plugin_scars.benchmarks.{name}" for name in ("hot_batches", "scars")]
+
+
+@hookimpl
+def register_internals() -> Sequence[Internal]:
+    from recd_plugin_scars.internals import INTERNALS
+
+    return INTERNALS

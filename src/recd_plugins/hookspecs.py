@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Preprocessing,
         Sharding,
     )
+    from recd_plugins.values.internal import Internal
 
 hookspec = pluggy.HookspecMarker("recd_plugins")
 hookimpl = pluggy.HookimplMarker("recd_plugins")
@@ -91,3 +92,8 @@ def register_plans() -> Sequence[type]:  # type: ignore[empty-body]
 @hookspec
 def register_benchmarks() -> Sequence[str]:  # type: ignore[empty-body]
     """Modules that ``recd bench`` runs, by their names: ``acme.bench.lookup`` is ``lookup``."""
+
+
+@hookspec
+def register_internals() -> Sequence[Internal]:  # type: ignore[empty-body]
+    """Names without a public form that the package relies on, of TorchRec, say; for doctor."""

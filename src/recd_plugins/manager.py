@@ -216,6 +216,14 @@ class PluginManager:
         """
         self._hand("register_benchmarks", "modules", add)
 
+    def register_internals(self, add: Callable[[Any, str], None]) -> None:
+        """Let ``add`` have every ``Internal`` that a package relies on, likewise.
+
+        Raises:
+            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
+        """
+        self._hand("register_internals", "Internals", add)
+
     def _hand(self, hook: str, of: str, add: Callable[[Any, str], None]) -> None:
         for hooks, origin, package in self._installed_first():
             where = f"{origin}: {hook}"

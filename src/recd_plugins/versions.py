@@ -45,13 +45,16 @@ def mismatch() -> str:
     torch, fbgemm, torchrec = (_minor(version) for version in _versions())
     belongs = SETS.get(torch or "")
     if belongs is None:
-        sets = "; ".join(
-            f"torch {key}, fbgemm {value}, torchrec {value}" for key, value in SETS.items()
-        )
-        return f"install one of the sets: {sets}"
+        return one_of_the_sets()
     if fbgemm != belongs or torchrec != belongs:
         return f"with torch {torch} install fbgemm {belongs}.* and torchrec {belongs}.*"
     return ""
+
+
+def one_of_the_sets() -> str:
+    """What to install, where nothing that is installed says which set."""
+    sets = (f"torch {key}, fbgemm {value}, torchrec {value}" for key, value in SETS.items())
+    return f"install one of the sets: {'; '.join(sets)}"
 
 
 def _versions() -> tuple[str | None, str | None, str | None]:

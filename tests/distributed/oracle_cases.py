@@ -88,7 +88,7 @@ def check(case: OracleCase, *, stock: bool) -> None:
     classes = (StockSequences, ExactSequences) if case.sequences else (StockBags, ExactBags)
     sharder = classes[0 if stock else 1](fused_params=dict(FUSED))
     sharder.only = case.sharding
-    _Oracle()._test_sharding(
+    _Oracle(check_sequences if case.sequences else check_bags)._test_sharding(
         sharders=[sharder],
         backend="gloo",
         world_size=2,
@@ -98,23 +98,34 @@ def check(case: OracleCase, *, stock: bool) -> None:
         variable_batch_size=case.variable_batch_size,
         variable_batch_per_feature=case.variable_batch_per_feature,
         pooling=case.pooling,
-        test_callable=check_sequences if case.sequences else check_bags,
     )
 
 
 class _Oracle(ModelParallelTestShared):
-    """TorchRec's test case; its processes are ours, which are quicker to start."""
+    """TorchRec's test case; its processes are ours, which are quicker to start.
 
-    def __init__(self, local_world_size: int | None = None) -> None:
+    What they run is ours, too: TorchRec (1.6 and 1.7) has no argument for it.
+    """
+
+    def __init__(self, function: Callable[..., None], local_world_size: int | None = None) -> None:
         super().__init__("setUp")
         self.setUp("gloo")
+        self._function = function
         self._local_world_size = local_world_size
 
     def _run_multi_process_test(
-        self, *, callable: Callable[..., None], world_size: int, **arguments: Any
+        self,
+        *,
+        callable: Callable[..., None],
+        world_size: int,
+        **arguments: Any,
     ) -> None:
         run_on_ranks(
-            _on_rank, world_size, callable, arguments, local_world_size=self._local_world_size
+            _on_rank,
+            world_size,
+            self._function,
+            arguments,
+            local_world_size=self._local_world_size,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -75,8 +76,12 @@ def build(kind: str) -> nn.Module:
     if kind == "managed bags":
         bags = EmbeddingBagCollection(tables=_bags())
         return ManagedCollisionEmbeddingBagCollection(bags, _maps(bags.embedding_bag_configs()))
-    assert kind == "managed sequences"
     sequences = EmbeddingCollection(tables=_tables())
+    if kind == "prioritized sequences":
+        from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
+
+        return PECEmbeddingCollection(sequences)
+    assert kind == "managed sequences"
     return ManagedCollisionEmbeddingCollection(sequences, _maps(sequences.embedding_configs()))
 
 
@@ -225,7 +230,13 @@ def stock_sharders(reg: Registry) -> list[ModuleSharder[nn.Module]]:
     """TorchRec's, with the registry's optimizer."""
     params = fused_params(reg.training)
     bags = EmbeddingBagCollectionSharder(dict(params))
+    prioritized = []
+    if find_spec("torchrec.distributed.pec_embedding"):
+        from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
+
+        prioritized = [PECEmbeddingCollectionSharder(EmbeddingCollectionSharder(dict(params)))]
     return [
+        *prioritized,
         bags,
         EmbeddingCollectionSharder(dict(params)),
         FeatureProcessedEmbeddingBagCollectionSharder(bags),

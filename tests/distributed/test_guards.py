@@ -11,7 +11,6 @@ from tests.distributed import guard_cases as cases
 from torch import nn
 from torchrec.distributed.types import ShardingType
 
-from recd_plugins.distributed import torchrec_internals
 from recd_plugins.distributed.guards import check_every_parameter_is_trained, guard
 from recd_plugins.distributed.launch import RankError
 from recd_plugins.distributed.sharders import (
@@ -136,9 +135,3 @@ def test_sharding_types() -> None:
     assert {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value} <= set(bags)
     assert len(bags) == len(set(bags))
     assert ShardingType.ROW_WISE.value in ExactEmbeddingCollectionSharder().sharding_types("cpu")
-
-
-def test_an_unknown_torchrec_is_refused() -> None:
-    torchrec_internals.require_attributes(nn.Linear(1, 1), "weight")
-    with pytest.raises(SetupError, match=r"no Linear\._lookups.*install one of torchrec 1\.6"):
-        torchrec_internals.require_attributes(nn.Linear(1, 1), "weight", "_lookups")

@@ -15,11 +15,13 @@ from recd_plugins.distributed.portable_kernels import PortableEmbedding, Portabl
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.values.channels import Channel, CollectiveKind
+from recd_plugins.values.internal import Internal
 
 __all__ = [
     "Channel",
     "CollectiveBytes",
     "CollectiveKind",
+    "Internal",
     "PortableEmbedding",
     "PortableEmbeddingBag",
     "Ranks",

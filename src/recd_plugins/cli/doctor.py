@@ -7,7 +7,7 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -17,7 +17,13 @@ from rich.table import Table
 from recd_plugins.cli.contributions import check_contributions
 from recd_plugins.errors import PluginError
 from recd_plugins.manager import PluginManager
-from recd_plugins.versions import fbgemm_builds, fbgemm_has_cuda, installed_set, mismatch
+from recd_plugins.versions import (
+    fbgemm_builds,
+    fbgemm_has_cuda,
+    installed_set,
+    mismatch,
+    one_of_the_sets,
+)
 
 _COLORS = {"ok": "green", "absent": "yellow", "failed": "red"}
 
@@ -102,7 +108,10 @@ def examine(plugins_dir: Path | None) -> Iterator[Check]:
             yield check()
         except Exception as error:
             yield Check(name, "failed", f"{type(error).__name__}: {error}", remedy)
-    yield _plugins(plugins_dir)
+    plugins = _plugins(plugins_dir)
+    if plugins.status == "ok":
+        yield _internals(plugins_dir)
+    yield plugins
 
 
 def _versions() -> Check:
@@ -205,6 +214,29 @@ def _plugins(plugins_dir: Path | None) -> Check:
     return Check(
         "plugins", "ok", f"{number} plugins from {', '.join(manager.origins) or 'nowhere'}"
     )
+
+
+def _internals(plugins_dir: Path | None) -> Check:
+    """Whether what has no public form is there, of the framework and of plugins."""
+    from recd_plugins.distributed.torchrec_internals import INTERNALS
+    from recd_plugins.values.internal import Internal
+
+    internals = list(INTERNALS)
+
+    def add(internal: Any, where: str) -> None:
+        if not isinstance(internal, Internal):
+            raise PluginError(f"{where} returned {internal!r}; return api.distributed.Internals")
+        internals.append(internal)
+
+    try:
+        PluginManager(plugins_dir).register_internals(add)
+    except PluginError as error:
+        return Check("internals", "failed", str(error), "mend or uninstall the plugin named here")
+    missing = [message for internal in internals for message in internal.missing()]
+    if missing:
+        return Check("internals", "failed", "; ".join(dict.fromkeys(missing)), one_of_the_sets())
+    number = sum(len(internal.names) for internal in internals)
+    return Check("internals", "ok", f"all {number} names without a public form are there")
 
 
 def _print(checks: list[Check]) -> None:

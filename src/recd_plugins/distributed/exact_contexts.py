@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionContext
@@ -39,3 +39,7 @@ class ExactBagContext(_KeepsCoalesced, EmbeddingBagCollectionContext):
 @dataclass
 class ExactSequenceContext(_KeepsCoalesced, EmbeddingCollectionContext):
     """The context of a batch of sequences."""
+
+    def __post_init__(self) -> None:
+        if not is_dataclass(EmbeddingCollectionContext):  # TorchRec 1.6
+            EmbeddingCollectionContext.__init__(self)

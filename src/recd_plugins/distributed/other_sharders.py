@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -100,12 +101,16 @@ def other_sharders(
         sequences: shards the EmbeddingCollection inside a module.
     """
     codecs = bags.qcomm_codecs_registry
-    around = [
+    around: list[ModuleSharder[nn.Module]] = [
         FeatureProcessedEmbeddingBagCollectionSharder(bags, codecs),
         ManagedCollisionEmbeddingBagCollectionSharder(bags, qcomm_codecs_registry=codecs),
         ManagedCollisionEmbeddingCollectionSharder(sequences, qcomm_codecs_registry=codecs),
         FusedEmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
     ]
+    if find_spec("torchrec.distributed.pec_embedding"):  # TorchRec 1.9
+        from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
+
+        around.append(PECEmbeddingCollectionSharder(sequences, qcomm_codecs_registry=codecs))
     by_type: dict[type[nn.Module], Any] = {
         sharder.module_type: sharder for sharder in (*get_default_sharders(), *around, *base)
     }

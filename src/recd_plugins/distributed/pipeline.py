@@ -139,7 +139,8 @@ class LookaheadTrainPipeline(CheckedTrainPipeline):
             self.wait_sparse_data_dist(self.contexts[-1])
         if self._model.training:
             self._backward(losses)
-            self._optimizer_step()
+            with record_function(f"## optimizer {self.contexts[0].index} ##"):
+                self._optimizer.step()
         self.dequeue_batch()
         return output
 

@@ -50,7 +50,7 @@ class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
 
     Tables that differ in pooling or data type get kernels of their own. TorchRec (1.6 to 1.9) has
     each write its part of one output of a variable batch, which FBGEMM does on CUDA only; this one
-    joins the parts, as TorchRec does on MTIA.
+    joins the parts, as TorchRec (1.8 and 1.9) does on MTIA.
     """
 
     def _forward_with_vbe_merging(
@@ -58,8 +58,17 @@ class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
         features_by_group: list[KeyedJaggedTensor],
         device: torch.device,  # noqa: ARG002
     ) -> Tensor:
-        return self._merge_variable_batch_embeddings(
-            self._forward(features_by_group), self._vbe_splits(features_by_group)
+        splits = zip(
+            self._forward(features_by_group), self._vbe_splits(features_by_group), strict=True
+        )
+        parts = [output.split(sizes) for output, sizes in splits]
+        return torch.cat(
+            [
+                part
+                for rank in range(self._world_size)
+                for count, of_kernel in zip(self._feature_splits, parts, strict=True)
+                for part in of_kernel[count * rank : count * (rank + 1)]
+            ]
         )
 
 
@@ -238,8 +247,9 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
                 module,
                 "_forward",
                 "_forward_with_vbe_merging",
-                "_merge_variable_batch_embeddings",
                 "_vbe_splits",
+                "_feature_splits",
+                "_world_size",
             )
             module.__class__ = PortablePooledLookup
         elif type(module) is BatchedDenseEmbedding:

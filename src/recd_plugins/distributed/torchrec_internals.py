@@ -1,23 +1,229 @@
-"""Checks that the internals of TorchRec which this package leans on are there."""
+"""What is relied on of TorchRec, FBGEMM, torch and others that has no public form, in one list.
+
+Plugins list theirs by the hook ``register_internals``. tests/distributed/test_internals.py finds in
+the source what is not listed, and what is listed and not used; the table in docs/exactness.md is
+``table(INTERNALS)``.
+"""
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from recd_plugins.errors import SetupError
+from recd_plugins.values.internal import Internal, lacks, refuse_missing
+from recd_plugins.versions import one_of_the_sets
+
+_LOOKUPS = "torchrec.distributed.embedding_lookup"
+_PLANNER = "torchrec.distributed.planner"
+_BAGS = "torchrec.distributed.embeddingbag:ShardedEmbeddingBagCollection"
+_SEQUENCES = "torchrec.distributed.embedding:ShardedEmbeddingCollection"
+_SHARDED = (_BAGS, _SEQUENCES)
+_PIPELINE = "torchrec.distributed.train_pipeline.train_pipelines:TrainPipelineSparseDist"
+_CHECKPOINT = "torch.distributed.checkpoint"
+_OUTPUT = ("_embedding_names", "_embedding_dims", "_embedding_shardings")
+
+#: Those of the framework. ``require_attributes`` looks again where objects are used.
+INTERNALS = (
+    # TorchRec
+    *(Internal(of, ("_lookups",), "putting CPU kernels in place") for of in _SHARDED),
+    *(Internal(of, ("_create_lookups",), "putting in kernels of plugins") for of in _SHARDED),
+    *(
+        Internal(of, ("_create_embedding_kernel",), "putting in kernels of plugins")
+        for of in (
+            f"{_LOOKUPS}:GroupedPooledEmbeddingsLookup",
+            f"{_LOOKUPS}:GroupedEmbeddingsLookup",
+        )
+    ),
+    Internal(
+        f"{_LOOKUPS}:GroupedEmbeddingsLookup", ("_need_prefetch",), "putting in kernels of plugins"
+    ),
+    *(
+        Internal(
+            f"torchrec.distributed.batched_embedding_kernel:{kernel}",
+            ("_config", "_local_rows", "_local_cols", "_feature_table_map", "_emb_module"),
+            "lookup without FBGEMM, or of all its tables as one",
+        )
+        for kernel in ("BatchedFusedEmbeddingBag", "BatchedFusedEmbedding", "BatchedDenseEmbedding")
+    ),
+    Internal(
+        f"{_LOOKUPS}:GroupedPooledEmbeddingsLookup",
+        (
+            "_forward",
+            "_forward_with_vbe_merging",
+            "_vbe_splits",
+            "_feature_splits",
+            "_world_size",
+        ),
+        "joining kernels under VBE",
+    ),
+    Internal(
+        _BAGS,
+        ("_pooling_type_to_rs_features", "_device", *_OUTPUT),
+        "mean pooling",
+    ),
+    Internal(
+        _BAGS,
+        ("_has_mean_pooling_callback", *_OUTPUT),
+        "coalescing, which pools on the rank that asked,",
+    ),
+    Internal(
+        "torchrec.distributed.embeddingbag:VariableBatchEmbeddingBagCollectionAwaitable",
+        ("_awaitables", "_batch_size_per_feature_pre_a2a"),
+        "coalescing, which takes rows before they are expanded,",
+    ),
+    Internal(_SEQUENCES, ("_need_indices", "_use_index_dedup"), "coalescing of sequences"),
+    Internal(
+        "torchrec.distributed.types:LazyAwaitable", ("_wait_impl",), "waiting for coalesced rows"
+    ),
+    Internal(_BAGS, ("_embedding_bag_configs",), "keeping rows of an earlier run"),
+    Internal(_SEQUENCES, ("_embedding_configs",), "keeping rows of an earlier run"),
+    Internal(_BAGS, ("_embedding_shardings",), "saying which optimizer each table has"),
+    Internal(_SEQUENCES, ("_sharding_type_to_sharding",), "saying which optimizer each table has"),
+    *(
+        Internal(
+            f"torchrec.distributed.sharding.{sharding}",
+            ("_grouped_embedding_configs_per_rank",),
+            "saying which optimizer each table has",
+        )
+        for sharding in (
+            "tw_sharding:BaseTwEmbeddingSharding",
+            "rw_sharding:BaseRwEmbeddingSharding",
+            "twrw_sharding:BaseTwRwEmbeddingSharding",
+            "dp_sharding:BaseDpEmbeddingSharding",
+        )
+    ),
+    *(Internal(of, ("post_lookup_tracker_fn",), "counting of ids") for of in _SHARDED),
+    Internal(
+        "torchrec.distributed.embedding:EmbeddingCollectionSharder",
+        ("_use_index_dedup",),
+        "taking over what a trainer chose",
+    ),
+    Internal(
+        "torchrec.distributed.embeddingbag:EmbeddingBagCollectionSharder",
+        ("_sharded_module_order_overwrite",),
+        "taking over what a trainer chose",
+    ),
+    Internal(
+        "torchrec.modules.fp_embedding_modules:FeatureProcessedEmbeddingBagCollection",
+        ("_feature_processors", "_embedding_bag_collection"),
+        "seeing what a feature processor cannot do",
+    ),
+    Internal(
+        "torchrec.modules.mc_embedding_modules:BaseManagedCollisionEmbeddingCollection",
+        ("_managed_collision_collection",),
+        "planning managed collision by MCH",
+    ),
+    Internal(
+        f"{_PLANNER}.enumerators:EmbeddingEnumerator",
+        ("_get_num_buckets",),
+        "planning managed collision by MCH",
+    ),
+    Internal(
+        f"{_PLANNER}.shard_estimators", ("_get_optimizer_multipler",), "planning of optimizer state"
+    ),
+    Internal(
+        _PIPELINE, ("_model", "_pipelined_modules"), "the check that every module is pipelined"
+    ),
+    Internal(
+        _PIPELINE,
+        (
+            *("_backward", "_data_dist_stream", "_device", "_init_pipelined_modules"),
+            *("_model_attached", "_model_fwd", "_optimizer"),
+            *("_pipelined_forward_type", "_set_module_context", "_stream_context"),
+        ),
+        "the pipeline with lookahead",
+    ),
+    # FBGEMM: public names that nothing documents
+    Internal(
+        "fbgemm_gpu.split_table_batched_embeddings_ops_training:SplitTableBatchedEmbeddingBagsCodegen",
+        (
+            *("use_cpu", "dims", "pooling_mode", "is_nobag", "total_D", "D_offsets"),
+            *("total_hash_size", "hash_size_cumsum", "rows_per_table", "weights_offsets"),
+            *("bounds_check_mode_int", "embedding_table_index_type", "prepare_inputs"),
+            *("table_names", "feature_table_map"),
+        ),
+        "lookup of all its tables as one",
+    ),
+    # torch
+    Internal(
+        "torch.distributed.optim.apply_optimizer_in_backward:_apply_optimizer_in_backward",
+        ("_optimizer_classes", "_optimizer_kwargs"),
+        "seeing the optimizer that a table brings",
+    ),
+    Internal(
+        "torch.distributed.optim", ("_apply_optimizer_in_backward",), "optimizers of registry files"
+    ),
+    Internal("torch.nn:Module", ("_buffers", "_parameters"), "copying of kernels and of memory"),
+    Internal("torch._ops:OpOverload", ("_schema",), "counting of bytes and of work"),
+    Internal("torch.utils", ("_python_dispatch",), "counting of bytes and of work"),
+    Internal("torch.utils", ("_pytree",), "counting of work, and moving of batches,"),
+    Internal("torch", ("_C",), "what is listed of torch._C"),
+    Internal("torch._C", ("_current_graph_task_id",), "counting bytes of backward passes"),
+    Internal("torch._C", ("_autograd",), "telling the stages of a profile"),
+    Internal("torch._C", ("_distributed_c10d",), "watching for ranks that hang"),
+    Internal(
+        "torch.distributed.distributed_c10d", ("_resolve_process_group",), "counting of bytes"
+    ),
+    Internal(
+        "torch.ops:aten",
+        (
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention_for_cpu_backward",
+        ),
+        "counting the work of attention",
+    ),
+    Internal("torch:UntypedStorage", ("_new_shared",), "handing batches over in shared memory"),
+    Internal("torch.distributed", ("_shard",), "reading of sharded weights"),
+    Internal(f"{_CHECKPOINT}.filesystem", ("_StorageInfo",), "reading of checkpoints"),
+    Internal(f"{_CHECKPOINT}.metadata", ("_MEM_FORMAT_ENCODING",), "reading of checkpoints"),
+    Internal("torch.serialization", ("_get_layout",), "reading of checkpoints"),
+    # Others
+    Internal("multiprocessing.forkserver", ("_forkserver",), "sharing of one fork server"),
+    Internal(
+        "multiprocessing.forkserver:ForkServer",
+        ("_forkserver_address",),
+        "sharing of one fork server",
+    ),
+    Internal("fsspec:AbstractFileSystem", ("_open", "_strip_protocol"), "counting of reads"),
+)
+
+
+@cache
+def refuse_other_versions() -> None:
+    """Refuse an installation that lacks one of ``INTERNALS``, once in a process.
+
+    Raises:
+        SetupError: names each that is missing, what needs it and what to install.
+    """
+    refuse_missing(INTERNALS)
 
 
 def require_attributes(owner: Any, *names: str) -> None:
     """Refuse a TorchRec whose ``owner`` lacks one of ``names``, rather than do nothing silently.
 
     Raises:
-        SetupError: names the attribute and the versions that have it.
+        SetupError: names the attribute, what needs it and what to install.
     """
     for name in names:
         if not hasattr(owner, name):
-            what = owner.__name__ if isinstance(owner, type) else type(owner).__name__
-            raise SetupError(
-                f"torchrec {version('torchrec')} has no {what}.{name}, which exact training needs; "
-                "install one of torchrec 1.6 to 1.9"
-            )
+            cls = owner if isinstance(owner, type) else type(owner)
+            packages = [base.__module__.partition(".")[0] for base in cls.__mro__]
+            package = "fbgemm_gpu" if "fbgemm_gpu" in packages else "torchrec"
+            needs = dict.fromkeys(each.used_for for each in INTERNALS if name in each.names)
+            message = lacks(package, f"{cls.__name__}.{name}", next(iter(needs), "exact training"))
+            raise SetupError(f"{message}: {one_of_the_sets()}")
+
+
+def table(internals: Iterable[Internal]) -> str:
+    """A table of Markdown, as in docs/exactness.md: owners of the same names in one line."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    for each in internals:
+        names = ", ".join(f"`{name}`" for name in each.names)
+        owners.setdefault((names, each.used_for), []).append(f"`{each.of.rpartition(':')[2]}`")
+    lines = [
+        f"| {names} | {', '.join(of)} | {needs.rstrip(',')} |"
+        for (names, needs), of in owners.items()
+    ]
+    return "\n".join(["| internal | of | needed by |", "|---|---|---|", *lines])

@@ -324,14 +324,12 @@ class SortedEnumerator(EmbeddingEnumerator):
         training: TrainingSpec,
         parts: Sequence[TablePart] = (),
     ) -> None:
+        self._storage = StorageEstimator(topology, constraints, training, parts)
         super().__init__(
             topology=topology,
             batch_size=training.batch_size,
             constraints=constraints,
-            estimator=[
-                PerfEstimator(topology, constraints, parts),
-                StorageEstimator(topology, constraints, training, parts),
-            ],
+            estimator=[PerfEstimator(topology, constraints, parts), self._storage],
         )
         empty = {
             name: replace(table, batch_sizes=[0] * len(table.batch_sizes or ()))
@@ -354,19 +352,20 @@ class SortedEnumerator(EmbeddingEnumerator):
     def _get_num_buckets(self, parameter: str, module: nn.Module) -> int | None:
         """As the base class, which refuses managed collision by MCH on more than one rank.
 
-        MCH has one bucket, which says that its rows may be split anywhere. TorchRec 1.8; versions
-        without buckets do not call it.
+        MCH has one bucket, which says that its rows may be split anywhere. TorchRec 1.8 and 1.9;
+        older ones have no ``table_to_number_buckets``, and refuse nothing.
         """
         if isinstance(module, BaseManagedCollisionEmbeddingCollection):
             maps = module._managed_collision_collection
-            if maps.table_to_number_buckets().get(parameter) == 1:
+            num_buckets: dict[str, int] = getattr(maps, "table_to_number_buckets", dict)()
+            if num_buckets.get(parameter) == 1:
                 return None
         return super()._get_num_buckets(parameter, module)
 
     def static_storage(self, options: Sequence[ShardingOption]) -> dict[str, list[Storage]]:
         """Storage of the shards of options of ``enumerate``, without inputs and outputs."""
         copies = copy.deepcopy(list(options))
-        self._without_batch.estimate(copies, self._sharder_data_map)
+        self._without_batch.estimate(copies, self._storage.sharder_data_map)
         return {option.name: [shard.storage for shard in option.shards] for option in copies}
 
 

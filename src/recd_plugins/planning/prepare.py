@@ -12,6 +12,7 @@ from torch import nn
 from recd_plugins.data.placement import placement_of
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.guards import guard
+from recd_plugins.distributed.torchrec_internals import refuse_other_versions
 from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import (
     Setting,
@@ -46,8 +47,10 @@ def prepare_model(registry: Registry, model: nn.Module, setting: Setting | None 
     Raises:
         RegistryError: a pattern matches no table or feature, or two entries claim one.
         ExactnessError: a combination that cannot be exact.
-        SetupError: modules share a table.
+        SetupError: modules share a table; or TorchRec, FBGEMM or torch lacks what this package
+            relies on.
     """
+    refuse_other_versions()
     refuse_shared_tables(model)
     modules = list(embedding_modules(model))
     tables = [table for module in modules if module.ours for table in module.tables]

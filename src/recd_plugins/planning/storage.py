@@ -127,11 +127,14 @@ class StorageEstimator(EmbeddingStorageEstimator):
         self._training = training
         self._parts = parts
         self._device_type = topology.compute_device
+        #: What TorchRec said of its sharders when it asked last.
+        self.sharder_data_map: SharderDataMap = {}
 
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: SharderDataMap
     ) -> None:
         """See TorchRec's ``ShardEstimator.estimate``."""
+        self.sharder_data_map = sharder_data_map
         known = [
             (option, option.compute_kernel)
             for option in sharding_options

@@ -21,7 +21,7 @@ TITLES = {
 _WITH_NOTES = "wrRct!"
 _HEAD = """# The matrix of drop-in
 
-Made by `make matrix`; do not edit. Each cell is a trainer on 2 gloo ranks, on CPU: a value of
+Made by `make matrix-page`; do not edit. Each cell is a trainer on 2 gloo ranks, on CPU: a value of
 every axis, trained three steps with `recd_plugins.wrap`, with TorchRec's sharders on the same plan,
 and as a model in one piece that sees the batches of all ranks. Losses, predictions, an evaluation,
 dense parameters and tables are compared, relative to what is larger than 1, and every table has to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,22 +49,24 @@ RATES = {f"table_{number}": (torch.optim.SGD, {"lr": 0.1 * (number + 1)}) for nu
 
 @pytest.mark.parametrize("local_size", [1, 2], ids=["2x1", "1x2"])
 @pytest.mark.parametrize(
-    "options",
+    ("function", "options"),
     [
-        {},
-        {"test_callable": check_tensor_dicts},
-        {"indices_dtype": torch.int32, "lengths_dtype": torch.int32},
-        {"apply_optimizer_in_backward_config": RATES},
+        (check_sequences, {}),
+        (check_tensor_dicts, {}),
+        (check_sequences, {"indices_dtype": torch.int32, "lengths_dtype": torch.int32}),
+        (check_sequences, {"apply_optimizer_in_backward_config": RATES}),
     ],
     ids=["KeyedJaggedTensor", "TensorDict", "int32", "learning rates"],
 )
-def test_torchrecs_check(options: dict[str, Any], local_size: int) -> None:
-    _Oracle(local_world_size=local_size)._test_sharding(
+def test_torchrecs_check(
+    function: Callable[..., None], options: dict[str, Any], local_size: int
+) -> None:
+    _Oracle(function, local_size)._test_sharding(
         sharders=[RowWiseOnly(fused_params=dict(FUSED))],
         backend="gloo",
         world_size=2,
         local_size=local_size,
         model_class=TieredSparseArch,
         has_weighted_tables=False,
-        **{"test_callable": check_sequences} | options,
+        **options,
     )

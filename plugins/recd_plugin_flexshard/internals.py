@@ -1,0 +1,40 @@
+"""What is relied on of TorchRec, FBGEMM and torch that has no public form."""
+
+from __future__ import annotations
+
+from recd_plugins.api.distributed import Internal
+
+_SEQUENCES = "torchrec.distributed.embedding:ShardedEmbeddingCollection"
+_FBGEMM = "fbgemm_gpu.split_table_batched_embeddings_ops_training"
+
+INTERNALS = (
+    Internal(
+        _SEQUENCES,
+        ("_lookups", "_need_indices", "_use_index_dedup"),
+        "looking up of tiered tables",
+    ),
+    Internal(
+        _SEQUENCES,
+        ("_optim", "_model_parallel_name_to_sharded_tensor"),
+        "folding of tiers into state dicts",
+    ),
+    Internal("torchrec.modules.embedding_modules:EmbeddingCollection", ("_device",), "tiers"),
+    Internal(
+        "torchrec.distributed.embedding_sharding:KJTListSplitsAwaitable",
+        ("_sharding_types",),
+        "sending of ids to the node",
+    ),
+    Internal("torchrec.distributed.types:Awaitable", ("_wait_impl",), "waiting for ids and rows"),
+    Internal(
+        f"{_FBGEMM}:SplitTableBatchedEmbeddingBagsCodegen",
+        ("optimizer", "optimizer_args", "get_learning_rate", "output_dtype"),
+        "updating copies of rows as their kernel does",
+    ),
+    Internal("torch.autograd:Variable", ("_execution_engine",), "the end of a backward pass"),
+    Internal("torch.distributed", ("_shard",), "folding of tiers into state dicts"),
+    Internal(
+        "torch.nn:Module",
+        ("_register_load_state_dict_pre_hook",),
+        "following of state dicts that are loaded",
+    ),
+)

@@ -1,0 +1,30 @@
+"""What is relied on of TorchRec, FBGEMM and torch that has no public form."""
+
+from __future__ import annotations
+
+from recd_plugins.api.distributed import Internal
+
+_KERNELS = "torchrec.distributed.batched_embedding_kernel"
+_OF_KERNEL = ("_config", "_feature_table_map", "_local_cols", "_local_rows", "_pg")
+_TABLES = (
+    "fbgemm_gpu.split_table_batched_embeddings_ops_training:SplitTableBatchedEmbeddingBagsCodegen"
+)
+
+INTERNALS = (
+    Internal(f"{_KERNELS}:BaseBatchedEmbeddingBag", (*_OF_KERNEL, "_pooling"), "a cached kernel"),
+    Internal(f"{_KERNELS}:BaseBatchedEmbedding", _OF_KERNEL, "a cached kernel"),
+    Internal(f"{_KERNELS}:BatchedFusedEmbeddingBag", ("_emb_module",), "a cached kernel"),
+    Internal(f"{_KERNELS}:BatchedFusedEmbedding", ("_emb_module",), "a cached kernel"),
+    Internal(
+        _TABLES,
+        (
+            *("hash_size_cumsum", "learning_rate_tensor", "momentum1_offsets", "optimizer_args"),
+            *("rows_per_table", "total_hash_size", "total_hash_size_bits", "weights_offsets"),
+        ),
+        "fast memory that grows",
+    ),
+    Internal(_TABLES, ("D_offsets", "bounds_check_warning"), "checking of bounds on a device"),
+    Internal("torch.nn:Module", ("_buffers",), "checking of bounds on a device"),
+    Internal("torch:Tensor", ("_version",), "seeing that prefetched ids changed"),
+    Internal("torch.distributed.remote_device", ("_remote_device",), "describing of shards"),
+)

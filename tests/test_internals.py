@@ -1,0 +1,143 @@
+"""Names of other packages without a public form: listed, used, there, and told of in the docs."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchrec.distributed.planner import shard_estimators
+
+from recd_plugins import wrap
+from recd_plugins.distributed.torchrec_internals import (
+    INTERNALS,
+    refuse_other_versions,
+    require_attributes,
+    table,
+)
+from recd_plugins.errors import SetupError
+from recd_plugins.manager import PluginManager
+from recd_plugins.testing.internals import problems
+from recd_plugins.values.internal import Internal, refuse_missing
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = [
+    ROOT / "src/recd_plugins",
+    *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")),
+]
+
+
+@pytest.fixture(scope="module")
+def listed() -> dict[str, list[Internal]]:
+    """By package: the framework's, and what plugins register."""
+    found = {"recd_plugins": list(INTERNALS)}
+
+    def add(internal: Internal, where: str) -> None:
+        found.setdefault(where.split()[0].replace("-", "_"), []).append(internal)
+
+    PluginManager().register_internals(add)
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_they_are_listed_and_used(folder: Path, listed: dict[str, list[Internal]]) -> None:
+    assert problems(folder, listed.get(folder.name, [])) == []
+
+
+def test_the_installed_versions_have_them(listed: dict[str, list[Internal]]) -> None:
+    refuse_missing(internal for internals in listed.values() for internal in internals)
+
+
+def test_the_documentation_has_them() -> None:
+    """On failure: this is the table that belongs into docs/exactness.md."""
+    text = (ROOT / "docs/exactness.md").read_text(encoding="utf-8")
+    assert table(INTERNALS) in text, table(INTERNALS)
+
+
+SOURCE = """
+from threading import Thread
+from torch._C import _autograd
+from torch import nn
+import torch as t
+
+class Ours(Thread):
+    _mine = 1
+    _target = None
+
+    def run(self):
+        self._mine, self._started, self._theirs = 1, 2, 3
+        self._own_method()
+
+    def _own_method(self): ...
+
+class Derived(Ours):
+    def run(self):
+        super()._bootstrap()
+        self._own_method()
+
+class Stays(nn.Module):
+    def forward(self, kernel):
+        self._kept = kernel._local_rows, kernel._kept, getattr(kernel, "_optim", None)
+        return t._C, vars(t)["_jit"]
+"""
+
+
+def test_what_the_scan_sees(tmp_path: Path) -> None:
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme/plugin.py").write_text(SOURCE, encoding="utf-8")
+    found = problems(tmp_path / "acme", [Internal("torch", ("_C", "_gone"), "acme")])
+    assert found == [
+        f"acme/plugin.py:{line}: {name} is another package's and not listed"
+        for line, name in [
+            (3, "_autograd"),
+            (7, "_target"),
+            (12, "_started"),
+            (19, "_bootstrap"),
+            (24, "_local_rows"),
+            (24, "_optim"),
+            (25, "_jit"),
+        ]
+    ] + ["torch _gone is listed and not used"]
+
+
+def test_the_missing_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(shard_estimators, "_get_optimizer_multipler")
+    refuse_other_versions.cache_clear()
+    lacking = (
+        f"torchrec {version('torchrec')} lacks torchrec.distributed.planner.shard_estimators."
+        "_get_optimizer_multipler, which planning of optimizer state needs: install one of the sets"
+    )
+    with pytest.raises(SetupError, match=re.escape(lacking)):
+        wrap(nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("internal", "what"),
+    [
+        (Internal("torch.gone", ("_x",), "a test"), "torch.gone"),
+        (Internal("torch.nn:Gone", ("_x",), "a test"), "torch.nn.Gone"),
+        (Internal("torch.nn", ("_x",), "a test"), "torch.nn._x"),
+        (Internal("torch.nn:Module", ("_buffers", "_x"), "a test"), "Module._x"),
+        (Internal("torch.nn.functional:relu", ("_x",), "a test"), "relu._x"),
+    ],
+)
+def test_what_is_missing(internal: Internal, what: str) -> None:
+    assert list(internal.missing()) == [
+        f"torch {torch.__version__} lacks {what}, which a test needs"
+    ]
+
+
+def test_packages_that_are_not_there_lack_nothing() -> None:
+    assert not list(Internal("acme_is_not_installed.part:Class", ("_x",), "a test").missing())
+
+
+def test_an_object_without_it_is_refused() -> None:
+    require_attributes(nn.Linear(1, 1), "weight")
+    with pytest.raises(
+        SetupError,
+        match=r"lacks Linear\._lookups, which putting CPU kernels in place needs: install one",
+    ):
+        require_attributes(nn.Linear(1, 1), "weight", "_lookups")
