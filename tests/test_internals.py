@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.planner import shard_estimators
 
 from recd_plugins import wrap
@@ -106,12 +107,13 @@ def test_what_the_scan_sees(tmp_path: Path) -> None:
 def test_the_missing_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(shard_estimators, "_get_optimizer_multipler")
     refuse_other_versions.cache_clear()
+    table_a = EmbeddingBagConfig(name="a", num_embeddings=4, embedding_dim=4, feature_names=["a"])
     lacking = (
         f"torchrec {version('torchrec')} lacks torchrec.distributed.planner.shard_estimators."
         "_get_optimizer_multipler, which planning of optimizer state needs: install one of the sets"
     )
     with pytest.raises(SetupError, match=re.escape(lacking)):
-        wrap(nn.Linear(1, 1))
+        wrap(EmbeddingBagCollection(tables=[table_a]))
 
 
 @pytest.mark.parametrize(
