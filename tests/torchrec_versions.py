@@ -26,16 +26,13 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "torchrec"
 #: Runs of pytest by name. The plugins are those with kernels and sharded modules of their own.
 RUNS: dict[str, list[str]] = {
+    "internals": ["tests/test_internals.py"],
     "parity": [
-        "tests/test_internals.py",
-        "tests/drop_in",
-        *(
-            f"tests/distributed/test_{name}.py"
-            for name in ("parity", "pooling_parity", "other_modules", "drop_in")
-        ),
+        f"tests/distributed/test_{name}.py"
+        for name in ("parity", "pooling_parity", "other_modules", "drop_in")
     ],
     "plugins": [
-        *("-m", "not slow"),
+        *("-m", "not slow", "tests/drop_in"),
         *(f"plugins/recd_plugin_{name}/tests" for name in ("flexshard", "scars")),
     ],
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -107,12 +106,12 @@ def other_sharders(
         ManagedCollisionEmbeddingCollectionSharder(sequences, qcomm_codecs_registry=codecs),
         FusedEmbeddingBagCollectionSharder(qcomm_codecs_registry=codecs),
     ]
-    if find_spec("torchrec.distributed.pec_embedding"):  # TorchRec 1.9
-        from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
-
-        around.append(PECEmbeddingCollectionSharder(sequences, qcomm_codecs_registry=codecs))
+    default = get_default_sharders()
+    for sharder in default:
+        if type(sharder).__name__ == "PECEmbeddingCollectionSharder":  # since TorchRec 1.9
+            around.append(type(sharder)(sequences, qcomm_codecs_registry=codecs))
     by_type: dict[type[nn.Module], Any] = {
-        sharder.module_type: sharder for sharder in (*get_default_sharders(), *around, *base)
+        sharder.module_type: sharder for sharder in (*default, *around, *base)
     }
     return [
         _fitting(sharder, bags, sequences)
