@@ -17,7 +17,13 @@ from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
 
-COMPUTE = Compute(Operations(1e6, 1e6, 1e6), Operations(1e6, 1e6, 1e6), 10_000, 4000.0, 1000.0)
+COMPUTE = Compute(
+    Operations(1e6, 1e6, 1e6),
+    Operations(1e6, 1e6, 1e6),
+    10_000,
+    pooling_saved_bytes=4000.0,
+    rest_saved_bytes=1000.0,
+)
 
 
 def coalescing() -> list[dict[str, Any]]:

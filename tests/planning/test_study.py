@@ -18,7 +18,13 @@ from recd_plugins.planning.report_text import compressed, render, size_text
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import TopologySpec, load_topology, topology_names
 
-COMPUTE = Compute(Operations(1e6, 1e6, 1e6), Operations(1e6, 1e6, 1e6), 10_000, 4000.0, 1000.0)
+COMPUTE = Compute(
+    Operations(1e6, 1e6, 1e6),
+    Operations(1e6, 1e6, 1e6),
+    10_000,
+    pooling_saved_bytes=4000.0,
+    rest_saved_bytes=1000.0,
+)
 
 
 def report(
