@@ -113,7 +113,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self._id_weights = IdWeights(name, weighted=self._weighted)
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
         dense = ", ".join(_with_dense_kernel(shardings))
-        self._form = BatchForm(
+        self.form = BatchForm(
             name,
             dense and f"as dense kernels, those of tables {dense}, take no other",
             (name for config in configs for name in config.feature_names),
@@ -144,7 +144,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 ignored, or weights would not learn or come later than ids are made unique.
         """
         if isinstance(features, KeyedJaggedTensor):
-            features = self._form.ordered(features)
+            features = self.form.ordered(features)
             self._id_weights.check_batch(features)
             variable = features.variable_stride_per_key()
             if not variable and features.inverse_indices_or_none() is not None:
@@ -168,7 +168,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             with torch.no_grad():
                 features, ctx.coalesced = coalesce_bags(maybe_td_to_kjt(features), self._groups)
         elif isinstance(features, KeyedJaggedTensor):
-            features = self._form.fit(features)
+            features = self.form.fit(features)
         awaitable = super().input_dist(ctx, features)
         if self._divided_columns is not None:
             ctx.divisor = exact_divisor(ctx.divisor, self._divided_columns)
@@ -246,7 +246,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         self._is_new = False
         self._on_cpu = device is None or device.type == "cpu"
         form = StoredRows if takes_stored_rows(module) else BatchForm
-        self._form = form(
+        self.form = form(
             arguments.get("module_fqn") or "an EmbeddingCollection",
             self._why_plain(),
             (name for config in module.embedding_configs() for name in config.feature_names),
@@ -297,7 +297,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         """
         if isinstance(features, KeyedJaggedTensor):
             refuse_inverse_indices(features, allow_variable_batch=True)
-            features = self._form.fit(self._form.ordered(features))
+            features = self.form.fit(self.form.ordered(features))
             if not num_rows(features) and isinstance(ctx, ExactSequenceContext):
                 ctx.no_rows, features = True, with_an_empty_row(features)
         if self._groups is not None:

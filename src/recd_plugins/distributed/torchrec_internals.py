@@ -116,6 +116,42 @@ INTERNALS = (
         "planning managed collision by MCH",
     ),
     Internal(
+        "torchrec.modules.mc_embedding_modules:BaseManagedCollisionEmbeddingCollection",
+        ("_return_remapped_features",),
+        "managed collision over unique rows",
+    ),
+    *(
+        Internal(
+            f"torchrec.{module}",
+            ("_managed_collision_modules",),
+            "managed collision over unique rows",
+        )
+        for module in (
+            "modules.mc_modules:ManagedCollisionCollection",
+            "distributed.mc_modules:ShardedManagedCollisionCollection",
+        )
+    ),
+    Internal(
+        "torchrec.distributed.mc_modules:ShardedManagedCollisionCollection",
+        ("_sharding_tables", "_sharding_per_table_feature_splits", "_feature_names"),
+        "managed collision over unique rows",
+    ),
+    Internal(
+        "torchrec.distributed.sharding.rw_sharding:BaseRwEmbeddingSharding",
+        ("_pg",),
+        "managed collision over unique rows",
+    ),
+    Internal(
+        "torchrec.distributed.mc_embedding_modules:BaseShardedManagedCollisionEmbeddingCollection",
+        ("_table_to_tbe_and_index",),
+        "eviction of managed collision on CPU",
+    ),
+    Internal(
+        "torchrec.distributed.mc_embeddingbag:ManagedCollisionEmbeddingBagCollectionSharder",
+        ("_mc_sharder",),
+        "managed collision over unique rows",
+    ),
+    Internal(
         f"{_PLANNER}.enumerators:EmbeddingEnumerator",
         ("_get_num_buckets",),
         "planning managed collision by MCH",
@@ -156,8 +192,15 @@ INTERNALS = (
         "torch.distributed.optim", ("_apply_optimizer_in_backward",), "optimizers of registry files"
     ),
     Internal("torch.nn:Module", ("_buffers", "_parameters"), "copying of kernels and of memory"),
+    Internal("torch.nn:Module", ("_modules",), "the look for shared tables"),
     Internal("torch._ops:OpOverload", ("_schema",), "counting of bytes and of work"),
     Internal("torch.utils", ("_python_dispatch",), "counting of bytes and of work"),
+    Internal(
+        "torch.utils._python_dispatch",
+        ("_disable_current_modes",),
+        "ranks that agree at their start",
+    ),
+    Internal("torch:UntypedStorage", ("_cdata",), "tables that are made shard by shard"),
     Internal("torch.utils", ("_pytree",), "counting of work, and moving of batches,"),
     Internal("torch", ("_C",), "what is listed of torch._C"),
     Internal("torch._C", ("_current_graph_task_id",), "counting bytes of backward passes"),

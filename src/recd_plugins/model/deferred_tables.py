@@ -183,7 +183,7 @@ def deferred_tables() -> Iterator[Deferred]:
 
 def first_values_of(weight: Tensor) -> FirstValues | None:
     """Those of a parameter that was made in ``deferred_tables``; None of any other."""
-    return getattr(weight, "_recd_first_values", None)
+    return getattr(weight, "recd_first_values", None)
 
 
 def _deferring(
@@ -230,7 +230,7 @@ def _draw(collection: nn.Module, configs: Iterable[Any], deferred: Deferred) -> 
                     config.name,
                 )
             first = FirstValues(config.name, weight, config.init_fn)
-        weight._recd_first_values = first
+        weight.recd_first_values = first
         deferred.add(config.name, weight)
 
 
