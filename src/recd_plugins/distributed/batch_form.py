@@ -69,7 +69,7 @@ class BatchForm:
             )
         if not self._keys:
             check_agreement(
-                f"the first batch of {self._name}", {"the batch": self._said(features)}, self._group
+                f"the first batch of {self.name}", {"the batch": self._said(features)}, self._group
             )
             self._keys = list(keys)
             return features
