@@ -271,7 +271,7 @@ def _copy(values: Tensor, row: int, windows: Iterable[Window]) -> None:
 
 
 def _digest(values: Tensor) -> bytes:
-    return hashlib.blake2b(memoryview(values.contiguous().view(torch.uint8).numpy())).digest()
+    return hashlib.blake2b(values.contiguous().view(torch.uint8).numpy().data).digest()
 
 
 def _storage(tensor: Tensor) -> int:
