@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recd_plugins.distributed.id_weights import IdWeights
 from recd_plugins.distributed.no_rows import num_rows
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
 from recd_plugins.errors import ExactnessError
@@ -192,6 +193,7 @@ def fit_batches(
     *,
     remaps: bool = False,
     needs_rows: bool = False,
+    weights: IdWeights | None = None,
 ) -> None:
     """Have a sharded module of TorchRec's, which takes a KeyedJaggedTensor, get one form.
 
@@ -200,12 +202,15 @@ def fit_batches(
         form: of its batches.
         remaps: whether it maps ids to rows, which TorchRec does to 64-bit ids alone.
         needs_rows: whether TorchRec fails where a deduplicated batch has no row.
+        weights: what looks at those of its batches.
     """
     input_dist = sharded.input_dist
 
     def fitted(ctx: Any, features: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(features, KeyedJaggedTensor):
             features = form.fit(form.ordered(features))
+            if weights is not None:
+                weights.check_batch(features)
             if needs_rows and features.variable_stride_per_key() and not num_rows(features):
                 raise ExactnessError(
                     f"{form.name}: the batch has no row, and TorchRec's {type(sharded).__name__} "

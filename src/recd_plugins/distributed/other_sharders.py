@@ -46,6 +46,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_configs import PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.modules.itep_embedding_modules import (
     ITEPEmbeddingBagCollection,
     ITEPEmbeddingCollection,
@@ -54,6 +55,7 @@ from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingC
 
 from recd_plugins.distributed.batch_form import BatchForm, fit_batches
 from recd_plugins.distributed.feature_processors import keep_form, why_all_rows_processed
+from recd_plugins.distributed.id_weights import IdWeights
 from recd_plugins.distributed.managed_collision import (
     ExactManagedCollisionCollectionSharder,
     mend_managed_collision,
@@ -178,6 +180,9 @@ def _shard(
             BatchForm(name, why_plain(module), features, env.process_group),
             remaps=isinstance(sharded, BaseShardedManagedCollisionEmbeddingCollection),
             needs_rows=not isinstance(sharded, _WITHOUT_ROWS),
+            weights=IdWeights(name, weighted=module.is_weighted())
+            if isinstance(module, FusedEmbeddingBagCollection)
+            else None,
         )
     return sharded
 

@@ -10,6 +10,7 @@ from enum import Enum
 from itertools import islice
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -20,6 +21,7 @@ T = TypeVar("T")
 _SHOWN = 3  # differences
 
 
+@torch.compiler.disable
 def tell_all(step: str, value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     """What every rank tells in one step of its start, by rank. A collective call.
 
@@ -48,6 +50,7 @@ def tell_all(step: str, value: T, group: dist.ProcessGroup | None = None) -> lis
     return [value for _, value in told]
 
 
+@torch.compiler.disable
 def check_agreement(
     step: str, decided: Mapping[str, Any], group: dist.ProcessGroup | None = None
 ) -> None:

@@ -330,7 +330,8 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
             raise ExactnessError(
                 "an EmbeddingCollection on CPU has no gradient under TorchRec's synchronous "
                 "collectives: leave torchrec_use_sync_collectives() and set_use_sync_collectives() "
-                "alone; these sharders switch them on where they are needed"
+                "alone; these sharders switch them on where they are needed. torch.compile of the "
+                "whole model switches them on, too: compile its dense part"
             )
         return self._expanded(ctx, self.look_up(ctx, input))
 

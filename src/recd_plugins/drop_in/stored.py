@@ -51,11 +51,11 @@ def _by_kernel(
     lengths, rows, sizes = lengths.to(kjt.lengths().dtype), found.num_unique, found.sizes
     if len(positions) < len(keys):
         sizes_of_all, rows_of_all = kjt.length_per_key(), [num_rows] * len(keys)
-        all_values = list(kjt.values().split(sizes_of_all))
+        all_values = list(torch.split(kjt.values(), sizes_of_all))
         all_lengths = list(kjt.lengths().split(num_rows))
         sizes_of_all = list(sizes_of_all)
         for position, some_values, some_lengths in zip(
-            positions, values.split(sizes), lengths.split(rows), strict=True
+            positions, torch.split(values, sizes), torch.split(lengths, rows), strict=True
         ):
             all_values[position], all_lengths[position] = some_values, some_lengths
             sizes_of_all[position], rows_of_all[position] = len(some_values), len(some_lengths)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from tests.drop_in.matrix.modules import MODULES, NOT_TRAINED
 from tests.drop_in.matrix.outcome import SIGNS, Outcome
-from tests.drop_in.matrix.products import AXES, modules_of
+from tests.drop_in.matrix.products import AXES, axis_cells, modules_of
 from tests.drop_in.matrix.trainer import Cell
 
 TITLES = {
@@ -71,7 +71,9 @@ def write(outcomes: Mapping[Cell, Outcome]) -> str:
             if Cell("", **{axis: value}) != Cell(""):
                 lines.append(_row([value, *map(signed, cells)]))
     lines += ["", "## Any two values together", "", _row(["module", *AXES, ""]), _row(["---"] * 6)]
-    single = {cell for cell in outcomes if _is_single(cell)}
+    single = {Cell(module) for module in MODULES}
+    for axis in AXES:
+        single |= set(axis_cells(axis, trained))
     for cell in sorted(outcomes.keys() - single):
         of_cell = [cell.module, *(getattr(cell, axis) for axis in AXES)]
         lines.append(_row([*of_cell, signed(cell)]))
@@ -114,11 +116,6 @@ def signs(page: str) -> dict[Cell, str]:
             *values, sign = rest
             found[Cell(first, *values)] = sign[:1]
     return found
-
-
-def _is_single(cell: Cell) -> bool:
-    base = Cell(cell.module)
-    return sum(getattr(cell, axis) != getattr(base, axis) for axis in AXES) <= 1
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -71,7 +71,6 @@ _IN_PAIRS: dict[str, tuple[str, ...]] = {
         "no row on a rank, last",
         "deduplicated, other sizes",
         "int32 ids",
-        "features in another order later",
     ),
     "optimizer": (
         "torch.optim.SGD in backward",

@@ -27,6 +27,7 @@ class Rest:
         metrics: whether a RecMetricModule sees predictions.
         sync: whether TorchRec's synchronous collectives are on.
         truth: whether one process without sharding computes the same.
+        near: what TorchRec's numbers may differ by; unique rows are rounded as such.
     """
 
     ddp: Mapping[str, Any] | None = None
@@ -42,6 +43,7 @@ class Rest:
     metrics: bool = False
     sync: bool = False
     truth: bool = True
+    near: float = 1e-6
 
 
 NOTHING = "nothing"
@@ -57,8 +59,8 @@ REST: dict[str, Rest] = {
     "gradient accumulation": Rest(accumulate=3, truth=False),
     "evaluation in inference mode": Rest(mode="inference_mode"),
     "DMPCollection": Rest(two_d=True, truth=False),
-    "qcomms FP16": Rest(codecs="FP16", truth=False),
-    "qcomms BF16": Rest(codecs="BF16", truth=False),
+    "qcomms FP16": Rest(codecs="FP16", truth=False, near=1e-3),
+    "qcomms BF16": Rest(codecs="BF16", truth=False, near=1e-2),
     **{f"constraints: {kind.value}": Rest(constrained=kind.value) for kind in ShardingType},
     "TorchRec's planner": Rest(planner=True),
     "stock state dict into ours": Rest(state="stock to ours"),

@@ -105,7 +105,8 @@ def see(cell: Cell, rank: int) -> Seen:
         name = "unlike"
         OPTIMIZERS[name] = optimizer.unlike
         other, _ = attempt(replace(cell, optimizer=name), "stock", rank, plan)
-        changed = _difference(stock if ours.error else ours, other) not in (None, 0.0)
+        apart = _difference(stock if ours.error else ours, other)
+        changed = None if apart is None else apart != 0.0
     failed = truth is not None and truth.error
     return Seen(
         ours.error,

@@ -20,7 +20,7 @@ from tests.drop_in.matrix.batches import (
     rows,
     stock_loader,
 )
-from tests.drop_in.matrix.modules import CPU, MODULES, vectors
+from tests.drop_in.matrix.modules import CPU, DIM, MODULES, vectors
 from tests.drop_in.matrix.optimizers import LR, OPTIMIZERS, TableOptimizer, table_of
 from tests.drop_in.matrix.pipelines import PIPELINES
 from tests.drop_in.matrix.rest import REST
@@ -136,7 +136,7 @@ class Side:
         world_size = 1 if self.rest.two_d else dist.get_world_size()
         kind = self.rest.constrained or ("data_parallel" if self.optimizer_of_tables.dense else "")
         constraints = {
-            table: ParameterConstraints(sharding_types=[kind])
+            table: ParameterConstraints(sharding_types=[kind], min_partition=DIM // 2)
             for table in sorted({table_of(name) for name in self.before} - {""})
             if kind
         }
