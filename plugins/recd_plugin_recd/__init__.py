@@ -71,7 +71,7 @@ def register_commands(cli: click.Group) -> None:
 @hookimpl
 def register_benchmarks() -> Sequence[str]:
     names = (
-        *("accuracy", "cluster", "convert", "fill", "ingest", "jagged"),
+        *("accuracy", "cluster", "convert", "drop_in", "fill", "ingest", "jagged"),
         *("logs", "preprocess", "reader", "storage", "train", "trainer", "wire"),
     )
     return [f"recd_plugin_recd.benchmarks.{name}" for name in names]

@@ -1,0 +1,1 @@
+"""What ``recd bench drop_in`` is made of: trainers, their three lines, and loaders."""
