@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from recd_plugins.api.registry import load_registry
 from recd_plugins.testing.benchmark import Size
 
-ROWS: dict[Size, int] = {"tiny": 4096, "small": 32_768, "reference": 393_216}
+ROWS: dict[Size, int] = {"tiny": 8192, "small": 32_768, "reference": 393_216}
 TEST_ROWS: dict[Size, int] = {"tiny": 1024, "small": 16_384, "reference": 65_536}
 TEST_SEED = 1000
 _ROW_GROUP_ROWS = 2048
