@@ -52,7 +52,7 @@ def _by_kernel(
     if len(positions) < len(keys):
         sizes_of_all, rows_of_all = kjt.length_per_key(), [num_rows] * len(keys)
         all_values = list(torch.split(kjt.values(), sizes_of_all))
-        all_lengths = list(kjt.lengths().split(num_rows))
+        all_lengths = list(torch.split(kjt.lengths(), num_rows))
         sizes_of_all = list(sizes_of_all)
         for position, some_values, some_lengths in zip(
             positions, torch.split(values, sizes), torch.split(lengths, rows), strict=True
