@@ -30,11 +30,14 @@ HELP = {"only": "One part of it."}
 
 Part = Literal["golden", "dlrm_main", "hstu", "nothing_to_dedup", "loaders"]
 PARTS: tuple[Part, ...] = ("golden", "dlrm_main", "hstu", "nothing_to_dedup", "loaders")
-#: Further trainers of a part, by what is added to its name: options of its ``build``.
-_VARIANTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
-    "golden": {"": {}},
-    "dlrm_main": {"": {}, "_qcomms": {"qcomms": True}},
-    "hstu": {"": {}, "_histories_once": {"once": True}},
+#: Trainers of a part, by the name of their figures: source and diff, and options of its ``build``.
+_TRAINERS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    "golden": {"golden": ("golden", {})},
+    "dlrm_main": {
+        "dlrm_main": ("dlrm_main", {}),
+        "dlrm_main_qcomms": ("dlrm_main", {"qcomms": True}),
+    },
+    "hstu": {"hstu": ("hstu", {}), "hstu_pooled": ("hstu_pooled", {})},
 }
 _SIZES: dict[Size, TrainerSize] = {
     "tiny": TrainerSize(16, 4, 100, 8, 8),
@@ -70,12 +73,12 @@ def run(size: Size, *, only: Part | None = None) -> Findings:
     if "loaders" in parts:
         _read(size, found)
     with Ranks(_RANKS) as ranks:
-        for part, variants in _VARIANTS.items():
-            for added, options in variants.items() if part in parts else ():
+        for part, trainers in _TRAINERS.items():
+            for name, (trainer, options) in trainers.items() if part in parts else ():
                 job = Job(
-                    part, _SIZES[size], _ROWS_PER_SESSION, _TURNS[size], _STEPS[size], options
+                    trainer, _SIZES[size], _ROWS_PER_SESSION, _TURNS[size], _STEPS[size], options
                 )
-                _trained(part + added, job, ranks.run(measure, job)[0], found)
+                _trained(name, job, ranks.run(measure, job)[0], found)
         if "nothing_to_dedup" in parts:
             job = Job("golden", _SIZES[size], 1, _TURNS[size], _STEPS[size])
             _nothing_to_dedup(ranks.run(measure, job)[0], found)

@@ -109,7 +109,8 @@ def _drawn(name: str, tensor: Any) -> Tensor:
     # Tables of data_parallel are whole, and drawn anew by TorchRec, too.
     if not isinstance(tensor, ShardedTensor) and ".t_" not in name:
         return tensor.detach().clone()
-    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    table = name.split(".")[-2]  # what is around it may be another module on each side
+    generator = torch.Generator().manual_seed(zlib.crc32(table.encode()))
     return torch.rand(tensor.size(), generator=generator) / 10 - 0.05
 
 

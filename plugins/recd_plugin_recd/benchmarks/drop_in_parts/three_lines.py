@@ -7,14 +7,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-NAMES = ("golden", "dlrm_main", "hstu")
+NAMES = ("golden", "dlrm_main", "hstu", "hstu_pooled")
 Side = Literal["stock", "ours"]
 _FOLDER = Path(__file__).with_name("trainers")
 
 
 def source(name: str) -> str:
     """The trainer as it is."""
-    return (_FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    return _path(name).read_text(encoding="utf-8")
 
 
 def diff(name: str) -> str:
@@ -24,13 +24,13 @@ def diff(name: str) -> str:
 
 def changes(name: str) -> list[tuple[str, str]]:
     """Old lines and new ones; the old one of a line that is new is empty."""
-    found, old = [], ""
+    found: list[tuple[str, str]] = []
+    old: list[str] = []
     for line in diff(name).splitlines():
         if line.startswith("-") and not line.startswith("---"):
-            old = line[1:]
+            old.append(line[1:])
         elif line.startswith("+") and not line.startswith("+++"):
-            found.append((old, line[1:]))
-            old = ""
+            found.append((old.pop(0) if old else "", line[1:]))
     return found
 
 
@@ -51,6 +51,9 @@ def trainer_module(name: str, side: Side) -> ModuleType:
     module = ModuleType(f"{__name__}_{name}_{side}")
     sys.modules[module.__name__] = module  # dataclasses look there
     text = source(name) if side == "stock" else changed(name)
-    path = str(_FOLDER / f"{name}.py")
-    exec(compile(text, path, "exec"), vars(module))
+    exec(compile(text, str(_path(name)), "exec"), vars(module))
     return module
+
+
+def _path(name: str) -> Path:
+    return _FOLDER / f"{name.removesuffix('_pooled')}.py"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle, pairwise
+from itertools import cycle
 
 import torch
 import torch.distributed as dist
@@ -51,14 +51,12 @@ class SequenceBatch(Pipelineable):
         profile: of users, lists of ids.
         candidate: of what is shown, one id each.
         labels: ``[B]``.
-        users: ``[B]``, whose history is whose, or None where there is one for each row.
     """
 
     histories: KeyedJaggedTensor
     profile: KeyedJaggedTensor
     candidate: KeyedJaggedTensor
     labels: Tensor
-    users: Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> SequenceBatch:
         """A copy there."""
@@ -67,24 +65,18 @@ class SequenceBatch(Pipelineable):
             self.profile.to(device, non_blocking),
             self.candidate.to(device, non_blocking),
             self.labels.to(device, non_blocking=non_blocking),
-            None if self.users is None else self.users.to(device, non_blocking=non_blocking),
         )
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Its memory is in use on this stream."""
-        for part in (self.histories, self.profile, self.candidate, self.labels, self.users):
-            if part is not None:
-                part.record_stream(stream)
+        for part in (self.histories, self.profile, self.candidate, self.labels):
+            part.record_stream(stream)
 
 
 class RandomHistories(IterableDataset[SequenceBatch]):
-    """Batches that are made once and go round.
+    """Batches that are made once and go round."""
 
-    Args:
-        once: a history that rows next to each other have is in a batch once.
-    """
-
-    def __init__(self, size: Size, rows_per_session: int, seed: int, once: bool) -> None:
+    def __init__(self, size: Size, rows_per_session: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
         # Both histories have the same lengths: an item and what was done with it.
         history = [Feature("items", (1, size.max_length), CHANGES)]
@@ -102,24 +94,10 @@ class RandomHistories(IterableDataset[SequenceBatch]):
                 torch.cat([items.values(), items.values() % 10]),
                 lengths=items.lengths().repeat(2),
             )
-            users = None
-            if once:
-                both, users = histories_once(both)
-            self.batches.append(SequenceBatch(both, user, shown, labels, users))
+            self.batches.append(SequenceBatch(both, user, shown, labels))
 
     def __iter__(self) -> Iterator[SequenceBatch]:
         return cycle(self.batches)
-
-
-def histories_once(histories: KeyedJaggedTensor) -> tuple[KeyedJaggedTensor, Tensor]:
-    """The histories that differ from those of the row before, and which of them each row has."""
-    rows = histories["items"].to_dense()
-    changed = [True] + [not torch.equal(*pair) for pair in pairwise(rows)]
-    kept = [index for index, other in enumerate(changed) if other]
-    values = [histories[name].to_dense()[index] for name in HISTORIES for index in kept]
-    lengths = histories["items"].lengths()[kept].repeat(len(HISTORIES))
-    once = KeyedJaggedTensor(HISTORIES, torch.cat(values), lengths=lengths)
-    return once, torch.tensor(changed).cumsum(0) - 1
 
 
 class Encoder(nn.Module):
@@ -194,8 +172,6 @@ class SequenceModel(nn.Module):
         histories = self.histories(batch.histories)
         profile, candidate = self.profile(batch.profile), self.candidate(batch.candidate)
         user = self.encoder(histories["items"], histories["actions"])
-        if batch.users is not None:
-            user = user.index_select(0, batch.users)
         # By name: in which order a KeyedTensor has its features is for the plan to say.
         (pooled,) = KeyedTensor.regroup([profile, candidate], [[*PROFILE, *CANDIDATE]])
         logits = self.top(torch.cat([user, pooled], dim=1)).squeeze(1)
@@ -203,7 +179,7 @@ class SequenceModel(nn.Module):
         return loss, (loss.detach(), logits.detach())
 
 
-def build(size: Size, rows_per_session: int, once: bool = False) -> Trainer:
+def build(size: Size, rows_per_session: int) -> Trainer:
     """Of this rank."""
     device = torch.device("cpu")
     model = SequenceModel(size)
@@ -221,5 +197,5 @@ def build(size: Size, rows_per_session: int, once: bool = False) -> Trainer:
         lambda parameters: Adam(parameters, lr=1e-3),
     )
     pipeline = TrainPipelineSparseDist(dmp, optimizer, device)
-    dataset = RandomHistories(size, rows_per_session, dist.get_rank(), once)
+    dataset = RandomHistories(size, rows_per_session, dist.get_rank())
     return Trainer(dmp, pipeline, iter(dataset))
