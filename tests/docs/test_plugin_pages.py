@@ -101,7 +101,13 @@ def test_the_plugins_pass_their_contracts(tmp_path):
 
 
 def test_the_mode_of_recd_plan_runs(tmp_path):
-    (tmp_path / "epoch.py").write_text(blocks(page("plugins/README.md"), "python")[-2])
+    (tmp_path / "epoch.py").write_text(
+        next(
+            block
+            for block in blocks(page("plugins/README.md"), "python")
+            if "PlanMode, hookimpl" in block
+        )
+    )
     (registry,) = (DOCS.parent / "examples" / "random").glob("registry.yaml")
     command = ["--plugins-dir", str(tmp_path), "plan", str(registry), "--epoch", "--batch-size"]
     result = CliRunner().invoke(main, [*command, "100", "--nodes", "1", "--ranks-per-node", "2"])

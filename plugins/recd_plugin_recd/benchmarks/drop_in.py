@@ -49,10 +49,10 @@ _STEPS: dict[Size, int] = {"tiny": 2, "small": 5, "reference": 5}
 _ROWS_PER_SESSION = 12
 _RANKS = 2
 _TABLE_ROWS: dict[Size, int] = {"tiny": 512, "small": 8192, "reference": 32_768}
-_READ_BATCHES: dict[Size, tuple[int, ...]] = {
-    "tiny": (256,),
-    "small": (512, 4096),
-    "reference": (512, 4096),
+_READ_BATCHES: dict[Size, dict[str, int]] = {
+    "tiny": {"small_batches": 64, "large_batches": 256},
+    "small": {"small_batches": 512, "large_batches": 4096},
+    "reference": {"small_batches": 512, "large_batches": 4096},
 }
 
 
@@ -156,13 +156,13 @@ def _nothing_to_dedup(sides: Mapping[Side, Measured], found: Findings) -> None:
 
 def _read(size: Size, found: Findings) -> None:
     keep_freed_memory()
-    for batch_size in _READ_BATCHES[size]:
+    for batches, batch_size in _READ_BATCHES[size].items():
         with tempfile.TemporaryDirectory() as folder:
             turns = read_turns(Path(folder), _TABLE_ROWS[size], batch_size, _TURNS[size])
         for other in ("conversion", "ikjt"):
             found.figures.append(
                 Figure.of(
-                    f"dedup_loader_over_{other}_{batch_size}",
+                    f"dedup_loader_over_{other}_{batches}",
                     [
                         (turn["read"] + turn[other]) / (turn["read"] + turn["dedup"])
                         for turn in turns

@@ -116,8 +116,8 @@ REFUSED: list[tuple[str, type[RecdError], Attempt]] = [
         Attempt(T, SGD | {"optimizer": EmbOptimType.EXACT_ADAGRAD}, [table()], "row_wise"),
     ),
     (
-        "weight_decay=0.1",
-        ExactnessError,
+        "weight_decay",
+        SetupError,
         Attempt(T, ADAGRAD | {"weight_decay": 0.1}, [table()], "row_wise"),
     ),
     ("32-bit floats", SetupError, Attempt(T, SGD, [table(data_type=DataType.FP16)], "row_wise")),
