@@ -108,6 +108,7 @@ def run(
     recd run registry.yaml training.learning_rate=0.05 model.embedding_dim=32
     torchrun --nproc-per-node 2 --no-python recd run registry.yaml
     """
+    _warn_of_mismatch()
     several = len(shardings) > 1
     if resume and (compare or several):
         raise click.UsageError(
@@ -123,7 +124,6 @@ def run(
     for sharding in shardings or (None,):
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
     # What takes seconds to import, where nothing is left to be found wrong without it.
-    _warn_of_mismatch()
     with without_collections():
         from recd_plugins.training.compare import Comparison, result_table
         from recd_plugins.training.compare_shardings import ShardingComparison

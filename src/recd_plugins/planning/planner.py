@@ -65,8 +65,7 @@ def build_planner(
 ) -> RegistryPlanner:
     """A planner for models that are trained as a registry says.
 
-    ``Prepared.planner`` describes the arguments and errors. ``activation_bytes`` may be found out
-    when there is something to plan, on the rank that does.
+    ``Prepared.planner`` describes the arguments and errors.
     """
     registry = prepared.registry
     if topology is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,7 +61,7 @@ class Prepared(data.Prepared):
         topology: Topology | None = None,
         *,
         profile: DataProfile | None = None,
-        activation_bytes: int = 0,
+        activation_bytes: int | Callable[[], int] = 0,
         world_size: int | None = None,
         local_world_size: int | None = None,
         device: torch.device | None = None,
@@ -78,7 +78,7 @@ class Prepared(data.Prepared):
             profile: lengths and dedupe factors of the features; without it they are measured, on
                 the first rows of the data.
             activation_bytes: to leave free on each rank for what a forward pass keeps beside
-                lookups.
+                lookups; or what finds it out, called by the rank that plans.
             world_size: ranks; those of the process group, else of the registry, without it.
             local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it; the
                 registry's where its ``world_size`` counts.
