@@ -49,3 +49,11 @@ def test_another_place_stays_and_rows_may_be_missing() -> None:
     assert stored("elsewhere", batch) is batch
     none = KeyedJaggedTensor(KEYS, torch.zeros(0).long(), lengths=torch.zeros(0).int(), stride=0)
     assert stored("batch", none).stride_per_key() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("chosen", ["abcd", "bc"])
+def test_what_is_deduplicated_already_stays(chosen: str) -> None:
+    """As where a loader is handed to dedup twice, or some of a trainer's batches are its own."""
+    stored = Stored({"batch": chosen})
+    once = stored("batch", kjt(0, torch.int64))
+    assert stored("batch", once) is once

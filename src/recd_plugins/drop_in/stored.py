@@ -29,7 +29,7 @@ class Stored:
 
     def __call__(self, path: str, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
         chosen = self._features.get(path)
-        if chosen is None:
+        if chosen is None or kjt.variable_stride_per_key():  # the trainer has done it already
             return kjt
         if kjt.stride() and kjt.weights_or_none() is None and kernels_can_read(kjt):
             return _by_kernel(kjt, chosen, self._deduplicators[path])
