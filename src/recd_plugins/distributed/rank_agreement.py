@@ -94,7 +94,9 @@ def _plain(value: Any) -> Any:
     """JSON values; what has an address in its words has none here."""
     if isinstance(value, Enum):
         return value.name
-    if value is None or isinstance(value, str | int | float):
+    if isinstance(value, float):  # processors of two kinds may add in another order
+        return float(f"{value:.9g}")
+    if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
