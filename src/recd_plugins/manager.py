@@ -27,6 +27,7 @@ from recd_plugins.plugin_modules import (
     qualified,
     without_folder_prefix,
 )
+from recd_plugins.words import did_you_mean
 
 if TYPE_CHECKING:
     import click
@@ -375,10 +376,24 @@ def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = N
     Raises:
         PluginError: no package has it, or the one that has it is broken.
     """
-    found = PluginManager().find(kind, name)
+    found = installed_class(kind, name)
+    return found(found.Options.model_validate(options or {}))
+
+
+def installed_class(kind: str, name: str) -> type[Plugin]:
+    """The class of a plugin of an installed package.
+
+    Raises:
+        PluginError: no package has it, or the one that has it is broken.
+    """
+    manager = PluginManager()
+    found = manager.find(kind, name)
     if found is None:
-        raise PluginError(f"no installed package has {kind} {name}; install the one that has it")
-    return found.cls(found.cls.Options.model_validate(options or {}))
+        meant = did_you_mean(name, manager.plugins.get(kind, {}))
+        raise PluginError(
+            f"no installed package has {kind} {name}{meant or '; install the one that has it'}"
+        )
+    return found.cls
 
 
 def _clash(kind: str, name: str, found: list[Registered]) -> PluginError:

@@ -14,6 +14,7 @@ from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.compare import Comparison, loss_max_abs_diff
 from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
+from recd_plugins.training.learning_rates import LearningRates
 from recd_plugins.training.memory import peak_bytes
 from recd_plugins.training.meter import sum_by_kind
 from recd_plugins.training.metrics import Metrics
@@ -39,6 +40,7 @@ __all__ = [
     "Comparison",
     "GroupShare",
     "Job",
+    "LearningRates",
     "Metrics",
     "Predictions",
     "Progress",

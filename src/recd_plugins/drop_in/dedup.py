@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.utils.data import get_worker_info
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.rank_agreement import tell_all
@@ -100,7 +101,13 @@ class Dedup:
         self._idle: list[Stored] = []  # each is used by one thread at a time
 
     def __call__(self, loader: Iterable[Any]) -> DedupLoader:
-        """A loader of the same batches, deduplicated."""
+        """A loader of the same batches, deduplicated.
+
+        Raises:
+            SetupError: ``loader`` is nothing to iterate over.
+        """
+        if not isinstance(loader, Iterable):
+            raise SetupError(f"dedup takes a loader of batches, not {loader!r}")
         return DedupLoader(loader, self)
 
     def batch(self, batch: Any) -> Any:
@@ -121,7 +128,17 @@ class Dedup:
         return batch
 
     def decide(self, batch: Any) -> Decision:
-        """Decide by the first batch of every rank, ``None`` where a rank has none; collective."""
+        """Decide by the first batch of every rank, ``None`` where a rank has none; collective.
+
+        Raises:
+            SetupError: this is a worker of a DataLoader, in which no rank finds the others.
+        """
+        if get_worker_info() is not None:
+            raise SetupError(
+                "dedup is in a worker of a DataLoader and the ranks have not decided yet what to "
+                "deduplicate: put it around the DataLoader, ready.dedup(loader), or give "
+                "ready.dedup.batch a first batch on every rank before the DataLoader is iterated"
+            )
         look = _Look(self.pooled)
         replace_kjts(batch, look)
         step = "the first batch of dedup(loader)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -12,10 +13,15 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from recd_plugins.distributed.stored_rows import set_takes_stored_rows, takes_stored_rows
 from recd_plugins.errors import ExactnessError, PluginError, SetupError
 from recd_plugins.interfaces import Pooling, TargetPooling
-from recd_plugins.manager import installed_plugin
+from recd_plugins.manager import installed_class, installed_plugin
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.words import shortened
+
+logger = logging.getLogger(__name__)
+
+# Modules that look at all rows of a batch, or draw numbers for each.
+_BY_ROWS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.Dropout, nn.Dropout1d)
 
 #: A feature, or features whose rows are pooled together.
 Pooled = str | tuple[str, ...]
@@ -187,15 +193,25 @@ def _check_features(sequences: EmbeddingCollection, poolings: Mapping[Pooled, ob
 
 def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str, int]) -> nn.Module:
     if isinstance(pooling, nn.Module):
+        for name, module in pooling.named_modules():
+            if isinstance(module, _BY_ROWS):
+                logger.warning(
+                    "the pooling of %s has %s, a %s: of a deduplicated batch it sees equal rows "
+                    "once, which is another training; put it behind PooledSequences",
+                    each,
+                    name or "itself",
+                    type(module).__name__,
+                )
         return pooling
-    plugin = installed_plugin("pooling", pooling) if isinstance(pooling, str) else pooling
-    assert isinstance(plugin, Pooling)
-    if isinstance(plugin, TargetPooling) or not isinstance(each, str):
+    found = installed_class("pooling", pooling) if isinstance(pooling, str) else type(pooling)
+    if issubclass(found, TargetPooling) or not isinstance(each, str):
         needs = "needs the item of each row" if isinstance(each, str) else "pools one feature"
         raise PluginError(
-            f"{plugin.name} {needs}, and cannot pool {each} here: use SequencePooling, or a module "
+            f"{found.name} {needs}, and cannot pool {each} here: use SequencePooling, or a module "
             "of your own"
         )
+    plugin = installed_plugin("pooling", pooling) if isinstance(pooling, str) else pooling
+    assert isinstance(plugin, Pooling)
     with plugin_call(plugin, f"build for feature {each}"):
         return plugin.build(dims[each])
 

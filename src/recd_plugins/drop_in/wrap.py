@@ -14,6 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.distributed.sharders import build_sharders, fused_params
 from recd_plugins.drop_in.dedup import Dedup
+from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
 from recd_plugins.planning.prepare import prepare_model
 from recd_plugins.planning.prepared import Prepared, Registry
@@ -82,8 +83,8 @@ def wrap(
         plugins_dir: a folder of plugin files besides the installed ones.
 
     Raises:
-        SetupError: the model has no embedding module, or an entry needs rows and there is no
-            dataset.
+        SetupError: the model has no embedding module, an entry needs rows and there is no
+            dataset, or the file has a schedule, which is the trainer's own.
         RegistryError: something is wrong with the registry file, or does not suit the model.
 
     Example::
@@ -98,6 +99,13 @@ def wrap(
         if registry is None
         else read_registry(Path(registry), plugins_dir=plugins_dir, needs_data=False)
     )
+    if not isinstance(model, nn.Module):
+        raise SetupError(f"wrap takes the model, an nn.Module, not {model!r}")
+    if parsed.training.schedule is not None:
+        raise SetupError(
+            f"{registry}: training.schedule is followed by recd run alone: leave it out, and set "
+            "the learning rates as your trainer does, or by recd_plugins.api.training.LearningRates"
+        )
     if batch_size is not None:
         parsed = parsed.with_training({"batch_size": batch_size})
     _warn_of_subclasses(model)

@@ -1,0 +1,76 @@
+"""What a trainer does by mistake, and is told."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+import recd_plugins
+from recd_plugins.errors import PluginError, SetupError
+
+
+def model() -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        [EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=9, feature_names=["f"])]
+    )
+
+
+def batch(_: Any = None) -> KeyedJaggedTensor:
+    return KeyedJaggedTensor(["f"], torch.zeros(4).long(), lengths=torch.ones(4).long())
+
+
+def sequences() -> EmbeddingCollection:
+    return EmbeddingCollection(
+        [EmbeddingConfig(name="t", embedding_dim=4, num_embeddings=9, feature_names=["f"])]
+    )
+
+
+def test_what_is_no_model_and_no_loader() -> None:
+    with pytest.raises(SetupError, match="wrap takes the model"):
+        recd_plugins.wrap(None)  # type: ignore[arg-type]
+    with pytest.raises(SetupError, match="dedup takes a loader of batches, not 5"):
+        recd_plugins.wrap(model()).dedup(5)  # type: ignore[arg-type]
+
+
+def test_a_schedule_that_nobody_follows(tmp_path: Path) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text("version: 1\ntraining: {schedule: {warmup: 3}}\n")
+    with pytest.raises(SetupError, match=r"training.schedule is followed by recd run alone"):
+        recd_plugins.wrap(model(), path)
+
+
+def test_ranks_cannot_decide_in_workers() -> None:
+    """They find one another there in no process group: without this they wait for ever."""
+    dedup = recd_plugins.wrap(model()).dedup
+    loader: Any = DataLoader(range(2), batch_size=1, collate_fn=lambda _: dedup.batch(batch()))
+    assert next(iter(loader)).stride_per_key() == [1], "in the process itself it may"
+    dedup.decision = None
+    loader = DataLoader(
+        range(2), batch_size=1, num_workers=1, collate_fn=lambda _: dedup.batch(batch())
+    )
+    with pytest.raises(SetupError, match="dedup is in a worker of a DataLoader"):
+        next(iter(loader))
+
+
+def test_poolings_that_see_more_than_a_row(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        pooling = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.BatchNorm1d(4))
+        recd_plugins.PooledSequences(sequences(), {"f": pooling})
+    assert "the pooling of f has 1, a Dropout" in caplog.text
+    assert "the pooling of f has 2, a BatchNorm1d" in caplog.text
+
+
+def test_names_of_poolings() -> None:
+    with pytest.raises(PluginError, match=r"pooling recd.maen; did you mean recd.mean\?"):
+        recd_plugins.PooledSequences(sequences(), {"f": "recd.maen"})
+    with pytest.raises(PluginError, match=r"recd.din needs the item of each row.*SequencePooling"):
+        recd_plugins.PooledSequences(sequences(), {"f": "recd.din"})
