@@ -51,12 +51,11 @@ def test_a_schedule_that_nobody_follows(tmp_path: Path) -> None:
 def test_ranks_cannot_decide_in_workers() -> None:
     """They find one another there in no process group: without this they wait for ever."""
     dedup = recd_plugins.wrap(model()).dedup
-    loader: Any = DataLoader(range(2), batch_size=1, collate_fn=lambda _: dedup.batch(batch()))
+    two: Any = range(2)
+    loader: Any = DataLoader(two, batch_size=1, collate_fn=lambda _: dedup.batch(batch()))
     assert next(iter(loader)).stride_per_key() == [1], "in the process itself it may"
     dedup.decision = None
-    loader = DataLoader(
-        range(2), batch_size=1, num_workers=1, collate_fn=lambda _: dedup.batch(batch())
-    )
+    loader = DataLoader(two, batch_size=1, num_workers=1, collate_fn=lambda _: dedup.batch(batch()))
     with pytest.raises(SetupError, match="dedup is in a worker of a DataLoader"):
         next(iter(loader))
 
