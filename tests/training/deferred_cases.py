@@ -16,6 +16,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
+from recd_plugins.errors import SetupError
 from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.training.weights import copy_weights, first_weights
 
@@ -117,6 +118,15 @@ def _differing(sharding: str, rank: int) -> list[str]:
         for name in whole
         if len(whole[name]) != len(made[name]) or not all(map(torch.equal, whole[name], made[name]))
     ]
+
+
+def first_weights_of_sharded(rank: int, world_size: int) -> str:
+    """What those of a sharded model are refused with."""
+    try:
+        first_weights(sharded(Model(), "row_wise"))
+    except SetupError as error:
+        return str(error)
+    return ""
 
 
 def trained_from_meta(rank: int, world_size: int) -> tuple[float, float]:

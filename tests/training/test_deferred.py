@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from tests.training.deferred_cases import differing, trained_from_meta
+from tests.training.deferred_cases import (
+    differing,
+    first_weights_of_sharded,
+    trained_from_meta,
+)
 
 from recd_plugins.testing.gloo import run_on_ranks
 
@@ -23,3 +27,8 @@ def test_a_trainers_model_on_meta_is_drawn_by_torchrec() -> None:
     drawn = run_on_ranks(trained_from_meta, 2)
     assert all(0 < largest < 1 for largest, _ in drawn)
     assert any(moved > 0 for _, moved in drawn)
+
+
+def test_a_sharded_model_has_no_first_weights() -> None:
+    (said,) = run_on_ranks(first_weights_of_sharded, 1)
+    assert "is sharded already: call first_weights(model) before" in said

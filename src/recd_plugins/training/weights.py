@@ -19,10 +19,15 @@ def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
     Copies, but for tables made in ``deferred_tables()``, which have none to copy.
 
     Raises:
-        SetupError: such a table was set since.
+        SetupError: such a table was set since, or the model is sharded already.
     """
     weights: dict[str, Tensor | FirstValues] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
+        if isinstance(tensor, ShardedTensor):
+            raise SetupError(
+                f"{name} is sharded already: call first_weights(model) before "
+                "DistributedModelParallel, which has no first values of whole tables"
+            )
         if (first := first_values_of(tensor)) is not None:
             first.check(tensor)
         weights[name] = tensor.detach().clone() if first is None else first
