@@ -1,6 +1,6 @@
 """What is relied on of TorchRec, FBGEMM, torch and others that has no public form, in one list.
 
-Plugins list theirs by the hook ``register_internals``. tests/distributed/test_internals.py finds in
+Plugins list theirs by the hook ``register_internals``. tests/test_internals.py finds in
 the source what is not listed, and what is listed and not used; the table in docs/exactness.md is
 ``table(INTERNALS)``.
 """
