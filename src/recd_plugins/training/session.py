@@ -25,9 +25,10 @@ from recd_plugins.distributed.launch import (
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.training.assembly import Side
+from recd_plugins.training.evaluation import splits_of
 from recd_plugins.training.hangs import hang_limits, train_beating, watched_by_each_other
 from recd_plugins.training.metrics import check_metrics
-from recd_plugins.training.trainer import Job, Result, checkpoints_of, splits_of, train
+from recd_plugins.training.trainer import Job, Result, checkpoints_of, train
 
 
 @dataclass(frozen=True)

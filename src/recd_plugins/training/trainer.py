@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
@@ -21,9 +20,9 @@ from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.lookup_kernels import close_kernels
 from recd_plugins.distributed.table_report import describe_tables
 from recd_plugins.errors import PluginError, RecdError
-from recd_plugins.interfaces import Section, Split, TrainPipeline
+from recd_plugins.interfaces import Section
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.planning.prepared import Prepared, Registry, load_registry
+from recd_plugins.planning.prepared import load_registry
 from recd_plugins.planning.stages import StageTimes
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.assembly import Side, assemble
@@ -31,13 +30,13 @@ from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.group_report import GroupReport
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.learning_rates import LearningRates
 from recd_plugins.training.memory import peak_bytes, reset_peak
 from recd_plugins.training.meter import Meter, sum_by_kind
-from recd_plugins.training.metrics import Metrics
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions
 from recd_plugins.training.stall_report import StallReport
@@ -242,7 +241,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     ranks = _from_every_rank((meter.per_step(), peak, observed, source.groups, meter.stalls()))
     counts = [count for count, *_ in ranks if count is not None]
     profiles = _from_every_rank((profile.stages(), profile.memory())) if profile.complete else []
-    test, metrics = _evaluate(prepared, dmp, pipeline, rank, world_size, device, finite)
+    test, metrics = evaluate(prepared, dmp, pipeline, rank, world_size, device, finite)
     seconds = meter.step_seconds()
     samples = training.batch_size * world_size * len(seconds)
     result = Result(
@@ -291,45 +290,6 @@ def checkpoints_of(
     if spec.path is None:
         return None
     return Checkpoints(Path(spec.path), spec.keep, identity, allowed)
-
-
-def splits_of(registry: Registry) -> tuple[Split, ...]:
-    """The splits that a run reads."""
-    splits = registry.dataset.splits()
-    return splits if registry.training.evaluate else ("train",)
-
-
-def _evaluate(
-    prepared: Prepared,
-    dmp: DistributedModelParallel,
-    pipeline: TrainPipeline,
-    rank: int,
-    world_size: int,
-    device: torch.device,
-    finite: FiniteRun,
-) -> tuple[Quality | None, Mapping[str, float]]:
-    """Quality and metrics on the test split, where there is one and the registry wants it."""
-    split: Split = "test"
-    registry = prepared.registry
-    if split not in splits_of(registry):
-        return None, {}
-    loader = prepared.dataloader(rank=rank, world_size=world_size, split=split, device=device)
-    predictions, metrics = Predictions(), Metrics(registry.path, registry.entries("metric"))
-    losses: list[Tensor] = []
-    dmp.eval()
-    with (
-        loader,
-        torch.no_grad(),
-        activity.doing("evaluating"),
-        progress_bar(rank, split, 0, len(loader)) as advance,
-    ):
-        for loss, logits, labels in steps(pipeline, iter(loader), prepared.registry, dmp.module):
-            predictions.update(logits, labels)
-            metrics.update(logits, labels)
-            losses.append(loss)
-            advance(loss)
-    finite.losses(losses, of=f" of the {split} split")
-    return predictions.summarize(), metrics.results()
 
 
 def _save(

@@ -1,0 +1,14 @@
+"""Implicit feedback: negatives, models that retrieve and rank, and metrics of ranking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recd_plugins.api import Plugin, hookimpl
+
+REQUIRES_API = 2
+
+
+@hookimpl
+def register_plugins() -> Sequence[type[Plugin]]:
+    return []

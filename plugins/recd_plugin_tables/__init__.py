@@ -1,0 +1,14 @@
+"""Tables of one's own: any format and any type of column, as rows for a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recd_plugins.api import Plugin, hookimpl
+
+REQUIRES_API = 2
+
+
+@hookimpl
+def register_plugins() -> Sequence[type[Plugin]]:
+    return []

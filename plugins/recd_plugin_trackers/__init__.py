@@ -1,0 +1,14 @@
+"""Figures of a run while it goes on: to files, TensorBoard, Weights & Biases and MLflow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from recd_plugins.api import Plugin, hookimpl
+
+REQUIRES_API = 2
+
+
+@hookimpl
+def register_plugins() -> Sequence[type[Plugin]]:
+    return []
