@@ -17,6 +17,7 @@ from recd_plugin_dlrm.trace.least_new import worst_difference
 from recd_plugin_dlrm.trace.profile import TraceProfile
 from recd_plugin_dlrm.trace.table_trace import SHARES, TableTrace, total_variation
 from recd_plugins.api.files import write_figure
+from recd_plugins.api.pages import plot_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,6 +104,7 @@ def render_synthetic(traces: Sequence[Synthetic]) -> RenderableType:
     )
 
 
+@plot_style()
 def plot_profile(profile: TraceProfile, path: Path) -> None:
     """The distribution of distances, and LRU hit rates by size, of the tables with most accesses.
 
@@ -129,6 +131,7 @@ def plot_profile(profile: TraceProfile, path: Path) -> None:
     write_figure(path, figure)
 
 
+@plot_style()
 def plot_synthetic(traces: Sequence[Synthetic], path: Path) -> None:
     """LRU hit rates by size, of originals and synthetic traces.
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from recd_plugin_dsi.planning.readers_report import ReaderPlan
 from recd_plugins.api.files import write_figure
+from recd_plugins.api.pages import plot_style
 
 
+@plot_style()
 def plot(plan: ReaderPlan, path: Path) -> None:
     """What the trainer waits by readers of a rank, with the target and the chosen number.
 

@@ -10,6 +10,7 @@ from recd_plugin_flexshard.planning.plan import TierPlan
 from recd_plugin_flexshard.planning.report_text import POINT_NAMES, words
 from recd_plugin_flexshard.planning.tier_plan_report import EntryTiers, TiersReport
 from recd_plugins.api.files import write_figure
+from recd_plugins.api.pages import plot_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +19,7 @@ _COLORS = {"two_tier": "tab:blue", "three_tier": "tab:orange", "joint": "tab:ora
 _MARKERS = dict(zip(POINT_NAMES, "vs^D", strict=True))
 
 
+@plot_style()
 def plot(report: TiersReport, path: Path) -> None:
     """What is left of the all-to-all, and time in collectives, against memory; a row for an entry.
 

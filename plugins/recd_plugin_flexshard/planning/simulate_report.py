@@ -18,6 +18,7 @@ from recd_plugin_flexshard.planning.simulate import PlayedSide, Simulation, imba
 from recd_plugin_flexshard.planning.tier_plan_report import topology_json
 from recd_plugin_flexshard.planning.traffic import TIERS, TierTraffic, traffic
 from recd_plugins.api.files import write_figure
+from recd_plugins.api.pages import plot_style
 from recd_plugins.api.planning import TopologySpec, size_text, topology_line
 
 _NAMES = {
@@ -193,6 +194,7 @@ def _ranks(played: Simulation) -> Table:
     return table
 
 
+@plot_style()
 def plot(report: SimulationReport, path: Path) -> None:
     """A plot by entry of what ranks get, from the most to the least, and of the times.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
 from recd_plugin_recd.analyze.plots import (
@@ -21,21 +21,7 @@ from recd_plugin_recd.analyze.words import (
     share,
     storage_rows,
 )
-
-_STYLE = """
-body { max-width: 56rem; margin: 2.5rem auto; padding: 0 1rem; color: #1d2530; background: #fff;
-  font: 16px/1.55 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; overflow-wrap: anywhere; } h2 { font-size: 1.15rem; margin-top: 2.5rem; }
-p.note { color: #566070; } figure { margin: 1rem 0; overflow-x: auto; }
-svg { max-width: 100%; height: auto; font-family: system-ui, sans-serif; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .86rem; }
-th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid #e6e8ec; }
-td:not(:first-child) { white-space: nowrap; }
-th { vertical-align: bottom; color: #566070; font-weight: 600; }
-th:first-child, td:first-child { text-align: left; } td.exact { color: #2563a8; font-weight: 600; }
-td.partial { color: #b3621a; font-weight: 600; } td.plain { color: #8a93a1; }
-pre { background: #f5f6f8; padding: 1rem; overflow-x: auto; font-size: .86rem; }
-"""
+from recd_plugins.api.pages import html_page, html_table
 
 _GLOSSARY = (
     ("exact", "ids in rows that equal the row before in their session, as a share of all ids"),
@@ -91,13 +77,7 @@ def page(report: TableAnalysis) -> str:
         _storage(report),
         *_advice(report),
     ]
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n"
-        f"<body>\n{body}\n</body>\n</html>\n"
-    )
+    return html_page(title, parts)
 
 
 def _section(heading: str, text: str, plot: str) -> Iterable[str]:
@@ -113,7 +93,7 @@ def _sessions(report: TableAnalysis) -> str:
     rows = [
         (label, share(partition), share(batch)) for label, partition, batch in session_rows(report)
     ]
-    return _table(("samples", "sessions, in a partition", "sessions, in a batch"), rows)
+    return html_table(("samples", "sessions, in a partition", "sessions, in a batch"), rows)
 
 
 def _features(report: TableAnalysis) -> str:
@@ -137,7 +117,7 @@ def _features(report: TableAnalysis) -> str:
         )
         for each in report.features
     ]
-    return _table(headings, rows)
+    return html_table(headings, rows)
 
 
 def _storage(report: TableAnalysis) -> str:
@@ -145,7 +125,7 @@ def _storage(report: TableAnalysis) -> str:
         (what, f"{size:,.0f}", bytes_in_words(size * report.rows))
         for what, size in storage_rows(report.storage)
     ]
-    return _table(("", "bytes a row", "table"), rows)
+    return html_table(("", "bytes a row", "table"), rows)
 
 
 def _glossary() -> str:
@@ -165,20 +145,4 @@ def _advice(report: TableAnalysis) -> Iterable[str]:
     yield f"<pre>{escape(report.converter)}</pre>"
     if rows:
         yield "<p>Features that change together, and their DedupeFactor as one group:</p>"
-        yield _table(("features", "number", "DedupeFactor"), rows)
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "\n".join(
-        "<tr>" + "".join(f"<td{_class(cell)}>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n'
-        f"<tbody>{body}</tbody></table></div>"
-    )
-
-
-def _class(cell: str) -> str:
-    return f' class="{cell}"' if cell in ("exact", "partial", "plain") else ""
+        yield html_table(("features", "number", "DedupeFactor"), rows)

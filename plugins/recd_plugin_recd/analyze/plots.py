@@ -2,98 +2,85 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import Any
 
-import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from recd_plugin_recd.analyze.table_analysis import FeatureReport, TableAnalysis
 from recd_plugin_recd.analyze.words import session_rows, storage_rows
+from recd_plugins.api.pages import COLORS, plot_style, svg_of
 
 #: Features that a plot can show legibly: those with the most ids.
 MAX_FEATURES = 48
-_BLUE, _ORANGE, _GREEN, _GREY = "#2563a8", "#d9822b", "#3a8f5c", "#b6bcc6"
-_STYLE: Any = {
-    "font.size": 9,
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e8ec",
-    "svg.hashsalt": "recd",
-    "svg.fonttype": "none",
-}
+_BLUE, _ORANGE, _GREEN, _, _GREY = COLORS
 
 
+@plot_style()
 def session_plot(report: TableAnalysis) -> str:
     """Shares of sessions by their samples, in a partition and in a batch (figure 3)."""
     rows = list(session_rows(report))
-    with matplotlib.rc_context(_STYLE):
-        axes = _axes(8, 3)
-        for shift, column, color, label in (
-            (-0.2, 1, _BLUE, "in a partition"),
-            (0.2, 2, _ORANGE, f"in a batch of {report.batch_size:,}"),
-        ):
-            at = [index + shift for index in range(len(rows))]
-            axes.bar(at, [100 * float(row[column]) for row in rows], 0.4, color=color, label=label)
-        axes.set_xticks(range(len(rows)), [row[0] for row in rows], rotation=30, ha="right")
-        axes.set_xlabel("samples")
-        axes.set_ylabel("% of sessions")
-        axes.grid(visible=False, axis="x")
-        axes.legend(frameon=False)
-        return _svg(axes)
+    axes = _axes(8, 3)
+    for shift, column, color, label in (
+        (-0.2, 1, _BLUE, "in a partition"),
+        (0.2, 2, _ORANGE, f"in a batch of {report.batch_size:,}"),
+    ):
+        at = [index + shift for index in range(len(rows))]
+        axes.bar(at, [100 * float(row[column]) for row in rows], 0.4, color=color, label=label)
+    axes.set_xticks(range(len(rows)), [row[0] for row in rows], rotation=30, ha="right")
+    axes.set_xlabel("samples")
+    axes.set_ylabel("% of sessions")
+    axes.grid(visible=False, axis="x")
+    axes.legend(frameon=False)
+    return _svg(axes)
 
 
+@plot_style()
 def duplication_plot(report: TableAnalysis) -> str:
     """Exact and partial duplication of each feature (figure 4)."""
     features = shown_features(report)
-    with matplotlib.rc_context(_STYLE):
-        axes = _feature_axes(features)
-        at = range(len(features))
-        axes.barh(at, [100 * each.partial for each in features], color=_ORANGE, label="partial")
-        axes.barh(at, [100 * each.exact for each in features], color=_BLUE, label="exact")
-        axes.set_xlim(0, 100)
-        axes.set_xlabel("% of ids")
-        _legend_above(axes)
-        return _svg(axes)
+    axes = _feature_axes(features)
+    at = range(len(features))
+    axes.barh(at, [100 * each.partial for each in features], color=_ORANGE, label="partial")
+    axes.barh(at, [100 * each.exact for each in features], color=_BLUE, label="exact")
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of ids")
+    _legend_above(axes)
+    return _svg(axes)
 
 
+@plot_style()
 def factor_plot(report: TableAnalysis) -> str:
     """DedupeFactors of each feature: as the table is, by session, partial; and as predicted."""
     features = shown_features(report)
-    with matplotlib.rc_context(_STYLE):
-        axes = _feature_axes(features)
-        at = range(len(features))
-        by_session = [each.measured_by_session for each in features]
-        predicted = [each.predicted_by_session for each in features]
-        partial = [_bounded(each.partial_factor, max(by_session)) for each in features]
-        axes.barh(at, partial, color=_ORANGE, label="partial, by session")
-        axes.barh(at, by_session, 0.6, color=_BLUE, label="exact, by session")
-        if not report.clustered:
-            as_is = [each.measured_as_is for each in features]
-            axes.barh(at, as_is, 0.35, color=_GREY, label="exact, as it is")
-        axes.plot(predicted, at, "|", color="black", markersize=9, label="predicted, by session")
-        axes.axvline(1.5, color=_GREEN, linestyle="--", linewidth=1, label="worth it from here")
-        axes.set_xlabel("DedupeFactor")
-        _legend_above(axes)
-        return _svg(axes)
+    axes = _feature_axes(features)
+    at = range(len(features))
+    by_session = [each.measured_by_session for each in features]
+    predicted = [each.predicted_by_session for each in features]
+    partial = [_bounded(each.partial_factor, max(by_session)) for each in features]
+    axes.barh(at, partial, color=_ORANGE, label="partial, by session")
+    axes.barh(at, by_session, 0.6, color=_BLUE, label="exact, by session")
+    if not report.clustered:
+        as_is = [each.measured_as_is for each in features]
+        axes.barh(at, as_is, 0.35, color=_GREY, label="exact, as it is")
+    axes.plot(predicted, at, "|", color="black", markersize=9, label="predicted, by session")
+    axes.axvline(1.5, color=_GREEN, linestyle="--", linewidth=1, label="worth it from here")
+    axes.set_xlabel("DedupeFactor")
+    _legend_above(axes)
+    return _svg(axes)
 
 
+@plot_style()
 def storage_plot(report: TableAnalysis) -> str:
     """Bytes of the features of a row, as they are and by session."""
     rows = list(storage_rows(report.storage))
     colors = [_GREY] * (len(rows) - 2) + [_BLUE, _BLUE]
-    with matplotlib.rc_context(_STYLE):
-        axes = _axes(8, 0.5 + 0.4 * len(rows))
-        axes.barh([what for what, _ in rows], [size for _, size in rows], color=colors)
-        axes.invert_yaxis()
-        axes.grid(visible=False, axis="y")
-        axes.set_xlabel("bytes a row")
-        return _svg(axes)
+    axes = _axes(8, 0.5 + 0.4 * len(rows))
+    axes.barh([what for what, _ in rows], [size for _, size in rows], color=colors)
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("bytes a row")
+    return _svg(axes)
 
 
 def shown_features(report: TableAnalysis) -> list[FeatureReport]:
@@ -129,8 +116,6 @@ def _bounded(value: float, others: float) -> float:
 
 
 def _svg(axes: Axes) -> str:
-    text = io.StringIO()
     figure = axes.get_figure()
     assert isinstance(figure, Figure)
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    return text.getvalue().partition("<svg")[1] + text.getvalue().partition("<svg")[2]
+    return svg_of(figure)

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from recd_plugin_scars.planning.cache_plan_report import CachePlanReport
 from recd_plugins.api.files import write_figure
+from recd_plugins.api.pages import plot_style
 
 
+@plot_style()
 def plot(report: CachePlanReport, path: Path) -> None:
     """What a sample takes, and what a step moves, against cached rows, with the chosen size.
 

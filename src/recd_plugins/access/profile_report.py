@@ -13,6 +13,7 @@ from rich.table import Table
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.access.table_access import TableAccess
 from recd_plugins.files import write_figure
+from recd_plugins.plots import plot_style
 
 _TOPS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1}
 _MOST_CURVES = 12
@@ -87,6 +88,7 @@ def _figures(table: TableAccess) -> dict[str, Any]:
     }
 
 
+@plot_style()
 def plot(profile: AccessProfile, path: Path) -> None:
     """The share of accesses by the share of a table's rows, most read first.
 

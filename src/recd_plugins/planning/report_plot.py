@@ -7,8 +7,10 @@ from pathlib import Path
 from recd_plugins.files import write_figure
 from recd_plugins.planning.plan_report import PlanReport
 from recd_plugins.planning.stages import STAGES
+from recd_plugins.plots import plot_style
 
 
+@plot_style()
 def plot(report: PlanReport, path: Path) -> None:
     """Memory of the fullest rank by component, and time of a step by stage, of both sides.
 
