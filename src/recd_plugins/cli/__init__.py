@@ -24,6 +24,10 @@ COMMANDS = {
         "recd_plugins.cli.plan:plan",
         "Plan the tables of REGISTRY's model for a cluster, without one.",
     ),
+    "report": (
+        "recd_plugins.cli.report:report",
+        "Show one run, or compare several, as a page of HTML that needs nothing else.",
+    ),
     "profile": (
         "recd_plugins.cli.profile:profile",
         "Count how often each row of a table is read.",

@@ -1,0 +1,40 @@
+"""``recd report``: runs as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from recd_plugins.files import check_writable, write_text
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The page.  [default: the first RUN with the suffix .html]",
+)
+def report(runs: tuple[Path, ...], output: Path | None) -> None:
+    """Show one run, or compare several, as a page of HTML that needs nothing else.
+
+    RUN is a file that `recd run --json` wrote; of a comparison each side is a run. What the others
+    are compared with stands first.
+
+    \b
+    recd run my.yaml --json monday.json
+    recd report monday.json
+    recd report monday.json tuesday.json -o both.html
+    """
+    from recd_plugins.report.runs import read_runs
+
+    path = output or runs[0].with_suffix(".html")
+    check_writable(path)
+    found = read_runs(runs)
+    # Takes a second to import.
+    from recd_plugins.report.page import page
+
+    write_text(path, page(found))
+    click.echo(f"{path}: {', '.join(run.name for run in found)}")

@@ -1,0 +1,1 @@
+"""What was written of runs, as a page: one run, or several side by side."""

@@ -1,0 +1,181 @@
+"""Runs as one page of HTML that needs nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from recd_plugins.html_page import html_page, html_table
+from recd_plugins.report.plots import loss_plot, same_curves, stacked_plot
+from recd_plugins.report.runs import Run
+from recd_plugins.training.figures import figures, ratio, shown, words
+
+# What has a place of its own on the page; all else are sections that parts of a run report.
+_KNOWN = frozenset(
+    {
+        "samples_per_second", "step_seconds", "collective_bytes", "ids_looked_up",
+        "peak_memory_bytes", "losses", "train", "test", "stages", "step_memory", "stalls",
+        "registry", "tables", "features", "versions",
+    }
+)  # fmt: skip
+# Rows of a section that are shown, and levels that headings have.
+_MOST_ROWS = 200
+# Share of a step from which on waiting for data is worth a word.
+_WAITING = 0.05
+
+
+def page(runs: Sequence[Run]) -> str:
+    """The page: what stands out, figures side by side, plots, and sections of every part."""
+    title = (
+        " and ".join(run.name or "run" for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
+    )
+    parts = [
+        f"<h1>{escape(title)}</h1>",
+        "<ul>",
+        *(f"<li>{escape(finding)}</li>" for finding in findings(runs)),
+        "</ul>",
+        "<h2>Figures</h2>",
+        _figures(runs),
+        *_plotted(
+            "Losses", "Of each step, the mean over ranks, before it.", loss_plot(_with_losses(runs))
+        ),
+        *_where_time_goes(runs),
+        *_where_bytes_go(runs),
+        *_sections(runs),
+        *_registries(runs),
+    ]
+    return html_page(title, parts)
+
+
+def findings(runs: Sequence[Run]) -> Iterator[str]:
+    """What stands out, in sentences."""
+    first = runs[0]
+    before = figures(first.values)
+    for run in runs[1:]:
+        after = figures(run.values)
+        for name, sentence in (
+            (
+                "samples_per_second",
+                "{run} trains {ratio:.2f} times as many samples a second as {first}",
+            ),
+            ("collective_bytes", "{run} sends {ratio:.2f} times the bytes of {first}"),
+        ):
+            times = ratio(after[name][0], before[name][0])
+            if times is not None:
+                yield sentence.format(run=run.name, first=first.name, ratio=times) + "."
+    for group in same_curves(runs):
+        if len(group) > 1:
+            most = max(run.same_losses(group[0]) or 0.0 for run in group[1:])
+            yield f"Losses of {', '.join(run.name for run in group)} agree within {most:.1e}."
+    for run in runs:
+        named = f"{run.name}: " if len(runs) > 1 else ""
+        stalls = run.values.get("stalls")
+        if stalls and stalls["share"] > _WAITING:
+            yield f"{named}{stalls['share']:.0%} of a step is waiting for data."
+        for split in ("train", "test"):
+            entropy = (run.values[split] or {}).get("normalized_entropy")
+            if entropy is not None and entropy > 1:
+                yield (
+                    f"{named}normalized entropy of the {split} split is {entropy:.3f}: above 1 is "
+                    "worse than predicting the mean label for every row."
+                )
+
+
+def _figures(runs: Sequence[Run]) -> str:
+    found = [figures(run.values) for run in runs]
+    units = {name: unit for each in found for name, (_, unit) in each.items()}
+    headings = [""]
+    for i, run in enumerate(runs):
+        headings += [run.name or "value", *(["ratio"] if i else [])]
+    rows = []
+    for name, unit in units.items():
+        base = found[0].get(name, (None, ""))[0]
+        cells = [words(name)]
+        for i, each in enumerate(found):
+            value = each.get(name, (None, ""))[0]
+            times = ratio(value, base)
+            cells += [
+                shown(value, unit),
+                *(["" if times is None else f"{times:.3g}x"] if i else []),
+            ]
+        rows.append(cells)
+    return html_table(headings, rows)
+
+
+def _where_time_goes(runs: Sequence[Run]) -> Iterable[str]:
+    stages = {run.name: run.values["stages"] for run in runs if run.values["stages"]}
+    if stages:
+        in_ms = {
+            name: {stage: 1e3 * seconds for stage, seconds in of_run.items()}
+            for name, of_run in stages.items()
+        }
+        yield from _plotted("Time of a step", "By stage, profiled.", stacked_plot(in_ms, "ms"))
+    waits = {
+        run.name: {cause: 100 * share for cause, share in run.values["stalls"]["shares"].items()}
+        for run in runs
+        if run.values.get("stalls")
+    }
+    if any(share >= 1 for shares in waits.values() for share in shares.values()):
+        yield from _plotted(
+            "Waiting for data", "Share of a step, by cause.", stacked_plot(waits, "% of a step")
+        )
+
+
+def _where_bytes_go(runs: Sequence[Run]) -> Iterable[str]:
+    sent = {
+        run.name: {kind: num / 1e6 for kind, num in run.values["collective_bytes"].items()}
+        for run in runs
+    }
+    if any(any(kinds.values()) for kinds in sent.values()):
+        yield from _plotted(
+            "Bytes", "All ranks together in one step, by collective.", stacked_plot(sent, "MB")
+        )
+
+
+def _sections(runs: Sequence[Run]) -> Iterable[str]:
+    """What parts of the runs report, whatever they are: values by their path."""
+    for name in dict.fromkeys(name for run in runs for name in run.values if name not in _KNOWN):
+        leaves = [dict(_leaves(run.values.get(name))) for run in runs]
+        paths = list(dict.fromkeys(path for each in leaves for path in each))
+        if not paths:
+            continue
+        yield f"<h2>{escape(name.replace('_', ' ').capitalize())}</h2>"
+        rows = [
+            (path or name, *(_text(each.get(path)) for each in leaves))
+            for path in paths[:_MOST_ROWS]
+        ]
+        yield html_table(("", *(run.name or "value" for run in runs)), rows)
+        if len(paths) > _MOST_ROWS:
+            yield f'<p class="note">The first {_MOST_ROWS} of {len(paths):,} values.</p>'
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _leaves(item, f"{path} {name}".strip().replace("_", " "))
+    elif isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{path} {number}".strip())
+    elif value is not None:
+        yield path, value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def _registries(runs: Sequence[Run]) -> Iterable[str]:
+    texts = dict.fromkeys(run.values["registry"] for run in runs if run.values.get("registry"))
+    for text in texts:
+        yield f"<h2>Registry</h2><pre>{escape(text)}</pre>"
+
+
+def _with_losses(runs: Sequence[Run]) -> list[Run]:
+    return [run for run in runs if run.losses]
+
+
+def _plotted(heading: str, text: str, plot: str) -> Iterable[str]:
+    return f"<h2>{heading}</h2>", f"<p>{escape(text)}</p>", f"<figure>{plot}</figure>"

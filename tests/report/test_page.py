@@ -1,0 +1,127 @@
+"""Runs as a page: what stands out, figures, curves, and sections that nobody here knows."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from recd_plugins.cli import main
+from recd_plugins.errors import RecdError
+from recd_plugins.report.page import findings, page
+from recd_plugins.report.plots import same_curves
+from recd_plugins.report.runs import Run, read_runs
+
+
+def a_run(**changed: Any) -> dict[str, Any]:
+    quality = {"normalized_entropy": 0.9, "auc": 0.7, "num_samples": 64}
+    return {
+        "samples_per_second": 100.0,
+        "step_seconds": 0.5,
+        "collective_bytes": {"all_to_all": 2e6, "all_reduce": 1e6},
+        "ids_looked_up": 640.0,
+        "peak_memory_bytes": 1_000_000,
+        "losses": [0.7, 0.6, 0.65],
+        "train": quality,
+        "test": None,
+        "stages": None,
+        "step_memory": None,
+        "groups": None,
+        "stalls": None,
+        "ingestion": None,
+        **changed,
+    }
+
+
+def test_a_page_needs_nothing_else_and_shows_what_any_part_reports() -> None:
+    html = page([Run("", a_run(acme={"rows": {"hot": 12345}, "kinds": [{"name": "<b>"}]}))])
+
+    assert not re.search(r"<(script|link|img|iframe)|url\((?!#)|@import|href=.http", html)
+    assert "<td>rows hot</td><td>12,345</td>" in html
+    assert "<td>kinds 0 name</td><td>&lt;b&gt;</td>" in html
+    assert "<td>samples per second</td><td>100</td>" in html
+
+
+def test_runs_stand_side_by_side_with_ratios_to_the_first() -> None:
+    faster = a_run(samples_per_second=250.0, collective_bytes={"all_to_all": 3e5})
+    runs = [Run("before", a_run()), Run("after", faster)]
+
+    html = page(runs)
+    assert "<td>samples per second</td><td>100</td><td>250</td><td>2.5x</td>" in html
+    assert list(findings(runs)) == [
+        "after trains 2.50 times as many samples a second as before.",
+        "after sends 0.10 times the bytes of before.",
+        "Losses of before, after agree within 0.0e+00.",
+    ]
+
+
+def test_equal_curves_are_one_and_others_are_not() -> None:
+    runs = [
+        Run("a", a_run()),
+        Run("b", a_run(losses=[0.7, 0.6, 0.65 + 1e-8])),
+        Run("c", a_run(losses=[0.7, 0.6, 0.66])),
+        Run("d", a_run(losses=[0.7, 0.6, None])),
+        Run("e", a_run(losses=[0.7, 0.6])),
+    ]
+    assert [[run.name for run in group] for group in same_curves(runs)] == [
+        ["a", "b"],
+        ["c"],
+        ["d"],
+        ["e"],
+    ]
+    assert "a = b" in page(runs)
+
+
+def test_worse_than_the_base_rate_and_waiting_are_said() -> None:
+    bad = {"normalized_entropy": 1.25, "auc": 0.5, "num_samples": 9}
+    stalls = {"share": 0.4, "shares": {"fill": 0.3, "convert": 0.1}}
+    said = " ".join(findings([Run("", a_run(test=bad, stalls=stalls))]))
+    assert "40% of a step is waiting for data" in said
+    assert "normalized entropy of the test split is 1.250" in said
+    assert "worse than predicting the mean label" in said
+
+
+def test_files_of_one_run_and_of_comparisons_are_read_and_others_are_refused(
+    tmp_path: Path,
+) -> None:
+    one, two, bad = (tmp_path / name for name in ("one.json", "two.json", "bad.json"))
+    one.write_text(json.dumps(a_run()))
+    two.write_text(json.dumps({"baseline": a_run(), "plugins": a_run(), "ratios": {}}))
+    assert [run.name for run in read_runs([one])] == ["one"]
+    assert [run.name for run in read_runs([two])] == ["baseline", "plugins"]
+    assert [run.name for run in read_runs([one, two, one])] == [
+        "one (1)",
+        "two baseline",
+        "two plugins",
+        "one (4)",
+    ]
+    for text, expected in (
+        ("{", "is no JSON"),
+        ("[]", "holds no run"),
+        ('{"losses": [0.1], "collective_bytes": 3}', "holds no run"),
+        ('{"baseline": {}, "plugins": {}}', "holds no run"),
+    ):
+        bad.write_text(text)
+        with pytest.raises(RecdError, match=f"bad.json: {expected}"):
+            read_runs([bad])
+    with pytest.raises(RecdError, match="cannot be read"):
+        read_runs([tmp_path / "missing.json"])
+
+
+def test_the_command_writes_beside_the_first_run(tmp_path: Path) -> None:
+    one = tmp_path / "one.json"
+    one.write_text(json.dumps(a_run()))
+
+    result = CliRunner().invoke(main, ["report", str(one)])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "one.html").read_text().startswith("<!doctype html>")
+
+    one.write_text("{}")
+    result = CliRunner().invoke(main, ["report", str(one), "-o", str(tmp_path / "two.html")])
+    assert result.exit_code == 1
+    assert "holds no run" in result.output
+    assert not (tmp_path / "two.html").exists()
