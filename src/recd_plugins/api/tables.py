@@ -18,13 +18,14 @@ from recd_plugins.data.list_dict import (
 from recd_plugins.data.parquet import ParquetTable, read_metadata
 from recd_plugins.data.row_filter import Condition
 from recd_plugins.data.statistics import read_footers
-from recd_plugins.data.storage import Storage, Url
+from recd_plugins.data.storage import Location, Storage, Url
 from recd_plugins.values.statistics import FeatureStatistics, TableStatistics, dedupe_factor
 
 __all__ = [
     "Condition",
     "FeatureStatistics",
     "Layout",
+    "Location",
     "ParquetTable",
     "ReadOptions",
     "Storage",

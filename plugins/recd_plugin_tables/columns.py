@@ -1,0 +1,122 @@
+"""How the columns of a table are used: one entry a column, none left out silently."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from recd_plugins.api import PluginOptions
+
+Role = Literal[
+    "id", "ids", "number", "numbers", "session", "time", "request", "key", "label", "unused"
+]
+"""What a column is: one id or a list of them, one number or a list of them (all of one length);
+what rows belong together by (session, request), and when they were (time); what is carried to
+predictions (key); what is to be predicted (label); or nothing (unused)."""
+
+FEATURES: tuple[Role, ...] = ("id", "ids", "number", "numbers")
+"""The roles of what a model is fed; a column has one of them at most."""
+
+_KEYS: tuple[Role, ...] = ("session", "time", "request", "key")
+_ALONE: tuple[Role, ...] = ("label", "unused")
+
+Missing = Literal["error", "empty", "drop"] | float | int | str
+"""What becomes of a null: an error, no id at all, a row that is left out, or this value."""
+
+
+class ColumnOptions(PluginOptions):
+    """What a column of the table is used for."""
+
+    roles: tuple[Role, ...] = Field(
+        alias="as",
+        min_length=1,
+        description="id, ids, number, numbers, session, time, request, key, label or unused; "
+        "several in a list, as [session, id].",
+    )
+    name: str | None = Field(
+        default=None,
+        pattern=r"^\w+$",
+        description="Of the feature; null: that of the column, dots as underscores.",
+    )
+    missing: Missing | None = Field(
+        default=None,
+        description="What becomes of a null, and of a NaN among numbers: error, drop (the row), "
+        "empty (no id; in lists the element is left out), or a value. null: empty for ids, on_nan "
+        "of the dataset for numbers, error for others.",
+    )
+    unit: Literal["s", "ms", "us", "ns"] | None = Field(
+        default=None, description="Of a time since 1970 that is stored as a number; null: seconds."
+    )
+    by: Literal["hour", "weekday", "day"] | None = Field(
+        default=None,
+        description="What of a time is the feature: hour of the day, day of the week (Monday is 0) "
+        "or days since 1970. A number has the fraction too.",
+    )
+    separator: str | None = Field(
+        default=None, min_length=1, description="Between the ids of a text, as in Action|Comedy."
+    )
+    positive_from: float | None = Field(
+        default=None, description="A label from here on is 1, one below is 0."
+    )
+    positive: tuple[str | float | bool, ...] | None = Field(
+        default=None, min_length=1, description="Values of a label that are 1; others are 0."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, given: Any) -> Any:
+        """``id`` stands for ``{as: id}``, a list of roles likewise."""
+        return {"as": given} if isinstance(given, str | list | tuple) else given
+
+    @field_validator("roles", mode="before")
+    @classmethod
+    def _listed(cls, roles: Any) -> Any:
+        return [roles] if isinstance(roles, str) else roles
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> ColumnOptions:
+        if len(set(self.roles)) < len(self.roles):
+            raise ValueError(f"as: {', '.join(self.roles)} names a use twice")
+        alone = [role for role in self.roles if role in _ALONE]
+        if alone and len(self.roles) > 1:
+            raise ValueError(f"a column that is {alone[0]} is nothing else; {_why(alone[0])}")
+        features = [role for role in self.roles if role in FEATURES]
+        if len(features) > 1:
+            raise ValueError(f"as: {' and '.join(features)} are two features; choose one")
+        for option, roles in _ONLY_FOR.items():
+            if getattr(self, option) is not None and not set(roles) & set(self.roles):
+                raise ValueError(f"{option} is for columns that are {' or '.join(roles)}")
+        if self.positive is not None and self.positive_from is not None:
+            raise ValueError("positive and positive_from are two rules for one label; choose one")
+        if self.missing == "empty" and not {"id", "ids"} & set(self.roles):
+            raise ValueError("missing: empty is for ids; give a value, drop or error")
+        return self
+
+    @property
+    def feature(self) -> Role | None:
+        """The role by which a model is fed it."""
+        return next((role for role in self.roles if role in FEATURES), None)
+
+
+Columns = Annotated[dict[str, ColumnOptions], Field(min_length=1)]
+"""Uses by the name of the column; a field of a struct by its path, as ``user.age``."""
+
+_ONLY_FOR: dict[str, tuple[Role, ...]] = {
+    "name": FEATURES,
+    "unit": ("time",),
+    "by": ("id", "number"),
+    "separator": ("ids",),
+    "positive": ("label",),
+    "positive_from": ("label",),
+}
+
+
+def feature_name(column: str) -> str:
+    """The name of a feature: that of the column with underscores for what names cannot hold."""
+    return re.sub(r"\W", "_", column)
+
+
+def _why(role: Role) -> str:
+    return "a model that sees its label learns nothing else" if role == "label" else "remove it"

@@ -1,0 +1,113 @@
+"""Which types of Arrow a use of a column can take."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from recd_plugin_tables.columns import ColumnOptions, Role
+from recd_plugin_tables.leaves import is_list, plain
+
+
+def possible_roles(kind: pa.DataType) -> tuple[Role, ...]:
+    """What a leaf of this type can be; of a time as an id, ``by`` has to say more."""
+    kind = plain(kind)
+    if is_list(kind):
+        of = plain(kind.value_type)
+        found: list[Role] = ["ids"] if _is_id(of) and not _is_time(of) else []
+        return (*found, *(("numbers",) if _is_number(of) and not _is_time(of) else ()), "unused")
+    roles: list[Role] = []
+    if _is_id(kind):
+        roles.append("id")
+    if is_text(kind):
+        roles.append("ids")
+    if _is_number(kind):
+        roles.append("number")
+    if _is_id(kind) and not _is_time(kind):
+        roles += ["session", "request"]
+    if _is_time(kind) or pt.is_integer(kind) or pt.is_floating(kind) or is_text(kind):
+        roles.append("time")
+    if not pt.is_null(kind) and not pt.is_nested(kind):
+        roles.append("key")
+    if pt.is_boolean(kind) or is_text(kind) or _is_amount(kind):
+        roles.append("label")
+    return (*roles, "unused")
+
+
+def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None:
+    """Why a leaf of this type cannot be that, and what to do; None where it can."""
+    kind = plain(kind)
+    if role == "unused":
+        return None
+    if holds_nothing(kind):
+        return "it holds nothing but nulls; mark it unused"
+    possible = possible_roles(kind)
+    if role not in possible:
+        instead = _instead(role, kind) or f"it can be {', '.join(possible)}"
+        return f"it cannot be {role}; {instead}"
+    if role == "ids" and is_text(kind) and options.separator is None:
+        return "ids of a text need a separator, as in separator: '|'; a text that is one id is id"
+    if role == "ids" and is_list(kind) and options.separator is not None:
+        return "separator is for text, and these are lists"
+    if role in ("id", "number") and options.by is not None and not _is_time(kind):
+        return f"by: {options.by} is for times and dates"
+    if role == "id" and pt.is_timestamp(kind) and options.by is None:
+        return "a time is no id; set by: hour, weekday or day, or make it number"
+    if role == "label" and is_text(kind) and options.positive is None:
+        return "a label that is text needs positive: [the values that are 1]"
+    if role == "time" and options.unit is not None and (_is_time(kind) or is_text(kind)):
+        return "unit is for times that are stored as numbers"
+    return None
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether values are text."""
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values are bytes, as of UUIDs."""
+    return bool(
+        pt.is_binary(kind)
+        or pt.is_large_binary(kind)
+        or pt.is_fixed_size_binary(kind)
+        or pt.is_binary_view(kind)
+    )
+
+
+def holds_nothing(kind: pa.DataType) -> bool:
+    """Whether there is nothing but nulls in it."""
+    return pt.is_null(kind) or (is_list(kind) and holds_nothing(plain(kind.value_type)))
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pt.is_timestamp(kind) or pt.is_date(kind))
+
+
+def _is_amount(kind: pa.DataType) -> bool:
+    return bool(pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    span = pt.is_time(kind) or pt.is_duration(kind)
+    return _is_amount(kind) or pt.is_boolean(kind) or _is_time(kind) or bool(span)
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    return (
+        _is_amount(kind) or pt.is_boolean(kind) or is_text(kind) or is_bytes(kind) or _is_time(kind)
+    )
+
+
+def _instead(role: Role, kind: pa.DataType) -> str:
+    if is_list(kind) and role in ("id", "number"):
+        return f"it is a list: {role}s"
+    if not is_list(kind) and role in ("ids", "numbers"):
+        return f"it is one value a row: {role.removesuffix('s')}"
+    if is_list(kind) and is_list(plain(kind.value_type)):
+        return "lists of lists are no feature: name the column under explode, or mark it unused"
+    if pt.is_map(kind):
+        return "maps are not read: write its keys and its values as two lists, or mark it unused"
+    if role in ("number", "numbers"):
+        return "only numbers can: write it as numbers, or make it an id"
+    return ""

@@ -1,0 +1,109 @@
+"""Leaves: what a table's columns hold once structs are taken apart, by dotted name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A column without fields, or a field of one.
+
+    Attributes:
+        name: of the column, and the fields below it: ``user.age``.
+        type: of a row: of lists of structs each field is a list.
+        path: the column and the fields.
+        exploded: whether each element of its column's lists is a row.
+    """
+
+    name: str
+    type: pa.DataType
+    path: tuple[str, ...]
+    exploded: bool = False
+
+
+def leaves(schema: pa.Schema, explode: Collection[str] = ()) -> list[Leaf]:
+    """The leaves of all columns in order; those of ``explode`` by what an element of theirs is."""
+    found = []
+    for field in schema:
+        kind, exploded = plain(field.type), field.name in explode
+        if exploded and is_list(kind):
+            kind = plain(kind.value_type)
+        for below, of in _below(kind):
+            path = (field.name, *below)
+            found.append(Leaf(".".join(path), of, path, exploded))
+    return found
+
+
+def _below(kind: pa.DataType) -> Iterator[tuple[tuple[str, ...], pa.DataType]]:
+    """Paths below a value, and what is there."""
+    if pt.is_struct(kind):
+        for field in kind:
+            for path, of in _below(plain(field.type)):
+                yield (field.name, *path), of
+    elif is_list(kind) and pt.is_struct(plain(kind.value_type)):
+        for path, of in _below(plain(kind.value_type)):
+            yield path, pa.list_(of)
+    else:
+        yield (), kind
+
+
+def leaf_array(column: pa.Array, leaf: Leaf) -> pa.Array:
+    """A leaf of its column, whose lists were taken apart where it is exploded."""
+    return _at(normal(column), leaf.path[1:])
+
+
+def _at(values: pa.Array, path: tuple[str, ...]) -> pa.Array:
+    if not path:
+        return values
+    if pt.is_struct(values.type):
+        return _at(normal(pc.struct_field(values, path[0])), path[1:])
+    # A list of structs: the field of every element in lists of the same lengths.
+    offsets, items, empty = list_parts(values)
+    lists = pa.ListArray.from_arrays(pa.array(offsets), _at(items, path))
+    return pc.if_else(empty, pa.scalar(None, lists.type), lists) if empty.true_count else lists
+
+
+def list_parts(values: pa.Array) -> tuple[object, pa.Array, pa.BooleanArray]:
+    """Offsets of lists from 0 (int32), the elements of all of them, and which lists are null."""
+    values = normal(values)
+    empty = values.is_null()
+    if empty.true_count:
+        values = pc.fill_null(values, pa.scalar([], values.type))
+    first = values.offsets[0].as_py() if len(values) else 0
+    offsets = values.offsets.to_numpy() - first
+    return offsets.astype("int32"), normal(values.flatten()), empty
+
+
+def normal(values: pa.Array) -> pa.Array:
+    """The same values with lists as Arrow's plain ones, and extension types as what they store."""
+    if isinstance(values, pa.ExtensionArray):
+        values = values.storage
+    if is_list(values.type) and not pt.is_list(values.type):
+        values = values.cast(pa.list_(values.type.value_type))
+    if pt.is_string_view(values.type) or pt.is_large_string(values.type):
+        return values.cast(pa.large_string())
+    return values
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """What a type stores, without how: no extension, no dictionary."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(kind.storage_type)
+    return plain(kind.value_type) if pt.is_dictionary(kind) else kind
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values are lists, of any sort."""
+    return bool(
+        pt.is_list(kind)
+        or pt.is_large_list(kind)
+        or pt.is_fixed_size_list(kind)
+        or pt.is_list_view(kind)
+        or pt.is_large_list_view(kind)
+    )

@@ -1,0 +1,191 @@
+"""A plan of the columns: which leaf of the table is what, every one of them named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+import pyarrow as pa
+
+from recd_plugin_tables.columns import ColumnOptions, Role, feature_name
+from recd_plugin_tables.kinds import why_not
+from recd_plugin_tables.leaves import Leaf, is_list, leaves, plain
+from recd_plugins.api import DataError
+
+Others = Literal["error", "unused"]
+
+#: Columns of an import besides the user's: whose rows belong together, when they were, where in the
+#: table they stand, and which candidate of it they are.
+SESSION, TIME, ROW, CANDIDATE = "_session", "_time", "_row", "_candidate"
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a leaf is used for.
+
+    Attributes:
+        leaf: of the table.
+        options: what the user says of it.
+        name: of the feature, or of the label.
+        key: the name under which predictions carry it, where it is a key.
+    """
+
+    leaf: Leaf
+    options: ColumnOptions
+    name: str
+    key: str
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """Which leaves of a table are what.
+
+    Attributes:
+        features: what a model is fed, in the order of the table.
+        label: None where every row is a positive.
+        session, request, time: None where no leaf says it.
+        keys: what predictions carry.
+        unused: leaves that nothing reads.
+        explode: columns of which every element is a row.
+    """
+
+    features: tuple[Use, ...]
+    label: Use | None
+    session: Use | None
+    request: Use | None
+    time: Use | None
+    keys: tuple[Use, ...]
+    unused: tuple[Leaf, ...]
+    explode: tuple[str, ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of the table that are read."""
+        uses = [*self.features, *self.keys, self.label, self.session, self.request, self.time]
+        read = {use.leaf.path[0] for use in uses if use is not None}
+        return sorted(read | set(self.explode))
+
+
+def plan_columns(
+    where: str,
+    schema: pa.Schema,
+    columns: Mapping[str, ColumnOptions],
+    *,
+    others: Others = "error",
+    explode: Sequence[str] = (),
+    implicit: bool = False,
+    labelled: bool = True,
+) -> ColumnPlan:
+    """Which leaf is what.
+
+    Args:
+        where: the table, for errors.
+        schema: of the table, as it is written.
+        columns: what the user says of them.
+        others: what becomes of leaves that ``columns`` does not name.
+        explode: columns of lists, of which every element is a row.
+        implicit: every row is a positive; there is no label.
+        labelled: False where a label may be missing, as in a table to score.
+
+    Raises:
+        DataError: a column is not there, is named twice, used twice, used for what its type cannot
+            be, or not named at all; names all of them.
+    """
+    problems = [*_explode_problems(schema, explode)]
+    found = leaves(schema, explode)
+    by_name: dict[str, Leaf] = {}
+    for leaf in found:
+        if leaf.name in by_name:
+            problems.append(f"two columns are called {leaf.name}, once structs are taken apart")
+        by_name[leaf.name] = leaf
+    groups = {".".join(leaf.path[:n]) for leaf in found for n in range(1, len(leaf.path))}
+    uses: list[Use] = []
+    for name, options in columns.items():
+        roles = set(options.roles)
+        if name in by_name:
+            leaf = by_name[name]
+            features = options.name or feature_name(name)
+            is_key = bool(roles & {"session", "time", "request", "key"})
+            key = f"{feature_name(name)}_key"
+            if options.feature is None or features != feature_name(name):
+                key = feature_name(name)
+            uses.append(Use(leaf, options, features, key if is_key else ""))
+            reasons = (why_not(role, leaf.type, options) for role in options.roles)
+            problems += [f"column {name} is {leaf.type}: {why}" for why in reasons if why]
+        elif name in groups:
+            fields = [each for each in by_name if each.startswith(f"{name}.")]
+            if roles != {"unused"}:
+                problems.append(f"column {name} is a struct: name its fields: {', '.join(fields)}")
+        elif not (roles == {"label"} and not labelled):
+            near = get_close_matches(name, by_name, n=1)
+            meant = f"did you mean {near[0]}" if near else f"there are: {', '.join(by_name)}"
+            problems.append(f"no column {name}; {meant}")
+    named = {use.leaf.name for use in uses} | {
+        name for name in by_name for group in columns if name.startswith(f"{group}.")
+    }
+    left = [name for name in by_name if name not in named]
+    if left and others == "error":
+        problems.append(
+            f"no word on what to do with {', '.join(left)}: name each under columns, as "
+            f"`{left[0]}: unused`, or set others: unused"
+        )
+    if not implicit and labelled and not any("label" in use.options.roles for use in uses):
+        problems.append(
+            "no column is the label; mark one `label`, or set implicit: true where every row is a "
+            "positive"
+        )
+    if implicit and (label := _the(uses, "label")):
+        problems.append(f"implicit: true takes every row for a positive, and {label.leaf.name} is "
+                        "the label; choose one")  # fmt: skip
+    problems += _clashes(uses)
+    if problems:
+        raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
+    return ColumnPlan(
+        features=tuple(
+            sorted((u for u in uses if u.options.feature), key=lambda u: found.index(u.leaf))
+        ),
+        label=_the(uses, "label"),
+        session=_the(uses, "session"),
+        request=_the(uses, "request"),
+        time=_the(uses, "time"),
+        keys=tuple(use for use in uses if use.key),
+        unused=tuple(
+            leaf
+            for leaf in found
+            if leaf.name not in {u.leaf.name for u in uses if "unused" not in u.options.roles}
+        ),
+        explode=tuple(explode),
+    )
+
+
+def _the(uses: Sequence[Use], role: Role) -> Use | None:
+    return next((use for use in uses if role in use.options.roles), None)
+
+
+def _clashes(uses: Sequence[Use]) -> Iterator[str]:
+    for role in ("label", "session", "time", "request"):
+        twice = [use.leaf.name for use in uses if role in use.options.roles]
+        if len(twice) > 1:
+            yield f"{' and '.join(twice)} are both the {role}; keep one"
+    seen: dict[str, str] = {}
+    for use in uses:
+        made = [use.name] if use.options.feature or "label" in use.options.roles else []
+        for name in [*made, *([use.key] if use.key else [])]:
+            if name in seen and seen[name] != use.leaf.name:
+                yield (
+                    f"columns {seen[name]} and {use.leaf.name} would both be called {name}; set "
+                    "name: of one"
+                )
+            seen[name] = use.leaf.name
+
+
+def _explode_problems(schema: pa.Schema, explode: Sequence[str]) -> Iterator[str]:
+    for name in explode:
+        if name not in schema.names:
+            near = get_close_matches(name, schema.names, n=1)
+            meant = near[0] if near else ", ".join(schema.names)
+            yield f"no column {name}, which explode names; there is: {meant}"
+        elif not is_list(plain(schema.field(name).type)):
+            yield f"column {name} is {schema.field(name).type}, no list that could be exploded"

@@ -1,0 +1,6 @@
+"""Sources: where the rows of a user's table are read from, as they are written."""
+
+from recd_plugin_tables.sources.opening import open_source
+from recd_plugin_tables.sources.source import Source, SourceOptions
+
+__all__ = ["Source", "SourceOptions", "open_source"]

@@ -1,0 +1,103 @@
+"""What a format of files has: how to see the columns of one and how to read its rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+import pyarrow as pa
+
+from recd_plugins.api import DataError
+from recd_plugins.api.tables import Location
+
+_COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+# First bytes of files, and what they are.
+_MAGIC = {
+    b"PAR1": "parquet",
+    b"ARROW1": "arrow",
+    b"FEA1": "Feather version 1",
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "a zip file or a spreadsheet",
+    b"SQLite format 3": "SQLite",
+    b"ORC": "ORC",
+    b"Obj\x01": "Avro",
+}
+
+
+class FileFormat(ABC):
+    """How files of one format are read.
+
+    Attributes:
+        name: as option ``format`` has it.
+        suffixes: what names of such files end with, first the usual one.
+    """
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def schema(self, file: Location) -> pa.Schema:
+        """The columns of a file. Errors are Arrow's."""
+
+    @abstractmethod
+    def read(
+        self, file: Location, schema: pa.Schema, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a file in order, with ``columns`` of it; errors are Arrow's.
+
+        Args:
+            file: where it is.
+            schema: of the whole table, whose types this file may have to be read by.
+            columns: in which order they come is not said.
+        """
+
+    def num_rows(self, file: Location) -> int | None:  # noqa: ARG002
+        """How many rows a file has, None where reading shows it."""
+        return None
+
+
+@contextmanager
+def format_errors(file: Location, name: str) -> Iterator[None]:
+    """A context in which errors of Arrow become those that name the file, and what it is.
+
+    Raises:
+        DataError: the file cannot be read, is damaged, or is of another format.
+        SetupError: its store cannot be reached.
+    """
+    try:
+        with file.told():
+            yield
+    except (pa.ArrowException, OSError, UnicodeError, EOFError) as error:
+        found = _looks_like(file)
+        if found is not None and found != name:
+            known = found in ("parquet", "arrow")
+            advice = f"set format: {found}, or rename it" if known else "write it in a format of"
+            advice += "" if known else " README.md: Parquet, CSV, JSON lines or Arrow"
+            raise DataError(f"{file}: this is {found}, not {name}; {advice}") from error
+        raise DataError(f"{file}: no readable {name} file: {error}") from error
+
+
+def open_stream(file: Location) -> pa.NativeFile:
+    """The bytes of a file of text from its start, decompressed where its name says so."""
+    source = file.open()
+    kind = next((k for suffix, k in _COMPRESSED.items() if str(file.path).endswith(suffix)), None)
+    return pa.CompressedInputStream(source, kind) if kind else source
+
+
+def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:
+    """The suffixes, and those of the same files compressed."""
+    return (*suffixes, *(suffix + packed for suffix in suffixes for packed in _COMPRESSED))
+
+
+def _looks_like(file: Location) -> str | None:
+    try:
+        with file.open() as source:
+            start = source.read(16)
+    except (pa.ArrowException, OSError):
+        return None
+    if start[8:12] == b"DUCK":
+        return "duckdb"
+    return next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)

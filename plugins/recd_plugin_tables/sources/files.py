@@ -1,0 +1,138 @@
+"""A table of files: one of them, or all in a folder and the folders below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from recd_plugin_tables.sources.file_format import FileFormat, format_errors
+from recd_plugin_tables.sources.source import Source, check_names
+from recd_plugins.api import DataError, Origin, Rows
+from recd_plugins.api.tables import Location
+
+# The folder of a Hive partition whose key is null.
+_NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
+
+
+class FileSource(Source):
+    """Files of one format, in the order of their names; keys of Hive partitions are columns.
+
+    Raises:
+        DataError: a file is damaged or of another format, or two differ in their columns.
+    """
+
+    def __init__(self, root: Location, files: Sequence[Location], form: FileFormat) -> None:
+        self.location = str(root)
+        self._root, self._files, self._format = root, tuple(files), form
+        self._inner = self._unified()
+        keys = [_keys(file.below(root)) for file in files]
+        self._keys = {name: _key_column([key.get(name) for key in keys]) for name in keys[0]}
+        for file, key in zip(files, keys, strict=True):
+            if key.keys() != keys[0].keys():
+                raise DataError(
+                    f"files of one table differ: {files[0]} is in folders of the keys "
+                    f"{', '.join(keys[0]) or 'none'}, {file} of {', '.join(key) or 'none'}"
+                )
+        fields = [pa.field(name, column.type) for name, column in self._keys.items()]
+        self.schema = check_names(self.location, pa.schema([*self._inner, *fields]))
+        self.num_rows = self._count()
+
+    def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
+        names = self.schema.names if columns is None else list(columns)
+        schema = pa.schema([self.schema.field(name) for name in names])
+        stored = [name for name in names if name in self._inner.names]
+        for number, file in enumerate(self._files):
+            first_row = 0
+            with format_errors(file, self._format.name):
+                # A column at least, for the number of rows.
+                for batch in self._format.read(file, self._inner, stored or self._inner.names[:1]):
+                    arrays = [
+                        _cast(batch.column(field.name), field, file, first_row)
+                        if field.name in self._inner.names
+                        else self._keys[field.name].take(pa.array([number] * batch.num_rows))
+                        for field in schema
+                    ]
+                    origin = Origin(str(file), first_row, batch.num_rows)
+                    first_row += batch.num_rows
+                    yield Rows(pa.RecordBatch.from_arrays(arrays, schema=schema), (origin,))
+
+    def identity(self) -> dict[str, Any]:
+        files = [[file.below(self._root), file.size, file.changed] for file in self._files]
+        return {"format": self._format.name, "files": files}
+
+    def _unified(self) -> pa.Schema:
+        """The columns of all files, of the wider type where numbers differ in it."""
+        first = known = self._schema(self._files[0])
+        for file in self._files[1:]:
+            schema = self._schema(file)
+            for name in dict.fromkeys([*first.names, *schema.names]):
+                has, lacks = (
+                    (self._files[0], file) if name in first.names else (file, self._files[0])
+                )
+                if name not in first.names or name not in schema.names:
+                    raise DataError(
+                        f"files of one table differ: {lacks} has no column {name}, which {has} has"
+                    )
+            try:
+                known = pa.unify_schemas([known, schema], promote_options="permissive")
+            except pa.ArrowException as error:
+                raise DataError(
+                    f"files of one table differ: {_difference(known, schema)} in {file} ({error}); "
+                    "write them with the same types, or name types of text by option types"
+                ) from error
+        return known
+
+    def _schema(self, file: Location) -> pa.Schema:
+        with format_errors(file, self._format.name):
+            return check_names(str(file), self._format.schema(file)).remove_metadata()
+
+    def _count(self) -> int | None:
+        total = 0
+        for file in self._files:
+            with format_errors(file, self._format.name):
+                count = self._format.num_rows(file)
+            if count is None:
+                return None
+            total += count
+        return total
+
+
+def _keys(below: str) -> dict[str, str]:
+    folders = below.split("/")[:-1]
+    return dict(folder.split("=", 1) for folder in folders if "=" in folder)
+
+
+def _key_column(words: Sequence[str | None]) -> pa.Array:
+    """What the files' folders say: numbers where all are."""
+    values = [None if word in (None, _NULL_KEY) else unquote(str(word)) for word in words]
+    try:
+        return pa.array([None if value is None else int(value) for value in values], pa.int64())
+    except (ValueError, OverflowError):
+        return pa.array(values, pa.string())
+
+
+def _cast(column: pa.Array, field: pa.Field, file: Location, first_row: int) -> pa.Array:
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException as error:
+        raise DataError(
+            f"{file}: column {field.name}, rows from {first_row} (from 0): {error}"
+        ) from error
+
+
+def _difference(known: pa.Schema, schema: pa.Schema) -> str:
+    for field in known:
+        try:
+            pa.unify_schemas(
+                [pa.schema([field]), pa.schema([schema.field(field.name)])],
+                promote_options="permissive",
+            )
+        except pa.ArrowException:
+            was, now = field.type, schema.field(field.name).type
+            return f"column {field.name} is {was} in those before and {now}"
+    return "columns differ"

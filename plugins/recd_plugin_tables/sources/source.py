@@ -1,0 +1,110 @@
+"""What every source has: a schema, rows in order, and what tells its content from other."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import Field
+
+from recd_plugins.api import DataError, PluginOptions, Rows
+from recd_plugins.api.tables import Storage
+
+Format = Literal[
+    "parquet",
+    "csv",
+    "tsv",
+    "jsonl",
+    "arrow",
+    "huggingface",
+    "iceberg",
+    "delta",
+    "lance",
+    "duckdb",
+]
+"""The formats of tables."""
+
+#: Rows of a batch, at most.
+BATCH_ROWS = 65_536
+
+
+class SourceOptions(PluginOptions):
+    """How a table is opened, where its name and content do not say it all."""
+
+    format: Format | None = Field(
+        default=None, description="What the table is; null goes by its name and content."
+    )
+    table: str | None = Field(
+        default=None,
+        description="Which table of a DuckDB file or of an Iceberg catalog, or which split of a "
+        "Hugging Face dataset.",
+    )
+    query: str | None = Field(
+        default=None, description="A query in SQL whose result is the table; for DuckDB."
+    )
+    separator: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1,
+        description="Between the columns of text; null: a comma in .csv, a tab in .tsv.",
+    )
+    header: tuple[str, ...] | None = Field(
+        default=None,
+        description="Names of the columns of text whose first line is a row; null: it names them.",
+    )
+    types: dict[str, str] = Field(
+        default={},
+        description="Types of columns of text, as string, int64 or float64, where the first rows "
+        "do not show them.",
+    )
+    storage: Storage = Field(default=Storage(), description="How the store of a URL is reached.")
+
+
+class Source(ABC):
+    """A table of a user's, which can be read any number of times.
+
+    Attributes:
+        location: what it was opened by, as messages name it.
+        schema: its columns as they are written.
+        num_rows: how many rows it has, None where reading shows it.
+    """
+
+    location: str
+    schema: pa.Schema
+    num_rows: int | None
+
+    @abstractmethod
+    def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
+        """Every row once, in stored order, and where it stands.
+
+        Args:
+            columns: of those of ``schema``; None reads all.
+
+        Raises:
+            DataError: the data is damaged.
+        """
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What tells this content from other, by what is quick to know: JSON values."""
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """As ``read``, without where rows stand."""
+        return (rows.data for rows in self.read(columns))
+
+
+def check_names(location: str, schema: pa.Schema) -> pa.Schema:
+    """The schema, unless two columns of it have one name.
+
+    Raises:
+        DataError: two have; says which.
+    """
+    for name in schema.names:
+        if (count := schema.names.count(name)) > 1:
+            raise DataError(
+                f"{location}: {count} columns are named {name}; which of them is meant cannot be "
+                "said, so write the table with other names"
+            )
+    return schema

@@ -1,0 +1,160 @@
+"""CSV, TSV and JSON lines, whose types are those of the first rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pc_csv
+import pyarrow.json as pa_json
+
+from recd_plugin_tables.sources.file_format import FileFormat, open_stream, with_compressed
+from recd_plugins.api import DataError
+from recd_plugins.api.tables import Location
+
+#: Bytes of a block; the first one shows the types of columns.
+_BLOCK = 8 << 20
+
+
+class CsvFormat(FileFormat):
+    """Text in lines whose columns are separated by one character.
+
+    An empty place is null. ``NA`` and ``null`` are in columns of numbers, and words elsewhere.
+    """
+
+    name = "csv"
+    suffixes = with_compressed([".csv"])
+    separator = ","
+
+    def __init__(
+        self, separator: str | None, header: Sequence[str] | None, types: Mapping[str, str]
+    ) -> None:
+        self._separator = separator or self.separator
+        self._header = list(header) if header is not None else None
+        self._types = {name: pa.type_for_alias(kind) for name, kind in types.items()}
+
+    def schema(self, file: Location) -> pa.Schema:
+        with open_stream(file) as source, self._open(source, self._types) as reader:
+            found = reader.schema
+        if unknown := sorted(set(self._types) - set(found.names)):
+            raise DataError(
+                f"{file}: no column {unknown[0]}, which option types names; there are: "
+                f"{', '.join(found.names)}"
+            )
+        self._check_names(file, found)
+        return found
+
+    def read(
+        self, file: Location, schema: pa.Schema, columns: Sequence[str]
+    ) -> Iterator[pa.RecordBatch]:
+        types = {name: schema.field(name).type for name in columns}
+        with open_stream(file) as source, self._open(source, types, columns) as reader:
+            for batch in reader:
+                yield pa.RecordBatch.from_arrays(
+                    [_without_gaps(column) for column in batch.columns], batch.schema.names
+                )
+
+    def _open(
+        self,
+        source: pa.NativeFile,
+        types: Mapping[str, pa.DataType],
+        columns: Sequence[str] | None = None,
+    ) -> pc_csv.CSVStreamingReader:
+        return pc_csv.open_csv(
+            source,
+            # One thread: errors then name the row.
+            pc_csv.ReadOptions(block_size=_BLOCK, column_names=self._header, use_threads=False),
+            pc_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True),
+            pc_csv.ConvertOptions(
+                column_types=dict(types), include_columns=list(columns) if columns else None
+            ),
+        )
+
+    def _check_names(self, file: Location, schema: pa.Schema) -> None:
+        names = schema.names
+        if self._header is None and names and all(map(_is_number, names)):
+            raise DataError(
+                f"{file}: the first line holds {', '.join(names[:4])}, which are no names of "
+                "columns; name them by option header"
+            )
+        others = [other for other in ",;\t|" if other != self._separator and other in names[0]]
+        if len(names) == 1 and others:
+            raise DataError(
+                f"{file}: the only column is {names[0]!r}; set separator: {others[0]!r}"
+            )
+
+
+class TsvFormat(CsvFormat):
+    """The same with tabs."""
+
+    name = "tsv"
+    suffixes = with_compressed([".tsv", ".tab"])
+    separator = "\t"
+
+
+class JsonLinesFormat(FileFormat):
+    """A JSON object a line."""
+
+    name = "jsonl"
+    suffixes = with_compressed([".jsonl", ".ndjson", ".json"])
+
+    def __init__(self, types: Mapping[str, str]) -> None:
+        self._types = {name: pa.type_for_alias(kind) for name, kind in types.items()}
+
+    def schema(self, file: Location) -> pa.Schema:
+        with open_stream(file) as source:
+            start = source.read(1)
+            if start == b"[":
+                raise DataError(
+                    f"{file}: this is one JSON array; write its objects one a line, without the "
+                    "brackets and the commas between them"
+                )
+        fields = [pa.field(name, kind) for name, kind in self._types.items()]
+        with open_stream(file) as source:
+            return _open_json(source, pa.schema(fields), "infer").schema
+
+    def read(
+        self,
+        file: Location,
+        schema: pa.Schema,
+        columns: Sequence[str],  # noqa: ARG002
+    ) -> Iterator[pa.RecordBatch]:
+        with open_stream(file) as source:
+            try:
+                yield from _open_json(source, schema, "error")
+            except pa.ArrowInvalid as error:
+                if "unexpected field" not in str(error):
+                    raise
+                raise DataError(
+                    f"{file}: a row has a field that the first {_BLOCK >> 20} MB do not have "
+                    f"({error}); name it by option types"
+                ) from error
+
+
+def _open_json(source: pa.NativeFile, schema: pa.Schema, others: str) -> Any:
+    return pa_json.open_json(
+        source,
+        pa_json.ReadOptions(use_threads=False, block_size=_BLOCK),
+        pa_json.ParseOptions(
+            explicit_schema=schema if len(schema) else None,
+            newlines_in_values=False,
+            unexpected_field_behavior=others,
+        ),
+    )
+
+
+def _without_gaps(column: pa.Array) -> pa.Array:
+    """A column in which no text is null."""
+    if not pa.types.is_string(column.type):
+        return column
+    return pc.if_else(pc.equal(column, ""), pa.scalar(None, column.type), column)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
