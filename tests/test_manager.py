@@ -180,6 +180,7 @@ def test_every_hook_is_called():
         "register_internals",
         "register_kinds",
         "register_plans",
+        "register_starts",
         "register_plugins",
         "register_topology_sections",
     }

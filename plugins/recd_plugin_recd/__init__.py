@@ -58,14 +58,19 @@ def register_commands(cli: click.Group) -> None:
     from recd_plugin_recd.generate import generate
     from recd_plugin_recd.layout.command import convert_layout
     from recd_plugin_recd.logs.commands import logs
-    from recd_plugin_recd.models.command import init
 
     cli.add_command(analyze)
     cli.add_command(cluster)
     cli.add_command(convert_layout)
     cli.add_command(generate)
-    cli.add_command(init)
     cli.add_command(logs)
+
+
+@hookimpl
+def register_starts() -> Sequence[click.Command]:
+    from recd_plugin_recd.models.command import STARTS
+
+    return STARTS
 
 
 @hookimpl

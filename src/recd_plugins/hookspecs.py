@@ -85,6 +85,11 @@ def register_commands(cli: click.Group) -> None:
 
 
 @hookspec
+def register_starts() -> Sequence[click.Command]:  # type: ignore[empty-body]
+    """Commands of ``recd init``, each by the name that stands after it, or ``TABLE``."""
+
+
+@hookspec
 def register_plans() -> Sequence[type]:  # type: ignore[empty-body]
     """Modes of ``recd plan``, classes ``PlanMode``: what a flag plans in place of the tables."""
 

@@ -201,8 +201,16 @@ class PluginManager:
                     sections = {**of_module, **sections}
         return sections
 
+    def register_starts(self, add: Callable[[Any, str], None]) -> None:
+        """Let ``add`` have every command of ``recd init``, and the words that name its package.
+
+        Raises:
+            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
+        """
+        self._hand("register_starts", "commands", add)
+
     def register_plans(self, add: Callable[[Any, str], None]) -> None:
-        """Let ``add`` have every mode of ``recd plan``, and the words that name its package.
+        """Let ``add`` have every mode of ``recd plan``, likewise.
 
         Raises:
             PluginError: one of a file failed; of an installed package it is in ``broken`` then.

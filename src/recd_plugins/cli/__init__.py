@@ -16,6 +16,10 @@ from recd_plugins.versions import __version__
 
 #: Where each built-in command is, and the line that help shows of it.
 COMMANDS = {
+    "init": (
+        "recd_plugins.cli.init:init",
+        "Write a registry file to start from: for a table of yours, or a model by NAME.",
+    ),
     "run": (
         "recd_plugins.cli.run:run",
         "Train the model of REGISTRY on its data with its plugins.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from recd_plugins.cli import PluginCommands
 from recd_plugins.cli.benchmarks import Benchmarks
+from recd_plugins.cli.init import Starts
 from recd_plugins.cli.plan import plan_modes
 from recd_plugins.manager import PluginManager
 
@@ -15,5 +16,6 @@ def check_contributions(manager: PluginManager) -> None:
         PluginError: a file of ``--plugins-dir`` does.
     """
     manager.register_commands(PluginCommands())
+    manager.register_starts(Starts().add)
     manager.register_plans(plan_modes().add)
     manager.register_benchmarks(Benchmarks().add)

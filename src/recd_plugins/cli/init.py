@@ -1,0 +1,73 @@
+"""``recd init``: registry files to start from, as plugins write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from recd_plugins.cli.options import manager_of, tell_broken
+from recd_plugins.errors import PluginError
+from recd_plugins.manager import PluginManager
+
+#: The start that takes what no other is named: a place where data is.
+TABLE = "TABLE"
+
+
+class Starts(click.Group):
+    """Starts by what stands after ``recd init``: a model's name, or else a table."""
+
+    def add(self, command: Any, where: str) -> None:
+        """Add what a package registers.
+
+        Raises:
+            PluginError: it is no command, or its name is taken.
+        """
+        if not isinstance(command, click.Command) or not command.name:
+            raise PluginError(f"{where} returned {command!r}; return click commands with names")
+        if command.name in self.commands:
+            raise PluginError(f"{where}: recd init {command.name} is there already; rename one")
+        self.add_command(command)
+
+
+class _Init(Starts):
+    """With the starts of installed plugins."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        starts, manager = _starts(ctx)
+        tell_broken(manager)
+        return sorted(starts.commands, key=lambda name: (name != TABLE, name))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _starts(ctx)[0].commands.get(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        starts, manager = _starts(ctx)
+        if args[0] in starts.commands and args[0] != TABLE:
+            return super().resolve_command(ctx, args)
+        table = starts.commands.get(TABLE)
+        if table is None:
+            tell_broken(manager)
+            ctx.fail(f"{args[0]!r} is none of {', '.join(sorted(starts.commands))}")
+        return "", table, args
+
+
+def _starts(ctx: click.Context) -> tuple[Starts, PluginManager]:
+    if __name__ not in ctx.meta:
+        starts, manager = Starts(), manager_of(ctx)
+        manager.register_starts(starts.add)
+        ctx.meta[__name__] = starts, manager
+    found: tuple[Starts, PluginManager] = ctx.meta[__name__]
+    return found
+
+
+@click.command(cls=_Init, subcommand_metavar="TABLE|NAME FILE [OPTIONS]")
+def init() -> None:
+    """Write a registry file to start from: for a table of yours, or a model by NAME.
+
+    \b
+    recd init clicks.parquet my.yaml
+    recd init rm1 rm1.yaml
+    """
