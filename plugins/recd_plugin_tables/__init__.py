@@ -11,4 +11,6 @@ REQUIRES_API = 2
 
 @hookimpl
 def register_plugins() -> Sequence[type[Plugin]]:
-    return []
+    from recd_plugin_tables.table import Table
+
+    return [Table]

@@ -19,7 +19,9 @@ predictions (key); what is to be predicted (label); or nothing (unused)."""
 FEATURES: tuple[Role, ...] = ("id", "ids", "number", "numbers")
 """The roles of what a model is fed; a column has one of them at most."""
 
-_KEYS: tuple[Role, ...] = ("session", "time", "request", "key")
+KEYS: tuple[Role, ...] = ("session", "time", "request", "key")
+"""The roles of columns that predictions carry."""
+
 _ALONE: tuple[Role, ...] = ("label", "unused")
 
 Missing = Literal["error", "empty", "drop"] | float | int | str
@@ -57,6 +59,13 @@ class ColumnOptions(PluginOptions):
     separator: str | None = Field(
         default=None, min_length=1, description="Between the ids of a text, as in Action|Comedy."
     )
+    texts: bool = Field(
+        default=False,
+        description="Keep the text of each id beside the import, for tables of embeddings.",
+    )
+    width: int | None = Field(
+        default=None, ge=1, description="Numbers in a list; null: as many as in the first one."
+    )
     positive_from: float | None = Field(
         default=None, description="A label from here on is 1, one below is 0."
     )
@@ -90,6 +99,13 @@ class ColumnOptions(PluginOptions):
                 raise ValueError(f"{option} is for columns that are {' or '.join(roles)}")
         if self.positive is not None and self.positive_from is not None:
             raise ValueError("positive and positive_from are two rules for one label; choose one")
+        if self.texts and not {"id", "ids"} & set(self.roles):
+            raise ValueError("texts is for ids")
+        if self.unit is not None and "time" not in self.roles and self.by is None:
+            raise ValueError("unit is for times: say by: hour, weekday or day too")
+        numeric = {"number", "numbers", "label", "time"} & set(self.roles)
+        if numeric and isinstance(self.missing, str) and self.missing not in ("error", "drop"):
+            raise ValueError(f"missing: {self.missing} is no value of {' and '.join(numeric)}")
         if self.missing == "empty" and not {"id", "ids"} & set(self.roles):
             raise ValueError("missing: empty is for ids; give a value, drop or error")
         return self
@@ -105,9 +121,10 @@ Columns = Annotated[dict[str, ColumnOptions], Field(min_length=1)]
 
 _ONLY_FOR: dict[str, tuple[Role, ...]] = {
     "name": FEATURES,
-    "unit": ("time",),
+    "unit": ("time", "id", "number"),
     "by": ("id", "number"),
     "separator": ("ids",),
+    "width": ("numbers",),
     "positive": ("label",),
     "positive_from": ("label",),
 }

@@ -49,12 +49,17 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
         return "ids of a text need a separator, as in separator: '|'; a text that is one id is id"
     if role == "ids" and is_list(kind) and options.separator is not None:
         return "separator is for text, and these are lists"
-    if role in ("id", "number") and options.by is not None and not _is_time(kind):
-        return f"by: {options.by} is for times and dates"
+    timed = _is_time(kind) or options.unit is not None
+    if role in ("id", "number") and options.by is not None and not timed:
+        return f"by: {options.by} is for times; of one that is stored as a number, set unit"
     if role == "id" and pt.is_timestamp(kind) and options.by is None:
         return "a time is no id; set by: hour, weekday or day, or make it number"
     if role == "label" and is_text(kind) and options.positive is None:
         return "a label that is text needs positive: [the values that are 1]"
+    if role in ("id", "ids") and options.texts and not _holds_text(kind):
+        return "texts: true is for ids that are text"
+    if isinstance(options.missing, str) and options.missing not in ("error", "drop", "empty"):
+        return None if _holds_text(kind) else f"missing: {options.missing} is none of its values"
     if role == "time" and options.unit is not None and (_is_time(kind) or is_text(kind)):
         return "unit is for times that are stored as numbers"
     return None
@@ -78,6 +83,10 @@ def is_bytes(kind: pa.DataType) -> bool:
 def holds_nothing(kind: pa.DataType) -> bool:
     """Whether there is nothing but nulls in it."""
     return pt.is_null(kind) or (is_list(kind) and holds_nothing(plain(kind.value_type)))
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    return is_text(kind) or (is_list(kind) and is_text(plain(kind.value_type)))
 
 
 def _is_time(kind: pa.DataType) -> bool:

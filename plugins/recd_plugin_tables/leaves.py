@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def _at(values: pa.Array, path: tuple[str, ...]) -> pa.Array:
     return pc.if_else(empty, pa.scalar(None, lists.type), lists) if empty.true_count else lists
 
 
-def list_parts(values: pa.Array) -> tuple[object, pa.Array, pa.BooleanArray]:
+def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.BooleanArray]:
     """Offsets of lists from 0 (int32), the elements of all of them, and which lists are null."""
     values = normal(values)
     empty = values.is_null()
@@ -77,7 +79,7 @@ def list_parts(values: pa.Array) -> tuple[object, pa.Array, pa.BooleanArray]:
         values = pc.fill_null(values, pa.scalar([], values.type))
     first = values.offsets[0].as_py() if len(values) else 0
     offsets = values.offsets.to_numpy() - first
-    return offsets.astype("int32"), normal(values.flatten()), empty
+    return offsets.astype(np.int32), normal(values.flatten()), empty
 
 
 def normal(values: pa.Array) -> pa.Array:

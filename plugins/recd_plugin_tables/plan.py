@@ -9,7 +9,7 @@ from typing import Literal
 
 import pyarrow as pa
 
-from recd_plugin_tables.columns import ColumnOptions, Role, feature_name
+from recd_plugin_tables.columns import KEYS, ColumnOptions, Role, feature_name
 from recd_plugin_tables.kinds import why_not
 from recd_plugin_tables.leaves import Leaf, is_list, leaves, plain
 from recd_plugins.api import DataError
@@ -18,7 +18,8 @@ Others = Literal["error", "unused"]
 
 #: Columns of an import besides the user's: whose rows belong together, when they were, where in the
 #: table they stand, and which candidate of it they are.
-SESSION, TIME, ROW, CANDIDATE = "_session", "_time", "_row", "_candidate"
+SESSION, TIME, REQUEST = "_session", "_time", "_request"
+ROW, CANDIDATE = "_row", "_candidate"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class ColumnPlan:
     """Which leaves of a table are what.
 
     Attributes:
-        features: what a model is fed, in the order of the table.
+        features: what a model is fed, in the order that the user gives.
         label: None where every row is a positive.
         session, request, time: None where no leaf says it.
         keys: what predictions carry.
@@ -106,12 +107,9 @@ def plan_columns(
         roles = set(options.roles)
         if name in by_name:
             leaf = by_name[name]
-            features = options.name or feature_name(name)
-            is_key = bool(roles & {"session", "time", "request", "key"})
-            key = f"{feature_name(name)}_key"
-            if options.feature is None or features != feature_name(name):
-                key = feature_name(name)
-            uses.append(Use(leaf, options, features, key if is_key else ""))
+            uses.append(
+                Use(leaf, options, options.name or feature_name(name), key_name(name, options))
+            )
             reasons = (why_not(role, leaf.type, options) for role in options.roles)
             problems += [f"column {name} is {leaf.type}: {why}" for why in reasons if why]
         elif name in groups:
@@ -143,9 +141,7 @@ def plan_columns(
     if problems:
         raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
     return ColumnPlan(
-        features=tuple(
-            sorted((u for u in uses if u.options.feature), key=lambda u: found.index(u.leaf))
-        ),
+        features=tuple(use for use in uses if use.options.feature),
         label=_the(uses, "label"),
         session=_the(uses, "session"),
         request=_the(uses, "request"),
@@ -158,6 +154,17 @@ def plan_columns(
         ),
         explode=tuple(explode),
     )
+
+
+def key_name(column: str, options: ColumnOptions) -> str:
+    """The name under which predictions carry a column; nothing where they do not.
+
+    That of the column, with ``_key`` behind it where a feature has it already.
+    """
+    if not set(KEYS) & set(options.roles):
+        return ""
+    name = feature_name(column)
+    return f"{name}_key" if options.feature and (options.name or name) == name else name
 
 
 def _the(uses: Sequence[Use], role: Role) -> Use | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
@@ -27,7 +28,6 @@ class FileSource(Source):
     def __init__(self, root: Location, files: Sequence[Location], form: FileFormat) -> None:
         self.location = str(root)
         self._root, self._files, self._format = root, tuple(files), form
-        self._inner = self._unified()
         keys = [_keys(file.below(root)) for file in files]
         self._keys = {name: _key_column([key.get(name) for key in keys]) for name in keys[0]}
         for file, key in zip(files, keys, strict=True):
@@ -36,9 +36,22 @@ class FileSource(Source):
                     f"files of one table differ: {files[0]} is in folders of the keys "
                     f"{', '.join(keys[0]) or 'none'}, {file} of {', '.join(key) or 'none'}"
                 )
+
+    @cached_property
+    def schema(self) -> pa.Schema:
         fields = [pa.field(name, column.type) for name, column in self._keys.items()]
-        self.schema = check_names(self.location, pa.schema([*self._inner, *fields]))
-        self.num_rows = self._count()
+        return check_names(self.location, pa.schema([*self._inner, *fields]))
+
+    @cached_property
+    def num_rows(self) -> int | None:
+        total = 0
+        for file in self._files:
+            with format_errors(file, self._format.name):
+                count = self._format.num_rows(file)
+            if count is None:
+                return None
+            total += count
+        return total
 
     def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
         names = self.schema.names if columns is None else list(columns)
@@ -63,7 +76,8 @@ class FileSource(Source):
         files = [[file.below(self._root), file.size, file.changed] for file in self._files]
         return {"format": self._format.name, "files": files}
 
-    def _unified(self) -> pa.Schema:
+    @cached_property
+    def _inner(self) -> pa.Schema:
         """The columns of all files, of the wider type where numbers differ in it."""
         first = known = self._schema(self._files[0])
         for file in self._files[1:]:
@@ -88,16 +102,6 @@ class FileSource(Source):
     def _schema(self, file: Location) -> pa.Schema:
         with format_errors(file, self._format.name):
             return check_names(str(file), self._format.schema(file)).remove_metadata()
-
-    def _count(self) -> int | None:
-        total = 0
-        for file in self._files:
-            with format_errors(file, self._format.name):
-                count = self._format.num_rows(file)
-            if count is None:
-                return None
-            total += count
-        return total
 
 
 def _keys(below: str) -> dict[str, str]:

@@ -67,13 +67,23 @@ class Source(ABC):
 
     Attributes:
         location: what it was opened by, as messages name it.
-        schema: its columns as they are written.
-        num_rows: how many rows it has, None where reading shows it.
     """
 
     location: str
-    schema: pa.Schema
-    num_rows: int | None
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns as they are written.
+
+        Raises:
+            DataError: the data is damaged, or two columns have one name.
+        """
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int | None:
+        """How many rows there are, None where reading shows it."""
 
     @abstractmethod
     def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:

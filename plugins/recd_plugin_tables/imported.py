@@ -1,0 +1,149 @@
+"""The import of a table: found where it was made before, made where it was not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from recd_plugin_tables.columns import Columns
+from recd_plugin_tables.imports.note import ImportNote
+from recd_plugin_tables.imports.policy import OnNan
+from recd_plugin_tables.imports.splits import SplitOptions
+from recd_plugin_tables.plan import Others, plan_columns
+from recd_plugin_tables.sources import SourceOptions, open_source
+from recd_plugins.api import PluginOptions
+from recd_plugins.api.commands import progress_bars
+from recd_plugins.api.reading import digest
+
+#: Of what an import is made, besides the table and the options: another number makes it anew.
+VERSION = 1
+
+
+class ImportOptions(PluginOptions):
+    """What an import is made by, besides the table."""
+
+    columns: Columns = Field(
+        description="What each column is used for: id, ids, number, numbers, session, time, "
+        "request, key, label or unused; fields of structs by their path, as user.age."
+    )
+    others: Others = Field(
+        default="error", description="What of columns that columns does not name: error or unused."
+    )
+    explode: tuple[str, ...] = Field(
+        default=(),
+        description="Columns of lists, parallel ones, of which each element is a row: candidates.",
+    )
+    implicit: bool = Field(
+        default=False, description="Every row is a positive, label 1: a log without a label."
+    )
+    on_nan: OnNan = Field(
+        default="error",
+        description="What becomes of numbers that are missing or infinite: error, drop the row, or "
+        "zero. missing of a column goes before it.",
+    )
+    order: Literal["session", "stored"] = Field(
+        default="session",
+        description="session: rows of a session together, by time, so that what they share is "
+        "stored once; sessions in the order of a hash. stored: as the table has them.",
+    )
+    split: SplitOptions | None = Field(
+        default=None, description="What is kept for the test split; null keeps none."
+    )
+    source: SourceOptions = Field(default=SourceOptions(), description="How the table is opened.")
+    cache: Path = Field(
+        default=Path(".recd/tables"),
+        description="Folder for imports; one is made anew where the table or these options change.",
+    )
+
+
+@dataclass(frozen=True)
+class Imported:
+    """An import that is there.
+
+    Attributes:
+        location: the table, as messages name it.
+        folder: where its splits are, ``train`` and maybe ``test``.
+        note: what became of the rows.
+        new: whether it was made just now.
+    """
+
+    location: str
+    folder: Path
+    note: ImportNote
+    new: bool = field(compare=False)
+
+    def say(self) -> None:
+        """Tell what became of the rows, where it was made just now."""
+        from click import echo
+
+        if self.new:
+            echo("\n".join(self.note.in_words(self.location)), err=True)
+
+
+def find_import(
+    path: Path | str,
+    options: ImportOptions,
+    label: str,
+    *,
+    widths: dict[str, int] | None = None,
+    scoring: bool = False,
+) -> Imported:
+    """The import of the table at ``path``, made where it is not there.
+
+    Args:
+        path: of the table.
+        options: what it is made by.
+        label: name of the column of the label.
+        widths: of features that are lists of numbers, where another table says it.
+        scoring: every row is kept as stored, and the label need not be there.
+
+    Raises:
+        DataError: the table is missing or wrong; says file, row and column.
+        SetupError: the library for its format is missing, or its store cannot be reached.
+    """
+    source = open_source(path, options=options.source)
+    identity = {
+        "location": source.location if "://" in source.location else str(Path(path).resolve()),
+        "source": source.identity(),
+        "options": options.model_dump(
+            mode="json", by_alias=True, include=set(ImportOptions.model_fields) - {"cache"}
+        ),
+        "widths": widths,
+        "scoring": scoring,
+        "version": VERSION,
+    }
+    stem = re.sub(r"\W+", "_", Path(str(path).rstrip("/")).name.partition(".")[0]) or "table"
+    folder = options.cache / f"{stem}-{digest(identity)}"
+    if (note := ImportNote.read(folder)) is not None:
+        return Imported(source.location, folder, note, new=False)
+    # What writes needs numba.
+    from recd_plugin_tables.imports.make import Importer
+
+    plan = plan_columns(
+        source.location,
+        source.schema,
+        options.columns,
+        others="unused" if scoring else options.others,
+        explode=options.explode,
+        implicit=options.implicit,
+        labelled=not scoring,
+    )
+    grouped = plan.session or plan.request or plan.explode
+    importer = Importer(
+        source,
+        plan,
+        label=label,
+        on_nan=options.on_nan,
+        split=options.split,
+        clustered=options.order == "session" and bool(grouped),
+        widths=widths,
+        scoring=scoring,
+    )
+    with progress_bars() as add_bar:
+        bar = add_bar(f"importing {source.location}", source.num_rows)
+        note = importer.make(folder, identity, bar)
+    return Imported(source.location, folder, note, new=True)

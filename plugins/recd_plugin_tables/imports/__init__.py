@@ -1,0 +1,1 @@
+"""Imports: a user's table as Parquet that training reads, made once."""

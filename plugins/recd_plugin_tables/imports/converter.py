@@ -1,0 +1,216 @@
+"""Rows of a table as rows for a model: typed columns, exploded, of finite numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from recd_plugin_tables.columns import ColumnOptions
+from recd_plugin_tables.imports.explode import Exploded, explode
+from recd_plugin_tables.imports.policy import OnNan, finite, given
+from recd_plugin_tables.leaves import leaf_array, plain
+from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME, ColumnPlan, Use
+from recd_plugin_tables.values.cells import Cells, nulls
+from recd_plugin_tables.values.ids import id_lists, ids_of, missing_id
+from recd_plugin_tables.values.labels import labels_of
+from recd_plugin_tables.values.numbers import number_rows, numbers_of
+from recd_plugin_tables.values.texts import Texts
+from recd_plugin_tables.values.times import microseconds
+from recd_plugins.api import DataError, Rows
+
+_LISTS = pa.list_(pa.int64())
+
+
+class Converter:
+    """Makes the columns of an import from those of a table.
+
+    Args:
+        plan: which leaf is what.
+        label: name of the column of the label.
+        widths: how many numbers the lists of a feature hold, by its name.
+        on_nan: what becomes of dense values that are no finite number.
+        scoring: no row may be left out, and labels may be missing.
+        texts: keeps the text of ids; None where none is asked for.
+
+    Attributes:
+        schema: of what ``convert`` returns.
+        filled: values that were missing, or no number, by column.
+        dropped: rows that were left out for it, by column.
+        without_candidates: rows of the table that have no candidate to make a row of.
+    """
+
+    def __init__(
+        self,
+        plan: ColumnPlan,
+        label: str,
+        widths: Mapping[str, int],
+        on_nan: OnNan,
+        *,
+        scoring: bool = False,
+        texts: Texts | None = None,
+    ) -> None:
+        self._plan, self._label, self._widths = plan, label, widths
+        self._on_nan: OnNan = on_nan
+        self._scoring, self._texts = scoring, texts
+        self.filled: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.without_candidates = 0
+        fields = [pa.field(name, kind) for use in plan.features for name, kind in self._fields(use)]
+        fields.append(pa.field(label, pa.float32()))
+        fields += [pa.field(use.key, plain(use.leaf.type)) for use in plan.keys]
+        fields += [pa.field(name, pa.int64()) for name in (SESSION, TIME, REQUEST, ROW, CANDIDATE)]
+        self.schema = pa.schema(fields)
+
+    def convert(self, rows: Rows, first_row: int) -> pa.RecordBatch:
+        """Rows of the import.
+
+        Args:
+            rows: of the table, with ``plan.columns``.
+            first_row: the number of the first of them in the table.
+
+        Raises:
+            DataError: a value is none of what its column holds; names file, row and column.
+        """
+        exploded = explode(rows, self._plan.explode)
+        self.without_candidates += exploded.num_empty
+        arrays: dict[str, pa.Array] = {}
+        keep = np.ones(len(exploded), np.bool_)
+
+        def drop(use: Use, dropped: NDArray[np.bool_]) -> None:
+            if not dropped.any():
+                return
+            every = exploded.spread(dropped, use.leaf)
+            if self._scoring:
+                row = int(every.argmax())
+                raise DataError(
+                    f"{exploded.place(row, use.leaf.name)}: this row would be left out, and every "
+                    "row is to be scored; fill in the value, or train with another rule for it"
+                )
+            self.dropped[use.leaf.name] += int(every.sum())
+            keep[every] = False
+
+        for use in self._plan.features:
+            self._feature(use, exploded, arrays, drop)
+        arrays[self._label] = self._labels(exploded, drop)
+        for use in self._plan.keys:
+            values = leaf_array(exploded.column(use.leaf), use.leaf)
+            if pa.types.is_dictionary(values.type):
+                values = values.dictionary_decode()
+            arrays[use.key] = exploded.spread_array(values.cast(plain(use.leaf.type)), use.leaf)
+        row = first_row + exploded.parents
+        request = self._grouped(self._plan.request, exploded, drop)
+        session = self._grouped(self._plan.session, exploded, drop)
+        arrays[REQUEST] = pa.array(row) if request is None else request
+        arrays[SESSION] = arrays[REQUEST] if session is None else session
+        arrays[TIME] = self._times(exploded, row, drop)
+        arrays[ROW], arrays[CANDIDATE] = pa.array(row), pa.array(exploded.numbers)
+        made = pa.RecordBatch.from_arrays([arrays[n] for n in self.schema.names], self.schema.names)
+        made = made.cast(self.schema)
+        return made if keep.all() else made.filter(pa.array(keep))
+
+    def _fields(self, use: Use) -> list[tuple[str, pa.DataType]]:
+        if use.options.feature in ("id", "ids"):
+            return [(use.name, _LISTS)]
+        return [(name, pa.float32()) for name in self._names(use)]
+
+    def _names(self, use: Use) -> list[str]:
+        return number_names(use.name, use.options, self._widths)
+
+    def _feature(
+        self,
+        use: Use,
+        exploded: Exploded,
+        arrays: dict[str, pa.Array],
+        drop: Callable[[Use, NDArray[np.bool_]], None],
+    ) -> None:
+        cells, options = exploded.cells(use.leaf), use.options
+        if options.feature in ("id", "ids"):
+            lists, dropped, num_nulls = id_lists(cells, options)
+            if options.texts and self._texts is not None:
+                self._texts.add(use.name, cells, options)
+            arrays[use.name] = exploded.spread_array(lists, use.leaf)
+        else:
+            numbers = (
+                number_rows(cells, options, self._widths[use.name])
+                if options.feature == "numbers"
+                else numbers_of(cells, options)
+            )
+            kept = finite(cells, numbers, options, self._on_nan)
+            dropped, num_nulls = kept.dropped, kept.num_filled
+            columns = kept.values.reshape(len(cells), -1).astype(np.float32)
+            for index, name in enumerate(self._names(use)):
+                arrays[name] = exploded.spread_array(pa.array(columns[:, index]), use.leaf)
+        self.filled[use.leaf.name] += num_nulls
+        drop(use, dropped)
+
+    def _labels(
+        self, exploded: Exploded, drop: Callable[[Use, NDArray[np.bool_]], None]
+    ) -> pa.Array:
+        use = self._plan.label
+        if use is None:
+            return pa.array(np.full(len(exploded), 0 if self._scoring else 1, np.float32))
+        cells = exploded.cells(use.leaf)
+        numbers = labels_of(cells, use.options)
+        if self._scoring:
+            numbers = np.nan_to_num(numbers)
+        kept = given(cells, numbers, use.options)
+        self.filled[use.leaf.name] += kept.num_filled
+        drop(use, kept.dropped)
+        return exploded.spread_array(pa.array(kept.values.astype(np.float32)), use.leaf)
+
+    def _grouped(
+        self,
+        use: Use | None,
+        exploded: Exploded,
+        drop: Callable[[Use, NDArray[np.bool_]], None],
+    ) -> pa.Array | None:
+        """Ids that are equal in rows of one session or request."""
+        if use is None:
+            return None
+        cells = exploded.cells(use.leaf)
+        ids = ids_of(cells, ColumnOptions.model_validate({"as": "session"}))
+        return exploded.spread_array(self._without_nulls(use, cells, ids, drop), use.leaf)
+
+    def _times(
+        self,
+        exploded: Exploded,
+        row: NDArray[np.int64],
+        drop: Callable[[Use, NDArray[np.bool_]], None],
+    ) -> pa.Array:
+        use = self._plan.time
+        if use is None:
+            return pa.array(row)
+        cells = exploded.cells(use.leaf)
+        times = microseconds(cells, use.options.unit)
+        return exploded.spread_array(self._without_nulls(use, cells, times, drop), use.leaf)
+
+    def _without_nulls(
+        self,
+        use: Use,
+        cells: Cells,
+        ids: pa.Array,
+        drop: Callable[[Use, NDArray[np.bool_]], None],
+    ) -> pa.Array:
+        if not ids.null_count:
+            return ids
+        empty, missing = nulls(ids), use.options.missing
+        if missing in (None, "error", "empty"):
+            roles = " and ".join(use.options.roles)
+            raise cells.wrong(
+                int(empty.argmax()), f"the column is {roles}; set missing: drop, or a value for it"
+            )
+        self.filled[use.leaf.name] += int(empty.sum())
+        if missing == "drop":
+            drop(use, empty)
+        return ids.fill_null(0 if missing == "drop" else missing_id(missing))
+
+
+def number_names(name: str, options: ColumnOptions, widths: Mapping[str, int]) -> list[str]:
+    """The names of the dense features of one column."""
+    if options.feature == "number":
+        return [name]
+    return [f"{name}_{index}" for index in range(widths[name])]

@@ -1,0 +1,233 @@
+"""Makes an import of a table, once, or finds the one that is there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugin_tables.imports.converter import Converter
+from recd_plugin_tables.imports.note import ImportNote
+from recd_plugin_tables.imports.policy import OnNan
+from recd_plugin_tables.imports.spill import Spill
+from recd_plugin_tables.imports.splits import SplitOptions, Splitter
+from recd_plugin_tables.kinds import is_text
+from recd_plugin_tables.leaves import is_list, leaf_array, list_parts, plain
+from recd_plugin_tables.plan import SESSION, TIME, ColumnPlan
+from recd_plugin_tables.sources import Source
+from recd_plugin_tables.values.texts import Texts
+from recd_plugins.api import DataError, Rows, SessionKeys
+from recd_plugins.api.columns import TableWriter
+from recd_plugins.api.files import work_folder
+from recd_plugins.api.tables import Layout
+
+_MEMORY = 1 << 29
+# Rows of the table that are made at once where each has many candidates.
+_CANDIDATE_ROWS = 2_048
+
+
+class Importer:
+    """Makes an import.
+
+    Args:
+        source: the table.
+        plan: which leaf of it is what.
+        label: name of the column of the label.
+        on_nan: what becomes of dense values that are no finite number.
+        split: into training and test; None: all rows are for training.
+        clustered: session by session, else as they are stored.
+        widths: of features that are lists of numbers, where they are known.
+        scoring: every row is kept, and labels may be missing.
+        memory: bytes of rows that stay in memory.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        plan: ColumnPlan,
+        *,
+        label: str,
+        on_nan: OnNan,
+        split: SplitOptions | None,
+        clustered: bool,
+        widths: dict[str, int] | None = None,
+        scoring: bool = False,
+        memory: int = _MEMORY,
+    ) -> None:
+        self._source, self._plan, self._label = source, plan, label
+        self._on_nan: OnNan = on_nan
+        self._split, self._clustered, self._scoring = split, clustered, scoring
+        self._widths, self._memory = widths or {}, memory
+
+    def make(
+        self, target: Path, identity: dict[str, Any], progress: Callable[[int], None]
+    ) -> ImportNote:
+        """Write the import to ``target``, whole or not at all.
+
+        Raises:
+            DataError: a value is wrong, a split is empty, or the place cannot be written.
+        """
+        with work_folder(target, "import", identity, lambda _: None) as work:
+            if (found := ImportNote.read(target)) is not None:
+                return found  # another process made it while this one waited to begin
+            shutil.rmtree(work.table, ignore_errors=True)
+            work.table.mkdir()
+            note = self._write(work.table, work.path / "spill", progress)
+            note.write(work.table)
+            work.publish(target)
+        return note
+
+    def _write(self, folder: Path, scratch: Path, progress: Callable[[int], None]) -> ImportNote:
+        plan, texts = self._plan, Texts(folder / "texts")
+        widths = find_widths(self._source, plan, self._widths)
+        converter = Converter(
+            plan, self._label, widths, self._on_nan, scoring=self._scoring, texts=texts
+        )
+        splitter = Splitter(self._split, plan.time.options.unit if plan.time else None)
+        shutil.rmtree(scratch, ignore_errors=True)
+        spill = Spill(scratch, converter.schema, self._memory, clustered=self._clustered)
+        num_rows = 0
+        for rows in self._rows():
+            batch = converter.convert(rows, num_rows)
+            num_rows += len(rows)
+            splitter.see(batch)
+            spill.add(batch)
+            progress(len(rows))
+        texts.close()
+        counts = self._write_splits(folder, spill, splitter, converter.schema)
+        if not num_rows:
+            raise DataError(f"{self._source.location}: the table has no rows")
+        note = ImportNote(
+            rows=num_rows,
+            train=counts["train"],
+            test=counts["test"],
+            positives=counts["positives"],
+            without_candidates=converter.without_candidates,
+            dropped=dict(+converter.dropped),
+            filled=dict(+converter.filled),
+            widths=widths,
+            kinds={use.leaf.name: _holds_text(use.leaf.type) for use in plan.features},
+        )
+        self._check(note, counts)
+        return note
+
+    def _rows(self) -> Iterator[Rows]:
+        for rows in self._source.read(self._plan.columns):
+            if not self._plan.explode:
+                yield rows
+                continue
+            for start in range(0, len(rows), _CANDIDATE_ROWS):
+                path, row = rows.origin_of(start)
+                part = rows.data.slice(start, _CANDIDATE_ROWS)
+                yield Rows(part, (type(rows.origins[0])(path, row, part.num_rows),))
+
+    def _write_splits(
+        self, folder: Path, spill: Spill, splitter: Splitter, schema: pa.Schema
+    ) -> dict[str, int]:
+        """Write both splits, and count their rows, positives and the ids of each feature."""
+        counts = {"train": 0, "test": 0, "positives": 0}
+        ids = dict.fromkeys(self._id_features, 0)
+        with ExitStack() as files:
+            train = files.enter_context(self._writer(folder / "train", schema))
+            test = None
+            if self._split is not None:
+                test = files.enter_context(self._writer(folder / "test", schema))
+            for batch in spill.rows():
+                in_test = splitter.test_rows(batch)
+                counts["positives"] += int(pc.sum(batch[self._label]).as_py())
+                for name in ids:
+                    ids[name] += len(batch[name].flatten())
+                for writer, chosen in ((train, ~in_test), (test, in_test)):
+                    if writer is not None and chosen.any():
+                        whole = chosen.all()
+                        writer.write(batch if whole else batch.filter(pa.array(chosen)))
+                counts["test"] += int(in_test.sum())
+                counts["train"] += int((~in_test).sum())
+        return {**counts, **{f"ids of {name}": count for name, count in ids.items()}}
+
+    def _writer(self, folder: Path, schema: pa.Schema) -> TableWriter:
+        keys = SessionKeys(SESSION, TIME)
+        layout: Layout = "list_dict" if self._clustered else "list"
+        return TableWriter(folder / "rows.parquet", schema, keys=keys, layout=layout)
+
+    @property
+    def _id_features(self) -> list[str]:
+        return [use.name for use in self._plan.features if use.options.feature in ("id", "ids")]
+
+    def _check(self, note: ImportNote, counts: dict[str, int]) -> None:
+        """Refuse an import that nothing can be learnt from."""
+        where = self._source.location
+        if self._scoring:
+            return
+        if not note.train or (self._split is not None and not note.test):
+            empty = "training" if not note.train else "test"
+            why = ""
+            if self._split is not None and self._split.by == "time":
+                why = "; by: time needs rows of more than one time"
+            dropped = sum(note.dropped.values())
+            why += f"; {dropped:,} rows were left out for values that are missing" * bool(dropped)
+            raise DataError(
+                f"{where}: of {note.rows:,} rows none is in the {empty} split{why}; choose "
+                "another split:"
+            )
+        for use in self._plan.features:
+            if not counts.get(f"ids of {use.name}", 1):
+                raise DataError(
+                    f"{where}: column {use.leaf.name} has no value in any of {note.rows:,} rows; "
+                    "mark it unused"
+                )
+        label = self._plan.label
+        given = label and (label.options.positive or label.options.positive_from is not None)
+        if label is not None and given and note.positives in (0, note.train + note.test):
+            every = "no row is" if not note.positives else "every row is"
+            raise DataError(
+                f"{where}: {every} positive by column {label.leaf.name}; set its positive: or "
+                "positive_from: to values that part the rows"
+            )
+
+
+def find_widths(source: Source, plan: ColumnPlan, known: dict[str, int]) -> dict[str, int]:
+    """How many numbers the lists of each such feature hold: its ``width``, or the first list's.
+
+    Raises:
+        DataError: a column has no list at all.
+    """
+    widths = dict(known)
+    waiting = {}
+    for use in plan.features:
+        if use.options.feature != "numbers" or use.name in widths:
+            continue
+        kind = plain(use.leaf.type)
+        if use.options.width is not None:
+            widths[use.name] = use.options.width
+        elif pa.types.is_fixed_size_list(kind):
+            widths[use.name] = kind.list_size
+        else:
+            waiting[use.name] = use
+    if not waiting:
+        return widths
+    for batch in source.batches(sorted({use.leaf.path[0] for use in waiting.values()})):
+        for name, use in list(waiting.items()):
+            column = batch[use.leaf.path[0]]
+            values = leaf_array(list_parts(column)[1] if use.leaf.exploded else column, use.leaf)
+            lengths = np.diff(list_parts(values.drop_null())[0])
+            if lengths.any():
+                widths[name] = int(lengths[lengths > 0][0])
+                del waiting[name]
+        if not waiting:
+            return widths
+    raise DataError(
+        f"{source.location}: column {next(iter(waiting.values())).leaf.name} has no list in any "
+        "row; mark it unused"
+    )
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    kind = plain(kind)
+    return is_text(plain(kind.value_type)) if is_list(kind) else is_text(kind)

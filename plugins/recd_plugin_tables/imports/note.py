@@ -1,0 +1,62 @@
+"""What is kept beside an import: what it was made of, and what became of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from recd_plugins.api.files import read_note, write_note
+
+NOTE = "import.json"
+
+
+@dataclass(frozen=True)
+class ImportNote:
+    """What an import is.
+
+    Attributes:
+        rows: of the table.
+        train, test: rows of the splits.
+        positives: rows of both with label 1.
+        without_candidates: rows of the table that had no candidate to make a row of.
+        dropped: rows that were left out for a value, by column.
+        filled: values that were missing or no number and became others, by column.
+        widths: how many numbers the lists of a feature hold.
+        kinds: whether a column's values are text, by column.
+    """
+
+    rows: int
+    train: int
+    test: int
+    positives: int
+    without_candidates: int
+    dropped: Mapping[str, int]
+    filled: Mapping[str, int]
+    widths: Mapping[str, int]
+    kinds: Mapping[str, bool]
+
+    def write(self, folder: Path) -> None:
+        """Write it into the folder of the import."""
+        write_note(folder / NOTE, asdict(self))
+
+    @classmethod
+    def read(cls, folder: Path) -> ImportNote | None:
+        """The note of an import; None where it is none that was finished."""
+        found = read_note(folder / NOTE)
+        return cls(**found) if found is not None else None
+
+    def in_words(self, name: str) -> list[str]:
+        """What a user should know of it, in lines."""
+        test = f" and {self.test:,} for the test" if self.test else ""
+        lines = [f"{name}: {self.rows:,} rows, of which are {self.train:,} for training{test}"]
+        if self.train + self.test != self.rows:
+            lines[0] = f"{name}: {self.rows:,} rows became {self.train:,} for training{test}"
+        lines += [f"  {count:,} rows left out for column {c}" for c, count in self.dropped.items()]
+        if self.without_candidates:
+            lines.append(f"  {self.without_candidates:,} rows have no candidate, and left none")
+        lines += [
+            f"  {count:,} values of column {c} were missing or no finite number"
+            for c, count in self.filled.items()
+        ]
+        return lines

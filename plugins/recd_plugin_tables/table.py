@@ -1,0 +1,220 @@
+"""Dataset ``tables.table``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+from pydantic import Field, NonNegativeInt, model_validator
+
+from recd_plugin_tables.columns import feature_name
+from recd_plugin_tables.imported import Imported, ImportOptions, find_import
+from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, key_name
+from recd_plugins.api import (
+    DataError,
+    Dataset,
+    FeatureSchema,
+    Reader,
+    Rows,
+    SessionKeys,
+    Split,
+)
+from recd_plugins.api.reading import Piece, PlannedReader, ReadPlan, digest
+from recd_plugins.api.tables import ParquetTable, ReadOptions, TableStatistics, Url, read_footers
+
+#: The column of the label where every row is a positive.
+_LABEL = "label"
+
+
+class Table(Dataset):
+    """Any table: its columns, of any type, by what each is used for; imported once."""
+
+    name = "tables.table"
+    # What rows they give, identity says.
+    free_options = frozenset({"path", "test_path", "source", "cache", "read", "prefetch"})
+
+    class Options(ImportOptions):
+        path: Path | Url = Field(
+            description="The table: Parquet, CSV, TSV, JSON lines, Arrow or Feather, a folder of "
+            "such files; an Iceberg, Delta or Lance table, a saved Hugging Face dataset, a DuckDB "
+            "file; or a URL of one."
+        )
+        test_path: Path | Url | None = Field(
+            default=None, description="A table of its own for the test split; in place of split."
+        )
+        shuffle: bool = Field(
+            default=False, description="Read row groups in another order in each epoch."
+        )
+        seed: int = Field(default=0, ge=0, description="Seed of the shuffle.")
+        read: ReadOptions = Field(
+            default=ReadOptions(), description="How the columns of the import are read."
+        )
+        prefetch: NonNegativeInt = Field(
+            default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
+        )
+
+        @model_validator(mode="after")
+        def _one_test_split(self) -> Self:
+            if self.split is not None and self.test_path is not None:
+                raise ValueError("split and test_path both make a test split; choose one")
+            return self
+
+    options: Options
+    #: The dataset whose model scores this table; None where this one is trained on.
+    _trained: Table | None = None
+
+    def prepare(self) -> None:
+        self._train.say()
+        if self.options.test_path is not None:
+            self._test.say()
+
+    def identity(self) -> dict[str, Any]:
+        return {split: self._table_of(split).contents() for split in self.splits()}
+
+    def schema(self) -> FeatureSchema:
+        """Features in the order of ``columns``.
+
+        Raises:
+            DataError: a list of numbers has no ``width``, and the table is missing or wrong.
+        """
+        sparse, dense = [], []
+        for column, use in self.options.columns.items():
+            name = use.name or feature_name(column)
+            if use.feature in ("id", "ids"):
+                sparse.append(name)
+            elif use.feature == "number":
+                dense.append(name)
+            elif use.feature == "numbers":
+                width = use.width or self.widths[name]
+                dense += [f"{name}_{index}" for index in range(width)]
+        return FeatureSchema(tuple(sparse), tuple(dense), self._label)
+
+    def splits(self) -> tuple[Split, ...]:
+        has_test = self.options.split is not None or self.options.test_path is not None
+        return ("train", "test") if has_test else ("train",)
+
+    def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
+        return self._reader(self._columns(split), rank, world_size, batch_size, split)
+
+    def session_reader(
+        self, *, rank: int, world_size: int, batch_size: int, split: Split
+    ) -> Reader:
+        if self.session_keys() is None:
+            return super().session_reader(
+                rank=rank, world_size=world_size, batch_size=batch_size, split=split
+            )
+        columns = self._columns(split, SESSION)
+        return self._reader(columns, rank, world_size, batch_size, split)
+
+    def statistics(self) -> TableStatistics | None:
+        return read_footers(self._table_of("train").locations)
+
+    def session_keys(self) -> SessionKeys | None:
+        """None where no column is the session or the request, and no row has candidates."""
+        roles = {role for use in self.options.columns.values() for role in use.roles}
+        grouped = self.options.explode or roles & {"session", "request"}
+        return SessionKeys(SESSION, TIME) if grouped else None
+
+    def keys(self) -> tuple[str, ...]:
+        """The row of the table, from 0, which candidate of it, and the user's own keys."""
+        own = (key_name(column, use) for column, use in self.options.columns.items())
+        candidate = (CANDIDATE,) if self.options.explode else ()
+        return (ROW, *candidate, *(name for name in own if name))
+
+    def scan(self, split: Split = "train") -> Iterator[Rows]:
+        table = self._table_of(split)
+        session = (SESSION, TIME) if self.session_keys() is not None else ()
+        columns = self._columns(split, *session, *self.keys())
+        return table.read((Piece(unit, 0, unit.num_rows) for unit in table.units), columns)
+
+    def to_score(self, location: str) -> Table:
+        """The same columns of another table, of which every row is handed out in stored order."""
+        options = type(self.options).model_validate(
+            {
+                **self.options.model_dump(by_alias=True),
+                "path": location,
+                "test_path": None,
+                "split": None,
+                "order": "stored",
+            }
+        )
+        scored = type(self)(options)
+        scored._trained = self
+        return scored
+
+    def __getstate__(self) -> dict[str, Any] | None:
+        return {"_trained": self._trained}
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """How many numbers the lists of each feature hold."""
+        if self._trained is not None:
+            return self._trained.widths
+        return dict(self._train.note.widths)
+
+    @property
+    def _label(self) -> str:
+        labels = [name for name, use in self.options.columns.items() if "label" in use.roles]
+        return feature_name(labels[0]) if labels else _LABEL
+
+    @cached_property
+    def _train(self) -> Imported:
+        return self._import(self.options.path)
+
+    @cached_property
+    def _test(self) -> Imported:
+        assert self.options.test_path is not None
+        return self._import(self.options.test_path, dict(self._train.note.widths))
+
+    def _import(self, path: Path | str, widths: dict[str, int] | None = None) -> Imported:
+        if self._trained is None:
+            return find_import(path, self.options, self._label, widths=widths)
+        lists = any(
+            use.feature == "numbers" and not use.width for use in self.options.columns.values()
+        )
+        return find_import(
+            path, self.options, self._label, widths=self.widths if lists else None, scoring=True
+        )
+
+    @cached_property
+    def _tables(self) -> dict[Split, ParquetTable]:
+        found: dict[Split, ParquetTable] = {}
+        for split in self.splits():
+            apart = split == "test" and self.options.test_path is not None
+            imported = self._test if apart else self._train
+            folder = imported.folder / ("train" if apart else split)
+            found[split] = ParquetTable(folder, options=self.options.read)
+        return found
+
+    def _table_of(self, split: Split) -> ParquetTable:
+        if split not in self.splits():
+            raise DataError("there is no test split: set option split of tables.table")
+        return self._tables[split]
+
+    def _columns(self, split: Split, *keys: str) -> pa.Schema:
+        schema, stored = self.schema(), self._table_of(split).schema
+        names = dict.fromkeys([*schema.sparse, *schema.dense, schema.label, *keys])
+        return pa.schema([stored.field(name) for name in names])
+
+    def _reader(
+        self, columns: pa.Schema, rank: int, world_size: int, batch_size: int, split: Split
+    ) -> Reader:
+        table = self._table_of(split)
+        options = self.options
+        return PlannedReader(
+            ReadPlan(
+                table.units,
+                batch_size,
+                shuffle=options.shuffle and split == "train",
+                seed=options.seed,
+            ),
+            lambda pieces: table.read(pieces, columns),
+            data={"split": split, "files": digest(table.identity())},
+            what=f"{options.path} ({split})",
+            rank=rank,
+            world_size=world_size,
+            ahead=options.prefetch,
+        )

@@ -1,0 +1,1 @@
+"""Values of any type of Arrow as ids, numbers, times and labels."""

@@ -1,0 +1,127 @@
+"""Values of any type as ids: int64, equal where values are equal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from recd_plugin_tables.columns import ColumnOptions
+from recd_plugin_tables.kinds import is_bytes, is_text
+from recd_plugin_tables.leaves import list_parts
+from recd_plugin_tables.values.cells import Cells, as_numpy, nulls
+from recd_plugin_tables.values.hashing import text_id, text_ids
+from recd_plugin_tables.values.times import microseconds, part
+
+# Every integer up to here is a float64 of its own.
+_EXACT = 2**53
+_WHOLE = "ids are whole numbers or text; write it as text, or use it as number"
+
+
+def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
+    """An id a value, null where there is none.
+
+    Whole numbers stay what they are, whatever type they have; those of uint64 from 2^63 on become
+    the negative int64 of the same bits, so that none meets another. Text and bytes are hashed
+    (``text_id``), false and true are 0 and 1, dates days since 1970.
+
+    Raises:
+        DataError: a number is not whole, or is a float too large to be told from the next.
+    """
+    values = cells.values
+    kind = values.type
+    inner = kind.value_type if pt.is_dictionary(kind) else kind
+    if is_text(inner) or is_bytes(inner):
+        return text_ids(values)
+    if pt.is_dictionary(kind):
+        values = values.dictionary_decode()
+        cells, kind = Cells(values, cells.place), values.type
+    if options.by is not None:
+        return pc.floor(_floats(part(microseconds(cells, options.unit), options.by))).cast(
+            pa.int64()
+        )
+    if pt.is_date(kind):
+        return values.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
+    if pt.is_uint64(kind):
+        return pa.array(as_numpy(values, 0).view(np.int64), mask=nulls(values))
+    if pt.is_floating(kind):
+        numbers = as_numpy(values.cast(pa.float64()), np.nan)
+        empty = np.isnan(numbers)
+        wrong = ~empty & ~((np.abs(numbers) <= _EXACT) & (np.floor(numbers) == numbers))
+        if wrong.any():
+            raise cells.wrong(int(wrong.argmax()), _WHOLE)
+        return pa.array(np.where(empty, 0, numbers).astype(np.int64), mask=empty)
+    if pt.is_decimal(kind):
+        try:
+            return values.cast(pa.decimal128(38, kind.scale)).cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            rest = pc.not_equal(pc.round(values, 0), values).fill_null(False)
+            wrong = rest.to_numpy(zero_copy_only=False)
+            raise cells.wrong(int(wrong.argmax()), _WHOLE) from error
+    return values.cast(pa.int64())
+
+
+def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.ndarray, int]:
+    """Lists of ids, one a row, without nulls.
+
+    Returns:
+        The lists; which rows ``missing`` says to drop, bool ``[B]``; how many nulls there were,
+        lists and elements.
+
+    Raises:
+        DataError: a null where ``missing`` is error; as ``ids_of``.
+    """
+    if options.feature == "id":
+        ids = ids_of(cells, options)
+        offsets: np.ndarray = np.arange(len(ids) + 1, dtype=np.int32)
+        items, lost = cells, np.zeros(len(ids), np.bool_)
+    else:
+        values = cells.values
+        if options.separator is not None:
+            values = split_text(values, options.separator)
+        offsets, elements, empty = list_parts(values)
+        items = cells.items(elements, offsets)
+        ids = ids_of(items, options)
+        lost = empty.to_numpy(zero_copy_only=False)
+    gaps = nulls(ids)
+    num_nulls = int(gaps.sum() + lost.sum())
+    if options.missing == "error" and num_nulls:
+        if lost.any():
+            raise cells.wrong(int(lost.argmax()), _NULL)
+        raise items.wrong(int(gaps.argmax()), _NULL)
+    dropped = np.zeros(len(cells), np.bool_)
+    if options.missing == "drop":
+        dropped = lost.copy()
+        dropped[_rows_of(offsets, gaps)] = True
+    if gaps.any() and options.missing in (None, "empty", "drop"):
+        before = np.concatenate([[0], np.cumsum(~gaps)])
+        offsets, ids = before[offsets].astype(np.int32), ids.drop_null()
+    elif gaps.any():
+        ids = ids.fill_null(missing_id(options.missing))
+    return pa.ListArray.from_arrays(pa.array(offsets), ids), dropped, num_nulls
+
+
+_NULL = "give it a value, or set missing: to empty, drop or an id"
+
+
+def missing_id(missing: object) -> int:
+    """The id that stands for none, as option ``missing`` has it."""
+    return text_id(missing) if isinstance(missing, str) else int(missing)  # type: ignore[call-overload]
+
+
+def _rows_of(offsets: np.ndarray, gaps: np.ndarray) -> np.ndarray:
+    return np.searchsorted(offsets, np.flatnonzero(gaps), "right") - 1
+
+
+def split_text(values: pa.Array, separator: str) -> pa.Array:
+    """Text as lists of its parts; an empty text has none."""
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    parts = pc.split_pattern(values, separator)
+    none = pc.equal(values, "").fill_null(False)
+    return pc.if_else(none, pa.scalar([], parts.type), parts) if none.true_count else parts
+
+
+def _floats(numbers: np.ndarray) -> pa.Array:
+    return pa.array(numbers, mask=np.isnan(numbers))

@@ -1,0 +1,53 @@
+"""Values of any type as numbers: float64, NaN where there is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+from numpy.typing import NDArray
+
+from recd_plugin_tables.columns import ColumnOptions
+from recd_plugin_tables.leaves import list_parts
+from recd_plugin_tables.values.cells import Cells, as_numpy
+from recd_plugin_tables.values.times import microseconds, part
+
+
+def numbers_of(cells: Cells, options: ColumnOptions) -> NDArray[np.float64]:
+    """A number a value. Times are days since 1970 unless ``by`` says else, durations seconds."""
+    values = cells.values
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind = values.type
+    if pt.is_timestamp(kind) or pt.is_date(kind) or options.by is not None:
+        times = microseconds(Cells(values, cells.place), options.unit)
+        return part(times, options.by or "day")
+    if pt.is_time(kind) or pt.is_duration(kind):
+        per_second = {"s": 1, "ms": 1e3, "us": 1e6, "ns": 1e9}[kind.unit]
+        whole = values.cast(pa.int32()) if pt.is_time32(kind) else values
+        return as_numpy(whole.cast(pa.int64()).cast(pa.float64(), safe=False), np.nan) / per_second
+    if pt.is_boolean(kind):
+        values = values.cast(pa.int8())
+    # Integers beyond 2^53 are rounded, as they are once more to float32.
+    return as_numpy(values.cast(pa.float64(), safe=False), np.nan)
+
+
+def number_rows(cells: Cells, options: ColumnOptions, width: int) -> NDArray[np.float64]:
+    """Lists of ``width`` numbers as ``[B, width]``, NaN where there is none.
+
+    Raises:
+        DataError: a list is of another length.
+    """
+    offsets, elements, empty = list_parts(cells.values)
+    lost = empty.to_numpy(zero_copy_only=False) | (np.diff(offsets) == 0)
+    wrong = ~lost & (np.diff(offsets) != width)
+    if wrong.any():
+        row = int(wrong.argmax())
+        found = int(offsets[row + 1] - offsets[row])
+        raise cells.wrong(
+            row, f"it has {found} numbers and the first list has {width}; lists of numbers are all "
+            "of one length"
+        )  # fmt: skip
+    rows = np.full((len(cells), width), np.nan)
+    rows[~lost] = numbers_of(cells.items(elements, offsets), options).reshape(-1, width)
+    return rows
