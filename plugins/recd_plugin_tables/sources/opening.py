@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from recd_plugin_tables.sources import delta, duckdb, hugging_face, iceberg, lance
 from recd_plugin_tables.sources.columnar import ArrowFormat, ParquetFormat
 from recd_plugin_tables.sources.file_format import FileFormat
 from recd_plugin_tables.sources.files import FileSource
@@ -35,12 +36,71 @@ def open_source(
     if format is not None:
         options = SourceOptions.model_validate({**dict(options), "format": format})
     root = Location(_place(location), options.storage)
+    kind = options.format or _kind(root)
+    if options.query is not None and kind != "duckdb":
+        raise DataError(f"{root}: source.query is for DuckDB, and this is {kind or 'files'}")
+    if kind in _LIBRARIES:
+        return _LIBRARIES[kind](str(location), options)
+    if options.table is not None:
+        raise DataError(f"{root}: source.table is for tables of more than one, not for files")
     return _open_files(root, options)
+
+
+def _kind(root: Location) -> str | None:
+    """The format of a location that a library reads; None: of files."""
+    place = str(root.path).rstrip("/")
+    if place.startswith(hugging_face.SCHEME):
+        return "huggingface"
+    if place.startswith(iceberg.SCHEME):
+        return "iceberg"
+    if place.endswith((".duckdb", ".ddb")):
+        return "duckdb"
+    if place.endswith(".lance"):
+        return "lance"
+    if place.endswith(".metadata.json"):
+        return "iceberg"
+    if root.local is not None and not root.local.is_dir():
+        return None
+    marks = {name: kind for kind, names in _MARKS.items() for name in names if _has(root, name)}
+    if "hudi" in marks.values():
+        raise DataError(f"{root}: a Hudi table, which is not read; write its snapshot as Parquet")
+    return next(iter(marks.values()), None)
+
+
+def _has(root: Location, name: str) -> bool:
+    """Whether a folder has a file or folder of this name."""
+    if root.local is not None:
+        return any(root.local.glob(name))
+    folder, _, pattern = name.rpartition("/")
+    inside = f"{str(root.path).rstrip('/')}/{folder or pattern}"
+    try:
+        found = Location(inside, root.storage).find("")
+    except DataError:
+        return False
+    return not folder or any(str(file.path).endswith(pattern.lstrip("*")) for file in found)
 
 
 def _place(location: str | Path) -> str | Path:
     return location if _URL.match(str(location)) else Path(location)
 
+
+#: What opens tables that libraries read, by format.
+_LIBRARIES: dict[str, Callable[[str, SourceOptions], Source]] = {
+    "huggingface": lambda place, given: hugging_face.HuggingFaceSource(place, given.table),
+    "iceberg": lambda place, _: iceberg.IcebergSource(place),
+    "delta": lambda place, _: delta.DeltaSource(place),
+    "lance": lambda place, _: lance.LanceSource(place),
+    "duckdb": lambda place, given: duckdb.DuckDbSource(place, given.table, given.query),
+}
+
+# What the folders of formats hold, besides files of rows that would be read as if they were all.
+_MARKS = {
+    "delta": ["_delta_log"],
+    "iceberg": ["metadata/*.metadata.json"],
+    "huggingface": ["dataset_dict.json", "state.json"],
+    "lance": ["_versions"],
+    "hudi": [".hoodie"],
+}
 
 #: What makes the format of files, by name.
 _FORMATS: dict[str, Callable[[SourceOptions], FileFormat]] = {

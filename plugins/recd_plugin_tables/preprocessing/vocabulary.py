@@ -1,0 +1,134 @@
+"""Ids of any size as rows of a table: the frequent ones numbered, the others together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from recd_plugin_tables.preprocessing.fitted import FittedPreprocessing
+from recd_plugins.api import PluginOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Distinct ids that wait to be counted together.
+_WAITING = 1 << 22
+
+
+class Vocabulary(FittedPreprocessing):
+    """Number the ids of the training rows from 1, the most frequent first; others share rows."""
+
+    name = "tables.vocabulary"
+    scope = "id"
+
+    class Options(PluginOptions):
+        """How many ids are known, and what becomes of others."""
+
+        rows: int = Field(ge=2, le=2**40, description="Rows of the table.")
+        min_count: int = Field(
+            default=1, ge=1, description="An id that occurs less often in training is unknown."
+        )
+        others: Literal["hash", "unknown"] = Field(
+            default="hash",
+            description="unknown: all others are row 0. hash: they are spread by a hash over row 0 "
+            "and the rows that no known id has.",
+        )
+        hash_rows: int | None = Field(
+            default=None,
+            ge=1,
+            description="Rows that others have at least, of hash; null: a tenth of rows.",
+        )
+
+        shared: bool = Field(
+            default=False,
+            description="One vocabulary for all features of the entry, as for a table they share.",
+        )
+
+        @model_validator(mode="after")
+        def _fit_together(self) -> Self:
+            if self.hash_rows is not None and self.others != "hash":
+                raise ValueError("hash_rows is for others: hash")
+            if self.num_others >= self.rows:
+                raise ValueError(f"{self.num_others} hash_rows leave none of {self.rows} rows")
+            return self
+
+        @property
+        def num_others(self) -> int:
+            """Rows that no known id gets."""
+            if self.others == "unknown":
+                return 1
+            return self.hash_rows or max(1, self.rows // 10)
+
+    options: Options
+
+    def __init__(self, options: PluginOptions) -> None:
+        super().__init__(options)
+        self.fits_together = self.options.shared
+        self._counted: list[tuple[Tensor, Tensor]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was counted, which is for features yet to come."""
+        return {**super().__getstate__(), "_counted": []}
+
+    def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:  # noqa: ARG002
+        import torch
+
+        none = torch.empty(0, dtype=torch.int64)
+        parts, num_waiting = [(none, none), *self._counted], 0
+        for values, _ in rows:
+            parts.append(torch.unique(values, return_counts=True))
+            num_waiting += parts[-1][0].numel()
+            if num_waiting > _WAITING + parts[0][0].numel():
+                parts, num_waiting = [_together(parts)], 0
+        ids, counts = _together(parts)
+        self._counted = [(ids, counts)] if self.options.shared else []
+        often = counts >= self.options.min_count
+        ids, counts = ids[often], counts[often]
+        # Of equally frequent ones the smaller id first: the same on every rank.
+        order = torch.sort(counts, descending=True, stable=True).indices
+        known = ids[order[: self.options.rows - self.options.num_others]]
+        ordered, place = known.sort()
+        self._state = {"ids": ordered, "rows": place + 1}
+
+    def transform(self, values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
+        ids, rows = (self.state[name].to(values.device) for name in ("ids", "rows"))
+        others = self._others(values, ids.numel())
+        if not ids.numel():
+            return others, offsets
+        at = torch.searchsorted(ids, values).clamp(max=ids.numel() - 1)
+        return torch.where(ids[at] == values, rows[at], others), offsets
+
+    def _others(self, values: Tensor, num_known: int) -> Tensor:
+        """Row 0, and with others: hash the rows behind those of known ids."""
+        import torch
+
+        if self.options.others == "unknown":
+            return torch.zeros_like(values)
+        bucket = _mix(values) % (self.options.rows - num_known)
+        return torch.where(bucket == 0, bucket, bucket + num_known)
+
+
+def _together(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Distinct ids in order and how often they occur in all parts."""
+    import torch
+
+    ids, where = torch.unique(torch.cat([ids for ids, _ in parts]), return_inverse=True)
+    counts = torch.zeros_like(ids)
+    return ids, counts.index_add_(0, where, torch.cat([counts for _, counts in parts]))
+
+
+def _mix(ids: Tensor) -> Tensor:
+    """63 bits of the finaliser of SplitMix64, which spreads ids that are alike."""
+    z = ids + -7046029254386353131  # 0x9E3779B97F4A7C15
+    z = (z ^ _shifted(z, 30)) * -4658895280553007687  # 0xBF58476D1CE4E5B9
+    z = (z ^ _shifted(z, 27)) * -7723592293110705685  # 0x94D049BB133111EB
+    return (z ^ _shifted(z, 31)) & 0x7FFF_FFFF_FFFF_FFFF
+
+
+def _shifted(numbers: Tensor, bits: int) -> Tensor:
+    """A logical shift to the right; torch's fills with the sign."""
+    return (numbers >> bits) & ((1 << (64 - bits)) - 1)

@@ -1,0 +1,49 @@
+"""Delta tables, by deltalake."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from recd_plugin_tables.sources.batch_source import BatchSource
+from recd_plugin_tables.sources.library import library
+from recd_plugin_tables.sources.source import BATCH_ROWS
+
+
+class DeltaSource(BatchSource):
+    """A Delta table as its last version has it.
+
+    Raises:
+        DataError: it is none.
+        SetupError: deltalake is not installed.
+    """
+
+    def __init__(self, location: str) -> None:
+        deltalake = library("deltalake", "delta", location)
+        super().__init__(location, (library("deltalake.exceptions", "delta", location).DeltaError,))
+        try:
+            self._table = deltalake.DeltaTable(location)
+        except self._errors as error:
+            raise self._damaged(error) from error
+
+    @property
+    def num_rows(self) -> int | None:
+        return None
+
+    def identity(self) -> dict[str, Any]:
+        return {
+            "format": "delta",
+            "id": self._table.metadata().id,
+            "version": self._table.version(),
+        }
+
+    def read_schema(self) -> pa.Schema:
+        return self._dataset().schema
+
+    def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
+        return self._dataset().to_batches(columns=columns, batch_size=BATCH_ROWS)
+
+    def _dataset(self) -> Any:
+        return self._table.to_pyarrow_dataset()

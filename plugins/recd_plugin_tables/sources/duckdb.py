@@ -1,0 +1,97 @@
+"""Tables of a DuckDB file, and results of queries, by duckdb."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from recd_plugin_tables.sources.batch_source import BatchSource
+from recd_plugin_tables.sources.library import library
+from recd_plugin_tables.sources.source import BATCH_ROWS
+from recd_plugins.api import DataError
+
+
+class DuckDbSource(BatchSource):
+    """A table or the result of a query.
+
+    Args:
+        location: the file of the database.
+        table: its name, maybe with the schema; None where there is one.
+        query: in place of a table. Give it an order: without one its rows may come in any.
+
+    Raises:
+        DataError: there is no such table, or the query is wrong.
+        SetupError: duckdb is not installed.
+    """
+
+    def __init__(self, location: str, table: str | None, query: str | None) -> None:
+        duckdb = library("duckdb", "duckdb", location)
+        super().__init__(location, (duckdb.Error,))
+        if table is not None and query is not None:
+            raise DataError(f"{location}: source.table and source.query are two; choose one")
+        if not Path(location).is_file():
+            raise DataError(f"{location}: no such file")
+        self._duckdb = duckdb
+        try:
+            self._query = (query or "").strip().rstrip(
+                ";"
+            ) or f"SELECT * FROM {self._chosen(table)}"
+        except duckdb.Error as error:
+            raise self._damaged(error) from error
+
+    def _connect(self) -> Any:
+        return self._duckdb.connect(self.location, read_only=True)
+
+    @cached_property
+    def num_rows(self) -> int | None:
+        _ = self.schema  # a wrong query is refused there
+        with self._connect() as database:
+            return int(database.execute(f"SELECT count(*) FROM ({self._query})").fetchone()[0])
+
+    def identity(self) -> dict[str, Any]:
+        found = Path(self.location).stat()
+        return {
+            "format": "duckdb",
+            "query": self._query,
+            "file": [found.st_size, found.st_mtime_ns],
+        }
+
+    def read_schema(self) -> pa.Schema:
+        with self._connect() as database:
+            return _reader(database, f"SELECT * FROM ({self._query}) LIMIT 0").schema
+
+    def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
+        names = ", ".join(map(_quoted, columns))
+        with self._connect() as database:
+            yield from _reader(database, f"SELECT {names} FROM ({self._query})")
+
+    def _chosen(self, table: str | None) -> str:
+        with self._connect() as database:
+            found = database.execute(
+                "SELECT table_schema, table_name FROM information_schema.tables ORDER BY ALL"
+            ).fetchall()
+        names = [name if schema == "main" else f"{schema}.{name}" for schema, name in found]
+        if table is None and len(names) == 1:
+            table = names[0]
+        if table is None or table not in names:
+            asked = f"no table {table}" if table else "several tables" if names else "no table"
+            raise DataError(
+                f"{self.location}: {asked}; set source: {{table: NAME}} to one of "
+                f"{', '.join(names) or 'none'}, or source: {{query: SELECT ...}}"
+            )
+        return ".".join(map(_quoted, table.split(".", 1)))
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _reader(database: Any, query: str) -> Any:
+    relation = database.sql(query)
+    # As DuckDB 2 calls it, and as 1 does.
+    read = getattr(relation, "to_arrow_reader", None) or relation.fetch_arrow_reader
+    return read(BATCH_ROWS)
