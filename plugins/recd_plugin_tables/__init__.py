@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from recd_plugins.api import Plugin, hookimpl
+
+if TYPE_CHECKING:
+    import click
 
 REQUIRES_API = 2
 
@@ -15,3 +19,10 @@ def register_plugins() -> Sequence[type[Plugin]]:
     from recd_plugin_tables.table import Table
 
     return [Table, Vocabulary, Standardise, Log1p, Quantiles]
+
+
+@hookimpl
+def register_starts() -> Sequence[click.Command]:
+    from recd_plugin_tables.start.command import init
+
+    return [init]

@@ -94,7 +94,7 @@ def plan_columns(
         DataError: a column is not there, is named twice, used twice, used for what its type cannot
             be, or not named at all; names all of them.
     """
-    problems = [*_explode_problems(schema, explode)]
+    problems = [*explode_problems(schema, explode)]
     found = leaves(schema, explode)
     by_name: dict[str, Leaf] = {}
     for leaf in found:
@@ -188,7 +188,8 @@ def _clashes(uses: Sequence[Use]) -> Iterator[str]:
             seen[name] = use.leaf.name
 
 
-def _explode_problems(schema: pa.Schema, explode: Sequence[str]) -> Iterator[str]:
+def explode_problems(schema: pa.Schema, explode: Sequence[str]) -> Iterator[str]:
+    """What is wrong with columns whose elements shall be rows, in words."""
     for name in explode:
         if name not in schema.names:
             near = get_close_matches(name, schema.names, n=1)

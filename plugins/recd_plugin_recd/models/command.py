@@ -33,8 +33,9 @@ _PARAMETERS: list[click.Parameter] = [
     click.Option(
         ["--scale"],
         type=click.FloatRange(min=0, max=1, min_open=True),
-        help="Sizes of rm1, rm2 and rm3: 1 is a model for a cluster, with 128 scalars in an embedding "
-        f"and millions of rows in a table.  [default: {_LAPTOP_SCALE}, for a laptop]",
+        help="Sizes of rm1, rm2 and rm3: 1 is a model for a cluster, with 128 scalars in an "
+        "embedding and millions of rows in a table. "
+        f" [default: {_LAPTOP_SCALE}, for a laptop]",
     ),
     click.Option(
         ["--rows"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -48,9 +49,12 @@ class _Init(Starts):
         if args[0] in starts.commands and args[0] != TABLE:
             return super().resolve_command(ctx, args)
         table = starts.commands.get(TABLE)
-        if table is None:
+        is_word = args[0].isidentifier() and not Path(args[0]).exists()
+        if table is None or is_word:
             tell_broken(manager)
-            ctx.fail(f"{args[0]!r} is none of {', '.join(sorted(starts.commands))}")
+            names = ", ".join(sorted(set(starts.commands) - {TABLE}))
+            no_table = "there is no such file or folder, and it is" if table else "it is"
+            ctx.fail(f"{args[0]}: {no_table} none of the models {names}")
         return "", table, args
 
 

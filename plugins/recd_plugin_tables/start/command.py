@@ -1,0 +1,150 @@
+"""``recd init TABLE FILE``."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from recd_plugins.api import RecdError
+from recd_plugins.api.files import write_text
+
+if TYPE_CHECKING:
+    from recd_plugin_tables.start.guess import Guesses, Wanted
+    from recd_plugin_tables.start.survey import Survey
+
+
+@click.command("TABLE")
+@click.argument("table", metavar="TABLE")
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--label", metavar="COLUMN", help="What is to be predicted.")
+@click.option("--session", metavar="COLUMN", help="Whose rows belong together: a visit, or a user.")
+@click.option("--time", metavar="COLUMN", help="When it was.")
+@click.option("--request", metavar="COLUMN", help="Which rows were shown together.")
+@click.option(
+    "--implicit", is_flag=True, help="Every row is something that a user did: there is no label."
+)
+@click.option(
+    "--positive-from",
+    type=float,
+    metavar="VALUE",
+    help="A label from here on is 1: 4 of 5 stars.  [default: the upper quarter of its values]",
+)
+@click.option(
+    "--unused", multiple=True, metavar="COLUMN", help="Leave a column out; again for more."
+)
+@click.option(
+    "--explode",
+    multiple=True,
+    metavar="COLUMN",
+    help="Each element of these lists is a row, as of the candidates of a request; again for more. "
+    " [default: lists beside labels]",
+)
+@click.option(
+    "--test",
+    type=click.FloatRange(min=0, max=1, max_open=True),
+    default=0.1,
+    show_default=True,
+    help="Share of rows that are kept for the test: the last by time, or whole sessions.",
+)
+@click.option(
+    "--format", "format_name", metavar="NAME", help="Of the table, where names do not say."
+)
+@click.option("--query", help="A query in SQL for a DuckDB file, whose result is the table.")
+@click.option("--of", "table_name", metavar="NAME", help="The table in a DuckDB file or a catalog.")
+@click.option("--force", is_flag=True, help="Replace FILE where it exists.")
+def init(
+    table: str,
+    file: Path,
+    label: str | None,
+    session: str | None,
+    time: str | None,
+    request: str | None,
+    implicit: bool,
+    positive_from: float | None,
+    unused: tuple[str, ...],
+    explode: tuple[str, ...],
+    test: float,
+    format_name: str | None,
+    query: str | None,
+    table_name: str | None,
+    force: bool,
+) -> None:
+    """Write the registry of a table of yours to FILE: every column stands in it, with a comment.
+
+    TABLE is Parquet, CSV, TSV, JSON lines, Arrow or Feather, a folder of such files; an Iceberg,
+    Delta or Lance table, a saved Hugging Face dataset, a DuckDB file; or a URL of one. What each
+    column is, is guessed from its name, its type and the first rows.
+
+    \b
+    recd init clicks.parquet my.yaml
+    recd run my.yaml
+    recd predict my.yaml new.parquet -o scores.parquet
+    """
+    if file.exists() and not force:
+        raise RecdError(f"{file} exists already; --force replaces it")
+    if file.suffix not in (".yaml", ".yml"):
+        raise click.UsageError(f"{file}: name the registry FILE with the suffix .yaml")
+    from recd_plugin_tables.sources import SourceOptions, open_source
+    from recd_plugin_tables.start.guess import Wanted
+    from recd_plugin_tables.start.registry_text import registry_text
+    from recd_plugin_tables.start.survey import survey
+
+    given = {"format": format_name, "query": query, "table": table_name}
+    how = {name: value for name, value in given.items() if value is not None}
+    found = survey(open_source(table, options=_options(SourceOptions, how)), explode or None)
+    wanted = Wanted(label, session, time, request, implicit, unused, positive_from)
+    guesses = _guess(found, wanted)
+    text = registry_text(guesses, location=table, file=file, source=how, test=test)
+    write_text(file, text)
+    _say(guesses, file)
+
+
+def _options(kind: Any, values: dict[str, Any]) -> Any:
+    from pydantic import ValidationError
+
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        problems = "; ".join(f"--{each['loc'][0]}: {each['msg']}" for each in error.errors())
+        raise click.UsageError(problems) from error
+
+
+def _guess(found: Survey, wanted: Wanted) -> Guesses:
+    """Asks on a terminal where nothing tells the label."""
+    from dataclasses import replace
+
+    from recd_plugin_tables.start.guess import LabelUnknown, guess
+
+    try:
+        return guess(found, wanted)
+    except LabelUnknown as error:
+        if not sys.stdin.isatty():
+            raise
+        names = [seen.leaf.name for seen in found.seen]
+        click.echo(f"columns: {', '.join(names)}")
+        label = click.prompt(
+            "Which column is to be predicted? (none: every row is something that a user did)",
+            default=error.candidates[0] if error.candidates else "none",
+            type=click.Choice([*names, "none"]),
+            show_choices=False,
+        )
+        if label == "none":
+            return guess(found, replace(wanted, implicit=True))
+        return guess(found, replace(wanted, label=label))
+
+
+def _say(guesses: Guesses, file: Path) -> None:
+    columns = guesses.columns
+    width = max(len(each.name) for each in columns)
+    roles = max(len(", ".join(each.roles)) for each in columns)
+    for each in columns:
+        click.echo(f"{each.name:{width}}  {', '.join(each.roles):{roles}}  {each.why}")
+    if guesses.survey.explode:
+        click.echo(f"each element of {', '.join(guesses.survey.explode)} is a row")
+    if guesses.implicit:
+        click.echo("every row is a positive: without negatives a model learns to say yes")
+    click.echo(f"{file}: change what is wrong, then recd run {shlex.quote(str(file))}")

@@ -1,0 +1,395 @@
+"""What each column of a table is, guessed from its name, its type and a sample, with the reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow.types as pt
+
+from recd_plugin_tables.columns import Role
+from recd_plugin_tables.kinds import holds_nothing, possible_roles
+from recd_plugin_tables.leaves import plain
+from recd_plugin_tables.start.survey import Seen, Survey
+from recd_plugins.api import DataError
+
+# Words of names, best first: a column whose name has an earlier one wins.
+_LABEL = (
+    "label", "click", "clicked", "is_click", "is_clicked", "target", "y", "converted",
+    "conversion", "purchased", "purchase", "bought", "liked", "like", "response", "outcome",
+)  # fmt: skip
+_RATING = ("rating", "stars", "score")
+_TIME = ("timestamp", "ts", "time", "datetime", "event_time", "created_at", "date", "at", "when")
+_SESSION = ("session_id", "session", "visit_id", "visit", "user_session", "sid")
+_USER = (
+    "user_id", "user", "uid", "userid", "customer_id", "customer", "visitor_id", "visitor",
+    "member_id", "account_id", "client_id", "device_id", "person",
+)  # fmt: skip
+_REQUEST = (
+    "request_id", "request", "impression_id", "query_id", "search_id", "slate_id", "page_view_id",
+)  # fmt: skip
+_ID_WORDS = re.compile(
+    r"(^|_)(id|ids|code|type|category|brand|kind|class|group|zip|country|city|region|lang|device|os|"
+    r"gender|sex|weekday|month|hour|bucket|flag|status|channel|source|segment)s?(_|$)"
+)
+_NUMBER_WORDS = re.compile(
+    r"(^|_)(count|num|n|number|amount|age|price|cost|qty|quantity|duration|seconds|minutes|days|"
+    r"length|size|score|rating|rate|ratio|share|position|rank|total|avg|mean|sum|views|visits|"
+    r"balance|income|distance|height|weight|temperature|year)s?(_|$)"
+)
+_HISTORY_WORDS = re.compile(
+    r"(^|_)(hist|history|seq|sequence|recent|last|past|previous|clicked)(_|s|$)"
+)
+# A list of at least so many ids on average is a history: it gets a pooling of its own.
+_HISTORY = 8
+# Numbers of a fixed list that are dense inputs; wider ones are left out.
+MOST_NUMBERS = 512
+# Whole numbers with so few values, or such a share of values of their own, are ids.
+_FEW_VALUES = 50
+_MANY_VALUES = 0.2
+_EPOCH = {"s": (1e8, 1e10), "ms": (1e11, 1e13), "us": (1e14, 1e16), "ns": (1e17, 1e19)}
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a column is taken for.
+
+    Attributes:
+        seen: what the sample shows of it.
+        roles: what it is used for.
+        why: the reason, in words.
+        options: further options of the column.
+        history: whether it is a sequence that gets a pooling of its own.
+        long_tail: whether it is a number that a logarithm suits.
+    """
+
+    seen: Seen
+    roles: tuple[Role, ...]
+    why: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    history: bool = False
+    long_tail: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of the leaf, as options name it."""
+        return self.seen.leaf.name
+
+    @property
+    def unused(self) -> bool:
+        return self.roles == ("unused",)
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """What the columns of a table are taken for.
+
+    Attributes:
+        survey: the sample.
+        columns: in the order of the table.
+        implicit: whether every row is a positive.
+    """
+
+    survey: Survey
+    columns: tuple[Guess, ...]
+    implicit: bool
+
+    def the(self, role: Role) -> Guess | None:
+        """The column of a role that one has at most."""
+        return next((guess for guess in self.columns if role in guess.roles), None)
+
+    def features(self, *roles: Role) -> list[Guess]:
+        """The columns of any of these roles, in order."""
+        return [guess for guess in self.columns if set(roles) & set(guess.roles)]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user says of a table.
+
+    Attributes:
+        label, session, time, request: a column each, None to find it.
+        implicit: every row is a positive.
+        unused: columns that are left out.
+        positive_from: a label from here on is 1.
+    """
+
+    label: str | None = None
+    session: str | None = None
+    time: str | None = None
+    request: str | None = None
+    implicit: bool = False
+    unused: tuple[str, ...] = ()
+    positive_from: float | None = None
+
+
+class LabelUnknown(DataError):
+    """Nothing tells which column is the label.
+
+    Attributes:
+        candidates: columns that could be it, the likeliest first.
+    """
+
+    def __init__(self, survey: Survey, candidates: list[str]) -> None:
+        self.candidates = candidates
+        could = f"could be {', '.join(candidates)}" if candidates else "no column could be it"
+        super().__init__(
+            f"{survey.location}: which column is the label? {could}; name it by --label COLUMN, or "
+            "say --implicit where every row is something that a user did"
+        )
+
+
+def guess(survey: Survey, wanted: Wanted) -> Guesses:
+    """What each column is.
+
+    Raises:
+        LabelUnknown: nothing tells which column is the label.
+        DataError: what the user names is not there, or cannot be that.
+    """
+    _check(survey, wanted)
+    left_out = set(wanted.unused)
+    free = [seen for seen in survey.seen if seen.leaf.name not in left_out]
+    label = None if wanted.implicit else _label(survey, free, wanted)
+    free = [seen for seen in free if label is None or seen.leaf.name != label.name]
+    time = wanted.time or _named(free, _TIME, "time", _is_time)
+    if time is None:
+        time = next((seen.leaf.name for seen in free if _is_timestamp(seen)), None)
+    request = wanted.request or _named(free, _REQUEST, "request")
+    session = (
+        wanted.session
+        or _named(free, _SESSION, "session")
+        or _named(free, _USER, "session")
+        or request
+    )
+    columns = []
+    for seen in survey.seen:
+        name = seen.leaf.name
+        if name in left_out:
+            columns.append(Guess(seen, ("unused",), "left out by --unused"))
+        elif label is not None and name == label.name:
+            columns.append(label)
+        else:
+            columns.append(_column(seen, name == session, name == request, name == time))
+    if not any(set(each.roles) & {"id", "ids", "number", "numbers"} for each in columns):
+        raise DataError(
+            f"{survey.location}: no column is left that could be a feature; there are: "
+            f"{', '.join(f'{each.name} ({each.why})' for each in columns)}"
+        )
+    return Guesses(survey, tuple(columns), wanted.implicit)
+
+
+def _check(survey: Survey, wanted: Wanted) -> None:
+    names = [seen.leaf.name for seen in survey.seen]
+    given: list[tuple[str, str | None, Role]] = [
+        ("--label", wanted.label, "label"),
+        ("--session", wanted.session, "session"),
+        ("--time", wanted.time, "time"),
+        ("--request", wanted.request, "request"),
+        *(("--unused", name, "unused") for name in wanted.unused),
+    ]
+    for option, name, role in given:
+        if name is None:
+            continue
+        if name not in names:
+            from difflib import get_close_matches
+
+            near = get_close_matches(name, names, n=1)
+            meant = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
+            raise DataError(f"{survey.location}: no column {name}, which {option} names; {meant}")
+        kind = survey[name].leaf.type
+        if role not in possible_roles(kind):
+            raise DataError(f"{survey.location}: column {name} is {kind}, no {role} ({option})")
+    named = [name for _, name, role in given if name is not None and role in ("label", "unused")]
+    if len(set(named)) < len(named):
+        raise DataError(f"{survey.location}: --label and --unused name one column; keep one")
+    if wanted.implicit and wanted.label is not None:
+        raise DataError("--implicit takes every row for a positive; leave out --label, or it")
+
+
+def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
+    if wanted.label is not None:
+        return _as_label(survey, survey[wanted.label], wanted, "named by --label")
+    binary = [seen for seen in free if seen.binary]
+    named = _named(binary, _LABEL, "label")
+    if named is not None:
+        return _as_label(survey, survey[named], wanted, "by its name and its two values")
+    rated = _named(free, _RATING, "label", lambda seen: seen.largest is not None)
+    if rated is not None and not binary:
+        return _as_label(survey, survey[rated], wanted, "by its name")
+    texts = [seen for seen in free if seen.is_text and seen.distinct == 2]
+    likely = [*binary, *texts, *([survey[rated]] if rated else [])]
+    if len(likely) == 1 and binary:
+        return _as_label(survey, binary[0], wanted, "the one column of two values, 0 and 1")
+    raise LabelUnknown(survey, [seen.leaf.name for seen in likely])
+
+
+def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
+    if seen.binary:
+        return Guess(seen, ("label",), why)
+    name = seen.leaf.name
+    if seen.largest is None:
+        raise DataError(
+            f"{survey.location}: label {name} is text, as {seen.example!r}, and has "
+            f"{seen.distinct:,} values; take a column of two"
+        )
+    start = wanted.positive_from
+    if start is None:
+        start = _upper_part(seen)
+    return Guess(
+        seen,
+        ("label",),
+        f"{why}; from {start:g} on it is positive (values from {seen.least:g} to {seen.largest:g})",
+        {"positive_from": start},
+    )
+
+
+def _upper_part(seen: Seen) -> float:
+    """Four of five stars, or above 0 for what counts from 0."""
+    assert seen.least is not None
+    assert seen.largest is not None
+    if seen.least == 0 and seen.largest > 10:
+        return 1.0
+    start = seen.least + 0.75 * (seen.largest - seen.least)
+    return float(round(start)) if seen.whole else start
+
+
+def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
+    given: dict[Role, bool] = {"session": session, "request": request, "time": time}
+    keys = [role for role, is_it in given.items() if is_it]
+    if time:
+        hour = {"unit": _unit(seen), "by": "hour"} if _unit(seen) else {"by": "hour"}
+        return Guess(seen, (*keys, "id"), "when it was; its hour of the day is a feature", hour)
+    kind = plain(seen.leaf.type)
+    why_unused = _why_unused(seen)
+    if why_unused:
+        if keys:
+            return Guess(seen, tuple(keys), " and ".join(keys))
+        return Guess(seen, ("unused",), why_unused)
+    role, why, options, history, tail = _feature(seen)
+    if keys:
+        if request and not session:
+            return Guess(seen, tuple(keys), "which rows were shown together")
+        if seen.is_list or role not in ("id", "number"):
+            return Guess(seen, tuple(keys), " and ".join(keys))
+        if session and _named([seen], _SESSION, "session"):
+            return Guess(seen, tuple(keys), "whose rows belong together")
+        return Guess(seen, (*keys, "id"), "whose rows belong together, and a feature", options)
+    if role == "key":
+        return Guess(seen, ("key",), why)
+    if pt.is_date(kind):
+        return Guess(seen, ("id",), "a date; its day of the week", {"by": "weekday"})
+    if pt.is_timestamp(kind):
+        return Guess(seen, ("id",), "a time; its hour of the day", {"by": "hour"})
+    return Guess(seen, (role,), why, options, history, tail)
+
+
+def _why_unused(seen: Seen) -> str:
+    kind = plain(seen.leaf.type)
+    if holds_nothing(kind) or seen.values == 0:
+        return "holds nothing in the sample"
+    roles = possible_roles(kind)
+    if roles == ("unused",) or not set(roles) - {"unused", "key"}:
+        return f"{seen.leaf.type}: no feature"
+    if seen.is_long_text:
+        return f"text of {seen.characters:.0f} characters"
+    if seen.distinct == 1 and not seen.nulls:
+        return f"always {seen.example!r} in the sample"
+    if "numbers" in roles and "ids" not in roles and seen.is_list and seen.width is None:
+        return "lists of numbers of different lengths"
+    if seen.is_list and seen.width is not None and seen.width > MOST_NUMBERS and not seen.whole:
+        return f"{seen.width} numbers a row, more than {MOST_NUMBERS}"
+    return ""
+
+
+def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:
+    """Role, reason, options, whether it is a history, and whether it has a long tail."""
+    kind = plain(seen.leaf.type)
+    name = _words(seen.leaf.path[-1])
+    if seen.is_list:
+        of = plain(kind.value_type)
+        if (pt.is_floating(of) or pt.is_decimal(of)) and not seen.whole:
+            return "numbers", f"{seen.width} numbers a row", {}, False, False
+        history = seen.length >= _HISTORY or bool(_HISTORY_WORDS.search(name))
+        why = f"lists of {seen.length:.1f} ids"
+        return "ids", why, {}, history, False
+    if seen.is_text:
+        if seen.unique and seen.rows > _FEW_VALUES:
+            return "key", "every row has one of its own", {}, False, False
+        if seen.separator is not None:
+            options = {"separator": seen.separator}
+            history = seen.length >= _HISTORY or bool(_HISTORY_WORDS.search(name))
+            return "ids", f"{seen.length:.1f} ids in a text", options, history, False
+        return "id", f"{seen.distinct:,} texts", {}, False, False
+    if pt.is_boolean(kind):
+        return "id", "yes or no", {}, False, False
+    if seen.largest is None or seen.least is None:
+        return "id", f"{seen.distinct:,} values", {}, False, False
+    if not seen.whole:
+        return "number", _span(seen), {}, False, _long_tail(seen)
+    if seen.unique and seen.rows > _FEW_VALUES and not _NUMBER_WORDS.search(name):
+        return "key", "every row has one of its own", {}, False, False
+    if _ID_WORDS.search(name):
+        return "id", f"{seen.distinct:,} values, and its name", {}, False, False
+    if _NUMBER_WORDS.search(name):
+        return "number", f"{_span(seen)}, and its name", {}, False, _long_tail(seen)
+    if seen.distinct <= _FEW_VALUES or seen.distinct > _MANY_VALUES * seen.values:
+        return "id", f"{seen.distinct:,} whole numbers", {}, False, False
+    if seen.largest - seen.least <= 2 * seen.distinct and seen.least in (0, 1):
+        return "id", f"{seen.distinct:,} whole numbers without gaps", {}, False, False
+    return "number", _span(seen), {}, False, _long_tail(seen)
+
+
+def _span(seen: Seen) -> str:
+    return f"{seen.least:g} to {seen.largest:g}"
+
+
+def _long_tail(seen: Seen) -> bool:
+    return (
+        seen.least is not None
+        and seen.largest is not None
+        and seen.least >= 0
+        and seen.largest > 1000
+    )
+
+
+def _is_timestamp(seen: Seen) -> bool:
+    return bool(pt.is_timestamp(plain(seen.leaf.type)))
+
+
+def _is_time(seen: Seen) -> bool:
+    kind = plain(seen.leaf.type)
+    return bool(pt.is_timestamp(kind) or pt.is_date(kind)) or bool(_unit(seen))
+
+
+def _unit(seen: Seen) -> str | None:
+    """Of a time that is stored as a number; None where it is none."""
+    if seen.least is None or seen.largest is None:
+        return None
+    for unit, (first, last) in _EPOCH.items():
+        if first <= seen.least and seen.largest <= last:
+            return unit
+    return None
+
+
+def _named(
+    found: list[Seen],
+    words: tuple[str, ...],
+    role: Role,
+    allowed: Callable[[Seen], bool] = lambda _: True,
+) -> str | None:
+    """The column whose name is the first of ``words``, or has it as its last words."""
+    usable = [seen for seen in found if role in possible_roles(seen.leaf.type) and allowed(seen)]
+    for start in ("", ".*_"):
+        for word in words:
+            for seen in usable:
+                if re.fullmatch(start + word, _words(seen.leaf.path[-1])):
+                    return seen.leaf.name
+    return None
+
+
+def _words(name: str) -> str:
+    """A name in lower case with underscores, without a type: userId:token is user_id."""
+    name = name.partition(":")[0]
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")

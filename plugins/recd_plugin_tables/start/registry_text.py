@@ -1,0 +1,266 @@
+"""A registry file for a table, with a comment for every column."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recd_plugin_tables.columns import feature_name
+from recd_plugin_tables.start.guess import Guess, Guesses
+
+_WIDTH = 100
+_INDENT = " " * 6
+
+_TEXT = """\
+{head}
+version: 1
+
+# The table, imported once into the folder `cache` (.recd/tables) and read from there.
+dataset:
+  use: tables.table
+  options:
+    path: {path}
+{source}{explode}{implicit}    # What each column is used for, guessed from its name, its type and
+    # {sample}. Change what is wrong; a use is
+    # id, ids, number, numbers, session, time, request, key, label or unused.
+    columns:
+{columns}
+{split}
+# Keeps each value once: rows of a {group} repeat most of their features.
+converter:
+  use: recd.ikjt
+  options: {{groups: auto, min_dedupe_factor: 1.5}}
+
+{preprocessing}{pooling}# Where the rows of tables live: TorchRec's planner decides.
+sharding:
+  - {{use: torchrec.planner, tables: ["t_*"]}}
+
+# Rows of each feature's table: the ids that were seen, and room for others.
+model:
+  architecture: dlrm # or dcn
+  embedding_dim: 16
+  num_embeddings: 1000
+{tables}  bottom_mlp: [64]
+  top_mlp: [128, 64]
+  bag_pooling: mean
+
+training:
+  batch_size: {batch_size} # rows in a batch of one rank
+  ranks: 1 # processes; more of them, or torchrun, share the work
+  epochs: 1
+  optimizer: rowwise_adagrad
+  learning_rate: 0.05
+  dense_learning_rate: 0.01
+  eps: 1.0e-6
+  checkpoint: {{path: {checkpoints}}}
+"""
+
+
+def registry_text(
+    guesses: Guesses,
+    *,
+    location: str,
+    file: Path,
+    source: Mapping[str, Any],
+    test: float,
+) -> str:
+    """The text of a registry file that trains on a table.
+
+    Args:
+        guesses: what its columns are taken for.
+        location: of the table, as the file names it.
+        file: of the registry; its name is that of the checkpoints' folder.
+        source: how the table is opened, where its name does not say it.
+        test: share of the test split, 0 for none.
+    """
+    survey = guesses.survey
+    rows = survey.all_rows or survey.rows
+    candidates = max((seen.rows for seen in survey.seen if seen.leaf.exploded), default=survey.rows)
+    samples = rows * candidates // survey.rows
+    ids = guesses.features("id", "ids")
+    histories = [feature_name(each.name) for each in ids if each.history]
+    numbers = guesses.features("number", "numbers")
+    whole = "all rows" if survey.is_whole else f"the first {survey.rows:,} rows"
+    return _TEXT.format(
+        head=_head(guesses, location, file),
+        path=_word(location),
+        source=f"    source: {_flow(source)}\n" if source else "",
+        explode=(
+            f"    # Each element of these lists is a row; the rest is stored once a request.\n"
+            f"    explode: {_flow(survey.explode)}\n"
+            if survey.explode
+            else ""
+        ),
+        implicit=(
+            "    # Every row is something that a user did: label 1.\n    implicit: true\n"
+            if guesses.implicit
+            else ""
+        ),
+        sample=whole,
+        columns="\n".join(_columns(guesses.columns)),
+        split=_split(guesses, test),
+        group="session" if guesses.the("session") else "request",
+        preprocessing=_preprocessing(ids, numbers, survey.is_whole),
+        pooling=_pooling(histories),
+        tables=_tables(ids, survey.is_whole),
+        batch_size=batch_size(samples),
+        checkpoints=_word(f"checkpoints/{file.stem}"),
+    )
+
+
+def batch_size(samples: int) -> int:
+    """Rows of a batch: some hundred steps an epoch, between 16 and 1,024 rows."""
+    return max(16, min(1024, 1 << max(0, math.floor(math.log2(max(1, samples) / 200)))))
+
+
+def table_rows(guess: Guess, whole: bool) -> int:
+    """Rows of a feature's table: a quarter more than the ids that were seen, or twice as many."""
+    if guess.options.get("by") is not None:
+        return 32
+    wanted = guess.seen.distinct * (1.25 if whole else 2) + 8
+    digits = 10 ** max(0, math.floor(math.log10(wanted)) - 1)
+    return math.ceil(wanted / digits) * digits
+
+
+def _head(guesses: Guesses, location: str, file: Path) -> str:
+    survey = guesses.survey
+    rows = f"{survey.all_rows:,} rows" if survey.all_rows is not None else "a table"
+    lines = [
+        f"# {location}: {rows}, {len(guesses.columns)} columns.",
+        f"#   recd run {file}",
+        f"#   recd predict {file} TABLE -o scores.parquet",
+        "# docs/registry.md describes every key; `recd validate` checks a file without running it.",
+    ]
+    return "\n".join(lines)
+
+
+def _columns(columns: Iterable[Guess]) -> Iterable[str]:
+    for each in columns:
+        roles = each.roles[0] if len(each.roles) == 1 else list(each.roles)
+        options = {"as": roles, **each.options}
+        if each.seen.nulls and not each.unused:
+            options |= _missing(each)
+        value = _flow(roles) if len(options) == 1 else _flow(options)
+        line = f"{_INDENT}{_word(each.name)}: {value}"
+        why = each.why
+        if each.seen.nulls:
+            why += f"; {each.seen.nulls / each.seen.rows:.1%} missing"
+        comment = f"  # {_plain(why)}"
+        if len(line) + len(comment) > _WIDTH:
+            yield f"{_INDENT}#{comment[3:]}"[:_WIDTH]
+            yield line
+        else:
+            yield line + comment
+
+
+def _missing(each: Guess) -> dict[str, Any]:
+    """What to do with nulls that the sample has, where the dataset would not take them."""
+    if {"number", "numbers"} & set(each.roles):
+        return {"missing": 0}
+    if {"label", "session", "time", "request"} & set(each.roles):
+        return {"missing": "drop"}
+    return {}
+
+
+def _split(guesses: Guesses, test: float) -> str:
+    if not test:
+        return ""
+    by = "time" if guesses.the("time") else "session" if guesses.the("session") else "row"
+    what = {
+        "time": "The last rows by time",
+        "session": "Whole sessions",
+        "row": "Rows drawn by a hash",
+    }[by]
+    return f"    # {what} are kept for the test.\n    split: {{by: {by}, test: {test:g}}}\n"
+
+
+def _preprocessing(ids: Sequence[Guess], numbers: Sequence[Guess], whole: bool) -> str:
+    if not ids and not numbers:
+        return ""
+    lines = []
+    if ids:
+        lines += [
+            "# Ids to rows of tables: those of training are numbered, new ones share rows.",
+        ]
+    lines += ["preprocessing:"]
+    by_rows: dict[int, list[str]] = {}
+    for each in ids:
+        by_rows.setdefault(table_rows(each, whole), []).append(feature_name(each.name))
+    for rows, names in by_rows.items():
+        lines += _entry("tables.vocabulary", names, {"rows": rows})
+    tails = [name for each in numbers if each.long_tail for name in _dense_names(each)]
+    if tails:
+        lines += _entry("tables.log1p", tails, {})
+    dense = [name for each in numbers for name in _dense_names(each)]
+    if dense:
+        lines += _entry("tables.standardise", dense, {})
+    return "\n".join(lines) + "\n\n"
+
+
+def _dense_names(each: Guess) -> list[str]:
+    name = feature_name(each.name)
+    return [f"{name}_*"] if "numbers" in each.roles else [name]
+
+
+def _pooling(histories: Sequence[str]) -> str:
+    if not histories:
+        return ""
+    lines = [
+        "# Histories: looked up and pooled once for all rows that share one; others are averaged.",
+        "pooling:",
+        *_entry("recd.attention", histories, {"heads": 2}),
+    ]
+    return "\n".join(lines) + "\n\n"
+
+
+def _entry(name: str, features: Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    given = f", options: {_flow(options)}" if options else ""
+    line = f"  - {{use: {name}, features: {_flow(features)}{given}}}"
+    if len(line) <= _WIDTH:
+        return [line]
+    return [
+        f"  - use: {name}",
+        "    features:",
+        *(f"      - {_word(feature)}" for feature in features),
+        *([f"    options: {_flow(options)}"] if options else []),
+    ]
+
+
+def _tables(ids: Sequence[Guess], whole: bool) -> str:
+    if not ids:
+        return ""
+    lines = [
+        f"    t_{feature_name(each.name)}: {_flow({'num_embeddings': table_rows(each, whole)})}"
+        for each in ids
+    ]
+    return "\n".join(["  tables:", *lines]) + "\n"
+
+
+def _flow(value: Any) -> str:
+    """A value as YAML in one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_word(k)}: {_flow(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_flow(item) for item in value) + "]"
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    return _word(value) if isinstance(value, str) else repr(value)
+
+
+# Words that YAML takes for something else than text.
+_NOT_TEXT = re.compile(r"(?i)(y|n|yes|no|on|off|true|false|null|nan|inf|[-+.\d].*)$")
+
+
+def _word(text: str) -> str:
+    """A text as YAML, in quotes where it needs some."""
+    bare = re.fullmatch(r"[A-Za-z_/][\w./\-]*", text) and not _NOT_TEXT.match(text)
+    return text if bare else json.dumps(text, ensure_ascii=False)
+
+
+def _plain(text: str) -> str:
+    """A comment in one line."""
+    return " ".join(text.split())

@@ -1,0 +1,275 @@
+"""What a sample of a table shows of each of its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from recd_plugin_tables.kinds import is_text
+from recd_plugin_tables.leaves import Leaf, is_list, leaf_array, leaves, list_parts, normal, plain
+from recd_plugin_tables.plan import explode_problems
+from recd_plugin_tables.sources import Source
+from recd_plugins.api import DataError
+
+#: Rows and bytes of a sample, at most.
+SAMPLE_ROWS = 200_000
+SAMPLE_BYTES = 256_000_000
+# What people write between ids in a text; one that stands in so many texts is one.
+_SEPARATORS = ("|", ";", " ", ",")
+_SEPARATED = 0.2
+# Texts of more characters are no ids.
+_LONG_TEXT = 80
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a sample shows of a leaf.
+
+    Attributes:
+        leaf: of the table.
+        rows: of the sample; candidates count as rows where they are exploded.
+        nulls: of them without a value.
+        values: that are there; of lists their elements.
+        distinct: of these values.
+        least, largest: of numbers.
+        whole: whether all numbers are integers.
+        length: mean length of lists, 1 for single values.
+        width: of lists that are all equally long; None for others.
+        characters: mean length of texts.
+        separator: what separates several ids in a text.
+        example: one of the values.
+    """
+
+    leaf: Leaf
+    rows: int
+    nulls: int
+    values: int
+    distinct: int
+    least: float | None = None
+    largest: float | None = None
+    whole: bool = False
+    length: float = 1.0
+    width: int | None = None
+    characters: float = 0.0
+    separator: str | None = None
+    example: str = ""
+
+    @property
+    def binary(self) -> bool:
+        """Whether there are two values, as of a label."""
+        if pt.is_boolean(plain(self.leaf.type)):
+            return True
+        return self.distinct == 2 and self.least == 0 and self.largest == 1
+
+    @property
+    def unique(self) -> bool:
+        """Whether every row has a value of its own."""
+        return self.length == 1 and self.values > 1 and self.distinct == self.values
+
+    @property
+    def is_list(self) -> bool:
+        return is_list(plain(self.leaf.type))
+
+    @property
+    def is_text(self) -> bool:
+        return is_text(plain(self.leaf.type))
+
+    @property
+    def is_long_text(self) -> bool:
+        """Whether it is prose, which is no id."""
+        return self.is_text and self.characters > _LONG_TEXT
+
+
+@dataclass(frozen=True)
+class Survey:
+    """A sample of a table, looked at.
+
+    Attributes:
+        location: the table.
+        rows: of the sample.
+        all_rows: of the table, None where that is not known; the sample's where it is all of it.
+        seen: of each leaf, in order.
+        explode: columns whose elements are candidates of a request: each is a row.
+        first: the first rows.
+    """
+
+    location: str
+    rows: int
+    all_rows: int | None
+    seen: tuple[Seen, ...]
+    explode: tuple[str, ...]
+    first: pa.Table
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the sample is the table."""
+        return self.all_rows == self.rows
+
+    def __getitem__(self, name: str) -> Seen:
+        return next(seen for seen in self.seen if seen.leaf.name == name)
+
+
+def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
+    """Look at the first rows of a table.
+
+    Args:
+        source: the table.
+        explode: columns whose elements are rows; None finds them.
+
+    Raises:
+        DataError: the table is damaged, or has no rows; ``explode`` names what is no list.
+    """
+    for problem in explode_problems(source.schema, explode or ()):
+        raise DataError(f"{source.location}: {problem}")
+    batches, rows, size = [], 0, 0
+    for batch in source.batches():
+        batches.append(batch.slice(0, SAMPLE_ROWS - rows))
+        rows += batches[-1].num_rows
+        size += batches[-1].nbytes
+        if rows >= SAMPLE_ROWS or size >= SAMPLE_BYTES:
+            break
+    else:
+        if not rows:
+            raise DataError(f"{source.location}: the table has no rows")
+    table = pa.Table.from_batches(batches).combine_chunks()
+    whole = rows if rows < SAMPLE_ROWS and size < SAMPLE_BYTES else source.num_rows
+    exploded = tuple(_candidates(table) if explode is None else explode)
+    seen = [_seen(table, leaf) for leaf in leaves(table.schema, exploded)]
+    return Survey(source.location, rows, whole, tuple(seen), exploded, table.slice(0, 5))
+
+
+def _column(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name)
+    joined = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    joined = normal(joined)
+    return joined.dictionary_decode() if pt.is_dictionary(joined.type) else joined
+
+
+def _values(table: pa.Table, leaf: Leaf) -> pa.Array:
+    column = _column(table, leaf.path[0])
+    if leaf.exploded:
+        column = list_parts(column)[1]
+    return leaf_array(column, leaf)
+
+
+def _seen(table: pa.Table, leaf: Leaf) -> Seen:
+    column = _values(table, leaf)
+    rows, nulls = len(column), column.null_count
+    length, width, values = 1.0, None, column
+    if is_list(plain(leaf.type)):
+        offsets, values, _ = list_parts(column)
+        lengths = np.diff(np.asarray(offsets))
+        if column.null_count:
+            lengths = lengths[column.is_valid().to_numpy(zero_copy_only=False)]
+        length = float(lengths.mean()) if len(lengths) else 0.0
+        if len(lengths) and lengths.min() == lengths.max() > 0:
+            width = int(lengths[0])
+    values = normal(values)
+    if pt.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    values = values.drop_null()
+    if pt.is_nested(values.type) or pt.is_null(values.type):
+        return Seen(leaf, rows, nulls, len(values), 0, length=length, width=width)
+    least = largest = None
+    whole = False
+    if (numbers := _numbers(values)) is not None:
+        finite = numbers[np.isfinite(numbers)]
+        nulls += len(numbers) - len(finite) if not is_list(plain(leaf.type)) else 0
+        if len(finite):
+            least, largest = float(finite.min()), float(finite.max())
+            whole = bool((finite == np.round(finite)).all())
+    characters, separator = 0.0, None
+    if is_text(values.type) and len(values):
+        characters = float(pc.mean(pc.utf8_length(values)).as_py())
+        separator = _separator(values, characters)
+    distinct = pc.count_distinct(values).as_py() if len(values) else 0
+    if separator is not None:
+        parts = pc.split_pattern(values, separator)
+        length = float(pc.mean(pc.list_value_length(parts)).as_py())
+        distinct = pc.count_distinct(pc.list_flatten(parts)).as_py()
+    return Seen(
+        leaf,
+        rows,
+        nulls,
+        len(values),
+        distinct,
+        least,
+        largest,
+        whole,
+        length,
+        width,
+        characters,
+        separator,
+        str(values[0].as_py())[:40] if len(values) else "",
+    )
+
+
+def _numbers(values: pa.Array) -> np.ndarray | None:
+    kind = values.type
+    if pt.is_decimal(kind):
+        values = values.cast(pa.float64())
+    elif not (pt.is_integer(kind) or pt.is_floating(kind)):
+        return None
+    return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _separator(texts: pa.Array, characters: float) -> str | None:
+    """What separates ids in texts: it stands in many, and parts come back where texts do not."""
+    distinct = pc.count_distinct(texts).as_py()
+    for separator in _SEPARATORS:
+        share = pc.mean(pc.match_substring(texts, separator).cast(pa.float32())).as_py()
+        if share < _SEPARATED:
+            continue
+        parts = pc.list_flatten(pc.split_pattern(texts, separator))
+        length = len(parts) / len(texts)
+        if 2 * pc.count_distinct(parts).as_py() < distinct * min(length, 4) and (
+            characters / length < 24
+        ):
+            return separator
+    return None
+
+
+def _candidates(table: pa.Table) -> list[str]:
+    """Columns of lists that hold the candidates of a request: a field or list beside has labels."""
+    lengths: dict[str, np.ndarray] = {}
+    labels: list[str] = []
+    for field in table.schema:
+        kind = plain(field.type)
+        if not is_list(kind):
+            continue
+        of = plain(kind.value_type)
+        offsets, items, _ = list_parts(_column(table, field.name))
+        lengths[field.name] = np.diff(np.asarray(offsets))
+        if pt.is_struct(of):
+            fields = [_below(items, name) for name in of.names]
+            if any(_is_label(values) for values in fields) and len(of.names) > 1:
+                return [field.name]
+        elif _is_label(items):
+            labels.append(field.name)
+    for label in labels:
+        same = [
+            name
+            for name, each in lengths.items()
+            if name != label and np.array_equal(each, lengths[label])
+        ]
+        if same and lengths[label].max(initial=0) > 1 and np.ptp(lengths[label]) > 0:
+            return [*same, label]
+    return []
+
+
+def _below(items: pa.Array, name: str) -> pa.Array:
+    return normal(pc.struct_field(items, name))
+
+
+def _is_label(values: pa.Array) -> bool:
+    if pt.is_boolean(values.type):
+        return True
+    if not pt.is_integer(values.type):
+        return False
+    seen = set(pc.unique(values.drop_null()).slice(0, 3).to_pylist())
+    return bool(seen) and seen <= {0, 1}

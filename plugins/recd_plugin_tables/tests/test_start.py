@@ -1,0 +1,184 @@
+"""``recd init TABLE``: every column stands in the file, with what it is taken for and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from ruamel.yaml import YAML
+
+from recd_plugin_tables.sources import open_source
+from recd_plugin_tables.start.guess import LabelUnknown, Wanted, guess
+from recd_plugin_tables.start.survey import survey
+from recd_plugins import load_registry
+from recd_plugins.cli import main
+
+ROWS = 400
+
+
+def impressions() -> dict[str, Any]:
+    draw = np.random.default_rng(5)
+    seconds = 1_700_000_000 + draw.integers(0, 10**6, ROWS)
+    users = draw.integers(0, 30, ROWS)
+    return {
+        "impression_no": np.arange(ROWS) + 10_000,
+        "userId": [f"u{user}" for user in users],
+        "ad_id": draw.integers(0, 90, ROWS) * 7_919,
+        "brand": np.array(["acme", "beta", None, "gamma"])[draw.integers(0, 4, ROWS)],
+        "price": np.exp(draw.normal(4, 2, ROWS)),
+        "age": draw.integers(18, 90, ROWS),
+        "genres": [["Action|War", "War", "Drama|War|Action", "Drama"][i % 4] for i in range(ROWS)],
+        "last_viewed": [list(range(i % 11 + 5)) for i in range(ROWS)],
+        "embedding": [list(draw.normal(size=4)) for _ in range(ROWS)],
+        "title": ["word " * 40 + str(i) for i in range(ROWS)],
+        "site": ["a"] * ROWS,
+        "nothing": pa.nulls(ROWS),
+        "user": [{"vip": bool(i % 3), "height": i / 7} for i in range(ROWS)],
+        "shown_at": pa.array(seconds * 1000, pa.timestamp("ms")),
+        "clicked": draw.integers(0, 2, ROWS),
+    }
+
+
+def write(path: Path, columns: dict[str, Any]) -> Path:
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def roles(path: Path, **wanted: Any) -> dict[str, str]:
+    guesses = guess(survey(open_source(path)), Wanted(**wanted))
+    return {each.name: ", ".join(each.roles) for each in guesses.columns}
+
+
+def test_columns_are_taken_for_what_they_are(tmp_path: Path) -> None:
+    assert roles(write(tmp_path / "t.parquet", impressions())) == {
+        "impression_no": "key",
+        "userId": "session, id",
+        "ad_id": "id",
+        "brand": "id",
+        "price": "number",
+        "age": "number",
+        "genres": "ids",
+        "last_viewed": "ids",
+        "embedding": "numbers",
+        "title": "unused",
+        "site": "unused",
+        "nothing": "unused",
+        "user.vip": "id",
+        "user.height": "number",
+        "shown_at": "time, id",
+        "clicked": "label",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("is_click", [0, 1] * 9),
+        ("target", [True, False] * 9),
+        ("rating", [1, 2, 3, 4, 5, 3] * 3),
+        ("anything", [0, 1] * 9),
+    ],
+)
+def test_the_label_is_found_by_name_or_by_its_two_values(
+    tmp_path: Path, name: str, values: list[Any]
+) -> None:
+    columns = {"user_id": list(range(6)) * 3, name: values}
+    assert roles(write(tmp_path / "t.parquet", columns))[name] == "label"
+
+
+def test_candidates_of_a_request_become_rows(tmp_path: Path) -> None:
+    shown = [[{"news": j, "click": j == i % 3} for j in range(3 + i % 4)] for i in range(40)]
+    nested = write(tmp_path / "a.parquet", {"user_id": [i % 7 for i in range(40)], "shown": shown})
+    assert survey(open_source(nested)).explode == ("shown",)
+    assert roles(nested) == {"user_id": "session, id", "shown.news": "id", "shown.click": "label"}
+
+    beside = {
+        "user_id": [i % 7 for i in range(40)],
+        "history": [[1, 2, 3]] * 40,
+        "news": [[each["news"] for each in row] for row in shown],
+        "click": [[int(each["click"]) for each in row] for row in shown],
+    }
+    parallel = write(tmp_path / "b.parquet", beside)
+    assert survey(open_source(parallel)).explode == ("news", "click")
+    assert roles(parallel)["history"] == "ids"
+
+
+def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", {"user_id": [1, 2] * 9, "item_id": list(range(18))})
+    with pytest.raises(LabelUnknown, match=r"--label COLUMN, or say --implicit"):
+        roles(path)
+    assert roles(path, implicit=True) == {"user_id": "session, id", "item_id": "id"}
+    two = write(tmp_path / "u.parquet", {"user_id": [1, 2] * 9, "a": [0, 1] * 9, "b": [1, 0] * 9})
+    with pytest.raises(LabelUnknown, match=r"could be a, b"):
+        roles(two)
+    assert roles(two, label="b")["a"] == "id"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--label", "cliked"], "no column cliked, which --label names; did you mean clicked?"),
+        (["--label", "embedding"], "column embedding is list<element: double>, no label"),
+        (["--label", "clicked", "--unused", "clicked"], "--label and --unused name one column"),
+        (["--label", "clicked", "--implicit"], "--implicit takes every row for a positive"),
+        (["--explode", "age"], "column age is int64, no list that could be exploded"),
+        (["--format", "excel"], "--format"),
+    ],
+)
+def test_a_mistake_is_told_and_writes_nothing(
+    tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    path = write(tmp_path / "t.parquet", impressions())
+    file = tmp_path / "my.yaml"
+    result = CliRunner().invoke(main, ["init", str(path), str(file), *arguments])
+    assert result.exit_code != 0
+    assert said in result.output
+    assert isinstance(result.exception, SystemExit)
+    assert not file.exists()
+
+
+def test_the_file_names_every_column_and_is_valid(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    columns = impressions()
+    write(Path("t.parquet"), {**columns, "yes": columns["age"], "a b: c": columns["price"]})
+    result = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml"])
+    assert result.exit_code == 0, result.output
+    text = Path("my.yaml").read_text(encoding="utf-8")
+    assert max(map(len, text.splitlines())) <= 100
+
+    document = YAML(typ="safe").load(text)
+    named = document["dataset"]["options"]["columns"]
+    leaves = {"user.vip", "user.height", "yes", "a b: c", *columns} - {"user"}
+    assert named.keys() == leaves
+    registry = load_registry(Path("my.yaml"))
+    registry.dataset.prepare()
+    schema = registry.dataset.schema()
+    tables = document["model"]["tables"]
+    assert {f"t_{feature}" for feature in schema.sparse} == tables.keys()
+    scaled = [each for each in document["preprocessing"] if each["use"] == "tables.standardise"]
+    dense = {"price", "age", "user_height", "yes", "a_b__c", "embedding_*"}
+    assert set(scaled[0]["features"]) == dense
+
+    again = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml"])
+    assert again.exit_code == 1
+    assert "exists already" in again.output
+    assert Path("my.yaml").read_text(encoding="utf-8") == text
+
+
+@pytest.mark.slow
+def test_what_it_writes_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("t.parquet"), impressions())
+    runner = CliRunner()
+    assert runner.invoke(main, ["init", "t.parquet", "my.yaml"]).exit_code == 0
+    result = runner.invoke(main, ["run", "my.yaml", "training.steps=4", "--json", "r.json"])
+    assert result.exit_code == 0, result.output
+    assert len(json.loads(Path("r.json").read_text())["losses"]) == 4
