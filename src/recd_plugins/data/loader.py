@@ -51,7 +51,7 @@ class DataLoader:
                 model_input = next(batches, None)
             if model_input is None:
                 return
-            yield _pinned(model_input) if self._pin_memory else model_input
+            yield pinned(model_input) if self._pin_memory else model_input
 
     def batches_a_block(self) -> float:
         """Adjacent batches that one reader makes at a time, a mean from the position on.
@@ -154,8 +154,9 @@ class _OwnFeed(Feed):
         return self._pipeline.read(reader)
 
 
-def _pinned(model_input: ModelInput) -> ModelInput:
+def pinned(model_input: ModelInput) -> ModelInput:
+    """The same in pinned memory."""
     # Only from pinned memory does a copy to the device overlap with compute.
     start = time.perf_counter()
-    pinned = model_input.pin_memory()
-    return replace(pinned, making=pinned.making.arrived(time.perf_counter() - start))
+    copy = model_input.pin_memory()
+    return replace(copy, making=copy.making.arrived(time.perf_counter() - start))

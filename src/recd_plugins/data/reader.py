@@ -215,7 +215,7 @@ def _rebatch(parts: Iterator[Rows], size: int) -> Iterator[Rows]:
             start += len(taken)
             missing -= len(taken)
             if missing == 0:
-                yield _concat(waiting)
+                yield concat_rows(waiting)
                 waiting, missing = [], size
 
 
@@ -229,7 +229,8 @@ def _slice(rows: Rows, start: int, length: int) -> Rows:
     return Rows(rows.data.slice(start, length), tuple(origins))
 
 
-def _concat(parts: list[Rows]) -> Rows:
+def concat_rows(parts: list[Rows]) -> Rows:
+    """The same rows as one batch."""
     if len(parts) == 1:
         return parts[0]
     batch = concat_batches([part.data for part in parts])

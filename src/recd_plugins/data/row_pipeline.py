@@ -14,6 +14,7 @@ from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import Prepared
+from recd_plugins.data.sessions import session_column, session_ids
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.interfaces import Rows
 from recd_plugins.plugin_call import plugin_call, plugin_items
@@ -42,6 +43,7 @@ class RowPipeline:
     def __init__(self, registry: Registry, transforms: Transforms | None = None) -> None:
         transforms = transforms or fitted_transforms(registry)
         self._dataset = wrapped_dataset(registry)
+        self._session = session_column(self._dataset)
         self._batch_size = registry.training.batch_size
         self._schema = transforms.schema
         self._converter = transforms.converter
@@ -62,7 +64,8 @@ class RowPipeline:
             batch, preprocess = _timed(self._transform, converted, rows)
             lowered, transfer = _timed(lower, batch, self._placement)
             making = MakingTimes(fill, convert, preprocess, transfer)
-            yield replace(lowered, groups=rows.groups, making=making)
+            sessions = None if self._session is None else session_ids(rows, self._session)
+            yield replace(lowered, groups=rows.groups, making=making, sessions=sessions)
 
     def batch(self, rows: Rows) -> Batch:
         """What one batch of a reader becomes before it is lowered."""

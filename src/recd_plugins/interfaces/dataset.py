@@ -37,9 +37,11 @@ class Reader(ABC):
     """Iterates over one epoch's batches of one rank.
 
     Every batch has exactly ``batch_size`` rows and every rank gets the same number of batches;
-    rows that do not fill a batch on every rank are left out. ``state_dict`` taken after batch i was
-    handed out and loaded into a new reader makes it go on at batch i + 1, whatever was prefetched.
-    A state taken at another number of ranks loads too: what is left is dealt anew.
+    rows that do not fill a batch on every rank are left out: the last ones of the order in which
+    one rank with a ``batch_size`` of 1 reads them, which is how evaluation reads them.
+    ``state_dict`` taken after batch i was handed out and loaded into a new reader makes it go on at
+    batch i + 1, whatever was prefetched. A state taken at another number of ranks loads too: what
+    is left is dealt anew.
     """
 
     @abstractmethod
@@ -206,8 +208,9 @@ class Dataset(Plugin, ABC):
 class DatasetWrapper(Dataset):
     """The rows of another dataset in another order; stands under ``dataset.wrap``.
 
-    Training, evaluation and the planner's sample are read through it. What counts rows (profiles,
-    ``recd analyze``) reads the dataset itself, so a wrapper keeps each row, and all its columns.
+    Training and the planner's sample are read through it. Evaluation, where order does not matter,
+    and what counts rows (profiles, ``recd analyze``) read the dataset itself, so a wrapper keeps
+    each row, and all its columns.
     Overriding ``reader`` is all that there is to do.
 
     Attributes:
@@ -256,7 +259,7 @@ class DatasetWrapper(Dataset):
         Raises:
             DataError: as ``reader``; or the dataset knows no sessions.
         """
-        inner = _WithSessions(PluginOptions()).over(self.inner, self.lookups)
+        inner = WithSessions(PluginOptions()).over(self.inner, self.lookups)
         return self.over(inner, self.lookups).reader(
             rank=rank, world_size=world_size, batch_size=batch_size, split=split
         )
@@ -281,7 +284,7 @@ class DatasetWrapper(Dataset):
         return {}
 
 
-class _WithSessions(DatasetWrapper):
+class WithSessions(DatasetWrapper):
     """A dataset whose ``reader`` is its ``session_reader``."""
 
     name = "dataset.with_sessions"

@@ -20,10 +20,13 @@ class ScoredBatch:
     Attributes:
         logits: of its samples, float32 ``[B]``.
         labels: float32 ``[B]``.
+        sessions: int64 ``[B]``, equal where samples are of one session, on all ranks; None
+            where the dataset does not say.
     """
 
     logits: Tensor
     labels: Tensor
+    sessions: Tensor | None = None
 
     @property
     def predictions(self) -> Tensor:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins import activity
+from recd_plugins.data.every_row import EveryRow
 from recd_plugins.interfaces import Split, TrainPipeline
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.prepared import Prepared, Registry
@@ -17,6 +19,7 @@ from recd_plugins.training.metrics import Metrics
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions
 from recd_plugins.training.steps import steps
+from recd_plugins.values.model_input import ModelInput
 
 
 def splits_of(registry: Registry) -> tuple[Split, ...]:
@@ -34,25 +37,42 @@ def evaluate(
     device: torch.device,
     finite: FiniteRun,
 ) -> tuple[Quality | None, Mapping[str, float]]:
-    """Quality and metrics on the test split, where there is one and the registry wants it."""
+    """Quality and metrics on the test split, where there is one and the registry wants it.
+
+    Of every row; a row that fills up a batch is scored and not counted.
+    """
     split: Split = "test"
     registry = prepared.registry
     if split not in splits_of(registry):
         return None, {}
-    loader = prepared.dataloader(rank=rank, world_size=world_size, split=split, device=device)
-    predictions, metrics = Predictions(), Metrics(registry.path, registry.entries("metric"))
+    entries = registry.entries("metric")
+    predictions, metrics = Predictions(), Metrics(registry.path, entries)
     losses: list[Tensor] = []
     dmp.eval()
     with (
-        loader,
+        EveryRow(prepared, rank, world_size, split, device, sessions=bool(entries)) as batches,
         torch.no_grad(),
         activity.doing("evaluating"),
-        progress_bar(rank, split, 0, len(loader)) as advance,
+        progress_bar(rank, split, 0, len(batches)) as advance,
     ):
-        for loss, logits, labels in steps(pipeline, iter(loader), prepared.registry, dmp.module):
-            predictions.update(logits, labels)
-            metrics.update(logits, labels)
+        waiting: deque[tuple[int, Tensor | None]] = deque()
+        outputs = steps(pipeline, _noted(batches, waiting), registry, dmp.module)
+        for loss, logits, labels in outputs:
+            count, sessions = waiting.popleft()
+            counted = None if sessions is None else sessions[:count]
+            predictions.update(logits[:count], labels[:count])
+            if count:
+                metrics.update(logits[:count], labels[:count], counted)
             losses.append(loss)
             advance(loss)
     finite.losses(losses, of=f" of the {split} split")
     return predictions.summarize(), metrics.results()
+
+
+def _noted(
+    batches: Iterable[tuple[ModelInput, int]], waiting: deque[tuple[int, Tensor | None]]
+) -> Iterator[ModelInput]:
+    """The batches, taken ahead by a pipeline; how many rows count, and their sessions, wait."""
+    for batch, count in batches:
+        waiting.append((count, batch.sessions))
+        yield batch

@@ -69,12 +69,16 @@ class Metrics:
         self._states = [self._call(entry, "start", entry.plugin.start) for entry in self._entries]
         self._num_samples = 0
 
-    def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Show all of them a batch, logits and labels ``[B]``."""
+    def update(self, logits: Tensor, labels: Tensor, sessions: Tensor | None = None) -> None:
+        """Show all of them a batch, logits, labels and sessions ``[B]``."""
         self._num_samples += len(labels)
         for i, entry in enumerate(self._entries):
             # Copies: what one does to them no other sees.
-            batch = ScoredBatch(*(each.detach().cpu().float().clone() for each in (logits, labels)))
+            batch = ScoredBatch(
+                logits.detach().cpu().float().clone(),
+                labels.detach().cpu().float().clone(),
+                None if sessions is None else sessions.clone(),
+            )
             state = self._states[i]
             self._states[i] = self._call(entry, "update", entry.plugin.update, state, batch)
 

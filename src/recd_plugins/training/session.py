@@ -147,9 +147,9 @@ def _prepared(registry: Registry, world_size: int, resume: bool) -> Iterator[Non
     dataset = registry.wrapped_dataset
     dataset.prepare()
     for split in splits_of(registry):
-        dataset.reader(
-            rank=0, world_size=world_size, batch_size=registry.training.batch_size, split=split
-        )
+        # Evaluation takes rows that fill no batch too.
+        size, ranks = (registry.training.batch_size, world_size) if split == "train" else (1, 1)
+        dataset.reader(rank=0, world_size=ranks, batch_size=size, split=split)
         check_wrappers_keep_rows(registry, split)
     checkpoints = checkpoints_of(registry.training)
     if checkpoints is not None:

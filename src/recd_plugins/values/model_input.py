@@ -132,6 +132,7 @@ class ModelInput(Pipelineable):
         stretches: by sequence feature of a partial IKJT: its unique rows among the stored ids.
         groups: how many of the rows belong to which group, as ``Rows`` says.
         making: seconds that it took, by part.
+        sessions: int64 ``[B]``, equal where rows are of one session; only where they are asked for.
         taken: sequence features whose unique rows, or whose ``inverse_lookup``, were asked for.
     """
 
@@ -145,6 +146,7 @@ class ModelInput(Pipelineable):
     stretches: Mapping[str, Stretches] = field(default_factory=dict)
     groups: Mapping[str, int] = field(default_factory=dict)
     making: MakingTimes = field(default_factory=MakingTimes)
+    sessions: Tensor | None = None
     taken: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -94,6 +94,16 @@ class DatasetContract(PluginContract):
         lost = len(everything) - len(read)
         assert lost <= self.rows_left_out(world_size, self.batch_size), f"{lost} rows are lost"
 
+    @pytest.mark.parametrize("world_size", [1, 2])
+    def test_rows_that_fill_no_batch_are_the_last(self, dataset: Dataset, world_size: int) -> None:
+        """Evaluation reads them by a reader of one row a batch, behind those that were read."""
+        if isinstance(dataset, DatasetWrapper):
+            return  # evaluation reads what it wraps
+        everything = list(_contents(self._reader(dataset, batch_size=1)))
+        readers = [self._reader(dataset, rank, world_size) for rank in range(world_size)]
+        read = _contents(rows for reader in readers for rows in reader)
+        assert read.keys() == set(everything[: len(read)]), "rows before the last ones are left out"
+
     def test_a_wrapper_keeps_each_row(self, dataset: Dataset) -> None:
         """Whole rows of its inner dataset: what measures the data reads that one."""
         if not isinstance(dataset, DatasetWrapper):
