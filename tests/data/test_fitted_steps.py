@@ -11,13 +11,18 @@ import pytest
 import torch
 
 from recd_plugins import load_registry
+from recd_plugins.data.fitted_state import fitted_state
 from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.data.measure_access import measure_access
 from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.profile import measure_profile
+from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.fields import IDENTITY
+from recd_plugins.training.checkpoint_files.fitted import FITTED, write_fitted
+from recd_plugins.training.checkpoint_files.manifest import MANIFEST, digest_of, manifest_text
+from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.identity import check_resumable, identity_of, identity_text
 
 PLUGINS = '''
@@ -52,6 +57,13 @@ class Known(Preprocessing):
 
     def identity(self):
         return {} if self.options.fault == "unknown" else {"ids": sorted(self.ids)}
+
+    def fitted_state(self):
+        import torch
+        return {"ids": torch.tensor(sorted(self.ids))}
+
+    def load_fitted_state(self, state):
+        self.ids = set(state["ids"].tolist())
 
     def transform(self, values, offsets):
         import torch
@@ -199,6 +211,26 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(folder: Path, tmp_path: P
     with pytest.raises(RecdError, match=re.escape("preprocessing[0].identity.item_0.ids was [")):
         check_resumable(tmp_path, now, ())
     assert check_resumable(tmp_path, now, ("preprocessing",))
+
+
+@pytest.mark.parametrize("together", ["false", "true"])
+def test_a_checkpoint_stands_for_fitting(
+    folder: Path, tmp_path: Path, together: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = ALL % f", options: {{together: {together}}}"
+    before = registry(folder, entry)
+    expected = rows_of(before)
+    write_fitted(tmp_path, {name: each.numpy() for name, each in fitted_state(before).items()})
+    manifest = manifest_text({FITTED: digest_of(tmp_path / FITTED)})
+    (tmp_path / MANIFEST).write_text(manifest, encoding="utf-8")
+    monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", None)
+    after = registry(folder, entry)
+    load_fitted(after, tmp_path)
+    assert same(rows_of(after), expected)
+    assert identity_of(after, []) == identity_of(before, [])
+    (tmp_path / FITTED).write_bytes(b"another")
+    with pytest.raises(DamagedError, match=FITTED):
+        load_fitted(registry(folder, entry), tmp_path)
 
 
 @pytest.mark.parametrize(

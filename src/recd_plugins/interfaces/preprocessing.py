@@ -53,6 +53,22 @@ class Preprocessing(Plugin, ABC):
                 the entries before this one leave them; to be left as they are.
         """
 
+    def fitted_state(self) -> Mapping[str, Tensor]:
+        """What ``fit`` decided, as tensors by name. A checkpoint keeps it beside the weights.
+
+        Override it together with ``load_fitted_state``: a run that goes on, and who scores by the
+        checkpoint, take it in place of fitting to data that may be gone. Without it they fit anew
+        and compare ``identity``. Text is uint8.
+        """
+        return {}
+
+    def load_fitted_state(self, state: Mapping[str, Tensor]) -> None:
+        """Be what the state says, as if ``fit`` had been called.
+
+        Args:
+            state: what ``fitted_state`` gave; on the CPU.
+        """
+
     def __reduce__(self) -> tuple[Any, ...]:
         """As the base class, with where its entry stands, whatever ``__getstate__`` leaves out."""
         return _again, (type(self), self.options, self.stands_at), self.__getstate__()

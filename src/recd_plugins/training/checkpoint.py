@@ -18,11 +18,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from recd_plugins.data.fitted_state import FittedState
 from recd_plugins.errors import RecdError
 from recd_plugins.file_lock import locked_folder
 from recd_plugins.training.agreement import from_rank_0, together
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.fields import IDENTITY
+from recd_plugins.training.checkpoint_files.fitted import FITTED, write_fitted
 from recd_plugins.training.checkpoint_files.folder import (
     checkpoints_in,
     clean,
@@ -75,6 +77,7 @@ class Checkpoints:
         identity: of the run, as ``identity_of`` gives it, on rank 0: written into checkpoints, and
             only those are loaded that are of an equal run. None neither writes nor compares it.
         allowed: fields of it that may differ.
+        fitted: what preprocessing was fitted to be, by ``fitted_state``, on rank 0.
     """
 
     def __init__(
@@ -83,7 +86,9 @@ class Checkpoints:
         keep: int,
         identity: Mapping[str, Any] | None = None,
         allowed: Collection[str] = (),
+        fitted: FittedState | None = None,
     ) -> None:
+        self._fitted = fitted
         self._folder = folder
         self._keep = keep
         self._identity = identity
@@ -225,6 +230,9 @@ class Checkpoints:
         texts = {PROGRESS: progress}
         if self._identity is not None:
             texts[IDENTITY] = identity_text(self._identity)
+        if self._fitted:
+            write_fitted(partial, {name: each.numpy() for name, each in self._fitted.items()})
+            files[FITTED] = digest_of(partial / FITTED)
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
             files[name] = digest_of(partial / name)

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins import activity, upstream_noise
+from recd_plugins.data.fitted_state import FittedState, fitted_state
 from recd_plugins.data.stalls import StallMeter
 from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.lookup_kernels import close_kernels
@@ -32,6 +33,7 @@ from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
+from recd_plugins.training.fitted import resume_fitted
 from recd_plugins.training.group_report import GroupReport
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.learning_rates import LearningRates
@@ -145,6 +147,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         settings=job.settings,
     )
     registry = registry.with_training(job.overrides)
+    resume_fitted(registry)
     training = registry.training
     if training.workers:
         from recd_plugins.data.worker_processes import start_server
@@ -165,7 +168,8 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     checkpoints = None
     if job.side == "plugins" and training.checkpoint.path is not None:
         identity = identity_of(registry, parts.tables) if rank == 0 else None
-        checkpoints = checkpoints_of(training, identity, job.allowed)
+        fitted = fitted_state(registry) if rank == 0 else None
+        checkpoints = checkpoints_of(training, identity, job.allowed, fitted)
     progress = Progress() if checkpoints is None else checkpoints.load(dmp, optimizer)
     if rank == 0 and job.side == "plugins":
         click.echo(str(describe_tables(dmp)), err=True)
@@ -284,12 +288,13 @@ def checkpoints_of(
     training: TrainingSpec,
     identity: Mapping[str, Any] | None = None,
     allowed: Collection[str] = (),
+    fitted: FittedState | None = None,
 ) -> Checkpoints | None:
     """Where a run keeps its checkpoints, None where it keeps none."""
     spec = training.checkpoint
     if spec.path is None:
         return None
-    return Checkpoints(Path(spec.path), spec.keep, identity, allowed)
+    return Checkpoints(Path(spec.path), spec.keep, identity, allowed, fitted)
 
 
 def _save(

@@ -112,6 +112,19 @@ class PreprocessingContract(PluginContract):
         assert again.identity() == plugin.identity()
         assert _apply(again, rows) == _apply(plugin, rows)
 
+    def test_a_state_stands_for_fitting(self, plugin: Preprocessing, rows: Rows) -> None:
+        """Checkpoints keep it; a plugin without one is fitted anew."""
+        if type(plugin).fitted_state is Preprocessing.fitted_state:
+            return
+        before = {name: tensor.clone() for name, tensor in plugin.fitted_state().items()}
+        again = type(plugin)(plugin.options)
+        again.load_fitted_state(before)
+        assert again.identity() == plugin.identity()
+        assert _apply(again, rows) == _apply(plugin, rows)
+        after = again.fitted_state()
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
     def test_identity_tells_what_was_fitted(self, plugin: Preprocessing, rows: Rows) -> None:
         if not _has_fit(plugin):
             return

@@ -1,0 +1,77 @@
+"""What preprocessing was fitted to be, as tensors that a checkpoint keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from torch import Tensor
+
+from recd_plugins.data.apply_step import step_call
+from recd_plugins.data.feature_steps import feature_steps
+from recd_plugins.interfaces import Preprocessing
+from recd_plugins.registry import Entry, Registry
+
+#: Tensors by entry, feature ("" where all share one) and name, which stand in a name as JSON.
+FittedState = Mapping[str, Tensor]
+
+
+def fitted_state(registry: Registry) -> dict[str, Tensor]:
+    """What ``fit`` decided in each entry that says so; nothing of one that is not fitted yet.
+
+    Raises:
+        PluginError: a step fails to say it.
+    """
+    found = {}
+    for entry in _entries(registry):
+        for feature, step in (entry.plugin.fitted or {}).items():
+            of = "" if step.fits_together else feature
+            with step_call(step, f"fitted_state of {feature}"):
+                for name, tensor in step.fitted_state().items():
+                    found[json.dumps([entry.field, of, name])] = tensor.detach().cpu()
+    return found
+
+
+def load_fitted_state(registry: Registry, state: FittedState) -> None:
+    """Make entries what they were, in place of fitting; one that ``state`` lacks is left unfitted.
+
+    Raises:
+        RecdError: a step does not take it.
+    """
+    entries = [entry for entry in _entries(registry) if entry.plugin.fitted is None]
+    if not entries or not state:
+        return
+    by_step: dict[tuple[str, str], dict[str, Tensor]] = {}
+    for key, tensor in state.items():
+        field, feature, name = json.loads(key)
+        by_step.setdefault((field, feature), {})[name] = tensor
+    steps = feature_steps(registry, registry.dataset.schema())
+    for entry in entries:
+        plugin = entry.plugin
+        claimed = [feature for feature, chain in steps.items() if plugin in chain]
+        of = (
+            dict.fromkeys(claimed, "") if plugin.fits_together else {each: each for each in claimed}
+        )
+        if {(entry.field, name) for name in of.values()} != {
+            key for key in by_step if key[0] == entry.field
+        }:
+            continue
+        plugin.fitted = {
+            feature: _loaded(plugin, feature, by_step[entry.field, name])
+            for feature, name in of.items()
+        }
+
+
+def _loaded(plugin: Preprocessing, feature: str, state: Mapping[str, Tensor]) -> Preprocessing:
+    step = plugin if plugin.fits_together else type(plugin)(plugin.options)
+    step.stands_at = plugin.stands_at
+    with step_call(step, f"load_fitted_state of {feature}"):
+        step.load_fitted_state(state)
+    return step
+
+
+def _entries(registry: Registry) -> Iterator[Entry[Preprocessing]]:
+    """Those that are fitted and say what they were fitted to be."""
+    for entry in registry.preprocessing:
+        if type(entry.plugin).fitted_state is not Preprocessing.fitted_state:
+            yield entry

@@ -1,0 +1,41 @@
+"""Preprocessing as a checkpoint has it, in place of fitting it anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from recd_plugins.data.fitted_state import load_fitted_state
+from recd_plugins.registry import Registry
+from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.fitted import read_fitted
+from recd_plugins.training.checkpoint_files.folder import checkpoints_in
+
+
+def load_fitted(registry: Registry, checkpoint: Path) -> None:
+    """What the preprocessing of a registry was when a checkpoint was written.
+
+    Entries of which the checkpoint says nothing are fitted when they are used; whether they are
+    the same then, the identity tells.
+
+    Raises:
+        DamagedError: the file is not as it was written.
+    """
+    if registry.preprocessing:
+        arrays = read_fitted(checkpoint)
+        load_fitted_state(registry, {name: torch.from_numpy(each) for name, each in arrays.items()})
+
+
+def resume_fitted(registry: Registry) -> None:
+    """The same of the newest checkpoint of the registry that is whole, if there is any.
+
+    All of a run have the same; which one the run goes on from is found later.
+    """
+    folder = registry.training.checkpoint.path
+    for checkpoint in reversed(checkpoints_in(Path(folder)) if folder is not None else []):
+        try:
+            load_fitted(registry, checkpoint)
+        except DamagedError:  # told when weights are loaded
+            continue
+        return
