@@ -177,6 +177,11 @@ class SessionParquet(Dataset):
         columns = self._with_keys(split, [self.options.session, self.options.timestamp])
         return table.read((Piece(unit, 0, unit.num_rows) for unit in table.units), columns)
 
+    def to_score(self, location: str) -> Dataset:
+        from recd_plugin_recd.scored_parquet import ScoredParquet
+
+        return ScoredParquet(self, location)
+
     def _with_keys(self, split: Split, keys: list[str]) -> pa.Schema:
         """The columns of ``reader`` and then ``keys``."""
         table = self._table_of(split)
@@ -251,7 +256,7 @@ class SessionParquet(Dataset):
     def _columns(self, table: ParquetTable, schema: FeatureSchema) -> pa.Schema:
         """Names and types of what the reader yields, ids as int64."""
         fields = []
-        for name in (*schema.sparse, *schema.dense, schema.label):
+        for name in filter(None, (*schema.sparse, *schema.dense, schema.label)):
             if name not in table.schema.names:
                 raise DataError(
                     f"{table.locations[0]}: no column {name}, which {self._table.root} has"

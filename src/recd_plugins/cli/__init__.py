@@ -24,6 +24,14 @@ COMMANDS = {
         "recd_plugins.cli.run:run",
         "Train the model of REGISTRY on its data with its plugins.",
     ),
+    "evaluate": (
+        "recd_plugins.cli.evaluate:evaluate",
+        "Evaluate a trained model of REGISTRY on every row of its test split.",
+    ),
+    "predict": (
+        "recd_plugins.cli.predict:predict",
+        "Score every row of TABLE by a trained model of REGISTRY.",
+    ),
     "plan": (
         "recd_plugins.cli.plan:plan",
         "Plan the tables of REGISTRY's model for a cluster, without one.",

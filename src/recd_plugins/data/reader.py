@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import accumulate, islice
 from typing import Any
@@ -174,7 +174,7 @@ class PlannedReader(Reader):
                 "generator function, which is given an iterator of Piece and yields their Rows"
             )
         with closing(rows):
-            yield from _rebatch(self._checked(rows, pieces), self._plan.batch_size)
+            yield from rebatch(self._checked(rows, pieces), self._plan.batch_size)
 
     def _checked(self, parts: Iterator[Rows], pieces: Sequence[Piece]) -> Iterator[Rows]:
         """The same, of which there have to be as many rows as in the pieces."""
@@ -203,23 +203,32 @@ def _name(of: object) -> str:
     return str(getattr(of, "__qualname__", of))
 
 
-def _rebatch(parts: Iterator[Rows], size: int) -> Iterator[Rows]:
-    """The same rows in batches of ``size``; without a copy where a part holds a whole batch."""
+def rebatch(parts: Iterable[Rows], size: int, *, rest: bool = False) -> Iterator[Rows]:
+    """The same rows in batches of ``size``; without a copy where a part holds a whole batch.
+
+    Args:
+        parts: any number of rows each.
+        size: of a batch.
+        rest: hand out what fills no batch, too, as the last one.
+    """
     waiting: list[Rows] = []
     missing = size
     for part in parts:
         start = 0
         while start < len(part):
-            taken = _slice(part, start, min(missing, len(part) - start))
+            taken = slice_rows(part, start, min(missing, len(part) - start))
             waiting.append(taken)
             start += len(taken)
             missing -= len(taken)
             if missing == 0:
                 yield concat_rows(waiting)
                 waiting, missing = [], size
+    if rest and waiting:
+        yield concat_rows(waiting)
 
 
-def _slice(rows: Rows, start: int, length: int) -> Rows:
+def slice_rows(rows: Rows, start: int, length: int) -> Rows:
+    """``length`` of the rows from ``start`` on."""
     origins, before = [], 0
     for origin in rows.origins:
         first, last = max(start, before), min(start + length, before + origin.num_rows)

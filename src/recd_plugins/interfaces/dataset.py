@@ -28,6 +28,8 @@ _GUARDED = (
     "statistics",
     "session_keys",
     "scan",
+    "keys",
+    "to_score",
     "check",
     "expected_groups",
 )
@@ -204,6 +206,26 @@ class Dataset(Plugin, ABC):
             "cannot be scanned; take a dataset that does, or a Parquet file or folder"
         )
 
+    def keys(self) -> tuple[str, ...]:
+        """The columns of ``scan`` that predictions carry, so that they can be joined back."""
+        keys = self.session_keys()
+        return () if keys is None else (keys.session, keys.timestamp)
+
+    def to_score(self, location: str) -> Dataset:  # noqa: ARG002
+        """The same columns, by the same options, of another table, to score all of its rows.
+
+        Its ``scan("train")`` yields every row in stored order, whatever the options say of rows to
+        leave out, with the columns of ``schema``, which is this one's, and those of ``keys``. The
+        label need not be there: it is 0 then.
+
+        Args:
+            location: a path or URL, as an option names that of the training split.
+
+        Raises:
+            DataError: this dataset cannot do that; or a column is missing.
+        """
+        raise DataError(f"{self.name} cannot score other tables")
+
 
 class DatasetWrapper(Dataset):
     """The rows of another dataset in another order; stands under ``dataset.wrap``.
@@ -275,6 +297,14 @@ class DatasetWrapper(Dataset):
     def scan(self, split: Split = "train") -> Iterator[Rows]:
         """The inner dataset's: in stored order."""
         return self.inner.scan(split)
+
+    def keys(self) -> tuple[str, ...]:
+        """The inner dataset's."""
+        return self.inner.keys()
+
+    def to_score(self, location: str) -> Dataset:
+        """The inner dataset's: in stored order."""
+        return self.inner.to_score(location)
 
     def expected_groups(self) -> Mapping[str, float]:
         """The expected share of samples by group of ``Rows``; empty where nothing is expected.

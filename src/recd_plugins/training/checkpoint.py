@@ -189,6 +189,17 @@ class Checkpoints:
             )
         return Progress()
 
+    def load_one(self, path: Path, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
+        """Load this checkpoint into model and optimizer. A collective call.
+
+        Raises:
+            RecdError: it does not fit the model, or is of another run.
+            DamagedError: it is not as it was written.
+        """
+        if damage := _damage(path):
+            raise DamagedError(f"{damage[0]}; name another checkpoint (recd checkpoint verify)")
+        return self._load(path, dmp, optimizer)
+
     def _load(self, path: Path, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
         progress = read_progress(path)
         told = together(lambda: self._differences(path))[0]

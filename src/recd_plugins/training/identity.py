@@ -24,6 +24,7 @@ from recd_plugins.training.checkpoint_files.fields import (
     FURTHER,
     IDENTITY,
     OBSERVERS,
+    SCORES,
 )
 from recd_plugins.versions import installed_set
 
@@ -151,6 +152,32 @@ def check_resumable(
         options = " ".join(f"--allow {name}" for name in names)
         remedy += f"; {options} allows what may change on purpose"
     raise RecdError(f"{checkpoint}: is of another run: {'; '.join(refused[:8])}{more}; {remedy}")
+
+
+def check_same_model(checkpoint: Path, identity: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint of a model that would score otherwise; data and training may differ.
+
+    Args:
+        checkpoint: whose files are as they were written.
+        identity: of the registry that is to score by it.
+
+    Raises:
+        RecdError: says each field, with both values.
+    """
+    before, now = read_fields(checkpoint), dict(_leaves(json.loads(json.dumps(identity)), ""))
+    wrong = [
+        f"{field.removeprefix(f'{FURTHER}.')} was {_shown(before, field)} and is "
+        f"{_shown(now, field)}"
+        for field in dict.fromkeys((*before, *now))
+        if _within(field, SCORES) and not _within(field, FREE)
+        if before.get(field) != now.get(field)
+    ]
+    if wrong:
+        more = f"; and {len(wrong) - 8} fields more" if len(wrong) > 8 else ""
+        raise RecdError(
+            f"{checkpoint}: is of another model: {'; '.join(wrong[:8])}{more}; take the registry "
+            "that it was trained by, or a checkpoint of this one (--checkpoint)"
+        )
 
 
 def _plugin(plugin: Plugin) -> dict[str, Any]:

@@ -17,6 +17,16 @@ FREE = (
         )
     ),
 )
+#: What scores depend on besides the weights.
+SCORES = (
+    "dataset.use",
+    "dataset.options",
+    "data.schema",
+    "preprocessing",
+    "pooling",
+    "model",
+    f"{FURTHER}.model",
+)
 #: What it may change with ``--allow``: the state fits, and what is learnt from there is another.
 ALLOWABLE = (
     *("training.learning_rate", "training.dense_learning_rate", "training.eps", "training.seed"),

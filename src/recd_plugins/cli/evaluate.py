@@ -1,0 +1,75 @@
+"""``recd evaluate``: how good a trained model is on the test split."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from recd_plugins.cli.trained_options import BATCH_SIZE, CHECKPOINT, RANKS, overrides
+from recd_plugins.errors import RecdError
+from recd_plugins.planning.prepared import load_registry
+from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+@CHECKPOINT
+@RANKS
+@BATCH_SIZE
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_obj
+def evaluate(
+    plugins_dir: Path | None,
+    registry: Path,
+    settings: tuple[str, ...],
+    checkpoint: str,
+    ranks: int | None,
+    batch_size: int | None,
+    as_json: bool,
+) -> None:
+    """Evaluate a trained model of REGISTRY on every row of its test split.
+
+    Shows normalized entropy, AUC and the metrics of the file. KEY=VALUE sets a value of the file,
+    as for recd run. Under torchrun it joins the ranks that are there.
+
+    \b
+    recd evaluate registry.yaml
+    recd evaluate registry.yaml --checkpoint checkpoints/step-000000100 --json
+    """
+    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
+    if "test" not in read.dataset.splits():
+        raise RecdError(
+            f"{registry}: {read.dataset.name} has no test split; give it one by its options "
+            "(recd plugins lists them)"
+        )
+    chosen = chosen_checkpoint(read, checkpoint)
+    given = overrides(ranks=ranks, batch_size=batch_size, evaluate=True)
+    read = read.with_training(given)
+    from rich.console import Console
+    from rich.table import Table
+
+    from recd_plugins.distributed.device import choose_device
+    from recd_plugins.distributed.launch import torchrun_rank
+    from recd_plugins.training.evaluate import evaluate_trained
+    from recd_plugins.training.trained import TrainedJob, on_ranks
+
+    job = TrainedJob(registry, chosen, plugins_dir, given, settings, choose_device(read))
+    found = on_ranks(read, evaluate_trained, job)
+    if torchrun_rank() not in (None, 0):
+        return
+    if as_json:
+        click.echo(json.dumps(found.as_json(), indent=2))
+        return
+    table = Table(title=f"{chosen.name}, test split")
+    table.add_column("")
+    table.add_column("value", justify="right")
+    report = found.as_json()["test"]
+    table.add_row("rows", f"{report.pop('num_samples'):,}")
+    for name, value in report.items():
+        table.add_row(name.replace("_", " "), f"{value:.6g}")
+    Console().print(table)
+    if found.test.normalized_entropy > 1:
+        click.echo("A normalized entropy above 1 is worse than predicting the mean label.")

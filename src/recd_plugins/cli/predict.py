@@ -1,0 +1,97 @@
+"""``recd predict``: scores of every row of a table by a trained model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from recd_plugins.cli.options import OUTPUT, check_outputs
+from recd_plugins.cli.trained_options import BATCH_SIZE, CHECKPOINT, RANKS, overrides
+from recd_plugins.errors import DataError
+from recd_plugins.planning.prepared import load_registry
+from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@click.argument("table")
+@click.option("-o", "--output", type=OUTPUT, required=True, help="The file of scores.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["parquet", "csv", "jsonl"]),
+    help="Of the file; by its suffix without it.",
+)
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="COLUMN",
+    help="A column of TABLE, a Parquet table, that the file has too; again for more.",
+)
+@CHECKPOINT
+@RANKS
+@BATCH_SIZE
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for recd run.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.pass_obj
+def predict(
+    plugins_dir: Path | None,
+    registry: Path,
+    table: str,
+    output: Path,
+    kind: str | None,
+    keep: tuple[str, ...],
+    checkpoint: str,
+    ranks: int | None,
+    batch_size: int | None,
+    settings: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Score every row of TABLE by a trained model of REGISTRY.
+
+    TABLE is what the dataset of REGISTRY reads, as a Parquet file or a folder of some; it needs no
+    label. The file of scores has a row for each of its rows, in their order: the keys that the
+    dataset names, the 0-based row, and the score, a probability. Under torchrun the command joins
+    the ranks that are there.
+
+    \b
+    recd predict registry.yaml new.parquet -o scores.parquet
+    recd predict registry.yaml new.parquet -o scores.csv --keep user_id --checkpoint best
+    """
+    from recd_plugins.training.score_format import check_keep, format_of
+
+    kind = format_of(output, kind)
+    check_keep(keep)
+    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
+    chosen = chosen_checkpoint(read, checkpoint)
+    if "://" not in table and not Path(table).exists():
+        raise DataError(f"{table}: no such file or folder")
+    check_outputs(output, force, None, None)
+    given = overrides(ranks=ranks, batch_size=batch_size, workers=0)
+    read = read.with_training(given)
+    from recd_plugins.distributed.device import choose_device
+    from recd_plugins.distributed.launch import torchrun_rank
+    from recd_plugins.training.predict import PredictJob
+    from recd_plugins.training.predict import predict as on_rank
+    from recd_plugins.training.trained import on_ranks
+
+    job = PredictJob(
+        registry,
+        chosen,
+        plugins_dir,
+        given,
+        settings,
+        choose_device(read),
+        table=table,
+        output=output,
+        kind=kind,
+        keep=keep,
+    )
+    found = on_ranks(read, on_rank, job)
+    if torchrun_rank() in (None, 0):
+        click.echo(
+            f"{output}: {found.rows:,} rows scored by {chosen} in {found.seconds:.1f} s "
+            f"({found.rows / found.seconds:,.0f} rows/s)",
+            err=True,
+        )

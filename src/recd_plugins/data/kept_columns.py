@@ -1,0 +1,73 @@
+"""Columns of a Parquet table that predictions carry as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from recd_plugins.data.parquet import ParquetTable
+from recd_plugins.data.read_plan import Piece
+from recd_plugins.data.reader import concat_rows, slice_rows
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Rows
+
+
+class KeptColumns:
+    """Takes columns of a table row by row, in stored order.
+
+    Args:
+        location: of a Parquet file or a folder of some.
+        columns: their names.
+
+    Raises:
+        DataError: it is no Parquet table, or lacks one of the columns.
+    """
+
+    def __init__(self, location: str, columns: Sequence[str]) -> None:
+        self._location = location
+        self._columns = columns
+        table = ParquetTable(location)
+        for name in columns:
+            if name not in table.schema.names:
+                raise DataError(
+                    f"{location}: no column {name}, which --keep names; there are: "
+                    f"{', '.join(table.schema.names)}"
+                )
+        schema = pa.schema([table.schema.field(name) for name in columns])
+        pieces = (Piece(unit, 0, unit.num_rows) for unit in table.units)
+        self._parts: Iterator[Rows] = table.read(pieces, schema)
+        self._rest: Rows | None = None
+
+    def take(self, num_rows: int) -> dict[str, pa.Array]:
+        """The next rows.
+
+        Raises:
+            DataError: there are fewer.
+        """
+        taken: list[Rows] = []
+        while num_rows:
+            part = self._next()
+            if part is None:
+                raise self._other_rows("fewer")
+            taken.append(slice_rows(part, 0, num_rows))
+            num_rows -= len(taken[-1])
+            left = len(part) - len(taken[-1])
+            self._rest = slice_rows(part, len(taken[-1]), left) if left else None
+        data = concat_rows(taken).data
+        return dict(zip(data.schema.names, data.columns, strict=True))
+
+    def check_end(self) -> None:
+        """Refuse rows that nobody took."""
+        if self._next() is not None:
+            raise self._other_rows("more")
+
+    def _next(self) -> Rows | None:
+        part, self._rest = self._rest, None
+        return next((each for each in self._parts if len(each)), None) if part is None else part
+
+    def _other_rows(self, which: str) -> DataError:
+        return DataError(
+            f"{self._location}: has {which} rows than there are scores, as a dataset may have that "
+            "makes several of one; leave out --keep, and join by the keys"
+        )

@@ -1,0 +1,58 @@
+"""Quality of a trained model on the test split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from recd_plugins.distributed.lookup_kernels import close_kernels
+from recd_plugins.errors import RecdError
+from recd_plugins.interfaces.callback import Quality
+from recd_plugins.training.evaluation import evaluate
+from recd_plugins.training.finite import FiniteRun
+from recd_plugins.training.trained import TrainedJob, load_trained
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation found, the same on every rank.
+
+    Attributes:
+        checkpoint: that was evaluated.
+        step: after which it was saved.
+        test: quality on the test split.
+        metrics: figures of the registry's metrics.
+    """
+
+    checkpoint: str
+    step: int
+    test: Quality
+    metrics: Mapping[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values, metrics beside the quality, as those of a run."""
+        return {
+            "checkpoint": self.checkpoint,
+            "step": self.step,
+            "test": {**asdict(self.test), **self.metrics},
+        }
+
+
+def evaluate_trained(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
+    """Evaluate a checkpoint. A collective call in a process group that exists.
+
+    Raises:
+        RecdError: the registry, the data or the checkpoint does not allow it.
+    """
+    trained = load_trained(job)
+    parts, device = trained.parts, trained.device
+    pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
+    finite = FiniteRun(str(job.checkpoint))
+    quality, metrics = evaluate(
+        parts.prepared, parts.dmp, pipeline, rank, world_size, device, finite
+    )
+    close_kernels(parts.dmp)
+    if quality is None:
+        raise RecdError(f"{job.registry}: the test split has no row")
+    return Evaluated(str(job.checkpoint), trained.step, quality, metrics)

@@ -1,0 +1,185 @@
+"""Scores of every row of a table by a trained model, in a file, in the order of the rows."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recd_plugins.activity import doing
+from recd_plugins.data.kept_columns import KeptColumns
+from recd_plugins.data.loader import pinned
+from recd_plugins.data.row_pipeline import RowPipeline, fit_converter, fitted_transforms
+from recd_plugins.data.score_rows import Turn, turns
+from recd_plugins.distributed.lookup_kernels import close_kernels
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import Dataset, FeatureSchema
+from recd_plugins.progress import row_progress
+from recd_plugins.training.score_file import ScoreWriter, score_file
+from recd_plugins.training.score_format import ROW, SCORE
+from recd_plugins.training.steps import steps
+from recd_plugins.training.trained import Trained, TrainedJob, load_trained
+from recd_plugins.values.model_input import ModelInput
+
+
+@dataclass(frozen=True)
+class PredictJob(TrainedJob):
+    """What a rank is to score; travels to it by pickle.
+
+    Attributes:
+        table: its location.
+        output: the file of scores.
+        kind: its format.
+        keep: columns of the table that it has besides.
+    """
+
+    table: str = ""
+    output: Path = Path()
+    kind: str = "parquet"
+    keep: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was scored, the same on every rank.
+
+    Attributes:
+        rows: how many.
+        step: after which the checkpoint was saved.
+        seconds: of reading, scoring and writing.
+    """
+
+    rows: int
+    step: int
+    seconds: float
+
+
+def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
+    """Score each row of a table. A collective call in a process group that exists.
+
+    Raises:
+        RecdError: the registry, the table or the checkpoint does not allow it.
+    """
+    trained = load_trained(job)
+    prepared = trained.parts.prepared
+    registry = prepared.registry
+    dataset = registry.dataset.to_score(job.table)
+    dataset.prepare()
+    _check_columns(job.table, dataset.schema(), registry.dataset.schema())
+    fit_converter(registry)
+    scored = replace(registry, dataset=dataset, wrappers=())
+    pipeline = RowPipeline(scored, fitted_transforms(scored, prepared))
+    size = registry.training.batch_size
+    dealt = turns(dataset.scan("train"), dataset.keys(), rank, world_size, size)
+    start, rows = time.perf_counter(), 0
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(doing("scoring", long=True))
+        if rank == 0:
+            advance = stack.enter_context(row_progress(f"scoring {job.table}", None))
+            output = stack.enter_context(_Output(job, dataset))
+        for turn, scores in _scores(trained, pipeline, dealt, world_size):
+            rows += sum(turn.counts)
+            if rank == 0:
+                output.write(turn.keys, scores)
+                advance(sum(turn.counts))
+    close_kernels(trained.parts.dmp)
+    return Predicted(rows, trained.step, time.perf_counter() - start)
+
+
+def _scores(
+    trained: Trained, pipeline: RowPipeline, dealt: Iterator[Turn], world_size: int
+) -> Iterator[tuple[Turn, np.ndarray]]:
+    """Each turn with the probabilities of its rows, float64, rank after rank. Collective."""
+    parts, device = trained.parts, trained.device
+    waiting: deque[Turn] = deque()
+
+    def inputs() -> Iterator[ModelInput]:
+        for turn in dealt:
+            waiting.append(turn)
+            (batch,) = pipeline.read([turn.rows])
+            yield pinned(batch) if device.type == "cuda" else batch
+
+    prepared = parts.prepared
+    train_pipeline = prepared.train_pipeline(parts.dmp, parts.optimizer, device)
+    for _, logits, _ in steps(train_pipeline, inputs(), prepared.registry, parts.dmp.module):
+        turn = waiting.popleft()
+        of_ranks = [torch.empty_like(logits) for _ in range(world_size)]
+        dist.all_gather(of_ranks, logits.contiguous())
+        yield turn, _probabilities(of_ranks, turn.counts)
+
+
+def _probabilities(logits: Sequence[Tensor], counts: Sequence[int]) -> np.ndarray:
+    counted = [each[:count] for each, count in zip(logits, counts, strict=True)]
+    found: np.ndarray = torch.cat(counted).cpu().double().sigmoid().numpy()
+    return found
+
+
+class _Output:
+    """The file of scores, opened with the first ones, whose keys tell its columns."""
+
+    def __init__(self, job: PredictJob, dataset: Dataset) -> None:
+        self._job = job
+        self._stack = ExitStack()
+        self._writer: ScoreWriter | None = None
+        self._row = 0
+        self._names = dataset.keys()
+        self._kept = KeptColumns(job.table, job.keep) if job.keep else None
+
+    def __enter__(self) -> _Output:
+        self._stack.__enter__()
+        return self
+
+    def write(self, keys: Sequence[pa.RecordBatch], scores: np.ndarray) -> None:
+        """Add rows that follow those before."""
+        columns: dict[str, pa.Array] = {}
+        for name in self._names:
+            columns[name] = _joined([batch.column(name) for batch in keys])
+        if self._kept is not None:
+            columns |= self._kept.take(len(scores))
+        if ROW not in columns:
+            columns[ROW] = pa.array(np.arange(self._row, self._row + len(scores)))
+        columns[SCORE] = pa.array(scores)
+        self._row += len(scores)
+        self._write(pa.RecordBatch.from_pydict(columns))
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._writer is None:
+            file = score_file(self._job.output, self._job.kind, batch.schema)
+            self._writer = self._stack.enter_context(file)
+        self._writer.write(batch)
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            if self._kept is not None:
+                self._kept.check_end()
+            if self._writer is None:  # a table without rows
+                self._write(pa.RecordBatch.from_pydict({ROW: pa.array([], pa.int64()), SCORE: []}))
+        self._stack.__exit__(*error)  # type: ignore[arg-type]
+
+
+def _joined(arrays: Sequence[pa.Array]) -> pa.Array:
+    plain = [
+        each.dictionary_decode() if pa.types.is_dictionary(each.type) else each for each in arrays
+    ]
+    return pa.concat_arrays(plain)
+
+
+def _check_columns(table: str, schema: FeatureSchema, trained: FeatureSchema) -> None:
+    if (schema.sparse, schema.dense) == (trained.sparse, trained.dense):
+        return
+    found, wanted = (each.sparse + each.dense for each in (schema, trained))
+    missing = [name for name in wanted if name not in found]
+    raise DataError(
+        f"{table}: its features are not those that the model was trained on"
+        + (f"; missing: {', '.join(missing)}" if missing else f": {found}, not {wanted}")
+    )

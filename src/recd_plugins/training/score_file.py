@@ -1,0 +1,73 @@
+"""A file of scores that grows batch by batch and is there when it is whole."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from recd_plugins.errors import RecdError
+from recd_plugins.files import new_file
+
+
+class ScoreWriter(ABC):
+    """Takes batches of one schema."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Complete the file."""
+
+
+@contextmanager
+def score_file(path: Path, kind: str, schema: pa.Schema) -> Iterator[ScoreWriter]:
+    """A writer of ``path``, which is there at the end, whole, and not before.
+
+    Raises:
+        RecdError: the place cannot be written, or the format has no such columns.
+    """
+    nested = [field.name for field in schema if pa.types.is_nested(field.type)]
+    if kind == "csv" and nested:
+        raise RecdError(
+            f"{path}: CSV has no column of lists, which {nested[0]} is; write .parquet or .jsonl"
+        )
+    with new_file(path) as temporary:
+        made = _JsonLines(temporary) if kind == "jsonl" else _Arrow(temporary, kind, schema)
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+class _Arrow(ScoreWriter):
+    def __init__(self, path: Path, kind: str, schema: pa.Schema) -> None:
+        make = pq.ParquetWriter if kind == "parquet" else pyarrow.csv.CSVWriter
+        self._writer = make(path, schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _JsonLines(ScoreWriter):
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for row in batch.to_pylist():
+            # Dates, times and decimals as text.
+            self._file.write(json.dumps(row, default=str, ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        self._file.close()

@@ -1,0 +1,129 @@
+"""A model as a checkpoint left it, on the ranks that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from recd_plugins import activity, upstream_noise
+from recd_plugins.activity import doing
+from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.distributed.device import choose_device, device_of_rank
+from recd_plugins.distributed.launch import (
+    backend_for,
+    join_torchrun,
+    launch,
+    torchrun_rank,
+    torchrun_ranks_per_node,
+)
+from recd_plugins.planning.prepared import Registry, load_registry
+from recd_plugins.training.agreement import together
+from recd_plugins.training.assembly import Assembled, assemble
+from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.fitted import load_fitted
+from recd_plugins.training.identity import check_same_model, identity_of
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TrainedJob:
+    """Which trained model a rank is to take; travels to it by pickle.
+
+    Attributes:
+        registry: the registry file.
+        checkpoint: of its run.
+        plugins_dir: a folder of plugin files.
+        overrides: fields of its ``training:`` section to set.
+        settings: values in place of the file's, as ``load_registry`` takes them.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    registry: Path
+    checkpoint: Path
+    plugins_dir: Path | None = None
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    def load(self) -> Registry:
+        """The registry, with what the job sets."""
+        read = load_registry(self.registry, plugins_dir=self.plugins_dir, settings=self.settings)
+        return read.with_training(self.overrides)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a checkpoint holds, ready to score.
+
+    Attributes:
+        parts: the sharded model and what it was assembled of.
+        device: of this rank.
+        step: after which it was saved.
+    """
+
+    parts: Assembled
+    device: torch.device
+    step: int
+
+
+def load_trained(job: TrainedJob) -> Trained:
+    """Assemble the model of a registry and load a checkpoint into it. A collective call.
+
+    Raises:
+        RecdError: the checkpoint is damaged, or of another model; says both.
+    """
+    activity.start()
+    upstream_noise.silence()
+    registry = job.load()
+    if registry.training.workers:
+        from recd_plugins.data.worker_processes import start_server
+
+        start_server()
+    device = device_of_rank(job.device)
+    load_fitted(registry, job.checkpoint)
+    parts = assemble(registry, "plugins", device)
+    registry = parts.prepared.registry
+    fitted_steps(registry, registry.dataset.schema())
+    together(
+        lambda: (
+            check_same_model(job.checkpoint, identity_of(registry, parts.tables))
+            if dist.get_rank() == 0
+            else None
+        )
+    )
+    checkpoints = Checkpoints(job.checkpoint.parent, keep=1)
+    progress = checkpoints.load_one(job.checkpoint, parts.dmp, parts.optimizer)
+    parts.dmp.eval()
+    return Trained(parts, device, progress.step)
+
+
+def on_ranks(
+    registry: Registry, function: Callable[Concatenate[int, int, P], T], *args: P.args
+) -> T:
+    """``function(rank, world_size, *args)`` on the ranks of a registry, or those of torchrun.
+
+    Returns:
+        What it gives on rank 0; under torchrun on this rank.
+    """
+    training = registry.training
+    backend = backend_for(choose_device(registry))
+    if torchrun_rank() is None:
+        registry.dataset.prepare()
+        ranks_per_node = training.ranks_per_node or training.ranks
+        return launch(
+            function, training.ranks, *args, backend=backend, local_world_size=ranks_per_node
+        )[0]
+    torchrun_ranks_per_node()  # refused before ranks wait for each other
+    with join_torchrun(backend) as (rank, world_size):
+        if rank == 0:
+            with doing("preparing the data"):
+                registry.dataset.prepare()
+        dist.barrier()
+        return function(rank, world_size, *args)
