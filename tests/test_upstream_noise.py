@@ -15,6 +15,9 @@ logging.warning("Sharding spec not found for bags.t")
 logging.warning("something else")
 warnings.warn(DEPRECATE_MSG, FutureWarning)
 warnings.warn("no ShardedTensor", FutureWarning)
+renamed = "`torch.distributed.all_gather_into_tensor` is deprecated. Please use `another`"
+warnings.warn_explicit(renamed, FutureWarning, "f", 1, module="torch.distributed.c10d_logger")
+warnings.warn_explicit("`mine` is deprecated", FutureWarning, "mine.py", 1, module="mine")
 """
 
 
@@ -24,4 +27,5 @@ def test_tables_and_their_checkpoints_bring_no_warning() -> None:
     )
     assert done.stderr == (
         "WARNING:root:something else\n<string>:10: FutureWarning: no ShardedTensor\n"
+        "mine.py:1: FutureWarning: `mine` is deprecated\n"
     )

@@ -23,6 +23,14 @@ def silence() -> None:
     warnings.filterwarnings(
         "ignore", message="Please use DTensor instead and we are deprecating ShardedTensor"
     )
+    # TorchRec calls collectives of torch by names that torch 2.13 renames. That a collective's caller
+    # is its logger is how torch wraps it, so which code called cannot be told.
+    warnings.filterwarnings(
+        "ignore",
+        message=r"`torch\.distributed\.\w+` is .*deprecated",
+        category=FutureWarning,
+        module=r"torch\.distributed\.c10d_logger",
+    )
     # torchrec.fx.tracer asks torch.fx whether it is being traced by a name that is to change.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     # Said of every data-parallel table, whether it has cache parameters or not.
