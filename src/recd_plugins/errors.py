@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,28 @@ class DataError(RecdError):
 
 class SetupError(RecdError):
     """The machine or the installed versions cannot do what was asked."""
+
+
+class RunInterrupted(RecdError):
+    """A run that Ctrl-C or SIGTERM ended before its time.
+
+    Attributes:
+        signal: its number; the exit code of the command is 128 more.
+        resumable: whether a checkpoint was written, from which the same command goes on.
+    """
+
+    signal: int = signal.SIGINT
+    resumable: bool = False
+
+    @classmethod
+    def by(cls, number: int, what: str, *, resumable: bool = False) -> RunInterrupted:
+        """Of this signal, with what came of the run."""
+        error = cls(what)
+        error.signal, error.resumable = number, resumable
+        return error
+
+    def __str__(self) -> str:
+        return f"{signal.Signals(self.signal).name}: {super().__str__()}"
 
 
 class RankError(RuntimeError):

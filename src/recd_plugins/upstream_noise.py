@@ -23,8 +23,8 @@ def silence() -> None:
     warnings.filterwarnings(
         "ignore", message="Please use DTensor instead and we are deprecating ShardedTensor"
     )
-    # TorchRec calls collectives of torch by names that torch 2.13 renames. That a collective's caller
-    # is its logger is how torch wraps it, so which code called cannot be told.
+    # TorchRec calls collectives of torch by names that torch 2.13 gave up. Who called cannot be
+    # told: torch wraps each in its logger.
     warnings.filterwarnings(
         "ignore",
         message=r"`torch\.distributed\.\w+` is .*deprecated",

@@ -92,7 +92,7 @@ def test_what_is_called_with_what() -> None:
     assert [len(each.sparse_features.values()) for each in batches] == [2, 1], "both read ahead"
     for step in (4, 5):
         calls.trained(step, torch.tensor(0.5, requires_grad=True))
-    calls.evaluated(5, "test", Quality(0.9, 0.6, 10))
+    calls.evaluated(5, "test", (Quality(0.9, 0.6, 10), {}))
     calls.ended(5, [0.5] * 5)
     start, states, *seen, end = notes.entry.plugin.seen
     assert (start.step, start.expected_steps, start.tables) == (3, 5, TABLES)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import IO, Any
 
 import click
 
-from recd_plugins.errors import PluginError, RecdError
+from recd_plugins.errors import PluginError, RecdError, RunInterrupted
 from recd_plugins.versions import __version__
 
 #: Where each built-in command is, and the line that help shows of it.
@@ -117,8 +118,15 @@ class _Recd(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except RunInterrupted as error:
+            if os.environ.get("RANK", "0") == "0":
+                click.secho(str(error), fg="red", err=True)
+            ctx.exit(128 + error.signal)
         except RecdError as error:
             raise _Failure(str(error)) from error
+        except KeyboardInterrupt:
+            click.secho("interrupted", fg="red", err=True)
+            ctx.exit(128 + signal.SIGINT)
         except (OSError, UnicodeEncodeError) as error:
             from recd_plugins.cli.fault import meant_by
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +14,7 @@ from rich.console import Console, RenderableType
 
 from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, check_reports
 from recd_plugins.distributed.launch import torchrun_rank
+from recd_plugins.errors import RunInterrupted
 from recd_plugins.files import write_json
 from recd_plugins.imports import without_collections
 from recd_plugins.planning.prepared import load_registry
@@ -75,6 +80,13 @@ if TYPE_CHECKING:
     help="Overrides training.hang_timeout.",
 )
 @click.option(
+    "--log-every",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="A line with step, loss, samples/s and the time left every so many seconds, in place of "
+    "the live line of a terminal. 10 where stderr is none.",
+)
+@click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
@@ -96,6 +108,7 @@ def run(
     steps: int | None,
     hang_notice: float | None,
     hang_timeout: float | None,
+    log_every: float | None,
     json_path: Path | None,
 ) -> None:
     """Train the model of REGISTRY on its data with its plugins.
@@ -139,19 +152,23 @@ def run(
     }
     overrides = {name: value for name, value in options.items() if value is not None}
     if compare or several:
-        overrides["checkpoint"] = {}
+        overrides |= {"checkpoint": {}, "validation": None}
     shown: list[RenderableType]
     both: dict[str, Result] = {}
-    with session(
-        registry,
-        plugins_dir=plugins_dir,
-        overrides=overrides,
-        resume=resume,
-        breakdown=breakdown,
-        shardings=shardings,
-        allowed=allowed,
-        settings=settings,
-    ) as trainer:
+    with (
+        session(
+            registry,
+            plugins_dir=plugins_dir,
+            overrides=overrides,
+            resume=resume,
+            breakdown=breakdown,
+            shardings=shardings,
+            allowed=allowed,
+            settings=settings,
+            log_every=log_every,
+        ) as trainer,
+        _goes_on_with_resume(),
+    ):
         if several:
             results = {name: trainer.train("plugins", name) for name in shardings}
             compared = ShardingComparison(results)
@@ -183,6 +200,19 @@ def run(
                 Console().print(each)
             if json_path is not None:
                 write_json(json_path, report)
+
+
+@contextmanager
+def _goes_on_with_resume() -> Iterator[None]:
+    """A context at whose end by a signal the command that goes on is said."""
+    try:
+        yield
+    except RunInterrupted as error:
+        if error.resumable:
+            words = sys.argv if "--resume" in sys.argv else [*sys.argv, "--resume"]
+            command = shlex.join([Path(words[0]).name, *words[1:]])
+            error.args = (f"{error.args[0]}. To go on: {command}",)
+        raise
 
 
 def _warn_of_mismatch() -> None:

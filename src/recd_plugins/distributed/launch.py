@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -25,6 +25,7 @@ from recd_plugins.distributed.rank_process import (
     leave_process_group,
     serve,
 )
+from recd_plugins.distributed.signals import passed_on
 from recd_plugins.errors import RankError, RecdError, SetupError
 from recd_plugins.processes import kill_stopped_below
 
@@ -66,19 +67,24 @@ def launch(
     local_world_size: int | None = None,
     threads: int | None = None,
     hang_limits: HangLimits | None = None,
+    interruptible: bool = False,
 ) -> list[T]:
     """Run ``function(rank, world_size, *args)`` on ``world_size`` ranks; returns by rank.
 
     Arguments and parameters are those of ``Ranks``. See ``Ranks.run`` for the errors.
+    ``interruptible`` says that the function ends by itself where ``signals.passed_on`` asks it to.
     """
-    with Ranks(
-        world_size,
-        backend=backend,
-        timeout=timeout,
-        local_world_size=local_world_size,
-        threads=threads,
-        hang_limits=hang_limits,
-    ) as ranks:
+    with (
+        Ranks(
+            world_size,
+            backend=backend,
+            timeout=timeout,
+            local_world_size=local_world_size,
+            threads=threads,
+            hang_limits=hang_limits,
+        ) as ranks,
+        ranks.asked_to_end() if interruptible else nullcontext(),
+    ):
         return ranks.run(function, *args)
 
 
@@ -184,6 +190,10 @@ class Ranks:
         except BaseException:
             self._kill()
             raise
+
+    def asked_to_end(self) -> AbstractContextManager[None]:
+        """A context in which Ctrl-C and SIGTERM are passed on to the ranks."""
+        return passed_on(self._processes)
 
     def close(self) -> None:
         """Let every rank leave the process group and end."""

@@ -6,6 +6,7 @@ from recd_plugins.interfaces.callback import (
     RunBatch,
     RunEnd,
     RunEvaluation,
+    RunInterruption,
     RunStart,
     RunStep,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "RunBatch",
     "RunEnd",
     "RunEvaluation",
+    "RunInterruption",
     "RunStart",
     "RunStep",
     "ScoredBatch",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from recd_plugins.errors import RecdError
@@ -30,6 +31,9 @@ class RunStart:
         tables: of the model.
         claimed: names of the features or tables that the plugin's entry is for; empty where its
             kind claims none.
+        step_samples: rows of a step, of all ranks.
+        registry: the text of the registry file.
+        settings: values in its place, ``KEY=VALUE``, as ``recd run`` takes them.
     """
 
     rank: int
@@ -38,6 +42,9 @@ class RunStart:
     expected_steps: int
     tables: tuple[Table, ...]
     claimed: tuple[str, ...]
+    step_samples: int = 0
+    registry: str = ""
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,11 +81,13 @@ class RunStep:
         rank: of this process.
         step: how many are done.
         loss: of this rank's batch, a scalar where the model is. To read it waits for the device.
+        learning_rate: that ``training`` and its schedule had for it; None where nobody says.
     """
 
     rank: int
     step: int
     loss: Tensor
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -89,11 +98,15 @@ class Quality:
         normalized_entropy: log loss over that of predicting the mean label; lower is better.
         auc: area under the ROC curve.
         num_samples: samples of all ranks.
+        log_loss: the mean over samples, in nats.
+        calibration: the sum of predictions over that of labels; 0 where all labels are.
     """
 
     normalized_entropy: float
     auc: float
     num_samples: int
+    log_loss: float = math.nan
+    calibration: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -105,12 +118,29 @@ class RunEvaluation:
         step: optimizer steps done before.
         split: which.
         quality: over the samples of all ranks, the same on each.
+        metrics: figures of the metrics of the registry file, by name.
     """
 
     rank: int
     step: int
     split: Split
     quality: Quality
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunInterruption:
+    """The end of a run that a signal ended before its time.
+
+    Attributes:
+        rank: of this process.
+        step: optimizer steps done; a checkpoint of them is written where the run keeps some.
+        by: the signal's name, ``SIGINT`` or ``SIGTERM``.
+    """
+
+    rank: int
+    step: int
+    by: str
 
 
 @dataclass(frozen=True)
@@ -147,7 +177,10 @@ class Callback(Plugin, ABC):
         """See a step once it is done."""
 
     def on_evaluate(self, evaluation: RunEvaluation) -> None:
-        """See how good the model is, where a split is evaluated."""
+        """See how good the model is, where a split is evaluated; more than once with validation."""
+
+    def on_interrupt(self, interruption: RunInterruption) -> None:
+        """See that a signal ends the run here, in place of ``on_end``."""
 
     def on_end(self, end: RunEnd) -> None:
         """See that the run is over; last of all."""

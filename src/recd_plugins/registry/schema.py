@@ -217,6 +217,54 @@ class ScheduleSpec(_Spec):
         return self
 
 
+class ValidationSpec(_Spec):
+    """How the test split is measured while training goes on, and what follows from it."""
+
+    every: Count = Field(description="Steps between validations.")
+    metric: str = Field(
+        default="normalized_entropy",
+        description="The figure that they go by: normalized_entropy, log_loss, auc, or one of a "
+        "metric of this file.",
+    )
+    mode: Literal["min", "max"] | None = Field(
+        default=None,
+        description="Whether the least or the most of it is best; null where that is known.",
+    )
+    patience: Count | None = Field(
+        default=None,
+        description="Validations in a row without a better one after which training stops; null "
+        "never stops.",
+    )
+
+    @field_validator("metric")
+    @classmethod
+    def _has_a_best(cls, metric: str) -> str:
+        if metric in ("calibration", "num_samples"):
+            raise ValueError(f"the least and the most {metric} are no best; name another")
+        return metric
+
+    @model_validator(mode="after")
+    def _knows_the_best(self) -> Self:
+        if self.mode is None and self.metric not in _BEST:
+            known = ", ".join(f"{name} ({mode})" for name, mode in _BEST.items())
+            raise ValueError(
+                f"metric {self.metric} needs mode: min or max, which is known of {known}"
+            )
+        return self
+
+    @property
+    def best(self) -> Literal["min", "max"]:
+        """The mode, said or known."""
+        return self.mode or _BEST[self.metric]
+
+
+_BEST: dict[str, Literal["min", "max"]] = {
+    "normalized_entropy": "min",
+    "log_loss": "min",
+    "auc": "max",
+}
+
+
 class TrainingSpec(_Spec):
     """How training runs."""
 
@@ -274,6 +322,9 @@ class TrainingSpec(_Spec):
     )
     evaluate: bool = Field(
         default=True, description="Measure the test split at the end, where there is one."
+    )
+    validation: ValidationSpec | None = Field(
+        default=None, description="Measure it while training goes on, too; null does not."
     )
 
     @field_validator("ranks_per_node")

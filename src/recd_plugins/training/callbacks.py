@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from recd_plugins.interfaces.callback import (
     RunBatch,
     RunEnd,
     RunEvaluation,
+    RunInterruption,
     RunStart,
     RunStep,
 )
@@ -115,15 +116,24 @@ class Callbacks:
             return iter(batches)
         return self._kept(batches)
 
-    def trained(self, step: int, loss: Tensor) -> None:
+    def trained(self, step: int, loss: Tensor, learning_rate: float | None = None) -> None:
         """Call ``on_batch`` with the oldest batch that was handed out, then ``on_step``."""
         if self._in_flight:
             self._call_all("on_batch", RunBatch(self._rank, step, self._in_flight.popleft()))
-        self._call_all("on_step", RunStep(self._rank, step, loss.detach()))
+        self._call_all("on_step", RunStep(self._rank, step, loss.detach(), learning_rate))
 
-    def evaluated(self, step: int, split: Split, quality: Quality) -> None:
-        """Call ``on_evaluate``."""
-        self._call_all("on_evaluate", RunEvaluation(self._rank, step, split, quality))
+    def evaluated(
+        self, step: int, split: Split, measured: tuple[Quality | None, Mapping[str, float]]
+    ) -> None:
+        """Call ``on_evaluate``, where there is something to tell."""
+        quality, metrics = measured
+        if quality is not None:
+            evaluation = RunEvaluation(self._rank, step, split, quality, metrics)
+            self._call_all("on_evaluate", evaluation)
+
+    def interrupted(self, step: int, by: str) -> None:
+        """Call ``on_interrupt``."""
+        self._call_all("on_interrupt", RunInterruption(self._rank, step, by))
 
     def ended(self, step: int, losses: Sequence[float]) -> None:
         """Call ``on_end``."""

@@ -73,7 +73,7 @@ class Checkpoints:
 
     Args:
         folder: made where it is missing.
-        keep: how many to keep, the newest.
+        keep: how many to keep, the newest, and the best besides where the run is validated.
         identity: of the run, as ``identity_of`` gives it, on rank 0: written into checkpoints, and
             only those are loaded that are of an equal run. None neither writes nor compares it.
         allowed: fields of it that may differ.
@@ -147,7 +147,7 @@ class Checkpoints:
             together(lambda: partial.mkdir() if dist.get_rank() == 0 else None)
             save(state.document, storage_writer=TellingWriter(partial), planner=SafeSavePlanner())
             digests = together(lambda: _digests_of_rank(partial))
-            together(lambda: self._publish(partial, final, text, digests))
+            together(lambda: self._publish(partial, final, text, digests, progress.best_step))
         except (CheckpointException, OSError, RecdError) as error:
             sizes = together(state.num_bytes)
             if dist.get_rank() == 0:
@@ -232,7 +232,12 @@ class Checkpoints:
         return check_resumable(path, self._identity, self._allowed)
 
     def _publish(
-        self, partial: Path, final: Path, progress: str, digests: list[dict[str, FileDigest]]
+        self,
+        partial: Path,
+        final: Path,
+        progress: str,
+        digests: list[dict[str, FileDigest]],
+        best_step: int | None,
     ) -> None:
         """Complete the files, and let the checkpoint appear; what rank 0 does."""
         if dist.get_rank() != 0:
@@ -261,7 +266,8 @@ class Checkpoints:
         os.replace(partial, final)
         sync(self._folder)
         for old in checkpoints_in(self._folder)[: -self._keep]:
-            delete(old)
+            if best_step is None or old.name != step_name(best_step):
+                delete(old)
 
 
 def _digests_of_rank(partial: Path) -> dict[str, FileDigest]:

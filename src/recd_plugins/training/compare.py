@@ -131,6 +131,8 @@ def _quality(split: str, quality: Quality) -> dict[str, tuple[float | None, str]
         f"{split}_samples": (float(quality.num_samples), ""),
         f"{split}_normalized_entropy": (quality.normalized_entropy, "loss"),
         f"{split}_auc": (quality.auc, "loss"),
+        f"{split}_log_loss": (quality.log_loss, "loss"),
+        f"{split}_calibration": (quality.calibration, "loss"),
     }
 
 

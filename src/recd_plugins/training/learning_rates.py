@@ -23,6 +23,10 @@ class LearningRates:
         self._schedule = schedule
         self._rates = [group["lr"] for group in optimizer.param_groups]
 
+    def factor(self, step: int) -> float:
+        """The share of its rate that each has at a step, counted from 0."""
+        return 1.0 if self._schedule is None else factor(self._schedule, step)
+
     def set(self, step: int) -> None:
         """Those of the step that comes, counted from 0; before its ``zero_grad``.
 

@@ -88,6 +88,11 @@ class Meter:
                 self._waits.append((*span, self._stall_meter.newest))
                 self._add_waits(_UNREAD_WAITS)
 
+    def ran_dry(self) -> None:
+        """The pipeline did, and fills anew: counts that it cut short start again."""
+        if self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
+            self._step, self._ids, self._bytes = 0, 0, CollectiveBytes()
+
     def step_seconds(self) -> list[float]:
         """Wall time of each timed step, reading included."""
         return [self._clock.seconds(start, end) for start, end in self._spans]

@@ -1,54 +1,179 @@
-"""A progress bar on rank 0, and nothing on the others."""
+"""How far a run is, on rank 0: a live line on a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
+import click
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
 from torch import Tensor
 
-_SECONDS_BETWEEN_LOSSES = 1.0
+#: Between two lines of a log file.
+LOG_EVERY = 10.0
+_LIVE_EVERY = 1.0
+# Looks back over so many updates for the speed of now.
+_UPDATES = 20
+
+
+class ProgressLine:
+    """What is to be called after each step with its loss; shows nothing itself.
+
+    Args:
+        name: of what goes on.
+        done: steps before.
+        total: steps at the end.
+        samples: of all ranks in a step; None does not tell a speed of them.
+        waiting: share of the last steps spent waiting for data, None for unknown.
+    """
+
+    every = float("inf")
+
+    def __init__(
+        self,
+        name: str,
+        done: int,
+        total: int,
+        samples: int | None = None,
+        waiting: Callable[[], float | None] | None = None,
+    ) -> None:
+        self._name, self._done, self._total = name, done, total
+        self._samples = samples
+        self._waiting = waiting or (lambda: None)
+        self._paused = 0.0
+        self._loss: Tensor | None = None
+        self._shown = self._now()
+        self._marks: deque[tuple[float, int]] = deque(maxlen=_UPDATES)
+
+    def __call__(self, loss: Tensor) -> None:
+        self._done += 1
+        self._loss = loss
+        if not self._marks:  # the first step compiles and warms up
+            self._marks.append((self._now(), self._done))
+        # Reading the loss waits for the device, so not at every step.
+        if self._now() - self._shown >= self.every:
+            self.update()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A context of something else, which takes no time of the steps."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self._paused += time.monotonic() - start
+
+    def update(self) -> None:
+        """Show how far it is."""
+        now = self._shown = self._now()
+        if self._loss is None:
+            return
+        (start, before), *_ = self._marks
+        self._marks.append((now, self._done))
+        each = (now - start) / (self._done - before) if self._done > before else None
+        self.show(self._loss.item(), each, self._waiting())
+
+    def show(self, loss: float, step_seconds: float | None, waiting: float | None) -> None:
+        """Show this, where there is something to show it on."""
+
+    def _now(self) -> float:
+        return time.monotonic() - self._paused
+
+    def _left(self, step_seconds: float) -> float:
+        return max(0, self._total - self._done) * step_seconds
+
+
+class _Log(ProgressLine):
+    """Lines of ``key=value``."""
+
+    every = LOG_EVERY
+
+    def show(self, loss: float, step_seconds: float | None, waiting: float | None) -> None:
+        words = [f"step={self._done}", f"of={self._total}", f"loss={loss:.6g}"]
+        if step_seconds:
+            if self._samples is not None:
+                words.append(f"samples_per_second={self._samples / step_seconds:.0f}")
+            words.append(f"eta_seconds={self._left(step_seconds):.0f}")
+        if waiting is not None:
+            words.append(f"waiting={waiting:.3f}")
+        click.echo(f"{self._name}: {' '.join(words)}", err=True)
+
+
+class _Live(ProgressLine):
+    """A line of a terminal, drawn again and again."""
+
+    every = _LIVE_EVERY
+    bar: RichProgress
+    task: TaskID
+
+    def __call__(self, loss: Tensor) -> None:
+        super().__call__(loss)
+        self.bar.update(self.task, completed=self._done)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        self.bar.live.transient = True
+        self.bar.stop()
+        self.bar.live.transient = False
+        with super().paused():
+            yield
+        self.bar.start()
+
+    def show(self, loss: float, step_seconds: float | None, waiting: float | None) -> None:
+        words = [f"loss {loss:.4f}"]
+        if step_seconds and self._samples is not None:
+            words.append(f"{self._samples / step_seconds:,.0f} samples/s")
+        if waiting is not None:
+            words.append(f"waiting {waiting:.0%}")
+        if step_seconds:
+            words.append(f"ETA {timedelta(seconds=round(self._left(step_seconds)))}")
+        self.bar.update(self.task, said=", ".join(words))
 
 
 @contextmanager
-def progress_bar(rank: int, name: str, done: int, total: int) -> Iterator[Callable[[Tensor], None]]:
-    """Yields what to call after each step with its loss."""
+def progress_bar(
+    rank: int,
+    name: str,
+    done: int,
+    total: int,
+    *,
+    samples: int | None = None,
+    waiting: Callable[[], float | None] | None = None,
+    log_every: float | None = None,
+) -> Iterator[ProgressLine]:
+    """Yields what to call after each step with its loss, which shows something on rank 0.
+
+    Args:
+        rank: of this process.
+        name, done, total, samples, waiting: as ``ProgressLine`` takes them.
+        log_every: seconds between lines, on a terminal too; None for what suits stderr.
+    """
     if rank != 0:
-        yield lambda loss: None  # noqa: ARG005
+        yield ProgressLine(name, done, total)
+        return
+    console = Console(stderr=True)
+    if log_every is not None or not console.is_terminal:
+        log = _Log(name, done, total, samples, waiting)
+        log.every = log_every or LOG_EVERY
+        start = time.monotonic()
+        yield log
+        if samples is not None or time.monotonic() - start > log.every:
+            log.update()
         return
     columns = (
         TextColumn("{task.description:>9}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]}"),
+        TextColumn("{task.fields[said]}"),
         TimeElapsedColumn(),
-        TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(name, total=total, completed=done, loss="-")
-
-        shown = 0.0
-        last: Tensor | None = None
-
-        def advance(loss: Tensor) -> None:
-            nonlocal shown, last
-            progress.advance(task)
-            last = loss
-            # Reading the loss waits for the device, so not at every step.
-            if time.monotonic() - shown > _SECONDS_BETWEEN_LOSSES:
-                shown = time.monotonic()
-                progress.update(task, loss=f"{loss.item():.4f}")
-
-        yield advance
-        if last is not None:
-            progress.update(task, loss=f"{last.item():.4f}")
+    with RichProgress(*columns, console=console) as bar:
+        live = _Live(name, done, total, samples, waiting)
+        live.bar, live.task = bar, bar.add_task(name, total=total, completed=done, said="")
+        yield live
+        live.update()

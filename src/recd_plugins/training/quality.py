@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchrec.metrics.auc import AUCMetric
+from torchrec.metrics.calibration import CalibrationMetric
 from torchrec.metrics.metrics_config import RecTaskInfo
 from torchrec.metrics.ne import NEMetric
 from torchrec.metrics.rec_metric import RecComputeMode
@@ -66,7 +68,12 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
         "weights": {_TASK.name: torch.ones_like(labels)},
     }
     values = {}
-    for kind in (NEMetric, AUCMetric):
+    # Of them all, NE alone keeps the log loss, and takes a number for "yes".
+    for kind, more in (
+        (NEMetric, {"include_logloss": True}),
+        (AUCMetric, {}),
+        (CalibrationMetric, {}),
+    ):
         metric = kind(
             world_size=1,
             my_rank=0,
@@ -74,8 +81,15 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
             tasks=[_TASK],
             compute_mode=RecComputeMode.UNFUSED_TASKS_COMPUTATION,
             window_size=num_samples,
+            **more,
         )
         metric.update(**batch)
         for name, value in metric.local_compute().items():
             values[name.partition("|")[2]] = float(value)
-    return Quality(values["local_lifetime_ne"], values["local_window_auc"], num_samples)
+    return Quality(
+        normalized_entropy=values["local_lifetime_ne"],
+        auc=values["local_window_auc"],
+        num_samples=num_samples,
+        log_loss=values["local_lifetime_logloss"] * math.log(2),  # from bits
+        calibration=values["local_lifetime_calibration"],
+    )

@@ -29,6 +29,7 @@ from recd_plugins.training.evaluation import splits_of
 from recd_plugins.training.hangs import hang_limits, train_beating, watched_by_each_other
 from recd_plugins.training.metrics import check_metrics
 from recd_plugins.training.trainer import Job, Result, checkpoints_of, train
+from recd_plugins.training.validation import check_validation
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Session:
             backend=backend_for(job.device),
             local_world_size=self.ranks_per_node,
             hang_limits=self.hang_limits,
+            interruptible=True,
         )[0]
 
 
@@ -80,6 +82,7 @@ def session(
     shardings: Sequence[str] = (),
     allowed: Sequence[str] = (),
     settings: Sequence[str] = (),
+    log_every: float | None = None,
 ) -> Iterator[Session]:
     """Check a registry, join the ranks where torchrun started them, and prepare the data once.
 
@@ -94,6 +97,7 @@ def session(
         allowed: fields in which the run may differ from the one that wrote the checkpoint, of
             those that ``recd run --allow`` takes.
         settings: values in place of the file's, as ``load_registry`` takes them.
+        log_every: seconds between lines that say how far a run is.
 
     Raises:
         RecdError: the registry, the machine or the data is not as it should be.
@@ -106,6 +110,7 @@ def session(
     device = choose_device(registry)
     check_ingestion(registry)
     check_metrics(registry, splits_of(registry))
+    check_validation(registry, splits_of(registry))
     job = Job(
         path,
         plugins_dir=plugins_dir,
@@ -115,6 +120,7 @@ def session(
         sharding=first,
         allowed=tuple(allowed),
         settings=tuple(settings),
+        log_every=log_every,
     )
     training = registry.training
     limits = hang_limits(registry)

@@ -10,9 +10,6 @@ from typing import Any, TypeVar
 
 import click
 import torch.distributed as dist
-from torch import Tensor
-from torch.optim import Optimizer
-from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins import activity, upstream_noise
 from recd_plugins.data.fitted_state import FittedState, fitted_state
@@ -23,6 +20,7 @@ from recd_plugins.distributed.table_report import describe_tables
 from recd_plugins.errors import PluginError, RecdError
 from recd_plugins.interfaces import Section
 from recd_plugins.interfaces.callback import Quality
+from recd_plugins.model.deferred_tables import generators_kept
 from recd_plugins.planning.prepared import load_registry
 from recd_plugins.planning.stages import StageTimes
 from recd_plugins.registry import TrainingSpec
@@ -32,18 +30,21 @@ from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.evaluation import evaluate
-from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
+from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.fitted import resume_fitted
 from recd_plugins.training.group_report import GroupReport
 from recd_plugins.training.identity import identity_of
+from recd_plugins.training.interrupts import Interrupts
 from recd_plugins.training.learning_rates import LearningRates
 from recd_plugins.training.memory import peak_bytes, reset_peak
 from recd_plugins.training.meter import Meter, sum_by_kind
 from recd_plugins.training.progress_bar import progress_bar
 from recd_plugins.training.quality import Predictions
+from recd_plugins.training.record import Record
 from recd_plugins.training.stall_report import StallReport
 from recd_plugins.training.steps import steps
 from recd_plugins.training.table_parts import channels_of, observed_by, sections_of
+from recd_plugins.training.validation import Measured, Validation, ValidationReport, stretches
 
 T = TypeVar("T")
 
@@ -65,6 +66,8 @@ class Job:
         sharding: a plugin in place of the first sharding entry's, as ``load_registry`` takes it.
         allowed: fields that may differ from those of the run that wrote the checkpoint.
         settings: values in place of the file's, as ``load_registry`` takes them.
+        log_every: seconds between lines that say how far the run is; None for a live line where
+            stderr is a terminal.
     """
 
     registry: Path
@@ -76,6 +79,7 @@ class Job:
     sharding: str | None = None
     allowed: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
+    log_every: float | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,7 @@ class Result:
         groups: batches by the groups that a wrapper of the dataset sorts rows into, if any.
         stalls: what the timed steps waited for data; None for a run too short to tell.
         ingestion: figures of the ingestion by rank, of the training split; None without one.
+        validation: of the test split while training went on; None where there was none.
     """
 
     samples_per_second: float | None
@@ -120,10 +125,16 @@ class Result:
     groups: GroupReport | None = None
     stalls: StallReport | None = None
     ingestion: list[Mapping[str, float]] | None = None
+    validation: ValidationReport | None = None
 
     def as_json(self) -> dict[str, Any]:
         """JSON values; each section under its name, metrics beside the quality of the split."""
-        reports = {**self.sections, "groups": self.groups, "stalls": self.stalls}
+        reports = {
+            **self.sections,
+            "groups": self.groups,
+            "stalls": self.stalls,
+            "validation": self.validation,
+        }
         shown = {name: report and report.as_json() for name, report in reports.items()}
         values = asdict(replace(self, sections={}))
         del values["sections"], values["metrics"]
@@ -137,7 +148,13 @@ def train(rank: int, world_size: int, job: Job) -> Result:
 
     Raises:
         RecdError: the registry, the data or the checkpoint does not allow it.
+        RunInterrupted: Ctrl-C or SIGTERM ended it before its time.
     """
+    with Interrupts(rank, world_size) as interrupts:
+        return _train(rank, world_size, job, interrupts)
+
+
+def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Result:
     activity.start()
     upstream_noise.silence()
     registry = load_registry(
@@ -188,64 +205,105 @@ def train(rank: int, world_size: int, job: Job) -> Result:
     finite = FiniteRun(_name(job), checkpoints)
     if progress.step:
         finite.check_loaded(dmp, optimizer)
-    losses = list(progress.losses)
-    saved_step = first_step = progress.step
+    first_step = progress.step
+    ends_at = training.steps
+    validation = None
+    if job.side == "plugins" and training.validation is not None:
+        validation = Validation(training.validation, progress.validation)
+        if validation.stops:
+            ends_at = progress.step
+            if rank == 0:
+                click.echo(f"{validation.report()}: there is nothing to train", err=True)
 
-    source = BatchSource(loader, progress, training.epochs, training.steps)
+    record = Record(
+        parts,
+        finite,
+        callbacks,
+        interrupts,
+        progress,
+        validation,
+        checkpoints,
+        training.checkpoint.every,
+    )
+
+    def measured() -> Measured:
+        with generators_kept():
+            return evaluate(prepared, dmp, pipeline, rank, world_size, device, finite)
+
+    source = BatchSource(loader, progress, training.epochs, ends_at)
     stalls = StallMeter(device)
     batches = callbacks.watched(stalls.metered(source))
-    outputs = steps(pipeline, batches, registry, dmp.module)
     meter = Meter(dmp, device, channels_of(prepared.checked_parts, dmp.module), stalls)
     profile = StepProfile(device, warmup=0)
     first = progress.step + 1 + Meter.COUNTED_STEPS
     profiled = range(first, first + PROFILED_STEPS if job.breakdown else first)
     predictions = Predictions()
-    pending: list[Tensor] = []
     callbacks.start(progress, source.expected_steps, parts.tables)
     dmp.train()
     reset_peak(device)
+    peak = 0
+    newest: Measured | None = None
     with (
         loader,
         progress_bar(
-            rank, job.sharding or job.side, progress.step, source.expected_steps
+            rank,
+            job.sharding or job.side,
+            progress.step,
+            source.expected_steps,
+            samples=training.batch_size * world_size,
+            waiting=lambda: None if (recent := stalls.recent()) is None else recent.share,
+            log_every=job.log_every,
         ) as advance,
     ):
-        while True:
-            rates.set(progress.step)
-            try:
-                with profile.step() if progress.step in profiled else meter.step():
-                    loss, logits, labels = next(outputs)
-            except StopIteration:
+        for stretch in stretches(
+            batches, progress.step, training.validation if validation else None
+        ):
+            outputs = steps(pipeline, stretch, registry, dmp.module)
+            while True:
+                rates.set(progress.step)
+                try:
+                    with profile.step() if progress.step in profiled else meter.step():
+                        loss, logits, labels = next(outputs)
+                except StopIteration:
+                    break
+                rate = training.learning_rate * rates.factor(progress.step)
+                progress = source.trained()
+                activity.reached(progress.step)
+                predictions.update(logits, labels)
+                advance(loss)
+                callbacks.trained(progress.step, loss, rate)
+                record.add(loss)
+                if validation is None or not validation.due(progress.step):
+                    record.settle(progress)
+            if validation is None or not validation.due(progress.step):
+                continue
+            # The pipeline is dry here: no batch is in flight that another model would have seen.
+            meter.ran_dry()
+            peak = max(peak, peak_bytes(device))
+            with advance.paused():
+                newest = measured()
+            best = validation.add(progress.step, newest)
+            if rank == 0:
+                click.echo(validation.line(newest), err=True)
+            callbacks.evaluated(progress.step, "test", newest)
+            dmp.train()
+            reset_peak(device)
+            record.settle(progress, best=best)
+            if validation.stops:
                 break
-            progress = source.trained()
-            activity.reached(progress.step)
-            predictions.update(logits, labels)
-            pending.append(loss)
-            advance(loss)
-            callbacks.trained(progress.step, loss)
-            if len(pending) == MOST_UNSEEN:
-                losses += finite.losses(pending, len(losses))
-            if checkpoints is not None and progress.step % training.checkpoint.every == 0:
-                losses += finite.losses(pending, len(losses))
-                _save(
-                    checkpoints,
-                    finite,
-                    dmp,
-                    optimizer,
-                    progress.with_states(losses, callbacks.states()),
-                )
-                saved_step = progress.step
-    peak = peak_bytes(device)
+    peak = max(peak, peak_bytes(device))
     # Before evaluation, which counts too.
     observed = observed_by(prepared.checked_parts, dmp.module, progress.step - first_step)
-    losses += finite.losses(pending, len(losses))
-    if checkpoints is not None and progress.step > saved_step:
-        _save(checkpoints, finite, dmp, optimizer, progress.with_states(losses, callbacks.states()))
+    record.look()
+    record.save(progress)
 
     ranks = _from_every_rank((meter.per_step(), peak, observed, source.groups, meter.stalls()))
     counts = [count for count, *_ in ranks if count is not None]
     profiles = _from_every_rank((profile.stages(), profile.memory())) if profile.complete else []
-    test, metrics = evaluate(prepared, dmp, pipeline, rank, world_size, device, finite)
+    if newest is None or validation is None or validation.curve.steps[-1] != progress.step:
+        newest = measured()
+        callbacks.evaluated(progress.step, "test", newest)
+    test, metrics = newest
     seconds = meter.step_seconds()
     samples = training.batch_size * world_size * len(seconds)
     result = Result(
@@ -254,7 +312,7 @@ def train(rank: int, world_size: int, job: Job) -> Result:
         collective_bytes=sum_by_kind([count.sent for count in counts]),
         ids_looked_up=sum(count.ids for count in counts) if counts else None,
         peak_memory_bytes=max(peak for _, peak, *_ in ranks),
-        losses=losses,
+        losses=record.losses,
         train=predictions.summarize(),
         test=test,
         metrics=metrics,
@@ -276,10 +334,9 @@ def train(rank: int, world_size: int, job: Job) -> Result:
             None if registry.ingestion is None else registry.ingestion.plugin.name,
         ),
         ingestion=None if registry.ingestion is None else _from_every_rank(dict(loader.report())),
+        validation=None if validation is None else validation.report(),
     )
-    if result.test is not None:
-        callbacks.evaluated(progress.step, "test", result.test)
-    callbacks.ended(progress.step, losses)
+    callbacks.ended(progress.step, record.losses)
     close_kernels(dmp)
     return result
 
@@ -295,18 +352,6 @@ def checkpoints_of(
     if spec.path is None:
         return None
     return Checkpoints(Path(spec.path), spec.keep, identity, allowed, fitted)
-
-
-def _save(
-    checkpoints: Checkpoints,
-    finite: FiniteRun,
-    dmp: DistributedModelParallel,
-    optimizer: Optimizer,
-    progress: Progress,
-) -> None:
-    with activity.doing("saving a checkpoint", long=True):
-        finite.check_state(dmp, optimizer, progress.step)
-        checkpoints.save(dmp, optimizer, progress)
 
 
 def _name(job: Job) -> str:

@@ -13,7 +13,7 @@ FREE = (
         f"training.{name}"
         for name in (
             *("ranks", "ranks_per_node", "workers", "epochs", "steps", "device"),
-            *("checkpoint", "evaluate", "hang_notice", "hang_timeout"),
+            *("checkpoint", "evaluate", "validation", "hang_notice", "hang_timeout"),
         )
     ),
 )

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 
 from recd_plugins.errors import RecdError
+from recd_plugins.training.checkpoint_files.curve import ValidationCurve
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 
 PROGRESS = "progress.json"
@@ -28,6 +29,7 @@ class Progress:
         reader: the reader's position after the last batch that was trained on.
         losses: the mean loss over ranks of every step so far; none where nobody kept them.
         callbacks: states of callbacks by name, each of every rank.
+        validation: of the run so far; None where it has none.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
@@ -37,12 +39,21 @@ class Progress:
     reader: dict[str, Any] | None = None
     losses: list[FiniteFloat] = field(default_factory=list)
     callbacks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    validation: ValidationCurve | None = None
+
+    @property
+    def best_step(self) -> int | None:
+        """The step after which the model was best; None where nobody validated it."""
+        return None if self.validation is None else self.validation.best_step
 
     def with_states(
-        self, losses: list[float], callbacks: dict[str, list[dict[str, Any]]]
+        self,
+        losses: list[float],
+        callbacks: dict[str, list[dict[str, Any]]],
+        validation: ValidationCurve | None = None,
     ) -> Progress:
-        """The same point with the loss curve up to it and the states of callbacks."""
-        return replace(self, losses=list(losses), callbacks=callbacks)
+        """The same point with the curves up to it and the states of callbacks."""
+        return replace(self, losses=list(losses), callbacks=callbacks, validation=validation)
 
 
 _PROGRESS = TypeAdapter(Progress)
@@ -55,8 +66,9 @@ def progress_text(progress: Progress) -> str:
         RecdError: a value cannot be; a loss that is not finite, for one.
     """
     values = asdict(progress)
-    if not progress.callbacks:  # as a version without callbacks writes and reads it
-        del values["callbacks"]
+    for later in ("callbacks", "validation"):  # as versions without them write and read it
+        if not values[later]:
+            del values[later]
     text = json.dumps(values) + "\n"
     _check(text, "this step cannot be saved", RecdError)
     return text

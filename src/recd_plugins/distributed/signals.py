@@ -1,0 +1,68 @@
+"""Ctrl-C and SIGTERM, which the process that started ranks passes on to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
+from types import FrameType
+
+from recd_plugins.errors import RunInterrupted, SetupError
+
+#: Those that ask a run to end.
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+def say_that_it_ends(number: int) -> None:
+    """Say on stderr what comes of the first signal, and of a second."""
+    print(
+        f"\n{signal.Signals(number).name}: every rank finishes its step, and a checkpoint is "
+        "written where training.checkpoint.path is set; a second one ends the run at once",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+@contextmanager
+def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
+    """A context in which the first of these signals asks ranks to end, by SIGTERM.
+
+    Raises:
+        RunInterrupted: they did; or a second one came, and they are still there.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # whose signals are
+        return
+    got = 0
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        nonlocal got
+        if got:
+            raise RunInterrupted.by(number, "the run was ended at once")
+        got = number
+        say_that_it_ends(number)
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid or 0, signal.SIGTERM)
+
+    # What ignores Ctrl-C, as a shell's background job, goes on to.
+    before = {number: signal.getsignal(number) for number in ENDING}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, receive)
+    try:
+        yield
+    except RunInterrupted as error:
+        error.signal = got or error.signal  # to them it is SIGTERM
+        raise
+    except SetupError as error:  # by the signal, before they listen to it
+        if not got:
+            raise
+        raise RunInterrupted.by(got, "the run was ended before its first step") from error
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
