@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recd_plugin_trackers.csv_file import Csv
+from recd_plugin_trackers.json_lines import JsonLines
+from recd_plugin_trackers.mlflow_run import MlFlow
+from recd_plugin_trackers.tensorboard import TensorBoard
+from recd_plugin_trackers.wandb_run import WandB
 from recd_plugins.api import Plugin, hookimpl
 
 REQUIRES_API = 2
@@ -11,4 +16,4 @@ REQUIRES_API = 2
 
 @hookimpl
 def register_plugins() -> Sequence[type[Plugin]]:
-    return []
+    return [Csv, JsonLines, TensorBoard, WandB, MlFlow]

@@ -79,10 +79,23 @@ class Callbacks:
         called: what is called, in order.
         rank: of this process.
         world_size: ranks.
+        step_samples: rows of a step, of all ranks.
+        settings: values in place of the file's, for those who note it.
     """
 
-    def __init__(self, path: Path, called: Sequence[Called], rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        called: Sequence[Called],
+        rank: int,
+        world_size: int,
+        *,
+        step_samples: int = 0,
+        settings: Sequence[str] = (),
+    ) -> None:
         self._path = path
+        self._step_samples = step_samples
+        self._settings = tuple(settings)
         self._called = tuple(called)
         self._rank = rank
         self._world_size = world_size
@@ -93,6 +106,9 @@ class Callbacks:
 
         On rank 0, says which of them no callback takes.
         """
+        text = ""
+        if self._called:  # else nobody reads it, and it need not be a file
+            text = self._path.read_text(encoding="utf-8", errors="replace")
         for each in self._called:
             start = RunStart(
                 rank=self._rank,
@@ -101,6 +117,9 @@ class Callbacks:
                 expected_steps=expected_steps,
                 tables=tuple(tables),
                 claimed=each.claimed,
+                step_samples=self._step_samples,
+                registry=text,
+                settings=self._settings,
             )
             self._call(each, "on_start", start)
             if (states := progress.callbacks.get(each.key)) is not None:

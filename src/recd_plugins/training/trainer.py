@@ -181,7 +181,17 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
     block = loader.batches_a_block()
     # The baseline of a comparison is no run of its own: nobody looks on, it leaves no checkpoints.
     called = callbacks_of(registry, parts.tables) if job.side == "plugins" else []
-    callbacks = Callbacks(registry.path, called, rank, world_size)
+    callbacks = Callbacks(
+        registry.path,
+        called,
+        rank,
+        world_size,
+        step_samples=training.batch_size * world_size,
+        settings=(
+            *job.settings,
+            *(f"training.{name}={value}" for name, value in job.overrides.items()),
+        ),
+    )
     checkpoints = None
     if job.side == "plugins" and training.checkpoint.path is not None:
         identity = identity_of(registry, parts.tables) if rank == 0 else None

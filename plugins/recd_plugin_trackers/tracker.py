@@ -1,0 +1,169 @@
+"""What the trackers share: which figures there are, when, and that only rank 0 tells them."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
+
+from recd_plugins.api import (
+    Callback,
+    PluginOptions,
+    RunEnd,
+    RunEvaluation,
+    RunInterruption,
+    RunStart,
+    RunStep,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TrackerOptions(PluginOptions):
+    """Options of every tracker."""
+
+    every: int = Field(
+        default=10,
+        gt=0,
+        description="Steps of a record of training, whose loss is their mean on rank 0.",
+    )
+
+
+class Tracker(Callback):
+    """Writes records of figures: of training every so many steps, and of each evaluation.
+
+    A subclass says where to. A run that goes on from a checkpoint writes on behind the records that
+    were there when that was saved: later ones come again.
+    """
+
+    Options = TrackerOptions
+    options: TrackerOptions
+
+    @abstractmethod
+    def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
+        """Make ready to write.
+
+        Args:
+            start: of the run.
+            kept: records before a checkpoint that the run goes on from; None for a new run.
+            more: what ``more_state`` gave then.
+        """
+
+    @abstractmethod
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Write a record, of so many steps done."""
+
+    def flush(self) -> None:
+        """Have all records safe: a checkpoint is written that counts on them."""
+
+    def close(self, how: str) -> None:
+        """The run is over: ``completed``, or ``interrupted``."""
+
+    def more_state(self) -> Mapping[str, Any]:
+        """What ``begin`` needs of this run to go on, a JSON object."""
+        return {}
+
+    def on_start(self, start: RunStart) -> None:
+        """Begin, unless the run goes on from a checkpoint, whose state follows."""
+        self._start, self._writes = start, start.rank == 0
+        self._total: Tensor | float = 0.0
+        self._steps = self._records = 0
+        self._began = False
+        self._since: float | None = None
+        if start.step == 0:
+            self._begin(None, {})
+
+    def on_step(self, step: RunStep) -> None:
+        """Add up the loss where it is; now and then, write it."""
+        if not self._writes:
+            return
+        import torch
+
+        self._total = step.loss.to(torch.float64) + self._total
+        self._steps += 1
+        if self._since is None:  # the first one compiles, or fills a pipeline
+            self._since, self._timed = time.perf_counter(), 0
+        else:
+            self._timed += 1
+        self._rate = step.learning_rate
+        if step.step % self.options.every == 0:
+            self._write_steps(step.step)
+
+    def on_evaluate(self, evaluation: RunEvaluation) -> None:
+        """Write what was measured."""
+        figures = {**asdict(evaluation.quality), **evaluation.metrics}
+        of_split = {f"{evaluation.split}_{name}": float(each) for name, each in figures.items()}
+        self._write(evaluation.step, of_split)
+        self._since = None  # its time is not that of steps
+
+    def on_interrupt(self, interruption: RunInterruption) -> None:  # noqa: ARG002
+        """Leave what is there complete."""
+        self._close("interrupted")
+
+    def on_end(self, end: RunEnd) -> None:
+        """Write the last steps, too."""
+        if self._steps:
+            self._write_steps(end.step)
+        self._close("completed")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of rank 0: how many records there are, and the steps that are in none yet."""
+        if not self._writes:
+            return {}
+        self._begin_late()
+        self.flush()
+        return {
+            "records": self._records,
+            "steps": self._steps,
+            "total": float(self._total),
+            **self.more_state(),
+        }
+
+    def load_state_dict(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Go on behind the records of the checkpoint."""
+        if not self._writes or not states[0]:
+            return
+        state = dict(states[0])
+        self._records = state.pop("records")
+        self._steps, self._total = state.pop("steps"), state.pop("total")
+        self._begin(self._records, state)
+
+    def _write_steps(self, step: int) -> None:
+        figures = {"loss": float(self._total) / self._steps}
+        if self._rate is not None:
+            figures["learning_rate"] = self._rate
+        now = time.perf_counter()
+        if self._start.step_samples and self._since is not None and self._timed:
+            each = (now - self._since) / self._timed
+            figures["samples_per_second"] = self._start.step_samples / each
+        self._write(step, figures)
+        self._total, self._steps = 0.0, 0
+        self._since, self._timed = now, 0
+
+    def _write(self, step: int, figures: Mapping[str, float]) -> None:
+        if self._writes:
+            self._begin_late()
+            self._records += 1
+            self.write(step, figures)
+
+    def _close(self, how: str) -> None:
+        if self._writes:
+            self._begin_late()
+            self.close(how)
+
+    def _begin_late(self) -> None:
+        """Of a run that goes on from a checkpoint that knows nothing of this tracker."""
+        if not self._began:
+            self._begin(None, {})
+
+    def _begin(self, kept: int | None, more: Mapping[str, Any]) -> None:
+        self._began = True
+        if self._writes:
+            self.begin(self._start, kept, more)
+
+    _rate: float | None = None
