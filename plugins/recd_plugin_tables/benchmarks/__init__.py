@@ -1,0 +1,1 @@
+"""Benchmarks of tables: modules that ``recd bench`` runs."""

@@ -1,0 +1,118 @@
+"""Training on a table of requests, each with candidates, a history and one user."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from recd_plugin_tables.sources import open_source
+from recd_plugin_tables.start.guess import Wanted, guess
+from recd_plugin_tables.start.registry_text import registry_text
+from recd_plugin_tables.start.survey import survey
+from recd_plugins.api.training import Comparison, session
+from recd_plugins.testing.benchmark import Figure, Size
+
+SUMMARY = "training on requests of 38 candidates from recd init, stock TorchRec against ours"
+
+_CANDIDATES, _HISTORY, _ITEMS = 38, 30, 20_000
+_RANKS, _BATCH_SIZE = 2, 512
+_STEPS: dict[Size, int] = {"tiny": 6, "small": 12, "reference": 30}
+_PAIRS: dict[Size, int] = {"tiny": 1, "small": 1, "reference": 5}
+
+
+def workload(size: Size) -> str:
+    """The input in words."""
+    return (
+        f"requests of {_CANDIDATES} candidates, histories of {_HISTORY}, the registry as recd init "
+        f"writes it, {_RANKS} ranks x batch {_batch_size(size)}, {_STEPS[size]} steps, "
+        f"{_PAIRS[size]} pair(s) of runs"
+    )
+
+
+def run(size: Size) -> list[Figure]:
+    """Pairs of runs, baseline and plugins, each in processes of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        table, registry = folder / "requests.parquet", folder / "requests.yaml"
+        rows = (_STEPS[size] + 2) * _batch_size(size) * _RANKS
+        pq.write_table(requests(-(-rows // _CANDIDATES)), table)
+        guesses = guess(survey(open_source(table)), Wanted(session="user", request="request"))
+        text = registry_text(guesses, location=str(table), file=registry, source={}, test=0)
+        registry.write_text(text, encoding="utf-8")
+        settings = [
+            f"dataset.options.cache={folder}",
+            f"training.batch_size={_batch_size(size)}",
+            f"training.ranks={_RANKS}",
+            f"training.steps={_STEPS[size]}",
+            "training.checkpoint.path=null",
+            # A smaller one amplifies rounding.
+            "training.eps=1.0e-3",
+        ]
+        with session(registry, overrides={}, settings=settings) as trainer:
+            pairs = [
+                Comparison(trainer.train("baseline"), trainer.train("plugins"))
+                for _ in range(_PAIRS[size])
+            ]
+    ratios: dict[str, list[float]] = {}
+    for pair in pairs:
+        for figure in pair.figures():
+            if figure.ratio is not None:
+                ratios.setdefault(figure.name, []).append(figure.ratio)
+    return [
+        Figure.of(
+            "samples_per_second_over_stock",
+            ratios["samples_per_second"],
+            unit="ratio",
+            better="higher",
+        ),
+        *(
+            Figure.of(f"{name}_over_stock", ratios[name], unit="ratio", better="lower")
+            for name in ("collective_bytes", "ids_looked_up", "peak_memory_bytes")
+        ),
+        Figure.of(
+            "loss_max_abs_diff",
+            [pair.loss_max_abs_diff for pair in pairs],
+            unit="loss",
+            better="lower",
+            goal=1e-5,
+        ),
+    ]
+
+
+def requests(num: int) -> pa.Table:
+    """A table as a ranker logs it: a row a request, its candidates a list of structs."""
+    draw = np.random.default_rng(0)
+    user = draw.integers(0, max(2, num // 4), num)
+    taste = draw.integers(0, _ITEMS, num)
+    history = (taste[:, None] + draw.geometric(0.01, (num, _HISTORY))) % _ITEMS
+    item = (taste[:, None] + draw.geometric(0.005, (num, _CANDIDATES))) % _ITEMS
+    near = np.exp(-((item - taste[:, None]) % _ITEMS) / 200)
+    clicked = draw.random((num, _CANDIDATES)) < 0.3 * near
+    starts = np.arange(num + 1, dtype=np.int32)
+    candidates = pa.StructArray.from_arrays(
+        [
+            pa.array(item.ravel()),
+            pa.array(np.tile(np.arange(_CANDIDATES), num)),
+            pa.array(draw.gamma(2.0, 10.0, item.size)),
+            pa.array(clicked.ravel()),
+        ],
+        names=["item_id", "position", "price", "click"],
+    )
+    return pa.table(
+        {
+            "request": np.arange(num),
+            "user": user,
+            "country": np.array(["de", "fr", "it", "jp", "us"])[user % 5],
+            "history": pa.ListArray.from_arrays(starts * _HISTORY, history.ravel()),
+            "ts": pa.array(1_700_000_000_000 + np.arange(num) * 250, pa.timestamp("ms")),
+            "shown": pa.ListArray.from_arrays(starts * _CANDIDATES, candidates),
+        }
+    )
+
+
+def _batch_size(size: Size) -> int:
+    return 64 if size == "tiny" else _BATCH_SIZE
