@@ -56,8 +56,17 @@ def test_an_id_outside_is_named_with_its_first_row(lists, row, wrong, form, dtyp
     with pytest.raises(DataError) as caught:
         check_ids(batch, {"a": 10}, ROWS)
     message = str(caught.value)
-    for part in ("part-0.parquet", f"row {row} ", "'a'", f"id is {wrong},", "0 to 9"):
+    for part in ("part-0.parquet", f"row {row} ", "'a'", f"id is {wrong},", "has 10 rows, 0 to 9"):
         assert part in message
+
+
+def test_the_error_says_how_many_rows_would_do():
+    with pytest.raises(DataError, match=r"largest one in this batch is 40: .*of 41 at least"):
+        check_ids(make_batch([[1], [12, 40]], form="kjt"), {"a": 10}, ROWS)
+    with pytest.raises(DataError, match="-1 to 12 in this batch: map them"):
+        check_ids(make_batch([[-1], [12]], form="kjt"), {"a": 10}, ROWS)
+    with pytest.raises(DataError, match=f"1 to {2**62} in this batch: map them"):
+        check_ids(make_batch([[1], [2**62]], form="kjt"), {"a": 10}, ROWS)
 
 
 def test_a_batch_without_rows():

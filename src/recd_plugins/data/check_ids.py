@@ -7,6 +7,7 @@ from typing import Any
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.arrow import place
@@ -16,6 +17,8 @@ from recd_plugins.values.batch import Batch
 from recd_plugins.values.rows import Rows
 
 _BLOCK = 1024
+# Ids from here on are hashes, no numbers of rows: no table is as large.
+_MOST_ROWS = 2**33
 
 
 def check_ids(batch: Batch, num_embeddings: Mapping[str, int], rows: Rows) -> None:
@@ -55,7 +58,8 @@ def _check(
         row = int(np.searchsorted(row_offsets, at, "right")) - 1
         if ikjt is not None:
             row = int((ikjt.inverse_lookup().numpy() == row).argmax())
-        raise _outside(rows, key, row, values[at], limit)
+        used = values[row_offsets[0] : row_offsets[-1]]
+        raise _outside(rows, key, row, values[at], used, limit)
 
 
 def _check_partial(
@@ -69,13 +73,27 @@ def _check_partial(
         at = _first_outside(values, np.int64(0), np.int64(len(values)), np.uint64(limit))
         if at >= 0:
             row = int(((offsets <= at) & (at < offsets + lengths)).argmax())
-            raise _outside(rows, key, row, values[at], limit)
+            raise _outside(rows, key, row, values[at], values, limit)
 
 
-def _outside(rows: Rows, key: str, row: int, value: int, limit: int) -> DataError:
+def _outside(
+    rows: Rows, key: str, row: int, value: int, used: NDArray[Any], limit: int
+) -> DataError:
+    smallest, largest = int(used.min()), int(used.max())
+    if smallest < 0 or largest >= _MOST_ROWS:
+        remedy = (
+            f"ids of this feature go from {smallest} to {largest} in this batch: map them into "
+            "the table by preprocessing, a hash or a vocabulary"
+        )
+    else:
+        remedy = (
+            f"the largest one in this batch is {largest}: give the table more rows "
+            f"(num_embeddings, under model.tables for one table, of {largest + 1} at least), or "
+            "map ids into it by preprocessing, a hash or a vocabulary"
+        )
     return DataError(
-        f"{place(rows, key, row)}: the id is {value}, and the table has rows 0 to {limit - 1}; "
-        "enlarge the table, or map the ids into it by preprocessing"
+        f"{place(rows, key, row)}: the id is {value}, and the table of this feature (t_{key} in "
+        f"the built-in model) has {limit} rows, 0 to {limit - 1}; {remedy}"
     )
 
 
