@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_serializer, model_validator
 
 from recd_plugins.api import PluginOptions
 
@@ -109,6 +109,16 @@ class ColumnOptions(PluginOptions):
         if self.missing == "empty" and not {"id", "ids"} & set(self.roles):
             raise ValueError("missing: empty is for ids; give a value, drop or error")
         return self
+
+    @model_serializer
+    def _as_written(self) -> dict[str, Any]:
+        """What differs from the defaults, by the names that a registry has."""
+        given = {name: getattr(self, name) for name in type(self).model_fields if name != "roles"}
+        # 0 is a value, though it equals False.
+        said = {
+            name: each for name, each in given.items() if each is not None and each is not False
+        }
+        return {"as": list(self.roles), **said}
 
     @property
     def feature(self) -> Role | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -14,7 +15,7 @@ from recd_plugin_tables.imports.note import ImportNote
 from recd_plugin_tables.imports.policy import OnNan
 from recd_plugin_tables.imports.splits import SplitOptions
 from recd_plugin_tables.plan import Others, plan_columns
-from recd_plugin_tables.sources import SourceOptions, open_source
+from recd_plugin_tables.sources import Source, SourceOptions, open_source
 from recd_plugins.api import PluginOptions
 from recd_plugins.api.commands import progress_bars
 from recd_plugins.api.reading import digest
@@ -84,15 +85,9 @@ class Imported:
             echo("\n".join(self.note.in_words(self.location)), err=True)
 
 
-def find_import(
-    path: Path | str,
-    options: ImportOptions,
-    label: str,
-    *,
-    widths: dict[str, int] | None = None,
-    scoring: bool = False,
-) -> Imported:
-    """The import of the table at ``path``, made where it is not there.
+@dataclass(frozen=True)
+class ImportPlace:
+    """Where the import of a table is, or would be.
 
     Args:
         path: of the table.
@@ -100,50 +95,83 @@ def find_import(
         label: name of the column of the label.
         widths: of features that are lists of numbers, where another table says it.
         scoring: every row is kept as stored, and the label need not be there.
-
-    Raises:
-        DataError: the table is missing or wrong; says file, row and column.
-        SetupError: the library for its format is missing, or its store cannot be reached.
     """
-    source = open_source(path, options=options.source)
-    identity = {
-        "location": source.location if "://" in source.location else str(Path(path).resolve()),
-        "source": source.identity(),
-        "options": options.model_dump(
-            mode="json", by_alias=True, include=set(ImportOptions.model_fields) - {"cache"}
-        ),
-        "widths": widths,
-        "scoring": scoring,
-        "version": VERSION,
-    }
-    stem = re.sub(r"\W+", "_", Path(str(path).rstrip("/")).name.partition(".")[0]) or "table"
-    folder = options.cache / f"{stem}-{digest(identity)}"
-    if (note := ImportNote.read(folder)) is not None:
-        return Imported(source.location, folder, note, new=False)
-    # What writes needs numba.
-    from recd_plugin_tables.imports.make import Importer
 
-    plan = plan_columns(
-        source.location,
-        source.schema,
-        options.columns,
-        others="unused" if scoring else options.others,
-        explode=options.explode,
-        implicit=options.implicit,
-        labelled=not scoring,
-    )
-    grouped = plan.session or plan.request or plan.explode
-    importer = Importer(
-        source,
-        plan,
-        label=label,
-        on_nan=options.on_nan,
-        split=options.split,
-        clustered=options.order == "session" and bool(grouped),
-        widths=widths,
-        scoring=scoring,
-    )
-    with progress_bars() as add_bar:
-        bar = add_bar(f"importing {source.location}", source.num_rows)
-        note = importer.make(folder, identity, bar)
-    return Imported(source.location, folder, note, new=True)
+    path: Path | str
+    options: ImportOptions
+    label: str
+    widths: dict[str, int] | None = None
+    scoring: bool = False
+
+    @cached_property
+    def source(self) -> Source:
+        """The table.
+
+        Raises:
+            DataError: it is not there, or cannot be read.
+            SetupError: the library for its format is missing, or its store cannot be reached.
+        """
+        return open_source(self.path, options=self.options.source)
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What the import is made of; JSON values."""
+        location = self.source.location
+        options = set(ImportOptions.model_fields) - {"cache"}
+        return {
+            "location": location if "://" in location else str(Path(self.path).resolve()),
+            "source": self.source.identity(),
+            "options": self.options.model_dump(mode="json", by_alias=True, include=options),
+            "widths": self.widths,
+            "scoring": self.scoring,
+            "version": VERSION,
+        }
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the import."""
+        name = Path(str(self.path).rstrip("/")).name.partition(".")[0]
+        stem = re.sub(r"\W+", "_", name) or "table"
+        return self.options.cache / f"{stem}-{digest(self.identity)}"
+
+    def find(self) -> Imported | None:
+        """The import, None where it is not there."""
+        note = ImportNote.read(self.folder)
+        return None if note is None else Imported(self.source.location, self.folder, note, False)
+
+    def make(self) -> Imported:
+        """The import, made where it is not there, with a bar on stderr.
+
+        Raises:
+            DataError: the table is wrong; says file, row and column.
+        """
+        if (found := self.find()) is not None:
+            return found
+        # What writes needs numba.
+        from recd_plugin_tables.imports.make import Importer
+
+        source, options = self.source, self.options
+        plan = plan_columns(
+            source.location,
+            source.schema,
+            options.columns,
+            others="unused" if self.scoring else options.others,
+            explode=options.explode,
+            implicit=options.implicit,
+            labelled=not self.scoring,
+        )
+        grouped = plan.session or plan.request or plan.explode
+        importer = Importer(
+            source,
+            plan,
+            label=self.label,
+            on_nan=options.on_nan,
+            split=options.split,
+            clustered=options.order == "session" and bool(grouped),
+            widths=self.widths,
+            scoring=self.scoring,
+        )
+        with progress_bars() as add_bar:
+            bar = add_bar(f"importing {source.location}", source.num_rows)
+            note = importer.make(self.folder, self.identity, bar)
+        return Imported(source.location, self.folder, note, new=True)

@@ -56,10 +56,10 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
         return "a time is no id; set by: hour, weekday or day, or make it number"
     if role == "label" and is_text(kind) and options.positive is None:
         return "a label that is text needs positive: [the values that are 1]"
-    if role in ("id", "ids") and options.texts and not _holds_text(kind):
+    if role in ("id", "ids") and options.texts and not holds_text(kind):
         return "texts: true is for ids that are text"
     if isinstance(options.missing, str) and options.missing not in ("error", "drop", "empty"):
-        return None if _holds_text(kind) else f"missing: {options.missing} is none of its values"
+        return None if holds_text(kind) else f"missing: {options.missing} is none of its values"
     if role == "time" and options.unit is not None and (_is_time(kind) or is_text(kind)):
         return "unit is for times that are stored as numbers"
     return None
@@ -85,7 +85,9 @@ def holds_nothing(kind: pa.DataType) -> bool:
     return pt.is_null(kind) or (is_list(kind) and holds_nothing(plain(kind.value_type)))
 
 
-def _holds_text(kind: pa.DataType) -> bool:
+def holds_text(kind: pa.DataType) -> bool:
+    """Whether values are text, or lists of it."""
+    kind = plain(kind)
     return is_text(kind) or (is_list(kind) and is_text(plain(kind.value_type)))
 
 

@@ -67,28 +67,21 @@ def _at(values: pa.Array, path: tuple[str, ...]) -> pa.Array:
         return _at(normal(pc.struct_field(values, path[0])), path[1:])
     # A list of structs: the field of every element in lists of the same lengths.
     offsets, items, empty = list_parts(values)
-    lists = pa.ListArray.from_arrays(pa.array(offsets), _at(items, path))
-    return pc.if_else(empty, pa.scalar(None, lists.type), lists) if empty.true_count else lists
+    return pa.ListArray.from_arrays(pa.array(offsets), _at(items, path), mask=empty)
 
 
 def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.BooleanArray]:
-    """Offsets of lists from 0 (int32), the elements of all of them, and which lists are null."""
-    values = normal(values)
-    empty = values.is_null()
-    if empty.true_count:
-        values = pc.fill_null(values, pa.scalar([], values.type))
-    first = values.offsets[0].as_py() if len(values) else 0
-    offsets = values.offsets.to_numpy() - first
-    return offsets.astype(np.int32), normal(values.flatten()), empty
+    """Offsets of lists of any sort from 0, the elements of all of them, and which are null."""
+    lengths = pc.list_value_length(values).fill_null(0).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return offsets, normal(values.flatten()), values.is_null()
 
 
 def normal(values: pa.Array) -> pa.Array:
-    """The same values with lists as Arrow's plain ones, and extension types as what they store."""
+    """The same values without an extension type, and text as Arrow's plain one."""
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
-    if is_list(values.type) and not pt.is_list(values.type):
-        values = values.cast(pa.list_(values.type.value_type))
-    if pt.is_string_view(values.type) or pt.is_large_string(values.type):
+    if pt.is_string_view(values.type):
         return values.cast(pa.large_string())
     return values
 

@@ -8,16 +8,20 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pydantic import Field, NonNegativeInt, model_validator
 
 from recd_plugin_tables.columns import feature_name
-from recd_plugin_tables.imported import Imported, ImportOptions, find_import
+from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace
+from recd_plugin_tables.kinds import holds_text
+from recd_plugin_tables.leaves import leaves
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, key_name
 from recd_plugins.api import (
     DataError,
     Dataset,
     FeatureSchema,
     Reader,
+    RecdError,
     Rows,
     SessionKeys,
     Split,
@@ -148,6 +152,17 @@ class Table(Dataset):
     def __getstate__(self) -> dict[str, Any] | None:
         return {"_trained": self._trained}
 
+    def texts(self, feature: str) -> pa.Table:
+        """The text of each id of a feature: columns ``id`` and ``text``.
+
+        Raises:
+            DataError: its column does not say ``texts: true``.
+        """
+        path = self._train.folder / "texts" / f"{feature}.parquet"
+        if not path.is_file():
+            raise DataError(f"no text of ids was kept; set texts: true for {feature}")
+        return pq.read_table(path)
+
     @property
     def widths(self) -> dict[str, int]:
         """How many numbers the lists of each feature hold."""
@@ -162,22 +177,46 @@ class Table(Dataset):
 
     @cached_property
     def _train(self) -> Imported:
-        return self._import(self.options.path)
+        if self._trained is not None:
+            self._check_kinds(self._trained)
+        return self._place.make()
 
     @cached_property
     def _test(self) -> Imported:
         assert self.options.test_path is not None
-        return self._import(self.options.test_path, dict(self._train.note.widths))
+        widths = dict(self._train.note.widths)
+        return ImportPlace(self.options.test_path, self.options, self._label, widths).make()
 
-    def _import(self, path: Path | str, widths: dict[str, int] | None = None) -> Imported:
+    @cached_property
+    def _place(self) -> ImportPlace:
+        uses = self.options.columns.values()
         if self._trained is None:
-            return find_import(path, self.options, self._label, widths=widths)
-        lists = any(
-            use.feature == "numbers" and not use.width for use in self.options.columns.values()
-        )
-        return find_import(
-            path, self.options, self._label, widths=self.widths if lists else None, scoring=True
-        )
+            return ImportPlace(self.options.path, self.options, self._label)
+        # The trained table is not needed where options say it all.
+        unsaid = any(use.feature == "numbers" and use.width is None for use in uses)
+        widths = self.widths if unsaid else None
+        return ImportPlace(self.options.path, self.options, self._label, widths, scoring=True)
+
+    def _check_kinds(self, trained: Table) -> None:
+        """Refuse ids of another type than those that were trained on: none would be equal.
+
+        Only where the table that was trained on is still there.
+        """
+        explode, mine = self.options.explode, self._place.source
+        try:
+            theirs = leaves(trained._place.source.schema, explode)
+        except RecdError:
+            return
+        known = {leaf.name: holds_text(leaf.type) for leaf in theirs}
+        for leaf in leaves(mine.schema, explode):
+            use = self.options.columns.get(leaf.name)
+            is_text = holds_text(leaf.type)
+            if use and use.feature in ("id", "ids") and known.get(leaf.name, is_text) != is_text:
+                here, there = ("text", "numbers") if is_text else ("numbers", "text")
+                raise DataError(
+                    f"{mine.location}: column {leaf.name} is {here} here, and {there} in "
+                    f"{trained._place.source.location}, which was trained on; write it as {there}"
+                )
 
     @cached_property
     def _tables(self) -> dict[Split, ParquetTable]:

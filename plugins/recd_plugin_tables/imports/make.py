@@ -17,8 +17,7 @@ from recd_plugin_tables.imports.note import ImportNote
 from recd_plugin_tables.imports.policy import OnNan
 from recd_plugin_tables.imports.spill import Spill
 from recd_plugin_tables.imports.splits import SplitOptions, Splitter
-from recd_plugin_tables.kinds import is_text
-from recd_plugin_tables.leaves import is_list, leaf_array, list_parts, plain
+from recd_plugin_tables.leaves import leaf_array, list_parts, plain
 from recd_plugin_tables.plan import SESSION, TIME, ColumnPlan
 from recd_plugin_tables.sources import Source
 from recd_plugin_tables.values.texts import Texts
@@ -27,7 +26,8 @@ from recd_plugins.api.columns import TableWriter
 from recd_plugins.api.files import work_folder
 from recd_plugins.api.tables import Layout
 
-_MEMORY = 1 << 29
+#: Bytes of rows that stay in memory while a table is read.
+MEMORY = 1 << 29
 # Rows of the table that are made at once where each has many candidates.
 _CANDIDATE_ROWS = 2_048
 
@@ -44,7 +44,6 @@ class Importer:
         clustered: session by session, else as they are stored.
         widths: of features that are lists of numbers, where they are known.
         scoring: every row is kept, and labels may be missing.
-        memory: bytes of rows that stay in memory.
     """
 
     def __init__(
@@ -58,12 +57,11 @@ class Importer:
         clustered: bool,
         widths: dict[str, int] | None = None,
         scoring: bool = False,
-        memory: int = _MEMORY,
     ) -> None:
         self._source, self._plan, self._label = source, plan, label
         self._on_nan: OnNan = on_nan
         self._split, self._clustered, self._scoring = split, clustered, scoring
-        self._widths, self._memory = widths or {}, memory
+        self._widths = widths or {}
 
     def make(
         self, target: Path, identity: dict[str, Any], progress: Callable[[int], None]
@@ -91,7 +89,7 @@ class Importer:
         )
         splitter = Splitter(self._split, plan.time.options.unit if plan.time else None)
         shutil.rmtree(scratch, ignore_errors=True)
-        spill = Spill(scratch, converter.schema, self._memory, clustered=self._clustered)
+        spill = Spill(scratch, converter.schema, MEMORY, clustered=self._clustered)
         num_rows = 0
         for rows in self._rows():
             batch = converter.convert(rows, num_rows)
@@ -112,7 +110,6 @@ class Importer:
             dropped=dict(+converter.dropped),
             filled=dict(+converter.filled),
             widths=widths,
-            kinds={use.leaf.name: _holds_text(use.leaf.type) for use in plan.features},
         )
         self._check(note, counts)
         return note
@@ -226,8 +223,3 @@ def find_widths(source: Source, plan: ColumnPlan, known: dict[str, int]) -> dict
         f"{source.location}: column {next(iter(waiting.values())).leaf.name} has no list in any "
         "row; mark it unused"
     )
-
-
-def _holds_text(kind: pa.DataType) -> bool:
-    kind = plain(kind)
-    return is_text(plain(kind.value_type)) if is_list(kind) else is_text(kind)

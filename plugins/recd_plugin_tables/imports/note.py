@@ -23,7 +23,6 @@ class ImportNote:
         dropped: rows that were left out for a value, by column.
         filled: values that were missing or no number and became others, by column.
         widths: how many numbers the lists of a feature hold.
-        kinds: whether a column's values are text, by column.
     """
 
     rows: int
@@ -34,7 +33,6 @@ class ImportNote:
     dropped: Mapping[str, int]
     filled: Mapping[str, int]
     widths: Mapping[str, int]
-    kinds: Mapping[str, bool]
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of the import."""

@@ -77,7 +77,10 @@ def format_errors(file: Location, name: str) -> Iterator[None]:
             advice = f"set format: {found}, or rename it" if known else "write it in a format of"
             advice += "" if known else " README.md: Parquet, CSV, JSON lines or Arrow"
             raise DataError(f"{file}: this is {found}, not {name}; {advice}") from error
-        raise DataError(f"{file}: no readable {name} file: {error}") from error
+        how = ""
+        if "conversion error" in str(error):
+            how = "; the first rows were of this type, so name another by types: {column: string}"
+        raise DataError(f"{file}: no readable {name} file: {error}{how}") from error
 
 
 def open_stream(file: Location) -> pa.NativeFile:

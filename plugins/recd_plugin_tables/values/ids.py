@@ -114,13 +114,14 @@ def _rows_of(offsets: np.ndarray, gaps: np.ndarray) -> np.ndarray:
     return np.searchsorted(offsets, np.flatnonzero(gaps), "right") - 1
 
 
-def split_text(values: pa.Array, separator: str) -> pa.Array:
-    """Text as lists of its parts; an empty text has none."""
+def split_text(values: pa.Array, separator: str) -> pa.ListArray:
+    """Text as lists of its parts, those without a letter left out."""
     if pt.is_dictionary(values.type):
         values = values.dictionary_decode()
-    parts = pc.split_pattern(values, separator)
-    none = pc.equal(values, "").fill_null(False)
-    return pc.if_else(none, pa.scalar([], parts.type), parts) if none.true_count else parts
+    offsets, parts, empty = list_parts(pc.split_pattern(values, separator))
+    kept = pc.not_equal(parts, "").to_numpy(zero_copy_only=False)
+    before = np.concatenate([[0], np.cumsum(kept)])[offsets].astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(before), parts.filter(pa.array(kept)), mask=empty)
 
 
 def _floats(numbers: np.ndarray) -> pa.Array:

@@ -1,0 +1,68 @@
+"""What tests of this package share."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow as pa
+
+from recd_plugin_tables.table import Table
+from recd_plugins.interfaces import Split
+
+#: A use of each column of ``clicks``.
+COLUMNS = {
+    "user": ["session", "id"],
+    "when": "time",
+    "item": "id",
+    "history": "ids",
+    "price": {"as": "number", "missing": 0},
+    "clicked": "label",
+}
+
+
+def clicks(num_rows: int = 60) -> pa.Table:
+    """Rows of users with text, gaps, lists and times; each row's item is its number."""
+    rows = range(num_rows)
+    return pa.table(
+        {
+            "user": [f"u{row % 7}" for row in rows],
+            "when": pa.array([1_700_000_000 + 60 * (row * 37 % num_rows) for row in rows]).cast(
+                pa.timestamp("s")
+            ),
+            "item": pa.array(rows, pa.int64()),
+            "history": [[f"h{row % 7}", f"h{row % 3}"] * (row % 2) for row in rows],
+            "price": [None if row % 5 == 0 else row / 4 for row in rows],
+            "clicked": [row % 3 == 0 for row in rows],
+        }
+    )
+
+
+def table(path: Path, **options: object) -> Table:
+    """A dataset over the table at ``path``, whose imports lie beside it."""
+    given = {"columns": COLUMNS, "path": path, "cache": path.parent / "imports", **options}
+    return Table(Table.Options.model_validate(given))
+
+
+def rows_of(dataset: Table, split: Split = "train") -> dict[str, list]:
+    """Columns of all rows in the order of the import, lists of ids as lists."""
+    from recd_plugins.api.columns import sparse_column
+
+    sparse = dataset.schema().sparse
+    found: dict[str, list] = {}
+    for rows in dataset.scan(split):
+        for name in rows.data.schema.names:
+            if name in sparse:
+                ids, offsets = sparse_column(rows, name)
+                values = [ids[start:end].tolist() for start, end in pairwise(offsets)]
+            else:
+                values = rows.data[name].to_pylist()
+            found.setdefault(name, []).extend(values)
+    return found
+
+
+def by_row(dataset: Table, split: Split = "train") -> dict[str, list]:
+    """The same in the order of the table."""
+    found = rows_of(dataset, split)
+    order = sorted(range(len(found["_row"])), key=lambda at: found["_row"][at])
+    return {name: [values[at] for at in order] for name, values in found.items()}

@@ -1,0 +1,153 @@
+"""Uses of columns: each column has one, and what cannot be is told before anything is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pydantic import ValidationError
+
+from recd_plugin_tables.columns import ColumnOptions
+from recd_plugin_tables.kinds import possible_roles
+from recd_plugin_tables.plan import plan_columns
+from recd_plugins.errors import DataError
+
+SCHEMA = pa.schema(
+    [
+        ("user", pa.struct([("id", pa.string()), ("age", pa.int32())])),
+        ("item", pa.int64()),
+        ("history", pa.list_(pa.struct([("item", pa.int64()), ("at", pa.timestamp("s"))]))),
+        ("tags", pa.list_(pa.string())),
+        ("vector", pa.list_(pa.float32(), 4)),
+        ("at", pa.timestamp("s")),
+        ("note", pa.null()),
+        ("deep", pa.list_(pa.list_(pa.int64()))),
+        ("rating", pa.string()),
+    ]
+)
+USES = {
+    "user.id": ["session", "id"],
+    "user.age": "number",
+    "item": "id",
+    "history.item": "ids",
+    "history.at": "unused",
+    "tags": "ids",
+    "vector": "numbers",
+    "at": "time",
+    "note": "unused",
+    "deep": "unused",
+    "rating": {"as": "label", "positive": ["good"]},
+}
+
+
+def plan(uses: dict, schema: pa.Schema = SCHEMA, **options: Any):
+    columns = {name: ColumnOptions.model_validate(use) for name, use in uses.items()}
+    return plan_columns("t.parquet", schema, columns, **options)
+
+
+def test_every_leaf_has_its_use():
+    found = plan(USES)
+    names = ["user_id", "user_age", "item", "history_item", "tags", "vector"]
+    assert [use.name for use in found.features] == names
+    assert [leaf.name for leaf in found.unused] == ["history.at", "note", "deep"]
+    assert [use.key for use in found.keys] == ["user_id_key", "at"]
+    assert found.columns == ["at", "history", "item", "rating", "tags", "user", "vector"]
+
+
+def without(name: str, **others: object) -> dict:
+    return {**{key: use for key, use in USES.items() if key != name}, **others}
+
+
+WRONG = {
+    "not there": (without("item", items="id"), "no column items; did you mean item"),
+    "left out": (without("tags"), r"what to do with tags: .*`tags: unused`, or set others: unused"),
+    "a struct": (
+        {**without("user.id"), "user": "id"},
+        "user is a struct: name its fields: user.id",
+    ),
+    "two sessions": ({**USES, "item": ["session", "id"]}, "user.id and item are both the session"),
+    "no label": ({**USES, "rating": "unused"}, "no column is the label; mark one `label`, or set"),
+    "a list as one id": ({**USES, "tags": "id"}, r"tags is list<.*it is a list: ids"),
+    "one id as a list": ({**USES, "item": "ids"}, "item is int64: .*it is one value a row: id"),
+    "text as a number": ({**USES, "user.id": "number"}, "only numbers can: write it as numbers"),
+    "text as a label": ({**USES, "rating": "label"}, "a label that is text needs positive:"),
+    "lists of lists": ({**USES, "deep": "ids"}, "lists of lists are no feature: .*explode"),
+    "only nulls": ({**USES, "note": "id"}, "note is null: it holds nothing but nulls"),
+    "a time as an id": ({**USES, "at": "id"}, "a time is no id; set by: hour, weekday or day"),
+    "one name twice": (
+        {**USES, "item": {"as": "id", "name": "tags"}},
+        "item and tags would both be called tags; set name: of one",
+    ),
+    "text without separator": ({**USES, "user.id": "ids"}, "ids of a text need a separator"),
+    "text for no id": ({**USES, "item": {"as": "id", "missing": "x"}}, "missing: x is none of its"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_use_that_cannot_be_is_told(what):
+    uses, message = WRONG[what]
+    with pytest.raises(DataError, match=rf"t\.parquet: .*{message}"):
+        plan(uses)
+
+
+def test_all_that_is_wrong_is_told_at_once():
+    with pytest.raises(DataError) as caught:
+        plan({**without("item", itm="id"), "deep": "ids"}, explode=["tag"])
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 4, lines
+    assert "no column tag, which explode names; there is: tags" in lines[0]
+
+
+def test_two_columns_of_one_dotted_name():
+    schema = pa.schema([("a.b", pa.int64()), ("a", pa.struct([("b", pa.int64())]))])
+    with pytest.raises(DataError, match=r"two columns are called a\.b"):
+        plan({"a.b": "id"}, schema, implicit=True)
+
+
+def test_others_may_be_unused_and_a_label_is_not_needed_to_score():
+    found = plan({"item": "id"}, others="unused", implicit=True)
+    assert [use.name for use in found.features] == ["item"]
+    assert plan({"item": "id", "clicked": "label"}, others="unused", labelled=False).label is None
+    with pytest.raises(DataError, match="no column price"):
+        plan({"item": "id", "price": "number"}, others="unused", labelled=False)
+    with pytest.raises(DataError, match=r"implicit: true takes every row .* rating is the label"):
+        plan(USES, implicit=True)
+
+
+def test_candidates_are_what_their_lists_hold():
+    uses = {**without("history.item"), "history.item": "id", "history.at": {"as": "unused"}}
+    assert plan(uses, explode=["history"]).explode == ("history",)
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (["id", "number"], "id and number are two features"),
+        (["label", "id"], "a model that sees its label learns nothing else"),
+        (["id", "id"], "names a use twice"),
+        ({"as": "id", "separator": "|"}, "separator is for columns that are ids"),
+        ({"as": "number", "missing": "empty"}, "missing: empty is no value of number"),
+        ({"as": "label", "positive": [1], "positive_from": 1}, "two rules for one label"),
+        ({"as": "nothing"}, "Input should be"),
+        ({"as": "id", "unit": "ms"}, "say by: hour, weekday or day too"),
+        ({"as": "id", "typo": 1}, "Extra inputs are not permitted"),
+    ],
+)
+def test_options_that_do_not_fit_together(use, message):
+    with pytest.raises(ValidationError, match=message):
+        ColumnOptions.model_validate(use)
+
+
+def test_roles_that_a_type_can_have():
+    assert possible_roles(pa.list_(pa.int64())) == ("ids", "numbers", "unused")
+    assert possible_roles(pa.dictionary(pa.int8(), pa.string()))[:2] == ("id", "ids")
+    assert possible_roles(pa.map_(pa.string(), pa.int64())) == ("unused",)
+    for kind in (pa.int64(), pa.string(), pa.bool_(), pa.timestamp("s"), pa.list_(pa.float32())):
+        for role in possible_roles(kind):
+            options = (
+                {"as": role, "by": "day"} if role == "id" and kind == pa.timestamp("s") else role
+            )
+            if (role, kind) in (("ids", pa.string()), ("label", pa.string())):
+                continue
+            plan({"a": options}, pa.schema([("a", kind)]), labelled=False)

@@ -1,0 +1,260 @@
+"""Tables of every format: the same rows, whoever wrote them; and what is none is told."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import datasets
+import deltalake
+import duckdb
+import lance
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
+from recd_plugin_tables.sources import SourceOptions, open_source
+from recd_plugin_tables.sources import library as library_module
+from recd_plugins.errors import DataError, SetupError
+
+ROWS = [
+    {"user": "a", "item": 3, "price": 1.5, "seen": [1, 2]},
+    {"user": None, "item": 2**53 + 1, "price": None, "seen": []},
+    {"user": "c", "item": -1, "price": 0.25, "seen": None},
+] * 4
+TABLE = pa.Table.from_pylist(ROWS)
+FLAT = TABLE.drop_columns("seen")
+
+
+def read(path: Path, **options: object) -> list[dict]:
+    source = open_source(path, options=SourceOptions.model_validate(options))
+    batches = list(source.batches())
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert source.num_rows in (None, len(rows))
+    assert source.identity() == json.loads(json.dumps(source.identity()))
+    last = source.schema.names[-1]
+    chosen = [row for batch in source.batches([last]) for row in batch.to_pylist()]
+    assert chosen == [{last: row[last]} for row in rows]
+    return rows
+
+
+def write_iceberg(path: Path) -> Path:
+    catalog = SqlCatalog("c", uri=f"sqlite:///{path}/c.db", warehouse=f"file://{path}")
+    catalog.create_namespace("ns")
+    table = catalog.create_table("ns.t", schema=TABLE.schema)
+    table.append(TABLE)
+    return path / "ns" / "t"
+
+
+def write_duckdb(path: Path) -> Path:
+    with duckdb.connect(str(path / "t.duckdb")) as database:
+        database.register("given", TABLE)
+        database.execute("CREATE TABLE t AS SELECT * FROM given")
+    return path / "t.duckdb"
+
+
+def written(path: Path, name: str, write: object) -> Path:
+    write(path / name)  # type: ignore[operator]
+    return path / name
+
+
+def write_stream(path: Path) -> None:
+    with pa.ipc.new_stream(path, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+
+
+def write_packed_lines(path: Path) -> None:
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, ROWS)).encode()))
+
+
+WRITERS = {
+    "pandas Parquet": lambda p: written(
+        p, "t.parquet", lambda f: TABLE.to_pandas(types_mapper=pd.ArrowDtype).to_parquet(f)
+    ),
+    "Polars Parquet": lambda p: written(
+        p, "t.parquet", lambda f: pl.from_arrow(TABLE).write_parquet(f)
+    ),
+    "Polars IPC": lambda p: written(p, "t.arrow", lambda f: pl.from_arrow(TABLE).write_ipc(f)),
+    "Polars NDJSON": lambda p: written(
+        p, "t.ndjson", lambda f: pl.from_arrow(TABLE).write_ndjson(f)
+    ),
+    "Feather": lambda p: written(p, "t.feather", lambda f: pa.feather.write_feather(TABLE, f)),
+    "Arrow stream": lambda p: written(p, "t.arrows", write_stream),
+    "JSON lines": lambda p: written(p, "t.jsonl.gz", write_packed_lines),
+    "datasets": lambda p: written(p, "t", lambda f: datasets.Dataset(TABLE).save_to_disk(f)),
+    "Delta": lambda p: written(p, "t", lambda f: deltalake.write_deltalake(f, TABLE)),
+    "Lance": lambda p: written(p, "t.lance", lambda f: lance.write_dataset(TABLE, f)),
+    "Iceberg": write_iceberg,
+    "DuckDB": write_duckdb,
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_table_is_read_as_it_was_written(writer, tmp_path):
+    assert read(WRITERS[writer](tmp_path)) == ROWS
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".tsv", "\t"), (".csv", ";")])
+def test_text_has_the_types_of_its_values(suffix, separator, tmp_path):
+    path = tmp_path / f"t{suffix}"
+    pl.from_arrow(FLAT).write_csv(path, separator=separator)
+    options = {"separator": ";"} if separator == ";" else {}
+    assert read(path, **options) == FLAT.to_pylist()
+
+
+def test_text_with_gaps_quotes_and_words_that_mean_nothing_elsewhere(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('country,note,n\nNA,"two\nlines, one row",NA\nnull,,2\nGB,n,1\n')
+    assert read(path) == [
+        {"country": "NA", "note": "two\nlines, one row", "n": None},
+        {"country": "null", "note": None, "n": 2},
+        {"country": "GB", "note": "n", "n": 1},
+    ]
+
+
+def test_text_without_names(tmp_path):
+    path = tmp_path / "t.tsv"
+    path.write_text("196\t242\t3\n186\t302\t3\n")
+    with pytest.raises(DataError, match=r"first line holds 196, 242, 3, .*by option header"):
+        read(path)
+    names = ["user", "item", "rating"]
+    assert read(path, header=names)[1] == {"user": 186, "item": 302, "rating": 3}
+    assert read(path, header=names, types={"user": "string"})[0]["user"] == "196"
+
+
+def test_a_folder_is_one_table_whose_folders_may_be_columns(tmp_path):
+    for day, rows in (("2024-05-02", FLAT.slice(4)), ("2024-05-01", FLAT.slice(0, 4))):
+        folder = tmp_path / f"day={day}" / "shard=7"
+        folder.mkdir(parents=True)
+        pq.write_table(rows, folder / "x.parquet")
+        (folder / "_SUCCESS").touch()
+    rows = read(tmp_path)
+    assert [{**row, "day": None} for row in rows] == [
+        {**row, "day": None, "shard": 7} for row in FLAT.to_pylist()
+    ]
+    assert [row["day"] for row in rows] == ["2024-05-01"] * 4 + ["2024-05-02"] * 8
+
+
+def test_files_that_differ_in_the_width_of_numbers_are_one_table(tmp_path):
+    pa.csv.write_csv(pa.table({"n": [1, 2]}), tmp_path / "a.csv")
+    pa.csv.write_csv(pa.table({"n": [1.5, 2.5]}), tmp_path / "b.csv")
+    assert [row["n"] for row in read(tmp_path)] == [1.0, 2.0, 1.5, 2.5]
+
+
+def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
+    parts = {"train": datasets.Dataset(TABLE), "test": datasets.Dataset(TABLE.slice(0, 3))}
+    datasets.DatasetDict(parts).save_to_disk(tmp_path / "hf")
+    assert len(read(tmp_path / "hf", table="test")) == 3
+    with pytest.raises(DataError, match=r"several splits; set source: .* train, test"):
+        read(tmp_path / "hf")
+    database = write_duckdb(tmp_path)
+    query = "SELECT item * 2 AS double FROM t WHERE item < 9 ORDER BY item;"
+    assert [row["double"] for row in read(database, query=query)] == [-2] * 4 + [6] * 4
+    with pytest.raises(DataError, match=r"no table other; .* one of t"):
+        read(database, table="other")
+    with pytest.raises(DataError, match=r"t.duckdb: cannot be read: .*nowhere"):
+        read(database, query="SELECT * FROM nowhere")
+
+
+def test_deleted_rows_of_a_delta_table_stay_away(tmp_path):
+    path = WRITERS["Delta"](tmp_path)
+    deltalake.DeltaTable(path).delete("user = 'a'")
+    assert [row["user"] for row in read(path)] == [None, "c"] * 4
+
+
+BAD = {
+    "no such place": (lambda p: p / "t.parquet", "t.parquet: no such file or folder"),
+    "an empty folder": (lambda p: p, r"no \* file in this folder|no name here"),
+    "Parquet called CSV": (
+        lambda p: written(p, "t.csv", lambda f: pq.write_table(FLAT, f)),
+        r"t.csv: this is parquet, not csv; set format: parquet",
+    ),
+    "text called Parquet": (
+        lambda p: written(p, "t.parquet", lambda f: f.write_text("user,item\n1,2\n")),
+        "t.parquet: no readable parquet file",
+    ),
+    "Parquet cut short": (
+        lambda p: written(p, "t.parquet", lambda f: f.write_bytes(b"PAR1 and no more")),
+        "t.parquet: no readable parquet file",
+    ),
+    "an empty file": (lambda p: written(p, "t.csv", Path.touch), "t.csv: .*Empty CSV"),
+    "a row too short": (
+        lambda p: written(p, "t.csv", lambda f: f.write_text("a,b\n1,2\n3\n")),
+        "t.csv: no readable csv file: .*Row #3: Expected 2 columns, got 1",
+    ),
+    "another separator": (
+        lambda p: written(p, "t.csv", lambda f: f.write_text("a;b\n1;2\n")),
+        "t.csv: the only column is 'a;b'; set separator: ';'",
+    ),
+    "a JSON array": (
+        lambda p: written(p, "t.json", lambda f: f.write_text('[{"a": 1}]')),
+        "t.json: this is one JSON array; write its objects one a line",
+    ),
+    "broken JSON": (
+        lambda p: written(p, "t.jsonl", lambda f: f.write_text('{"a": 1}\n{"a" 2}\n')),
+        "t.jsonl: no readable jsonl file: .*in row 1",
+    ),
+    "a column twice": (
+        lambda p: written(
+            p, "t.parquet", lambda f: pq.write_table(pa.table([[1], [2]], names=["a", "a"]), f)
+        ),
+        "t.parquet: 2 columns are named a",
+    ),
+    "an unknown format": (
+        lambda p: written(p, "t.xlsx", lambda f: f.write_bytes(b"PK\3\4")),
+        r"no name here shows a format .*set format: to one of parquet",
+    ),
+    "a Hudi table": (
+        lambda p: written(p, "t", lambda f: (f / ".hoodie").mkdir(parents=True)),
+        "a Hudi table, which is not read",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_no_table_is_told(what, tmp_path):
+    make, message = BAD[what]
+    with pytest.raises(DataError, match=message):
+        read(make(tmp_path))
+
+
+def test_files_that_are_not_one_table_are_told(tmp_path):
+    pq.write_table(FLAT, tmp_path / "a.parquet")
+    pq.write_table(FLAT.drop_columns("price"), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"differ: .*b.parquet has no column price, which .*a.parq"):
+        read(tmp_path)
+    pq.write_table(FLAT.set_column(1, "item", [["x"] * 12]), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"column item is int64 in those before and string in .*b"):
+        read(tmp_path)
+    (tmp_path / "b.parquet").unlink()
+    (tmp_path / "notes.csv").write_text("a\n1\n")
+    with pytest.raises(DataError, match=r"more than one format: parquet .*, csv .*; set format:"):
+        read(tmp_path)
+    assert len(read(tmp_path, format="parquet")) == len(ROWS)
+
+
+def test_a_value_of_another_type_far_down_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("recd_plugin_tables.sources.text._BLOCK", 1 << 10)
+    path = tmp_path / "t.csv"
+    path.write_text("zip\n" + "12345\n" * 400 + "SW1A\n")
+    with pytest.raises(DataError, match=r"t.csv: .*Row #402: .*invalid value 'SW1A'.*types:"):
+        read(path)
+    assert read(path, types={"zip": "string"})[-1] == {"zip": "SW1A"}
+
+
+def test_a_missing_library_is_named_with_the_command_that_brings_it(tmp_path, monkeypatch):
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(library_module, "import_module", missing)
+    path = tmp_path / "t.lance"
+    path.mkdir()
+    with pytest.raises(SetupError, match=r'lance is needed .*pip install "recd-plugins\[lance\]"'):
+        open_source(path)

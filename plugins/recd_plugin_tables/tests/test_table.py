@@ -1,0 +1,332 @@
+"""Dataset ``tables.table``: imports keep every row, and give each value as the table has it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugin_tables.imports import make
+from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
+from recd_plugin_tables.values.hashing import text_id
+from recd_plugins.errors import DataError
+from recd_plugins.testing.contracts import DatasetContract
+
+
+@pytest.fixture
+def path(tmp_path) -> Path:
+    pq.write_table(clicks(), tmp_path / "clicks.parquet", row_group_size=17)
+    return tmp_path / "clicks.parquet"
+
+
+class TestContract(DatasetContract):
+    """Ids that hardly repeat are stored as lists, which the contract knows."""
+
+    @pytest.fixture
+    def plugin(self, path):
+        return table(path, order="stored", split={"by": "row", "test": 0.2})
+
+
+def test_every_row_and_value_is_there(path):
+    data = table(path)
+    data.prepare()
+    schema = data.schema()
+    assert (schema.sparse, schema.dense) == (("user", "item", "history"), ("price",))
+    assert schema.label == "clicked"
+    assert data.keys() == ("_row", "user_key", "when")
+    found, given = by_row(data), clicks().to_pydict()
+    assert found["_row"] == list(range(60))
+    assert found["user"] == [[text_id(user)] for user in given["user"]]
+    assert found["user_key"] == given["user"]
+    assert found["when"] == given["when"]
+    assert found["item"] == [[item] for item in given["item"]]
+    assert found["history"] == [[text_id(item) for item in items] for items in given["history"]]
+    assert found["price"] == [price or 0 for price in given["price"]]
+    assert found["clicked"] == given["clicked"]
+
+
+def test_sessions_stand_together_in_the_order_of_time(path):
+    found = rows_of(table(path))
+    sessions = found["_session"]
+    assert len({*sessions}) == sum(
+        a != b for a, b in zip(sessions, [None, *sessions], strict=False)
+    )
+    for session in set(sessions):
+        times = [t for t, s in zip(found["_time"], sessions, strict=True) if s == session]
+        assert times == sorted(times)
+    assert rows_of(table(path, order="stored"))["_row"] == list(range(60))
+
+
+def test_rows_that_do_not_fit_into_memory_come_in_the_same_order(path, monkeypatch):
+    expected = rows_of(table(path))
+    monkeypatch.setattr(make, "MEMORY", 1)
+    assert rows_of(table(path, cache=path.parent / "other")) == expected
+
+
+@pytest.mark.parametrize(
+    ("split", "share"),
+    [
+        ({"by": "time", "test": 0.25}, (15, 15)),
+        ({"by": "time", "test_from": "2023-11-14 22:43:20"}, (30, 30)),
+        ({"by": "session", "test": 0.4}, (1, 59)),
+        ({"by": "row", "test": 0.4}, (10, 40)),
+    ],
+)
+def test_splits(split, share, path):
+    data = table(path, split=split)
+    train, test = rows_of(data, "train"), rows_of(data, "test")
+    assert sorted(train["_row"] + test["_row"]) == list(range(60))
+    assert share[0] <= len(test["_row"]) <= share[1]
+    if split["by"] == "time":
+        assert max(train["_time"]) < min(test["_time"])
+    if split["by"] == "session":
+        assert not set(train["_session"]) & set(test["_session"])
+
+
+def test_a_test_table_of_its_own(path, tmp_path):
+    pq.write_table(clicks().slice(0, 9), tmp_path / "later.parquet")
+    data = table(path, test_path=tmp_path / "later.parquet")
+    data.prepare()
+    assert data.splits() == ("train", "test")
+    assert len(rows_of(data, "test")["_row"]) == 9
+
+
+def test_an_import_is_used_again_until_table_or_options_change(path, capfd):
+    def imports() -> int:
+        return len(list((path.parent / "imports").iterdir()))
+
+    table(path).prepare()
+    assert "60 rows, of which are 60 for training" in capfd.readouterr().err
+    table(path, prefetch=0).prepare()
+    assert capfd.readouterr().err == ""
+    assert imports() == 1
+    table(path, order="stored").prepare()
+    assert imports() == 2
+    first = table(path)
+    first.prepare()
+    os.utime(path, ns=(time.time_ns(), time.time_ns() + 10**9))
+    again = table(path)
+    again.prepare()
+    assert imports() == 3
+    assert again.identity() == first.identity(), "the rows are what they were"
+    pq.write_table(clicks(61), path)
+    other = table(path)
+    other.prepare()
+    assert other.identity() != first.identity()
+
+
+def test_a_broken_import_leaves_nothing(path):
+    with pytest.raises(
+        DataError, match=r"clicks.parquet: row 0 \(from 0\), column 'price': the va"
+    ):
+        table(path, columns={**COLUMNS, "price": "number"}).prepare()
+    assert not list((path.parent / "imports").iterdir())
+
+
+def test_statistics_and_session_readers(path):
+    data = table(path)
+    assert data.statistics().rows == 60
+    (rows,) = data.session_reader(rank=0, world_size=1, batch_size=60, split="train")
+    assert rows.data.schema.names[-1] == "_session"
+    plain = table(path, columns={**COLUMNS, "user": "id"})
+    assert plain.session_keys() is None
+    assert rows_of(plain)["_row"] == list(range(60))
+    with pytest.raises(DataError, match="does not say which rows"):
+        plain.session_reader(rank=0, world_size=1, batch_size=4, split="train")
+
+
+def test_another_table_is_scored_by_the_same_ids(path, tmp_path):
+    new = clicks(20).drop_columns("clicked").append_column("extra", [["x"] * 20])
+    new = new.set_column(0, "user", [["unknown"] * 20])
+    pq.write_table(new, tmp_path / "new.parquet")
+    data = table(path, split={"by": "time", "test": 0.2})
+    scored = pickle.loads(pickle.dumps(data.to_score(str(tmp_path / "new.parquet"))))
+    scored.prepare()
+    assert scored.splits() == ("train",)
+    found = rows_of(scored)
+    assert found["_row"] == list(range(20))
+    assert found["clicked"] == [0] * 20
+    assert found["history"] == by_row(table(path))["history"][:20]
+    pq.write_table(new.drop_columns("history"), tmp_path / "new.parquet")
+    with pytest.raises(DataError, match=r"new.parquet: no column history"):
+        data.to_score(str(tmp_path / "new.parquet")).prepare()
+
+
+def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
+    new = clicks(20)
+    pq.write_table(new.set_column(2, "item", new["item"].cast("string")), tmp_path / "new.parquet")
+    with pytest.raises(
+        DataError, match=r"column item is text here, and numbers in .*clicks.parquet"
+    ):
+        table(path).to_score(str(tmp_path / "new.parquet")).prepare()
+
+
+def test_numbers_that_are_none(path, tmp_path):
+    bare = {**COLUMNS, "price": "number"}
+    for on_nan, rows in (("drop", 48), ("zero", 60)):
+        data = table(path, columns=bare, on_nan=on_nan)
+        found = by_row(data)
+        assert len(found["_row"]) == rows
+        assert np.isfinite(found["price"]).all()
+    with pytest.raises(
+        DataError, match=r"row 0 .* would be left out, and every row is to be scored"
+    ):
+        table(path, columns=bare, on_nan="drop").to_score(str(path)).prepare()
+    endless = clicks().set_column(4, "price", pa.array([1.0] * 59 + [float("inf")]))
+    pq.write_table(endless, path)
+    with pytest.raises(
+        DataError, match=r"row 59 \(from 0\), column 'price': the value is inf; fea"
+    ):
+        table(path).prepare()
+
+
+def test_what_was_left_out_is_told(path, capfd):
+    table(path, columns={**COLUMNS, "price": {"as": "number", "missing": "drop"}}).prepare()
+    told = capfd.readouterr().err
+    assert "60 rows became 48 for training" in told
+    assert "12 rows left out for column price" in told
+
+
+def test_labels_of_many_values(path):
+    rated = clicks().append_column("rating", [[row % 5 + 1 for row in range(60)]])
+    pq.write_table(rated.drop_columns("clicked"), path)
+    uses = {name: use for name, use in COLUMNS.items() if name != "clicked"}
+    with pytest.raises(
+        DataError, match=r"row 1 .* 'rating': the value is 2; a label is 0 or 1; say"
+    ):
+        table(path, columns={**uses, "rating": "label"}).prepare()
+    data = table(path, columns={**uses, "rating": {"as": "label", "positive_from": 4}})
+    assert by_row(data)["rating"] == [row % 5 + 1 >= 4 for row in range(60)]
+    with pytest.raises(DataError, match="no row is positive by column rating; set its positive:"):
+        table(path, columns={**uses, "rating": {"as": "label", "positive": [7]}}).prepare()
+
+
+def test_a_log_of_positives(path):
+    data = table(path, columns={**COLUMNS, "clicked": "unused"}, implicit=True)
+    assert data.schema().label == "label"
+    assert set(rows_of(data)["label"]) == {1.0}
+
+
+NESTED = pa.table(
+    {
+        "request": ["a", "b", "c"],
+        "history": [[1, 2, 3], [4], []],
+        "shown": [
+            [{"item": 7, "clicked": 1}, {"item": 8, "clicked": 0}],
+            [],
+            [{"item": 9, "clicked": 0}, {"item": 7, "clicked": 1}, {"item": 1, "clicked": 0}],
+        ],
+        "vector": [[0.5, 1.5], [2.5, 3.5], [4.5, 5.5]],
+    }
+)
+
+
+def test_candidates_become_rows_and_the_rest_stays_with_them(tmp_path, capfd):
+    pq.write_table(NESTED, tmp_path / "requests.parquet")
+    data = table(
+        tmp_path / "requests.parquet",
+        columns={
+            "request": "request",
+            "history": "ids",
+            "shown.item": "id",
+            "shown.clicked": "label",
+            "vector": "numbers",
+        },
+        explode=["shown"],
+    )
+    data.prepare()
+    assert "1 rows have no candidate" in capfd.readouterr().err
+    assert data.schema().dense == ("vector_0", "vector_1")
+    assert data.keys() == ("_row", "_candidate", "request")
+    found = by_row(data)
+    assert found["_row"] == [0, 0, 2, 2, 2]
+    assert found["_candidate"] == [0, 1, 0, 1, 2]
+    assert found["request"] == ["a", "a", "c", "c", "c"]
+    assert found["shown_item"] == [[7], [8], [9], [7], [1]]
+    assert found["shown_clicked"] == [1, 0, 0, 1, 0]
+    assert found["history"] == [[1, 2, 3]] * 2 + [[]] * 3
+    assert found["vector_1"] == [1.5] * 2 + [5.5] * 3
+    (stored,) = (tmp_path / "imports").glob("*/train/rows.parquet")
+    statistics = data.statistics().features["history"]
+    assert statistics.rows == 5
+    assert pq.ParquetFile(stored).metadata.num_rows == 5
+
+
+def test_parallel_lists_of_candidates(tmp_path):
+    path = tmp_path / "lists.parquet"
+    parallel = pa.table({"user": [1, 2], "items": [["a"], ["b", "c"]], "clicked": [[1], [0, 1]]})
+    pq.write_table(parallel, path)
+    uses = {"user": ["session", "id"], "items": "id", "clicked": "label"}
+    found = by_row(table(path, columns=uses, explode=["items", "clicked"]))
+    assert found["items"] == [[text_id("a")], [text_id("b")], [text_id("c")]]
+    assert found["clicked"] == [1, 0, 1]
+    assert found["user"] == [[1], [2], [2]]
+    pq.write_table(parallel.set_column(2, "clicked", [[[1], [0]]]), path)
+    with pytest.raises(
+        DataError, match=r"row 1 \(from 0\): 1 elements in column clicked and 2 in it"
+    ):
+        table(path, columns=uses, explode=["items", "clicked"]).prepare()
+
+
+def test_the_text_of_ids_is_kept_where_it_is_asked_for(path):
+    data = table(path, columns={**COLUMNS, "history": {"as": "ids", "texts": True}})
+    data.prepare()
+    kept = data.texts("history")
+    assert dict(zip(kept["id"].to_pylist(), kept["text"].to_pylist(), strict=True)) == {
+        text_id(f"h{number}"): f"h{number}" for number in range(7)
+    }
+    with pytest.raises(DataError, match="set texts: true for user"):
+        data.texts("user")
+
+
+BAD: dict[str, Any] = {
+    "no rows": (clicks().slice(0, 0), {}, "the table has no rows"),
+    "an empty list": (
+        clicks().set_column(3, "history", pa.array([[]] * 60, pa.list_(pa.string()))),
+        {},
+        "column history has no value in any of 60 rows; mark it unused",
+    ),
+    "a label that is null": (
+        clicks().set_column(5, "clicked", pa.array([True] * 59 + [None])),
+        {},
+        r"row 59 \(from 0\), column 'clicked': the value is None; set missing: drop, 0 or 1",
+    ),
+    "a session that is null": (
+        clicks().set_column(0, "user", pa.array(["u"] * 59 + [None])),
+        {},
+        r"row 59 .* 'user': .* the column is session and id; set missing: drop, or a value",
+    ),
+    "one time": (
+        clicks().set_column(1, "when", pa.array([0] * 60).cast(pa.timestamp("s"))),
+        {"split": {"by": "time", "test": 0.1}},
+        "none is in the training split; by: time needs rows of more than one time",
+    ),
+    "lists of two lengths": (
+        clicks().append_column("vector", [[[1.0]] * 59 + [[1.0, 2.0]]]),
+        {"columns": {**COLUMNS, "vector": "numbers"}},
+        r"row 59 .* it has 2 numbers and the first list has 1",
+    ),
+    "no cache": (clicks(), {"cache": "/proc/nowhere"}, "/proc/nowhere.*: cannot be written"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_cannot_be_imported_is_told(what, tmp_path):
+    rows, options, message = BAD[what]
+    pq.write_table(rows, tmp_path / "t.parquet")
+    with pytest.raises(DataError, match=message):
+        table(tmp_path / "t.parquet", **options).prepare()
+
+
+def test_notes_of_imports_are_json(path):
+    table(path).prepare()
+    (note,) = (path.parent / "imports").glob("*/import.json")
+    assert json.loads(note.read_text())["value"]["filled"] == {"price": 12}

@@ -1,0 +1,195 @@
+"""Values of every type, against what Python itself makes of them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import math
+import uuid
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from recd_plugin_tables.columns import ColumnOptions
+from recd_plugin_tables.values.cells import Cells
+from recd_plugin_tables.values.ids import id_lists, ids_of
+from recd_plugin_tables.values.labels import labels_of
+from recd_plugin_tables.values.numbers import number_rows, numbers_of
+from recd_plugin_tables.values.times import microseconds
+from recd_plugins.errors import DataError
+
+NOON = dt.datetime(2024, 5, 1, 12, 30, tzinfo=dt.UTC)  # a Wednesday
+NAIVE = NOON.replace(tzinfo=None)
+
+
+def cells(values: object, kind: pa.DataType | None = None) -> Cells:
+    array = values if isinstance(values, pa.Array) else pa.array(values, kind)
+    return Cells(array, lambda index: f"t: row {index}")
+
+
+def use(role: object, **options: object) -> ColumnOptions:
+    return ColumnOptions.model_validate({"as": role, **options})
+
+
+def hashed(text: str | bytes) -> int:
+    data = text.encode() if isinstance(text, str) else text
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
+
+
+ID = uuid.UUID(int=7).bytes
+IDS: dict[str, Any] = {
+    "int8": (pa.array([-3, None, 7], pa.int8()), [-3, None, 7]),
+    "uint64": (pa.array([1, 2**63, 2**64 - 1], pa.uint64()), [1, -(2**63), -1]),
+    "whole floats": (pa.array([3.0, math.nan, None, -(2.0**53)]), [3, None, None, -(2**53)]),
+    "bools": (pa.array([True, None, False]), [1, None, 0]),
+    "decimals": (pa.array([Decimal("12"), Decimal("-3.00"), None]), [12, -3, None]),
+    "text": (pa.array(["é", "", None]), [hashed("é"), hashed(""), None]),
+    "text views": (pa.array(["a", "bc"], pa.string_view()), [hashed("a"), hashed("bc")]),
+    "categories": (
+        pa.array(["a", None, "a"]).dictionary_encode(),
+        [hashed("a"), None, hashed("a")],
+    ),
+    "numbered categories": (pa.array([5, None]).dictionary_encode(), [5, None]),
+    "bytes": (pa.array([ID], pa.binary(16)), [hashed(ID)]),
+    "dates": (pa.array([dt.date(1970, 1, 3), None]), [2, None]),
+}
+
+
+@pytest.mark.parametrize("what", IDS)
+def test_ids_are_equal_where_values_are(what):
+    values, expected = IDS[what]
+    assert ids_of(cells(values), use("id")).to_pylist() == expected
+    assert ids_of(cells(values.slice(1)), use("id")).to_pylist() == expected[1:]
+
+
+def test_hashes_of_text_stay_what_they_are():
+    """Other figures would make every model that was trained on text worthless."""
+    assert ids_of(cells(["item-42", "u1"]), use("id")).to_pylist() == [
+        475_909_428_181_076_981,
+        7_689_094_955_924_901_065,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [(pa.array([1.0, 2.5]), "2.5"), (pa.array([0.0, 1e300]), "1e+300"),
+     (pa.array([Decimal("1.0"), Decimal("1.5")]), "1.5"), (pa.array([1.0, math.inf]), "inf")],
+)  # fmt: skip
+def test_what_is_no_whole_number_is_no_id(values, shown):
+    with pytest.raises(DataError, match=r"t: row 1: the value is .*" + shown.replace("+", r"\+")):
+        ids_of(cells(values), use("id"))
+
+
+@pytest.mark.parametrize("values", [[NOON, None], pa.array([NAIVE, None], pa.timestamp("ms"))])
+def test_parts_of_times(values):
+    given = cells(values)
+    for by, whole, part in (("hour", 12, 12.5), ("weekday", 2, 2 + 12.5 / 24)):
+        assert ids_of(given, use("id", by=by)).to_pylist() == [whole, None]
+        assert np.allclose(numbers_of(given, use("number", by=by)), [part, np.nan], equal_nan=True)
+    days = NOON.timestamp() / 86_400
+    assert ids_of(given, use("id", by="day")).to_pylist() == [int(days), None]
+    assert numbers_of(given, use("number"))[0] == pytest.approx(days)
+    stored = cells([NOON.timestamp() * 1000])
+    assert ids_of(stored, use("id", by="hour", unit="ms")).to_pylist() == [12]
+
+
+def test_times_of_every_type_are_microseconds():
+    micro = int(NOON.timestamp() * 10**6)
+    seconds = int(NOON.timestamp())
+    cases: Any = (
+        ([NOON], None),
+        (pa.array([NAIVE], pa.timestamp("ns")), None),
+        (["2024-05-01 12:30:00"], None),
+        (["2024-05-01T12:30"], None),
+        ([seconds], "s"),
+        ([float(seconds)], None),
+        (pa.array([seconds * 1000], pa.uint64()), "ms"),
+        ([seconds * 10**9], "ns"),
+    )
+    for given, unit in cases:
+        assert microseconds(cells(given), unit).to_pylist() == [micro], given
+    assert microseconds(cells([dt.date(1970, 1, 2), None]), None).to_pylist() == [
+        86_400 * 10**6,
+        None,
+    ]
+    with pytest.raises(DataError, match=r"row 1: .*'noon'; write times as"):
+        microseconds(cells(["2024-05-01", "noon"]), None)
+    with pytest.raises(DataError, match=r"no time since 1970 in s; set its unit: ms"):
+        microseconds(cells([seconds * 1000]), None)
+
+
+def test_numbers():
+    cases: Any = (
+        ([True, None], [1, np.nan]),
+        ([Decimal("1.25"), None], [1.25, np.nan]),
+        (pa.array([2**64 - 1], pa.uint64()), [float(2**64)]),
+        ([dt.timedelta(milliseconds=1500)], [1.5]),
+        ([dt.time(1, 0, 1)], [3601]),
+        (pa.array([1.5, None]).dictionary_encode(), [1.5, np.nan]),
+        (pa.array([1, 2], pa.float16()), [1, 2]),
+    )
+    for given, expected in cases:
+        assert np.array_equal(numbers_of(cells(given), use("number")), expected, equal_nan=True)
+
+
+FLOATS = (pa.list_(pa.float32()), pa.list_(pa.float32(), 2), pa.list_view(pa.float64()))
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, pa.large_list(pa.int16())])
+def test_lists_of_numbers(kind):
+    given = pa.array([[9, 9], [1, 2], None, [3, None]], kind).slice(1)
+    expected = [[1, 2], [np.nan, np.nan], [3, np.nan]]
+    assert np.array_equal(number_rows(cells(given), use("numbers"), 2), expected, equal_nan=True)
+    with pytest.raises(DataError, match=r"row 0: .* it has 2 numbers and the first list has 3"):
+        number_rows(cells(given), use("numbers"), 3)
+
+
+LISTS = pa.array([["z"], ["a", None, "b"], None, [], [None]]).slice(1)
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected", "dropped"),
+    [
+        (None, [["a", "b"], [], [], []], []),
+        ("empty", [["a", "b"], [], [], []], []),
+        ("none", [["a", "none", "b"], [], [], ["none"]], []),
+        ("drop", [["a", "b"], [], [], []], [0, 1, 3]),
+    ],
+)
+@pytest.mark.parametrize("kind", [pa.list_(pa.string()), pa.large_list(pa.large_string()),
+                                  pa.list_(pa.dictionary(pa.int8(), pa.string()))])  # fmt: skip
+def test_lists_of_ids_and_their_gaps(missing, expected, dropped, kind):
+    options = {} if missing is None else {"missing": missing}
+    given = pa.array(LISTS.to_pylist(), kind)
+    lists, drops, num_nulls = id_lists(cells(given), use("ids", **options))
+    assert lists.to_pylist() == [[hashed(text) for text in row] for row in expected]
+    assert np.flatnonzero(drops).tolist() == dropped
+    assert num_nulls == 3
+
+
+def test_gaps_may_be_errors_and_texts_lists():
+    with pytest.raises(
+        DataError, match="row 1: the value is None; give it a value, or set missing"
+    ):
+        id_lists(cells(LISTS), use("ids", missing="error"))
+    lists, _, num_nulls = id_lists(cells(["a|b", "", None, "c"]), use("ids", separator="|"))
+    assert lists.to_pylist() == [[hashed("a"), hashed("b")], [], [], [hashed("c")]]
+    assert num_nulls == 1
+    lists, _, _ = id_lists(cells([7, None]), use("id", missing=0))
+    assert lists.to_pylist() == [[7], [0]]
+
+
+def test_labels():
+    assert labels_of(cells([True, False]), use("label")).tolist() == [1, 0]
+    assert labels_of(cells([4, 2.5, 5]), use("label", positive_from=4)).tolist() == [1, 0, 1]
+    assert labels_of(cells(["b", "c"]), use("label", positive=["b", "x"])).tolist() == [1, 0]
+    assert labels_of(cells([1, 2, 3]), use("label", positive=[2, 3])).tolist() == [0, 1, 1]
+    gap = labels_of(cells([None, "c"]), use("label", positive=["c"]))
+    assert np.array_equal(gap, [np.nan, 1], equal_nan=True)
+    with pytest.raises(DataError, match=r"row 2: the value is 2; .* positive_from: .* positive:"):
+        labels_of(cells([0, 1, 2]), use("label"))
+    with pytest.raises(DataError, match="the label holds numbers, and positive: has text"):
+        labels_of(cells([0, 1]), use("label", positive=["yes"]))
