@@ -141,7 +141,7 @@ FLOATS = (pa.list_(pa.float32()), pa.list_(pa.float32(), 2), pa.list_view(pa.flo
 @pytest.mark.parametrize("kind", [*FLOATS, pa.large_list(pa.int16())])
 def test_lists_of_numbers(kind):
     given = pa.array([[9, 9], [1, 2], None, [3, None]], kind).slice(1)
-    expected = [[1, 2], [np.nan, np.nan], [3, np.nan]]
+    expected: Any = [[1, 2], [np.nan, np.nan], [3, np.nan]]
     assert np.array_equal(number_rows(cells(given), use("numbers"), 2), expected, equal_nan=True)
     with pytest.raises(DataError, match=r"row 0: .* it has 2 numbers and the first list has 3"):
         number_rows(cells(given), use("numbers"), 3)

@@ -1,0 +1,140 @@
+"""Preprocessing of this package: contracts, and what is fitted, against numpy."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from recd_plugin_tables.preprocessing import Log1p, Quantiles, Standardise, Vocabulary
+from recd_plugins.testing.contracts import PreprocessingContract
+
+
+def made(cls, **options):
+    return cls(cls.Options.model_validate(options))
+
+
+def batches(values, size=7):
+    for part in torch.tensor(values).split(size):
+        yield part, torch.arange(len(part) + 1)
+
+
+def fitted(plugin, values, size=7):
+    plugin.fit("f", batches(values, size))
+    return plugin
+
+
+def apply(plugin, values):
+    values = torch.as_tensor(values)
+    return plugin.transform(values, torch.tensor([0, len(values)]))[0]
+
+
+class TestVocabulary(PreprocessingContract):
+    @pytest.fixture
+    def plugin(self):
+        return made(Vocabulary, rows=20)
+
+
+class TestStandardise(PreprocessingContract):
+    @pytest.fixture
+    def plugin(self):
+        return made(Standardise)
+
+
+class TestLog1p(PreprocessingContract):
+    @pytest.fixture
+    def plugin(self):
+        return made(Log1p)
+
+
+class TestQuantiles(PreprocessingContract):
+    @pytest.fixture
+    def plugin(self):
+        return made(Quantiles, buckets=4)
+
+
+IDS = np.random.default_rng(1).zipf(1.5, 3000).astype(np.int64) * 2**40 - 5
+COUNTS = sorted(Counter(IDS.tolist()).items(), key=lambda pair: (-pair[1], pair[0]))
+
+
+def test_frequent_ids_are_numbered_and_others_are_hashed():
+    plugin = fitted(made(Vocabulary, rows=100, hash_rows=30, min_count=2), IDS)
+    known = [number for number, count in COUNTS if count >= 2][:70]
+    assert apply(plugin, known).tolist() == list(range(1, len(known) + 1))
+    others = apply(plugin, [*(number for number, _ in COUNTS[len(known) :]), -1, 2**63 - 1])
+    free = {0, *range(len(known) + 1, 100)}
+    assert set(others.tolist()) <= free
+    assert len(set(others.tolist())) > len(free) / 2
+    new = torch.arange(10_000) * 64
+    spread = torch.bincount(apply(plugin, new), minlength=100)[sorted(free)]
+    assert spread.max() < 2 * spread.float().mean()
+
+
+def test_others_may_be_one_row():
+    plugin = fitted(made(Vocabulary, rows=10, others="unknown"), IDS)
+    assert apply(plugin, [COUNTS[8][0], COUNTS[9][0], 77]).tolist() == [9, 0, 0]
+    empty = fitted(made(Vocabulary, rows=10), np.empty(0, np.int64))
+    assert ((apply(empty, IDS) >= 0) & (apply(empty, IDS) < 10)).all()
+
+
+def test_many_distinct_ids_are_counted_in_pieces(monkeypatch):
+    whole = fitted(made(Vocabulary, rows=500), IDS)
+    monkeypatch.setattr("recd_plugin_tables.preprocessing.vocabulary._WAITING", 10)
+    assert fitted(made(Vocabulary, rows=500), IDS, size=50).identity() == whole.identity()
+
+
+def test_features_that_share_a_table_share_a_vocabulary():
+    plugin = made(Vocabulary, rows=9, others="unknown", shared=True)
+    assert plugin.fits_together
+    fitted(plugin, [5, 5, 6])
+    fitted(plugin, [7, 7, 7, 6])
+    assert apply(plugin, [7, 5, 6]).tolist() == [1, 2, 3]
+    assert apply(pickle.loads(pickle.dumps(plugin)), [7, 5, 6]).tolist() == [1, 2, 3]
+
+
+NUMBERS = (1e6 + np.random.default_rng(2).lognormal(size=5000)).astype(np.float32)
+
+
+def test_standardise_is_exact_where_means_are_large():
+    plugin = fitted(made(Standardise), NUMBERS)
+    exact = NUMBERS.astype(np.float64)
+    assert np.allclose(apply(plugin, NUMBERS), (exact - exact.mean()) / exact.std(), atol=1e-5)
+    assert apply(fitted(made(Standardise), [3.25] * 9), [3.25, 4.25]).tolist() == [0, 1]
+
+
+SPREAD = NUMBERS.argsort().astype(np.float32)
+
+
+def test_quantiles_hold_equally_many_rows(monkeypatch):
+    plugin = fitted(made(Quantiles, buckets=10), SPREAD)
+    shares, counts = np.unique(apply(plugin, SPREAD), return_counts=True)
+    assert np.allclose(shares, np.arange(10) / 9)
+    assert counts.min() > 490
+    monkeypatch.setattr("recd_plugin_tables.preprocessing.quantiles._MOST", 1000)
+    thinned = fitted(made(Quantiles, buckets=10), SPREAD)
+    assert thinned.identity() == fitted(made(Quantiles, buckets=10), SPREAD, size=901).identity()
+    assert np.abs(apply(thinned, SPREAD) - apply(plugin, SPREAD)).mean() < 0.03
+
+
+def test_log1p():
+    expected = np.array([0, np.log(2), -np.log(2), np.log(1e30)])
+    assert np.allclose(apply(made(Log1p), [0.0, 1.0, -1.0, 1e30]), expected)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "values"),
+    [
+        (made(Vocabulary, rows=50), IDS),
+        (made(Standardise), NUMBERS),
+        (made(Quantiles), NUMBERS),
+    ],
+)
+def test_what_was_fitted_is_kept(plugin, values):
+    fitted(plugin, values)
+    again = type(plugin)(plugin.options)
+    again.load_fitted_state({name: each.clone() for name, each in plugin.fitted_state().items()})
+    assert again.identity() == plugin.identity()
+    assert torch.equal(apply(again, values), apply(plugin, values))

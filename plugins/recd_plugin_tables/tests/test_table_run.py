@@ -1,0 +1,80 @@
+"""Training on tables as users have them: nested candidates as JSON lines, text with gaps as CSV."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from recd_plugins.training.session import session
+from recd_plugins.training.trainer import Result
+
+NESTED = """
+version: 1
+dataset:
+  use: tables.table
+  options:
+    path: {folder}/requests.jsonl
+    cache: {folder}/imports
+    columns:
+      reader.id: [session, id]
+      reader.age: {{as: number, missing: 0}}
+      at: {{as: [time, id], by: hour}}
+      history: ids
+      shown.news: id
+      shown.clicked: label
+    explode: [shown]
+    split: {{by: time, test: 0.2}}
+converter: {{use: {converter}}}
+preprocessing:
+  - use: tables.vocabulary
+    features: [history, shown_news]
+    options: {{rows: 200, shared: true}}
+  - use: tables.vocabulary
+    features: [reader_id]
+    options: {{rows: 64, others: unknown}}
+  - {{use: tables.standardise, features: ["*"]}}
+model: {{embedding_dim: 4, num_embeddings: 200, bottom_mlp: [4], top_mlp: [4]}}
+training: {{batch_size: 32, ranks: 1, steps: 8, evaluate: {evaluate}}}
+"""
+
+
+def write_requests(path: Path) -> None:
+    """40 readers with 3 requests each, of 5 candidates."""
+    rng = np.random.default_rng(0)
+    with path.open("w") as lines:
+        for number in range(120):
+            reader = number % 40
+            seen = [f"n{reader}-{at}" for at in range(4)]
+            shown = [
+                {"news": f"n{int(rng.integers(90))}", "clicked": int(at == number % 5)}
+                for at in range(5)
+            ]
+            request = {
+                "reader": {"id": f"r{reader}", "age": None if reader == 3 else 20 + reader},
+                "at": f"2024-05-{1 + number // 40:02} {number % 24:02}:00:00",
+                "history": seen,
+                "shown": shown,
+            }
+            lines.write(json.dumps(request) + "\n")
+
+
+def train(folder: Path, text: str) -> Result:
+    path = folder / "registry.yaml"
+    path.write_text(text, encoding="utf-8")
+    with session(path, overrides={}) as trainer:
+        return trainer.train("plugins")
+
+
+def test_deduplicated_candidates_train_as_plain_ones(tmp_path):
+    write_requests(tmp_path / "requests.jsonl")
+    given = {"folder": tmp_path, "evaluate": "false"}
+    plain = train(tmp_path, NESTED.format(converter="recd.kjt", **given))
+    packed = train(tmp_path, NESTED.format(converter="recd.ikjt", **given))
+    assert len(packed.losses) == 8
+    assert packed.losses == pytest.approx(plain.losses, abs=1e-6)
+    assert packed.ids_looked_up is not None
+    assert plain.ids_looked_up is not None
+    assert packed.ids_looked_up < 0.5 * plain.ids_looked_up
