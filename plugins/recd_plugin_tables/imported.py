@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from recd_plugin_tables.columns import Columns
 from recd_plugin_tables.imports.note import ImportNote
@@ -59,6 +59,18 @@ class ImportOptions(PluginOptions):
         default=Path(".recd/tables"),
         description="Folder for imports; one is made anew where the table or these options change.",
     )
+
+    @model_validator(mode="after")
+    def _split_by_what_there_is(self) -> Self:
+        roles = {role for use in self.columns.values() for role in use.roles}
+        grouped = bool(roles & {"session", "request"} or self.explode)
+        by = self.split.by if self.split else None
+        if (by == "time" and "time" not in roles) or (by == "session" and not grouped):
+            raise ValueError(
+                f"split by: {by} needs a column that is {by}, and columns has none; mark one, or "
+                "choose by: row"
+            )
+        return self
 
 
 @dataclass(frozen=True)

@@ -177,9 +177,12 @@ def _clashes(uses: Sequence[Use]) -> Iterator[str]:
         if len(twice) > 1:
             yield f"{' and '.join(twice)} are both the {role}; keep one"
     seen: dict[str, str] = {}
+    reserved = {SESSION, TIME, REQUEST, ROW, CANDIDATE}
     for use in uses:
         made = [use.name] if use.options.feature or "label" in use.options.roles else []
         for name in [*made, *([use.key] if use.key else [])]:
+            if name in reserved:
+                yield f"column {use.leaf.name} would be called {name}, as one of an import's own"
             if name in seen and seen[name] != use.leaf.name:
                 yield (
                     f"columns {seen[name]} and {use.leaf.name} would both be called {name}; set "

@@ -64,6 +64,12 @@ class Converter:
         fields += [pa.field(use.key, plain(use.leaf.type)) for use in plan.keys]
         fields += [pa.field(name, pa.int64()) for name in (SESSION, TIME, REQUEST, ROW, CANDIDATE)]
         self.schema = pa.schema(fields)
+        for name in self.schema.names:
+            if self.schema.names.count(name) > 1:
+                raise DataError(
+                    f"two features would be called {name}, one of them a place of a list of "
+                    "numbers; set name: of one of their columns"
+                )
 
     def convert(self, rows: Rows, first_row: int) -> pa.RecordBatch:
         """Rows of the import.

@@ -79,6 +79,10 @@ WRONG = {
         {**USES, "item": {"as": "id", "name": "tags"}},
         "item and tags would both be called tags; set name: of one",
     ),
+    "a name of an import": (
+        {**USES, "item": {"as": "id", "name": "_row"}},
+        "column item would be called _row, as one of an import's own",
+    ),
     "text without separator": ({**USES, "user.id": "ids"}, "ids of a text need a separator"),
     "text for no id": ({**USES, "item": {"as": "id", "missing": "x"}}, "missing: x is none of its"),
 }

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
-import datasets
-import deltalake
-import duckdb
-import lance
-import pandas as pd
-import polars as pl
+import fsspec
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.catalog.sql import SqlCatalog
 
 from recd_plugin_tables.sources import SourceOptions, open_source
 from recd_plugin_tables.sources import library as library_module
@@ -33,7 +28,7 @@ TABLE = pa.Table.from_pylist(ROWS)
 FLAT = TABLE.drop_columns("seen")
 
 
-def read(path: Path, **options: object) -> list[dict]:
+def read(path: str | Path, **options: object) -> list[dict]:
     source = open_source(path, options=SourceOptions.model_validate(options))
     batches = list(source.batches())
     rows = [row for batch in batches for row in batch.to_pylist()]
@@ -46,51 +41,90 @@ def read(path: Path, **options: object) -> list[dict]:
 
 
 def write_iceberg(path: Path) -> Path:
+    from pyiceberg.catalog.sql import SqlCatalog
+
     catalog = SqlCatalog("c", uri=f"sqlite:///{path}/c.db", warehouse=f"file://{path}")
     catalog.create_namespace("ns")
-    table = catalog.create_table("ns.t", schema=TABLE.schema)
-    table.append(TABLE)
+    catalog.create_table("ns.t", schema=TABLE.schema).append(TABLE)
     return path / "ns" / "t"
 
 
 def write_duckdb(path: Path) -> Path:
+    import duckdb
+
     with duckdb.connect(str(path / "t.duckdb")) as database:
         database.register("given", TABLE)
         database.execute("CREATE TABLE t AS SELECT * FROM given")
     return path / "t.duckdb"
 
 
-def written(path: Path, name: str, write: object) -> Path:
-    write(path / name)  # type: ignore[operator]
-    return path / name
+def write_pandas(path: Path) -> Path:
+    import pandas as pd
+
+    TABLE.to_pandas(types_mapper=pd.ArrowDtype).to_parquet(path / "t.parquet")
+    return path / "t.parquet"
 
 
-def write_stream(path: Path) -> None:
-    with pa.ipc.new_stream(path, TABLE.schema) as writer:
+def polars_writer(suffix: str, method: str, table: pa.Table = TABLE) -> Callable[..., Path]:
+    def write(path: Path, **options: object) -> Path:
+        import polars as pl
+
+        getattr(pl.from_arrow(table), method)(path / f"t{suffix}", **options)
+        return path / f"t{suffix}"
+
+    return write
+
+
+def write_dataset(path: Path) -> Path:
+    import datasets
+
+    datasets.Dataset(TABLE).save_to_disk(path / "t")
+    return path / "t"
+
+
+def write_delta(path: Path) -> Path:
+    import deltalake
+
+    deltalake.write_deltalake(path / "t", TABLE)
+    return path / "t"
+
+
+def write_lance(path: Path) -> Path:
+    import lance
+
+    lance.write_dataset(TABLE, path / "t.lance")
+    return path / "t.lance"
+
+
+def write_feather(path: Path) -> Path:
+    pa.feather.write_feather(TABLE, path / "t.feather")
+    return path / "t.feather"
+
+
+def write_stream(path: Path) -> Path:
+    with pa.ipc.new_stream(path / "t.arrows", TABLE.schema) as writer:
         writer.write_table(TABLE)
+    return path / "t.arrows"
 
 
-def write_packed_lines(path: Path) -> None:
-    path.write_bytes(gzip.compress("\n".join(map(json.dumps, ROWS)).encode()))
+def write_packed_lines(path: Path) -> Path:
+    lines = "\n".join(map(json.dumps, ROWS))
+    (path / "t.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    return path / "t.jsonl.gz"
 
 
+# Libraries are imported by those who write: files that are only collected need none.
 WRITERS = {
-    "pandas Parquet": lambda p: written(
-        p, "t.parquet", lambda f: TABLE.to_pandas(types_mapper=pd.ArrowDtype).to_parquet(f)
-    ),
-    "Polars Parquet": lambda p: written(
-        p, "t.parquet", lambda f: pl.from_arrow(TABLE).write_parquet(f)
-    ),
-    "Polars IPC": lambda p: written(p, "t.arrow", lambda f: pl.from_arrow(TABLE).write_ipc(f)),
-    "Polars NDJSON": lambda p: written(
-        p, "t.ndjson", lambda f: pl.from_arrow(TABLE).write_ndjson(f)
-    ),
-    "Feather": lambda p: written(p, "t.feather", lambda f: pa.feather.write_feather(TABLE, f)),
-    "Arrow stream": lambda p: written(p, "t.arrows", write_stream),
-    "JSON lines": lambda p: written(p, "t.jsonl.gz", write_packed_lines),
-    "datasets": lambda p: written(p, "t", lambda f: datasets.Dataset(TABLE).save_to_disk(f)),
-    "Delta": lambda p: written(p, "t", lambda f: deltalake.write_deltalake(f, TABLE)),
-    "Lance": lambda p: written(p, "t.lance", lambda f: lance.write_dataset(TABLE, f)),
+    "pandas Parquet": write_pandas,
+    "Polars Parquet": polars_writer(".parquet", "write_parquet"),
+    "Polars IPC": polars_writer(".arrow", "write_ipc"),
+    "Polars NDJSON": polars_writer(".ndjson", "write_ndjson"),
+    "Feather": write_feather,
+    "Arrow stream": write_stream,
+    "JSON lines": write_packed_lines,
+    "datasets": write_dataset,
+    "Delta": write_delta,
+    "Lance": write_lance,
     "Iceberg": write_iceberg,
     "DuckDB": write_duckdb,
 }
@@ -103,8 +137,7 @@ def test_a_table_is_read_as_it_was_written(writer, tmp_path):
 
 @pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".tsv", "\t"), (".csv", ";")])
 def test_text_has_the_types_of_its_values(suffix, separator, tmp_path):
-    path = tmp_path / f"t{suffix}"
-    pl.from_arrow(FLAT).write_csv(path, separator=separator)
+    path = polars_writer(suffix, "write_csv", FLAT)(tmp_path, separator=separator)
     options = {"separator": ";"} if separator == ";" else {}
     assert read(path, **options) == FLAT.to_pylist()
 
@@ -142,6 +175,19 @@ def test_a_folder_is_one_table_whose_folders_may_be_columns(tmp_path):
     assert [row["day"] for row in rows] == ["2024-05-01"] * 4 + ["2024-05-02"] * 8
 
 
+def test_files_of_a_store_are_read_as_those_of_a_disk():
+    store = fsspec.filesystem("memory")
+    for day in (1, 2):
+        with store.open(f"/table/day={day}/x.csv", "wb") as file:
+            pa.csv.write_csv(FLAT, file)
+    rows = read("memory://table")
+    assert [row["day"] for row in rows] == [1] * 12 + [2] * 12
+    with store.open("/table/_delta_log/0.json", "wb") as file:
+        file.write(b"{}")
+    with pytest.raises(DataError, match="memory://table: cannot be read"):
+        open_source("memory://table")
+
+
 def test_files_that_differ_in_the_width_of_numbers_are_one_table(tmp_path):
     pa.csv.write_csv(pa.table({"n": [1, 2]}), tmp_path / "a.csv")
     pa.csv.write_csv(pa.table({"n": [1.5, 2.5]}), tmp_path / "b.csv")
@@ -149,6 +195,8 @@ def test_files_that_differ_in_the_width_of_numbers_are_one_table(tmp_path):
 
 
 def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
+    import datasets
+
     parts = {"train": datasets.Dataset(TABLE), "test": datasets.Dataset(TABLE.slice(0, 3))}
     datasets.DatasetDict(parts).save_to_disk(tmp_path / "hf")
     assert len(read(tmp_path / "hf", table="test")) == 3
@@ -164,12 +212,19 @@ def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
 
 
 def test_deleted_rows_of_a_delta_table_stay_away(tmp_path):
-    path = WRITERS["Delta"](tmp_path)
+    import deltalake
+
+    path = write_delta(tmp_path)
     deltalake.DeltaTable(path).delete("user = 'a'")
     assert [row["user"] for row in read(path)] == [None, "c"] * 4
 
 
-BAD = {
+def written(path: Path, name: str, write: Callable[[Path], object]) -> Path:
+    write(path / name)
+    return path / name
+
+
+BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "no such place": (lambda p: p / "t.parquet", "t.parquet: no such file or folder"),
     "an empty folder": (lambda p: p, r"no \* file in this folder|no name here"),
     "Parquet called CSV": (

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from recd_plugin_tables.imports import make
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
@@ -89,6 +90,13 @@ def test_splits(split, share, path):
         assert max(train["_time"]) < min(test["_time"])
     if split["by"] == "session":
         assert not set(train["_session"]) & set(test["_session"])
+
+
+def test_a_split_needs_the_column_that_it_is_by(path):
+    bare = {**COLUMNS, "user": "id", "when": "unused"}
+    for by in ("time", "session"):
+        with pytest.raises(ValidationError, match=f"split by: {by} needs a column that is {by}"):
+            table(path, columns=bare, split={"by": by})
 
 
 def test_a_test_table_of_its_own(path, tmp_path):
@@ -313,6 +321,11 @@ BAD: dict[str, Any] = {
         clicks().append_column("vector", [[[1.0]] * 59 + [[1.0, 2.0]]]),
         {"columns": {**COLUMNS, "vector": "numbers"}},
         r"row 59 .* it has 2 numbers and the first list has 1",
+    ),
+    "two features of one name": (
+        clicks().append_column("vector", [[[1.0]] * 60]),
+        {"columns": {**COLUMNS, "vector": "numbers", "item": {"as": "id", "name": "vector_0"}}},
+        "two features would be called vector_0",
     ),
     "no cache": (clicks(), {"cache": "/proc/nowhere"}, "/proc/nowhere.*: cannot be written"),
 }

@@ -16,6 +16,10 @@ from recd_plugin_tables.values.times import microseconds, part
 
 # Every integer up to here is a float64 of its own.
 _EXACT = 2**53
+_LARGE = (
+    "a float as large stands for several whole numbers; store ids as integers, and of text set "
+    "source: {types: {column: uint64}}"
+)
 _WHOLE = "ids are whole numbers or text; write it as text, or use it as number"
 
 
@@ -50,7 +54,9 @@ def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
         empty = np.isnan(numbers)
         wrong = ~empty & ~((np.abs(numbers) <= _EXACT) & (np.floor(numbers) == numbers))
         if wrong.any():
-            raise cells.wrong(int(wrong.argmax()), _WHOLE)
+            at = int(wrong.argmax())
+            large = np.floor(numbers[at]) == numbers[at] and np.isfinite(numbers[at])
+            raise cells.wrong(at, _LARGE if large else _WHOLE)
         return pa.array(np.where(empty, 0, numbers).astype(np.int64), mask=empty)
     if pt.is_decimal(kind):
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -67,17 +68,18 @@ def part(times: pa.Int64Array, by: Literal["hour", "weekday", "day"]) -> NDArray
 
 
 def _parsed(cells: Cells) -> pa.Int64Array:
-    try:
-        return cells.values.cast(pa.timestamp("us")).cast(pa.int64())
-    except pa.ArrowInvalid:
-        for index, value in enumerate(cells.values):
-            try:
-                value.cast(pa.timestamp("us"))
-            except pa.ArrowInvalid as error:
-                raise cells.wrong(
-                    index, "write times as 2024-05-01 10:00:00, or as numbers"
-                ) from error
-        raise
+    # All with a zone, as 2024-05-01T10:00:00Z, or all without.
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        with suppress(pa.ArrowInvalid):
+            return cells.values.cast(kind).cast(pa.int64())
+    zoned = any("+" in str(v)[10:] or str(v).endswith("Z") for v in cells.values.slice(0, 1))
+    kind = pa.timestamp("us", "UTC") if zoned else pa.timestamp("us")
+    for index, value in enumerate(cells.values):
+        try:
+            value.cast(kind)
+        except pa.ArrowInvalid as error:
+            raise cells.wrong(index, "write times as 2024-05-01 10:00:00, or as numbers") from error
+    raise cells.wrong(0, "some times have a zone and some have none; write all the same way")
 
 
 def _check(cells: Cells, seconds: NDArray[np.float64], unit: Unit | None) -> None:
