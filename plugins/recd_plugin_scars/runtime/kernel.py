@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
@@ -187,6 +187,14 @@ class _Cached(RowKernel):
     def reset_traffic(self) -> None:
         """Start the counts again at 0."""
         self._rows.reset_traffic()
+
+    def train(self, mode: bool = True) -> Self:
+        """As the base class; of an evaluation that training follows nothing is counted."""
+        if self.training and not mode:
+            self._rows.note_traffic()
+        elif mode and not self.training:
+            self._rows.restore_traffic()
+        return super().train(mode)
 
     def _look_up(
         self, features: KeyedJaggedTensor, looked_up: Callable[[KeyedJaggedTensor], Tensor]

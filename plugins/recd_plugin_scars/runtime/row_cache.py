@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,6 +102,7 @@ class RowCache:
         # By table: rows in the fast memory, and those of batches that are not released.
         self._residents, self._in_flight = np.diff(ends), np.zeros(len(shards), np.int64)
         self.traffic: list[CacheTraffic] = []
+        self._noted: list[CacheTraffic] = []
         self.reset_traffic()
         self._row_bytes = fast.weights[0].nbytes
         self._state_bytes = 0 if fast.state is None else fast.state[0].nbytes
@@ -196,6 +198,19 @@ class RowCache:
         for policy in self._policies:
             policy.counts.clear()
         self.traffic[:] = [CacheTraffic(by_policy=policy.counts) for policy in self._policies]
+
+    def note_traffic(self) -> None:
+        """Keep the counts as they are now, to come back to."""
+        self._noted = deepcopy(self.traffic)
+
+    def restore_traffic(self) -> None:
+        """Go back to the counts that were noted, of what came since nothing counts."""
+        noted, self._noted = self._noted, []
+        for policy, traffic in zip(self._policies if noted else (), noted, strict=True):
+            policy.counts.clear()
+            policy.counts.update(traffic.by_policy)
+            traffic.by_policy = policy.counts
+        self.traffic[:] = noted or self.traffic
 
     def abandon(self, batch: CachedBatch) -> None:
         """The graph of a batch is gone; what collects garbage may call, at any time."""

@@ -20,7 +20,7 @@ from recd_plugins.training.checkpoint_files.manifest import (
     read_manifest,
 )
 from recd_plugins.training.checkpoint_files.metadata import METADATA, read_metadata
-from recd_plugins.training.checkpoint_files.progress import PROGRESS, read_progress
+from recd_plugins.training.checkpoint_files.progress import PROGRESS, read_progress, step_name
 
 _PATH = click.argument("path", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -39,11 +39,15 @@ def checkpoint() -> None:
 @_JSON
 @click.pass_context
 def list_(ctx: click.Context, path: Path, as_json: bool) -> None:
-    """List checkpoints, their sizes, and what is missing of them.
+    """List checkpoints, their sizes, what is missing of them, and which was validated best.
 
     Files are not read; verify does that.
     """
-    _tell(ctx, [_looked_at(each) for each in _found(path)], as_json)
+    reports = [_looked_at(each) for each in _found(path)]
+    best = _best_step(Path(reports[-1]["path"]))
+    for report in reports:
+        report["best"] = best is not None and Path(report["path"]).name == step_name(best)
+    _tell(ctx, reports, as_json)
 
 
 @checkpoint.command()
@@ -127,6 +131,14 @@ def _looked_at(path: Path) -> dict[str, Any]:
     return {**report, "files": len(files), "bytes": size, "damage": damage, "extra": extra}
 
 
+def _best_step(newest: Path) -> int | None:
+    """The step whose checkpoint the newest one of a run names as the best."""
+    try:
+        return read_progress(newest).best_step
+    except DamagedError:
+        return None
+
+
 def _tell(ctx: click.Context, reports: list[dict[str, Any]], as_json: bool) -> None:
     wrong = [line for report in reports for line in (*report["damage"], *report["extra"])]
     if as_json:
@@ -134,6 +146,7 @@ def _tell(ctx: click.Context, reports: list[dict[str, Any]], as_json: bool) -> N
     else:
         for report in reports:
             state = "damaged" if report["damage"] else "ok"
+            state += ", the best" if report.get("best") else ""
             click.echo(
                 f"{report['path']}: {report['files']} files, {report['bytes']:,} bytes, {state}"
             )

@@ -354,6 +354,14 @@ def test_bytes_are_counted_as_rows_move(optimizer: str) -> None:
         kernel(features)
     [(_, traffic)] = kernel.traffic()
     assert (traffic.bytes_read, traffic.bytes_written) == (2 * (4 * DIM + state), 0)
+    kernel.eval()
+    with torch.no_grad():
+        kernel(batch_of([[1, 1, 1], [6]]))
+    [(_, traffic)] = kernel.traffic()
+    assert traffic.batches == 2
+    kernel.train()
+    [(_, traffic)] = kernel.traffic()
+    assert (traffic.batches, traffic.lookups) == (1, 4), "training goes on where it was"
 
 
 def test_a_hot_batch_leaves_the_backing_store_alone(monkeypatch: pytest.MonkeyPatch) -> None:
