@@ -22,6 +22,7 @@ from recd_plugins.training.checkpoint_files.fields import ALLOWABLE
 from recd_plugins.versions import installed_set, mismatch
 
 if TYPE_CHECKING:
+    from recd_plugins.training.assembly import Side
     from recd_plugins.training.trainer import Result
 
 
@@ -42,6 +43,14 @@ if TYPE_CHECKING:
     help="A sharding plugin for the tables of the first sharding entry, in its place. Given "
     "several times: train under each, on the same batches from the same weights, and show all. "
     "Writes no checkpoints then.",
+)
+@click.option(
+    "--rounds",
+    type=AT_LEAST_1,
+    default=1,
+    show_default=True,
+    help="With --compare or several --sharding: train the sides in turn so often, and show medians "
+    "and how far the rounds lie apart.",
 )
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
 @click.option(
@@ -99,6 +108,7 @@ def run(
     settings: tuple[str, ...],
     compare: bool,
     shardings: tuple[str, ...],
+    rounds: int,
     resume: bool,
     allowed: tuple[str, ...],
     breakdown: bool,
@@ -129,6 +139,8 @@ def run(
         )
     if allowed and not resume:
         raise click.UsageError("--allow is about going on from a checkpoint; it takes --resume")
+    if rounds > 1 and not (compare or several):
+        raise click.UsageError("--rounds is about a comparison; it takes --compare")
     if compare and several:
         raise click.UsageError("--compare takes one --sharding")
     if len(set(shardings)) < len(shardings):
@@ -138,7 +150,12 @@ def run(
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
     # What takes seconds to import, where nothing is left to be found wrong without it.
     with without_collections():
-        from recd_plugins.training.compare import Comparison, result_table
+        from recd_plugins.training.compare import (
+            Comparison,
+            in_rounds,
+            result_table,
+            worse_than_base_rate,
+        )
         from recd_plugins.training.compare_shardings import ShardingComparison
         from recd_plugins.training.session import session
         from recd_plugins.training.stall_report import stall_table
@@ -170,11 +187,15 @@ def run(
         _goes_on_with_resume(),
     ):
         if several:
-            results = {name: trainer.train("plugins", name) for name in shardings}
-            compared = ShardingComparison(results)
+            found = in_rounds(shardings, rounds, lambda name: trainer.train("plugins", name))
+            results = found[0]
+            compared = ShardingComparison(results, found[1:])
             report, shown = compared.as_json(), [compared.table()]
         elif compare:
-            comparison = Comparison(trainer.train("baseline"), trainer.train("plugins"))
+            sides: dict[str, Side] = {"baseline": "baseline", "plugins": "plugins"}
+            found = in_rounds([*sides], rounds, lambda name: trainer.train(sides[name]))
+            first, *others = [(each["baseline"], each["plugins"]) for each in found]
+            comparison = Comparison(*first, others)
             report, shown = comparison.as_json(), [comparison.table()]
             results = {"plugins": comparison.plugins}
             both = {"baseline": comparison.baseline, "plugins": comparison.plugins}
@@ -195,6 +216,7 @@ def run(
         if waited:
             shown.append(stall_table(waited))
             shown += dict.fromkeys(stalls.advice() for stalls in waited.values())
+        shown += [worse_than_base_rate(name, result) for name, result in results.items()]
         if trainer.rank == 0:
             for each in filter(None, shown):
                 Console().print(each)

@@ -2,64 +2,103 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from rich.table import Table
 
 from recd_plugins.byte_sizes import bytes_text
 from recd_plugins.interfaces.callback import Quality
+from recd_plugins.training.spread import Spread
 from recd_plugins.training.trainer import Result
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class ComparedFigure:
-    """One row of the table: a value of each side and, where both are there, their ratio."""
+    """One row of the table: a value of each side and, where both are there, their ratio.
+
+    Attributes:
+        name, unit: of the figure.
+        baseline, plugins: of all rounds.
+        ratio: plugins over baseline, of each round.
+    """
 
     name: str
     unit: str
-    baseline: float | None
-    plugins: float | None
-
-    @property
-    def ratio(self) -> float | None:
-        """Plugins over baseline."""
-        return ratio(self.plugins, self.baseline)
+    baseline: Spread | None
+    plugins: Spread | None
+    ratio: Spread | None
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs over the same batches from the same weights."""
+    """Two runs over the same batches from the same weights, or some rounds of them.
+
+    Attributes:
+        baseline, plugins: the runs of the first round.
+        again: those of the others.
+    """
 
     baseline: Result
     plugins: Result
+    again: Sequence[tuple[Result, Result]] = ()
+
+    @property
+    def rounds(self) -> list[tuple[Result, Result]]:
+        """Both runs of each round."""
+        return [(self.baseline, self.plugins), *self.again]
 
     @property
     def loss_max_abs_diff(self) -> float:
         """The largest difference of the two losses of one step; NaN where a loss is NaN."""
-        return loss_max_abs_diff(self.plugins, self.baseline)
+        return max((loss_max_abs_diff(b, a) for a, b in self.rounds), key=_nan_last)
 
     def figures(self) -> list[ComparedFigure]:
         """Everything that both sides measured."""
-        before, after = figures(self.baseline), figures(self.plugins)
-        return [
-            ComparedFigure(
-                name, unit, before.get(name, (None, ""))[0], after.get(name, (None, ""))[0]
+        found = [(figures(before), figures(after)) for before, after in self.rounds]
+        units = {name: unit for side in found[0] for name, (_, unit) in side.items()}
+        compared = []
+        for name, unit in units.items():
+            sides = [[side.get(name, (None, ""))[0] for side in of] for of in found]
+            before, after = ([of[i] for of in sides] for i in range(2))
+            compared.append(
+                ComparedFigure(
+                    name,
+                    unit,
+                    Spread.of(before),
+                    Spread.of(after),
+                    Spread.of_ratios(after, before),
+                )
             )
-            for name, unit in {
-                name: unit for side in (before, after) for name, (_, unit) in side.items()
-            }.items()
-        ]
+        return compared
 
     def as_json(self) -> dict[str, Any]:
         """What ``recd run --compare --json`` writes; ratios are plugins over baseline."""
-        return {
+        compared = self.figures()
+        report = {
             "baseline": self.baseline.as_json(),
             "plugins": self.plugins.as_json(),
-            "ratios": {figure.name: figure.ratio for figure in self.figures()},
+            "ratios": {each.name: each.ratio and each.ratio.median for each in compared},
             "loss_max_abs_diff": self.loss_max_abs_diff,
         }
+        if self.again:
+            report["rounds"] = {
+                each.name: {
+                    side: spread and spread.as_json()
+                    for side, spread in (
+                        ("baseline", each.baseline),
+                        ("plugins", each.plugins),
+                        ("ratio", each.ratio),
+                    )
+                }
+                for each in compared
+            }
+        return report
 
     def table(self) -> Table:
         """The figures side by side."""
@@ -70,14 +109,42 @@ class Comparison:
         for figure in self.figures():
             table.add_row(
                 words(figure.name),
-                shown(figure.baseline, figure.unit),
-                shown(figure.plugins, figure.unit),
-                "" if figure.ratio is None else f"{figure.ratio:.3g}x",
+                shown_spread(figure.baseline, figure.unit),
+                shown_spread(figure.plugins, figure.unit),
+                "" if figure.ratio is None else figure.ratio.times(),
             )
         table.caption = (
             f"losses of {len(self.plugins.losses)} steps agree within {self.loss_max_abs_diff:.1e}"
         )
+        if self.again:
+            table.caption += f"; medians of {len(self.rounds)} rounds, the least to the most"
         return table
+
+
+def worse_than_base_rate(name: str, result: Result) -> str:
+    """A sentence where the model's predictions are of no use; ``name`` says whose, if any."""
+    entropy = 0.0 if result.test is None else result.test.normalized_entropy
+    if not entropy > 1:
+        return ""
+    whose = f"of {name} " if name else ""
+    return (
+        f"The normalized entropy {whose}on the test split, {entropy:.5f}, is above 1: worse than "
+        "predicting the base rate, the mean label, for every row. Train longer, or with another "
+        "training.learning_rate; or what the columns say does not hold for the test split"
+    )
+
+
+def in_rounds(sides: Sequence[str], rounds: int, train: Callable[[str], T]) -> list[dict[str, T]]:
+    """What each side gives in each round. Every other round begins with the last of them.
+
+    So a machine that grows slower, or faster, does it to all of them alike.
+    """
+    found = []
+    for number in range(rounds):
+        turn = list(sides) if number % 2 == 0 else list(reversed(sides))
+        results = {side: train(side) for side in turn}
+        found.append({side: results[side] for side in sides})
+    return found
 
 
 def result_table(result: Result) -> Table:
@@ -88,11 +155,6 @@ def result_table(result: Result) -> Table:
     for name, (value, unit) in figures(result).items():
         table.add_row(words(name), shown(value, unit))
     return table
-
-
-def ratio(value: float | None, base: float | None) -> float | None:
-    """``value`` over ``base``; None where one of the two is missing, or the base zero."""
-    return value / base if value is not None and base else None
 
 
 def loss_max_abs_diff(result: Result, other: Result) -> float:
@@ -159,6 +221,20 @@ def words(name: str) -> str:
     if name.endswith("_bytes"):
         return f"  {name.removesuffix('_bytes')}"
     return name.replace("_", " ").replace("auc", "AUC")
+
+
+def shown_spread(spread: Spread | None, unit: str) -> str:
+    """A figure of several rounds as tables show it."""
+    if spread is None:
+        return shown(None, unit)
+    middle = shown(spread.median, unit)
+    if spread.least == spread.most:
+        return middle
+    return f"{middle}\n{shown(spread.least, unit)} to {shown(spread.most, unit)}"
+
+
+def _nan_last(value: float) -> tuple[bool, float]:
+    return math.isnan(value), value
 
 
 def shown(value: float | None, unit: str) -> str:
