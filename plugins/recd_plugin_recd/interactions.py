@@ -123,6 +123,12 @@ class Interactions(Dataset):
     def schema(self) -> FeatureSchema:
         return FeatureSchema(SPARSE, DENSE, LABEL)
 
+    def left_out(self) -> dict[str, str]:
+        options = self.options
+        layout = detect_format(options.path, options.separator, options.header)
+        used = {options.user, options.item, options.timestamp, options.label or options.value}
+        return {name: "no option names it" for name in layout.names if name not in used}
+
     def splits(self) -> tuple[Split, ...]:
         return ("train", "test") if self.options.test_fraction else ("train",)
 

@@ -133,6 +133,22 @@ class SessionParquet(Dataset):
             raise DataError(f"{table.locations[0]}: label {label.name} is {label.type}, no number")
         return FeatureSchema(sparse, dense, label.name)
 
+    def left_out(self) -> dict[str, str]:
+        schema = self.schema()
+        keys = (self.options.session, self.options.timestamp)
+        used = {*schema.sparse, *schema.dense, schema.label, *keys}
+        return {
+            field.name: self._why_not(field)
+            for field in self._table.schema
+            if field.name not in used
+        }
+
+    def _why_not(self, field: pa.Field) -> str:
+        option = next((name for name, can in _CAN.items() if can(field)), None)
+        if option is None:
+            return f"{field.type}: no option takes it"
+        return f"{field.type}: option {option} does not name it"
+
     def splits(self) -> tuple[Split, ...]:
         return ("train",) if self.options.test_path is None else ("train", "test")
 
@@ -315,3 +331,7 @@ def _is_number(field: pa.Field) -> bool:
 
 def _is_float(field: pa.Field) -> bool:
     return bool(pt.is_floating(field.type))
+
+
+#: Which columns an option of features can name.
+_CAN = {"sparse": _is_ids, "dense": _is_number}

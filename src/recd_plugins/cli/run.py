@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console, RenderableType
 
+from recd_plugins import upstream_noise
 from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, check_reports
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.errors import RunInterrupted
@@ -23,6 +24,7 @@ from recd_plugins.versions import installed_set, mismatch
 
 if TYPE_CHECKING:
     from recd_plugins.training.assembly import Side
+    from recd_plugins.training.session import Session
     from recd_plugins.training.trainer import Result
 
 
@@ -51,6 +53,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="With --compare or several --sharding: train the sides in turn so often, and show medians "
     "and how far the rounds lie apart.",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Show what the run would do up to its first step: columns, model, steps, plan and memory. "
+    "Makes the data where it is missing, and writes nothing else.",
 )
 @click.option("--resume", is_flag=True, help="Go on from the newest checkpoint.")
 @click.option(
@@ -109,6 +117,7 @@ def run(
     compare: bool,
     shardings: tuple[str, ...],
     rounds: int,
+    dry_run: bool,
     resume: bool,
     allowed: tuple[str, ...],
     breakdown: bool,
@@ -139,6 +148,11 @@ def run(
         )
     if allowed and not resume:
         raise click.UsageError("--allow is about going on from a checkpoint; it takes --resume")
+    if dry_run and (compare or several or resume or torchrun_rank() is not None):
+        raise click.UsageError(
+            "--dry-run is of one run from its first step; leave out torchrun, --compare, --resume "
+            "and all but one --sharding"
+        )
     if rounds > 1 and not (compare or several):
         raise click.UsageError("--rounds is about a comparison; it takes --compare")
     if compare and several:
@@ -168,7 +182,7 @@ def run(
         "hang_timeout": hang_timeout,
     }
     overrides = {name: value for name, value in options.items() if value is not None}
-    if compare or several:
+    if compare or several or dry_run:
         overrides |= {"checkpoint": {}, "validation": None}
     shown: list[RenderableType]
     both: dict[str, Result] = {}
@@ -186,7 +200,10 @@ def run(
         ) as trainer,
         _goes_on_with_resume(),
     ):
-        if several:
+        if dry_run:
+            report, shown = _dry_run(trainer)
+            results = {}
+        elif several:
             found = in_rounds(shardings, rounds, lambda name: trainer.train("plugins", name))
             results = found[0]
             compared = ShardingComparison(results, found[1:])
@@ -222,6 +239,31 @@ def run(
                 Console().print(each)
             if json_path is not None:
                 write_json(json_path, report)
+
+
+def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
+    """What the run would do, as JSON and for a screen."""
+    from recd_plugins.cli.options import chosen_topology
+    from recd_plugins.cli.plan_tables import TablesPlan
+    from recd_plugins.planning.plan_mode import PlanQuestion
+    from recd_plugins.planning.topologies import MACHINE
+    from recd_plugins.training.dry_run import DryRun
+
+    upstream_noise.silence()
+    registry = trainer.registry
+    dry = DryRun.of(registry, trainer.world_size)
+    answer = TablesPlan().plan(
+        PlanQuestion(
+            registry,
+            trainer.job.plugins_dir,
+            MACHINE,
+            chosen_topology(registry, MACHINE, None, None),
+            registry.training.batch_size,
+            {},
+            lambda _: None,
+        )
+    )
+    return {**dry.as_json(), "plan": answer.as_json()}, [dry.table(), answer.text]
 
 
 @contextmanager

@@ -21,6 +21,7 @@ Split = Literal["train", "test"]
 _GUARDED = (
     "prepare",
     "schema",
+    "left_out",
     "identity",
     "splits",
     "reader",
@@ -132,6 +133,14 @@ class Dataset(Plugin, ABC):
     @abstractmethod
     def schema(self) -> FeatureSchema:
         """Which columns ``reader`` yields."""
+
+    def left_out(self) -> Mapping[str, str]:
+        """Columns that are stored and that nothing reads, each with why, in a few words.
+
+        Raises:
+            DataError: the data is missing or wrong.
+        """
+        return {}
 
     def identity(self) -> dict[str, Any]:
         """What tells these rows from others, JSON values; equal wherever files lie.
@@ -268,6 +277,10 @@ class DatasetWrapper(Dataset):
     def schema(self) -> FeatureSchema:
         """The inner dataset's."""
         return self.inner.schema()
+
+    def left_out(self) -> Mapping[str, str]:
+        """The inner dataset's."""
+        return self.inner.left_out()
 
     def splits(self) -> tuple[Split, ...]:
         """The inner dataset's."""

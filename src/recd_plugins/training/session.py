@@ -37,6 +37,7 @@ class Session:
     """Trains on prepared data, any number of times.
 
     Attributes:
+        registry: of the run, its data prepared.
         job: what every run shares.
         rank: this process under torchrun; else 0, the parent of the ranks.
         world_size: number of ranks.
@@ -44,6 +45,7 @@ class Session:
         hang_limits: how long ranks may get no further.
     """
 
+    registry: Registry
     job: Job
     rank: int
     world_size: int
@@ -127,7 +129,7 @@ def session(
     if torchrun_rank() is None:
         ranks_per_node = training.ranks_per_node or training.ranks
         with _prepared(registry, training.ranks, resume):
-            yield Session(job, 0, training.ranks, ranks_per_node, limits)
+            yield Session(registry, job, 0, training.ranks, ranks_per_node, limits)
         return
     ranks_per_node = torchrun_ranks_per_node()
     if training.ranks_per_node not in (None, ranks_per_node):
@@ -144,7 +146,7 @@ def session(
             with doing("preparing the data"):
                 stack.enter_context(_prepared(registry, world_size, resume))
         dist.barrier()
-        yield Session(job, rank, world_size, ranks_per_node, limits)
+        yield Session(registry, job, rank, world_size, ranks_per_node, limits)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.dry_run import unused_line
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.fitted import resume_fitted
@@ -199,6 +200,8 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
         checkpoints = checkpoints_of(training, identity, job.allowed, fitted)
     progress = Progress() if checkpoints is None else checkpoints.load(dmp, optimizer)
     if rank == 0 and job.side == "plugins":
+        if unused := unused_line(registry):
+            click.echo(unused, err=True)
         click.echo(str(describe_tables(dmp)), err=True)
     if rank == 0 and progress.step:
         click.echo(f"resumed at step {progress.step} of {training.checkpoint.path}", err=True)

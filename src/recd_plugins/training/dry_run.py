@@ -1,0 +1,144 @@
+"""What a run would do, up to its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from rich.table import Table as RichTable
+
+from recd_plugins.byte_sizes import bytes_text
+from recd_plugins.data.feature_steps import feature_steps
+from recd_plugins.interfaces import Table
+from recd_plugins.model.build import build_model
+from recd_plugins.model_tables import tables_of
+from recd_plugins.registry import Registry
+from recd_plugins.training.evaluation import splits_of
+from recd_plugins.words import shortened
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the data.
+
+    Attributes:
+        name: of it.
+        feeds: what it is for, None for nothing.
+        how: what is done with it, or why nothing is.
+    """
+
+    name: str
+    feeds: str | None
+    how: str
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A run before its first step.
+
+    Attributes:
+        columns: of the data, those that feed the model first.
+        rows: that it reads in an epoch, by split.
+        steps: that it trains.
+        table_bytes, layer_bytes: of the model's parameters.
+    """
+
+    columns: tuple[Column, ...]
+    rows: dict[str, int]
+    steps: int
+    table_bytes: int
+    layer_bytes: int
+
+    @classmethod
+    def of(cls, registry: Registry, world_size: int) -> DryRun:
+        """Of a registry whose data is prepared."""
+        training = registry.training
+        schema = registry.dataset.schema()
+        with torch.random.fork_rng([]), torch.device("meta"):
+            model = build_model(registry, schema)
+        tables = tables_of(model)
+        num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        of_tables = sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
+        batches = {
+            split: len(
+                registry.wrapped_dataset.reader(
+                    rank=0, world_size=world_size, batch_size=training.batch_size, split=split
+                )
+            )
+            for split in splits_of(registry)
+        }
+        steps = batches["train"] * training.epochs
+        return cls(
+            tuple(_columns(registry, tables)),
+            {split: n * training.batch_size * world_size for split, n in batches.items()},
+            steps if training.steps is None else min(steps, training.steps),
+            of_tables,
+            num_bytes - of_tables,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "columns": [vars(column) for column in self.columns],
+            "rows": self.rows,
+            "steps": self.steps,
+            "table_bytes": self.table_bytes,
+            "layer_bytes": self.layer_bytes,
+        }
+
+    def table(self) -> RichTable:
+        """The columns, and in the caption the rest."""
+        rows = ", ".join(f"{count:,} rows of {split}" for split, count in self.rows.items())
+        table = RichTable(
+            title="columns of the data, and what they are for",
+            caption=f"{rows} in batches of all ranks; {self.steps:,} steps; the model's tables "
+            f"take {bytes_text(self.table_bytes)}, its layers {bytes_text(self.layer_bytes)}",
+        )
+        for heading in ("column", "feeds", "how"):
+            table.add_column(heading, overflow="fold")
+        for (feeds, how), alike in groupby(self.columns, lambda each: (each.feeds, each.how)):
+            names = [each.name for each in alike]
+            shown = (
+                f"{names[0]} ... {names[-1]} ({len(names)})" if len(names) > 2 else ", ".join(names)
+            )
+            table.add_row(shown, feeds or "-", how)
+        return table
+
+
+def unused_line(registry: Registry) -> str:
+    """Which columns feed no model, in a line; empty where all do, or nobody knows."""
+    left_out = registry.dataset.left_out()
+    if not left_out:
+        return ""
+    named = shortened([f"{name} ({why})" for name, why in left_out.items()])
+    return f"columns that feed nothing: {named}"
+
+
+def _columns(registry: Registry, tables: Iterable[Table]) -> Iterator[Column]:
+    dataset = registry.dataset
+    schema = dataset.schema()
+    by_feature = {feature: table for table in tables for feature in table.features}
+    steps = feature_steps(registry, schema)
+    for feature in schema.sparse:
+        names = [step.name for step in steps.get(feature, ())]
+        table = by_feature.get(feature)
+        if table is None:
+            yield Column(feature, None, "the model has no table for it")
+            continue
+        size = f"{table.num_embeddings:,} rows of {table.embedding_dim}"
+        named = size if table.name == f"t_{feature}" else f"{table.name}, {size}"
+        poolings = [each.plugin.name for each in registry.pooling if each.matches(feature)]
+        pooled = poolings[:1] or (["pooled in bags"] if table.pooled else ["a sequence"])
+        yield Column(feature, "sparse", ", ".join([*names, named, *pooled]))
+    for feature in schema.dense:
+        names = [step.name for step in steps.get(feature, ())]
+        yield Column(feature, "dense", ", ".join(names))
+    yield Column(schema.label, "label", "")
+    if (keys := dataset.session_keys()) is not None:
+        yield Column(keys.session, "sessions", "no input of the model")
+        yield Column(keys.timestamp, "their order", "no input of the model")
+    for name, why in dataset.left_out().items():
+        yield Column(name, None, why)
