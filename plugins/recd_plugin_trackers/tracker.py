@@ -41,7 +41,9 @@ class Tracker(Callback):
     were there when that was saved: later ones come again.
     """
 
-    Options = TrackerOptions
+    class Options(TrackerOptions):
+        """Those of every tracker."""
+
     options: TrackerOptions
 
     @abstractmethod

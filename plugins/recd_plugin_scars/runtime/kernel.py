@@ -91,6 +91,7 @@ class _Cached(RowKernel):
     _local_rows: list[int]
     _local_cols: list[int]
     _feature_table_map: list[int]
+    training: bool
 
     _is_closed = False
 
@@ -194,7 +195,8 @@ class _Cached(RowKernel):
             self._rows.note_traffic()
         elif mode and not self.training:
             self._rows.restore_traffic()
-        return super().train(mode)
+        super().train(mode)  # type: ignore[misc]
+        return self
 
     def _look_up(
         self, features: KeyedJaggedTensor, looked_up: Callable[[KeyedJaggedTensor], Tensor]

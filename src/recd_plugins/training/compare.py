@@ -24,15 +24,20 @@ class ComparedFigure:
 
     Attributes:
         name, unit: of the figure.
-        baseline, plugins: of all rounds.
-        ratio: plugins over baseline, of each round.
+        baselines, values: of the baseline and of the plugins, over all rounds.
+        ratios: of the two, of each round.
     """
 
     name: str
     unit: str
-    baseline: Spread | None
-    plugins: Spread | None
-    ratio: Spread | None
+    baselines: Spread | None
+    values: Spread | None
+    ratios: Spread | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Plugins over baseline, the median of the rounds."""
+        return None if self.ratios is None else self.ratios.median
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class Comparison:
         report = {
             "baseline": self.baseline.as_json(),
             "plugins": self.plugins.as_json(),
-            "ratios": {each.name: each.ratio and each.ratio.median for each in compared},
+            "ratios": {each.name: each.ratio for each in compared},
             "loss_max_abs_diff": self.loss_max_abs_diff,
         }
         if self.again:
@@ -91,9 +96,9 @@ class Comparison:
                 each.name: {
                     side: spread and spread.as_json()
                     for side, spread in (
-                        ("baseline", each.baseline),
-                        ("plugins", each.plugins),
-                        ("ratio", each.ratio),
+                        ("baseline", each.baselines),
+                        ("plugins", each.values),
+                        ("ratio", each.ratios),
                     )
                 }
                 for each in compared
@@ -109,9 +114,9 @@ class Comparison:
         for figure in self.figures():
             table.add_row(
                 words(figure.name),
-                shown_spread(figure.baseline, figure.unit),
-                shown_spread(figure.plugins, figure.unit),
-                "" if figure.ratio is None else figure.ratio.times(),
+                shown_spread(figure.baselines, figure.unit),
+                shown_spread(figure.values, figure.unit),
+                "" if figure.ratios is None else figure.ratios.times(),
             )
         table.caption = (
             f"losses of {len(self.plugins.losses)} steps agree within {self.loss_max_abs_diff:.1e}"

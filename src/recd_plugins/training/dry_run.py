@@ -15,7 +15,7 @@ from recd_plugins.data.feature_steps import feature_steps
 from recd_plugins.interfaces import Table
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
-from recd_plugins.registry import Registry
+from recd_plugins.planning.prepared import Registry
 from recd_plugins.training.evaluation import splits_of
 from recd_plugins.words import shortened
 

@@ -295,9 +295,9 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
             peak = max(peak, peak_bytes(device))
             with advance.paused():
                 newest = measured()
-            best = validation.add(progress.step, newest)
-            if rank == 0:
-                click.echo(validation.line(newest), err=True)
+                best = validation.add(progress.step, newest)
+                if rank == 0:
+                    click.echo(validation.line(newest), err=True)
             callbacks.evaluated(progress.step, "test", newest)
             dmp.train()
             reset_peak(device)
