@@ -128,6 +128,7 @@ _SLOW = (
     "testing/test_built_in_plugins.py",
     "training/test_checkpoint_placement.py",
     "training/test_lookahead.py",
+    "training/test_predict.py",
     # Ray starts dozens of processes.
     "recd_plugin_dsi/tests/test_local_ray.py",
     "recd_plugin_dsi/tests/test_ray_ingestion.py",

@@ -113,6 +113,8 @@ class Interactions(Dataset):
             return self
 
     options: Options
+    #: Whether the file has to have the column of the value or label; each is 0 without it.
+    needs_outcome = True
 
     def prepare(self) -> None:
         _ = self._log
@@ -163,6 +165,11 @@ class Interactions(Dataset):
             chosen = places[unit.first_row : unit.first_row + unit.num_rows]
             yield Rows(self._log.rows_with_keys(chosen), self._origins(self._log.file_rows[chosen]))
 
+    def to_score(self, location: str) -> Dataset:
+        from recd_plugin_recd.scored_interactions import ScoredInteractions
+
+        return ScoredInteractions(self, location)
+
     @cached_property
     def _events(self) -> Events:
         options = self.options
@@ -170,7 +177,8 @@ class Interactions(Dataset):
         assert outcome is not None, "checked by Options"
         layout = detect_format(options.path, options.separator, options.header)
         columns = Columns(options.user, options.item, outcome, options.timestamp)
-        events = read_events(options.path, layout, columns)
+        known = self.needs_outcome or outcome in layout.names
+        events = read_events(options.path, layout, columns, outcomes=known)
         if options.timestamp_unit == "ms":
             return Events(events.users, events.items, events.outcomes, events.times / 1000)
         if events.times.max() > _LATEST_SECOND:

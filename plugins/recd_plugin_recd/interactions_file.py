@@ -100,15 +100,23 @@ def detect_format(path: Path, separator: str | None, header: bool | Sequence[str
     return Format(separator, tuple(header or DEFAULT_NAMES), False)
 
 
-def read_events(path: Path, layout: Format, columns: Columns) -> Events:
+def read_events(path: Path, layout: Format, columns: Columns, *, outcomes: bool = True) -> Events:
     """Read all events.
+
+    Args:
+        path: the file.
+        layout: of it.
+        columns: which are what.
+        outcomes: whether there are some; each is 0 without them.
 
     Raises:
         DataError: a column is missing, a line has too many or few, or a value is empty or no
             number, with the line and the value.
     """
     wanted = {"user": columns.user, "item": columns.item, "timestamp": columns.timestamp}
-    for option, name in {**wanted, "value or label": columns.outcome}.items():
+    if outcomes:
+        wanted["value or label"] = columns.outcome
+    for option, name in wanted.items():
         if name not in layout.names:
             raise DataError(
                 f"{path}: no column {name}; set option {option} to one of: "
@@ -121,11 +129,17 @@ def read_events(path: Path, layout: Format, columns: Columns) -> Events:
             )
     _check_roles(path, columns)
     ids = (columns.user, columns.item)
-    numbers = (columns.outcome, columns.timestamp)
+    numbers = (*([columns.outcome] if outcomes else []), columns.timestamp)
     try:
         table = _read(path, layout, ids, numbers)
         values = {name: _numbers(table[name]) for name in numbers}
-        events = Events(_ids(table[ids[0]]), _ids(table[ids[1]]), *values.values())
+        times = values[columns.timestamp]
+        events = Events(
+            _ids(table[ids[0]]),
+            _ids(table[ids[1]]),
+            values[columns.outcome] if outcomes else np.zeros_like(times),
+            times,
+        )
     except (pa.ArrowInvalid, ValueError) as error:
         _explain(path, layout, ids, numbers)
         raise DataError(f"{path}: {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
@@ -92,6 +92,13 @@ class Preprocessing(Plugin, ABC):
             New values of the same dtype, and new offsets. ``values`` and ``offsets`` themselves
             are left as they are.
         """
+
+    def original_values(self) -> Sequence[Any] | None:
+        """What became each id, by id; None where that is not known.
+
+        Of a vocabulary. An id that many values become, or none, has None.
+        """
+        return None
 
     def kept_lengths(self, lengths: Tensor) -> Tensor | None:  # noqa: ARG002
         """How many values each row keeps, of a transform that only cuts rows at their end.

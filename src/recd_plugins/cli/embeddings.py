@@ -1,0 +1,52 @@
+"""``recd embeddings``: the rows of a trained table, for vector search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from recd_plugins.cli.options import OUTPUT, check_outputs
+from recd_plugins.cli.trained_options import CHECKPOINT
+from recd_plugins.errors import RecdError
+from recd_plugins.planning.prepared import load_registry
+from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
+from recd_plugins.training.checkpoint_files.tables import table_entry
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@click.argument("table")
+@click.option("-o", "--output", type=OUTPUT, required=True, help="A Parquet file.")
+@CHECKPOINT
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for recd run.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.pass_obj
+def embeddings(
+    plugins_dir: Path | None,
+    registry: Path,
+    table: str,
+    output: Path,
+    checkpoint: str,
+    settings: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Write the rows of TABLE, an embedding table of REGISTRY's trained model, as Parquet.
+
+    A row has id, the row of the table, and vector, a list of float32 of fixed size; and value,
+    what preprocessing made the id of, where a vocabulary says that. Tables are named as recd plan
+    names them: t_ and the feature.
+
+    \b
+    recd embeddings registry.yaml t_item_id -o items.parquet
+    """
+    if output.suffix.lower() != ".parquet":
+        raise RecdError(f"{output}: is written as Parquet; name it .parquet")
+    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
+    chosen = chosen_checkpoint(read, checkpoint)
+    entry = table_entry(chosen, table)
+    check_outputs(output, force, None, None)
+    from recd_plugins.training.embeddings import write_embeddings
+
+    rows = write_embeddings(read, chosen, table, entry, output)
+    click.echo(f"{output}: {rows:,} rows of {table} of {chosen}", err=True)

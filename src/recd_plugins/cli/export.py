@@ -1,0 +1,70 @@
+"""``recd export``: a trained model as a program that needs torch alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from recd_plugins.cli.trained_options import CHECKPOINT
+from recd_plugins.errors import RecdError
+from recd_plugins.files import check_writable
+from recd_plugins.planning.prepared import load_registry
+from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
+
+
+@click.command()
+@click.argument("registry", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="A folder; made where it is missing.",
+)
+@CHECKPOINT
+@click.option(
+    "--int8",
+    is_flag=True,
+    help="Write model_int8.pt2 too, with tables of 8 bits a number, and the error of its scores.",
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for recd run.")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.pass_obj
+def export(
+    plugins_dir: Path | None,
+    registry: Path,
+    output: Path,
+    checkpoint: str,
+    int8: bool,
+    settings: tuple[str, ...],
+    force: bool,
+) -> None:
+    """Export a trained model of REGISTRY: model.pt2 and signature.json in a folder.
+
+    The program takes raw ids and numbers, transforms them as training did, and gives
+    probabilities; rows of a batch may share the stored rows of a feature, as the candidates of a
+    request share its history. It is loaded by torch.export.load and needs torch alone.
+
+    \b
+    recd export registry.yaml -o exported
+    recd export registry.yaml -o exported --int8 --checkpoint best
+    """
+    read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
+    chosen = chosen_checkpoint(read, checkpoint)
+    if (output / "model.pt2").exists() and not force:
+        raise RecdError(f"{output}: holds an export; name another folder, or --force")
+    check_writable(output / "model.pt2")
+    from recd_plugins import upstream_noise
+    from recd_plugins.training.export import export_to
+
+    upstream_noise.silence()
+    read.dataset.prepare()
+    error = export_to(read, chosen, output, int8=int8)
+    click.echo(f"{output / 'model.pt2'}: the model of {chosen}", err=True)
+    if error is not None:
+        click.echo(
+            f"{output / 'model_int8.pt2'}: scores of {error.rows:,} training rows differ by "
+            f"{error.mean:.2g} on average, {error.largest:.2g} at most",
+            err=True,
+        )

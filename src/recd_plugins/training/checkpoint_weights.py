@@ -1,0 +1,81 @@
+"""Weights of a checkpoint in one piece, without ranks: whatever sharding wrote them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from recd_plugins.errors import RecdError
+from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.manifest import problems
+from recd_plugins.training.checkpoint_files.metadata import read_metadata
+from recd_plugins.training.checkpoint_io import SafeLoadPlanner, SafeReader
+
+_MODEL = "model."
+
+
+class _SomeWeights(SafeLoadPlanner):
+    """For some entries of a checkpoint."""
+
+    def create_local_plan(self) -> Any:
+        """As DCP's: what is not asked for is left out."""
+        return super(SafeLoadPlanner, self).create_local_plan()
+
+
+def check_whole(checkpoint: Path) -> None:
+    """Refuse a checkpoint that is not as it was written; every file is read.
+
+    Raises:
+        DamagedError: says what is wrong.
+    """
+    if damage := problems(checkpoint)[0]:
+        raise DamagedError(f"{damage[0]}; name another checkpoint (recd checkpoint verify)")
+
+
+def read_weights(
+    checkpoint: Path, wanted: Callable[[str], bool] = lambda _: True
+) -> dict[str, Tensor]:
+    """Parameters and buffers of the model by name.
+
+    Args:
+        checkpoint: that is whole.
+        wanted: which, by name.
+
+    Raises:
+        DamagedError: the checkpoint is damaged.
+    """
+    contents = read_metadata(checkpoint)
+    weights = {
+        name.removeprefix(_MODEL): torch.empty(entry.size, dtype=getattr(torch, entry.dtype))
+        for name, entry in contents.entries.items()
+        if entry is not None and name.startswith(_MODEL) and wanted(name.removeprefix(_MODEL))
+    }
+    document = {"model": weights}
+    reader = SafeReader(checkpoint, contents)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load(document, storage_reader=reader, planner=_SomeWeights(), no_dist=True)
+    return weights
+
+
+def load_weights(checkpoint: Path, model: nn.Module) -> None:
+    """Load the weights of a checkpoint into a model in one piece.
+
+    Raises:
+        RecdError: the model has other parameters; names one.
+    """
+    weights = read_weights(checkpoint)
+    own = model.state_dict()
+    for name in own.keys() ^ weights.keys():
+        raise RecdError(
+            f"{checkpoint}: {name} is {'not ' if name in own else ''}there, and the model of the "
+            f"registry has {'it' if name in own else 'no such parameter'}; take the registry that "
+            "it was trained by"
+        )
+    model.load_state_dict(weights)

@@ -1,0 +1,177 @@
+"""A trained model as one program of torch.export, with its preprocessing, from raw ids on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+from recd_plugins.data.arrow import dense_features, sparse_column
+from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.data.training_rows import training_rows
+from recd_plugins.errors import RecdError
+from recd_plugins.files import new_file, write_json
+from recd_plugins.interfaces import FeatureSchema, Rows
+from recd_plugins.model.build import build_model
+from recd_plugins.model.plain_tables import with_plain_tables
+from recd_plugins.model.poolings import put_poolings
+from recd_plugins.model.serving import ServingModel
+from recd_plugins.model_tables import tables_of
+from recd_plugins.planning.prepared import Registry
+from recd_plugins.sparse.from_columns import kjt_from_columns
+from recd_plugins.training.checkpoint_weights import check_whole, load_weights
+from recd_plugins.training.fitted import load_fitted
+from recd_plugins.training.identity import check_same_model, identity_of
+
+#: Files of an export.
+PROGRAM, INT8_PROGRAM, SIGNATURE = "model.pt2", "model_int8.pt2", "signature.json"
+# Enough to see what 8 bits do to scores.
+_ROWS_COMPARED = 4096
+
+
+def serving_model(registry: Registry, checkpoint: Path, *, int8: bool = False) -> ServingModel:
+    """The model of a checkpoint in one piece, with preprocessing as it was fitted.
+
+    Raises:
+        RecdError: the checkpoint is damaged or of another model; or a module cannot be exported.
+    """
+    check_whole(checkpoint)
+    load_fitted(registry, checkpoint)
+    schema = registry.dataset.schema()
+    steps = fitted_steps(registry, schema)
+    whole = replace(registry, sharding=(), cache=())
+    model = build_model(whole, schema)
+    put_poolings(whole, model)
+    check_same_model(checkpoint, identity_of(registry, tables_of(model)))
+    load_weights(checkpoint, model)
+    return ServingModel(with_plain_tables(model, int8=int8), schema, steps).eval()
+
+
+def exported(model: ServingModel) -> ExportedProgram:
+    """The program of a model: any number of rows, of stored rows and of ids.
+
+    Raises:
+        RecdError: code of a plugin cannot be traced.
+    """
+    inputs = _example(model.schema)
+    dynamic = tuple(
+        {name: {0: Dim.DYNAMIC} for name in each} if isinstance(each, dict) else {0: Dim.DYNAMIC}
+        for each in inputs
+    )
+    try:
+        with _traceable(), torch.no_grad():
+            return torch.export.export(model, inputs, dynamic_shapes=dynamic, strict=False)
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RecdError(
+            f"torch.export cannot follow the model: {reason}. What a plugin computes has to be "
+            "operations of torch whose shapes do not depend on values, as the built-in reductions "
+            "are; score with recd predict instead"
+        ) from error
+
+
+def write_export(model: ServingModel, folder: Path, name: str) -> None:
+    """Write the program of a model, and what its inputs are, into a folder."""
+    program = exported(model)
+    with new_file(folder / name) as temporary:
+        partial = temporary.with_name(f"{temporary.name}.pt2")  # torch looks at the suffix
+        try:
+            torch.export.save(program, partial)
+            partial.rename(temporary)
+        finally:
+            partial.unlink(missing_ok=True)
+    write_json(folder / SIGNATURE, signature(model.schema))
+
+
+@dataclass(frozen=True)
+class ScoreError:
+    """How far scores of quantized tables are from those of float32.
+
+    Attributes:
+        rows: that were scored, the first of the training split.
+        mean: absolute difference of probabilities.
+        largest: likewise.
+    """
+
+    rows: int
+    mean: float
+    largest: float
+
+
+def export_to(
+    registry: Registry, checkpoint: Path, folder: Path, *, int8: bool
+) -> ScoreError | None:
+    """Write the programs of a checkpoint into a folder, and compare them where there are two.
+
+    Raises:
+        RecdError: as ``serving_model`` and ``exported``.
+    """
+    model = serving_model(registry, checkpoint)
+    write_export(model, folder, PROGRAM)
+    if not int8:
+        return None
+    quantized = serving_model(registry, checkpoint, int8=True)
+    write_export(quantized, folder, INT8_PROGRAM)
+    differences = []
+    with torch.no_grad():
+        for rows in training_rows(registry, _ROWS_COMPARED):
+            inputs = inputs_of(model.schema, rows)
+            differences.append((model(*inputs) - quantized(*inputs)).abs())
+    difference = torch.cat(differences)
+    return ScoreError(len(difference), float(difference.mean()), float(difference.max()))
+
+
+def inputs_of(schema: FeatureSchema, rows: Rows) -> tuple[Any, ...]:
+    """Rows of a dataset as the inputs of a program; none is shared."""
+    kjt = kjt_from_columns(
+        {name: sparse_column(rows, name) for name in schema.sparse}, len(rows)
+    ).to_dict()
+    return (
+        dense_features(rows, schema.dense),
+        {name: kjt[name].values() for name in schema.sparse},
+        {name: kjt[name].lengths().long() for name in schema.sparse},
+        {name: torch.arange(len(rows)) for name in schema.sparse},
+    )
+
+
+def signature(schema: FeatureSchema) -> dict[str, Any]:
+    """What the inputs of a program are, JSON values."""
+    return {
+        "dense": list(schema.dense),
+        "sparse": list(schema.sparse),
+        "inputs": {
+            "dense": "float32 [B, dense]: the numbers of each row, in the order of dense",
+            "values": "by sparse feature: int64 [num_values], the raw ids of its stored rows",
+            "lengths": "by sparse feature: int64 [num_stored], how many ids each of them has",
+            "rows": "by sparse feature: int64 [B], the stored row of each row",
+        },
+        "output": "float32 [B]: the probability of each row",
+    }
+
+
+def _example(schema: FeatureSchema) -> tuple[Any, ...]:
+    """Inputs whose sizes are all different, so that none is taken for another."""
+    values: dict[str, Tensor] = {}
+    lengths: dict[str, Tensor] = {}
+    rows: dict[str, Tensor] = {}
+    batch_size = 5
+    for number, name in enumerate(schema.sparse, 1):
+        num_stored = batch_size + number
+        lengths[name] = torch.full((num_stored,), 2)
+        values[name] = torch.arange(2 * num_stored) % 2
+        rows[name] = torch.arange(batch_size)
+    return torch.zeros(batch_size, len(schema.dense)), values, lengths, rows
+
+
+@contextmanager
+def _traceable() -> Iterator[None]:
+    """A context in which modules leave their compiled kernels aside, as in a script."""
+    with patch("torch.jit.is_scripting", return_value=True):
+        yield

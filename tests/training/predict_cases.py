@@ -1,0 +1,49 @@
+"""Training, evaluating and predicting under each registry, for processes of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.errors import RecdError
+from recd_plugins.training.evaluate import evaluate_trained
+from recd_plugins.training.predict import PredictJob, predict
+from recd_plugins.training.trained import TrainedJob
+from recd_plugins.training.trainer import Job, train
+
+
+def trained(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> None:
+    """Checkpoints in ``folder / name`` of registries ``name.yaml``."""
+    for name in names:
+        (folder / name).mkdir(exist_ok=True)
+        train(rank, world_size, Job(folder / f"{name}.yaml"))
+
+
+def scored(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> list[Any]:
+    """What evaluation says of each; scores of the test table are in ``name-ranks.parquet``."""
+    found: list[Any] = []
+    for name in names:
+        path, checkpoint = folder / f"{name}.yaml", newest(folder / name)
+        overrides = {"evaluate": True}
+        found.append(
+            evaluate_trained(rank, world_size, TrainedJob(path, checkpoint, overrides=overrides))
+        )
+        output = folder / f"{name}-{world_size}.parquet"
+        job = PredictJob(path, checkpoint, table=str(folder / "new.parquet"), output=output)
+        assert predict(rank, world_size, job).rows == found[-1].test.num_samples
+    return found
+
+
+def refused(rank: int, world_size: int, path: Path, checkpoint: Path, table: str) -> str:
+    """What scoring ``table`` by a checkpoint is refused with."""
+    try:
+        job = PredictJob(path, checkpoint, table=table, output=path.with_suffix(".csv"))
+        predict(rank, world_size, job)
+    except RecdError as error:
+        return str(error)
+    return ""
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("step-*"))

@@ -1,0 +1,106 @@
+"""Scores by a checkpoint: of every row, the same whatever placed the tables on how many ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import settings
+from tests.training import evaluation_cases
+from tests.training import predict_cases as cases
+
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.quality import measure
+
+REGISTRY = """
+version: 1
+dataset: {{use: recd.session_parquet, options: {{path: {folder}/train, test_path: {folder}/test}}}}
+converter: {{use: {converter}}}
+pooling: [{{use: recd.mean, features: [tags]}}]
+preprocessing: [{{use: recd.sigrid_hash, features: [item], options: {{buckets: 50}}}}]
+model: {{embedding_dim: 8, num_embeddings: 100, bottom_mlp: [8], top_mlp: [8]}}
+{sections}
+training:
+  {{batch_size: 8, device: cpu, learning_rate: 0.3, evaluate: false, checkpoint: {{path: {own}}}}}
+"""
+SECTIONS = {
+    "nothing": "",
+    "table_wise": 'sharding: [{use: torchrec.table_wise, tables: ["*"]}]',
+    "row_wise": 'sharding: [{use: torchrec.row_wise, tables: ["*"]}]',
+    "tiers": "sharding: [{use: flexshard.joint, tables: [t_tags]}]",
+    "cache": 'cache: [{use: scars.cache, tables: ["*"], options: {share: 0.1}}]',
+}
+#: By day one of the placements that keep rows of their own.
+TODAY = SECTIONS if settings.get_current_profile_name() == "nightly" else ("nothing", "cache")
+CASES = {"plain": ("recd.kjt", ""), **{name: ("recd.ikjt", SECTIONS[name]) for name in TODAY}}
+ROWS = 45
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tables, registries, and the checkpoints of each, trained on two ranks."""
+    folder = tmp_path_factory.mktemp("predict")
+    evaluation_cases.write_table(folder / "train" / "a.parquet", 64)
+    evaluation_cases.write_table(folder / "test" / "a.parquet", ROWS)
+    new = pq.read_table(folder / "test" / "a.parquet").drop_columns(["label"])
+    pq.write_table(new, folder / "new.parquet", row_group_size=7)
+    for name, (converter, sections) in CASES.items():
+        text = REGISTRY.format(
+            folder=folder, own=folder / name, converter=converter, sections=sections
+        )
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    run_on_ranks(cases.trained, 2, folder, list(CASES))
+    return folder
+
+
+def test_scores_are_those_that_evaluation_sees(folder: Path) -> None:
+    labels = pq.read_table(folder / "test" / "a.parquet")["label"].to_numpy()
+    by_ranks = {
+        ranks: run_on_ranks(cases.scored, ranks, folder, list(CASES))[0] for ranks in (1, 2)
+    }
+    for number, name in enumerate(CASES):
+        tables = [pq.read_table(folder / f"{name}-{ranks}.parquet") for ranks in by_ranks]
+        for table in tables:
+            assert table.column_names == ["session_id", "ts", "row", "score"]
+            assert table["ts"].to_pylist() == table["row"].to_pylist() == list(range(ROWS))
+        one, two = (table["score"].to_numpy() for table in tables)
+        assert np.abs(one - two).max() <= 1e-6, name
+        quality = measure(torch.tensor(one).logit(), torch.tensor(labels, dtype=torch.float64))
+        for found in by_ranks.values():
+            test = found[number].test
+            assert test.num_samples == ROWS
+            assert test.auc == pytest.approx(quality.auc, abs=1e-5), name
+            assert test.normalized_entropy == pytest.approx(quality.normalized_entropy, abs=1e-5)
+
+
+def test_deduplication_changes_no_score(folder: Path) -> None:
+    plain, deduplicated = (
+        pq.read_table(folder / f"{name}-1.parquet")["score"].to_numpy()
+        for name in ("plain", "nothing")
+    )
+    assert len(set(plain)) > 10
+    assert np.abs(plain - deduplicated).max() <= 1e-6
+
+
+def test_another_model_is_refused(folder: Path) -> None:
+    text = (folder / "plain.yaml").read_text(encoding="utf-8")
+    other = folder / "other.yaml"
+    other.write_text(text.replace("buckets: 50", "buckets: 49"), encoding="utf-8")
+    checkpoint = cases.newest(folder / "plain")
+    table = str(folder / "new.parquet")
+    (said,) = run_on_ranks(cases.refused, 1, other, checkpoint, table)
+    assert f"{checkpoint}: is of another model: preprocessing[0].options.buckets was 50" in said
+    (said,) = run_on_ranks(cases.refused, 1, folder / "plain.yaml", checkpoint, str(checkpoint))
+    assert "step-" in said
+
+
+def test_a_column_that_is_missing_is_named(folder: Path) -> None:
+    table = folder / "less.parquet"
+    pq.write_table(pq.read_table(folder / "new.parquet").drop_columns(["tags"]), table)
+    checkpoint = cases.newest(folder / "plain")
+    (said,) = run_on_ranks(cases.refused, 1, folder / "plain.yaml", checkpoint, str(table))
+    assert f"{table}: no column tags" in said
+    assert not (folder / "plain.csv").exists()
