@@ -28,7 +28,7 @@ def behaviors(num: int) -> str:
 
 
 def prepare(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, EXAMPLE / "prepare.py", *map(str, arguments)]
+    command = [sys.executable, str(EXAMPLE / "prepare.py"), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
