@@ -88,7 +88,8 @@ def detect_format(path: Path, separator: str | None, header: bool | Sequence[str
         separator = SEPARATORS.get(path.suffix.lower())
         if separator is None:
             raise DataError(
-                f"{path}: set option separator; it is known for {', '.join(SEPARATORS)} only"
+                f"{path}: set option separator; it is known for {', '.join(SEPARATORS)} only. Of "
+                f"JSON lines, Parquet and others, recd init {path} my.yaml writes a registry"
             )
     if header is None:
         header = path.suffix.lower() not in WITHOUT_HEADER

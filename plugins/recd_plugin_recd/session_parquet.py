@@ -250,6 +250,13 @@ class SessionParquet(Dataset):
         if patterns is None:
             return tuple(field.name for field in fields if by_default(field))
         fields = list(fields)
+        for role in ("session", "timestamp", "label"):
+            if getattr(self.options, role) in patterns:
+                raise DataError(
+                    f"{self._table.locations[0]}: column {getattr(self.options, role)} is option "
+                    f"{role} already, and cannot be {option} too: write it to the table a second "
+                    "time under another name"
+                )
         for pattern in patterns:
             if not any(fnmatchcase(field.name, pattern) for field in fields):
                 raise DataError(

@@ -14,6 +14,7 @@ from rich.console import Console, RenderableType
 
 from recd_plugins import upstream_noise
 from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, check_reports
+from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.errors import RunInterrupted
 from recd_plugins.files import write_json
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
 @click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "--label", "label_column", metavar="COLUMN", help="Of a table: what is to be predicted."
+)
+@click.option(
+    "--session", "session_column", metavar="COLUMN", help="Of a table: whose rows belong together."
+)
+@click.option("--time", "time_column", metavar="COLUMN", help="Of a table: when it was.")
 @click.option(
     "--compare",
     is_flag=True,
@@ -114,6 +122,9 @@ def run(
     plugins_dir: Path | None,
     registry: Path,
     settings: tuple[str, ...],
+    label_column: str | None,
+    session_column: str | None,
+    time_column: str | None,
     compare: bool,
     shardings: tuple[str, ...],
     rounds: int,
@@ -133,14 +144,18 @@ def run(
     """Train the model of REGISTRY on its data with its plugins.
 
     Starts the ranks itself; under torchrun it joins the ranks that are there. KEY=VALUE sets any
-    value of the file for this run, as messages name it: sharding[0].options.hot=0.2.
+    value of the file for this run, as messages name it: sharding[0].options.hot=0.2. A table in
+    place of REGISTRY gets one as `recd init` writes it, in the folder .recd.
 
     \b
     recd run registry.yaml --compare
+    recd run clicks.parquet --label click
     recd run registry.yaml training.learning_rate=0.05 model.embedding_dim=32
     torchrun --nproc-per-node 2 --no-python recd run registry.yaml
     """
     _warn_of_mismatch()
+    columns = {"label": label_column, "session": session_column, "time": time_column}
+    registry = registry_of(click.get_current_context(), registry, columns)
     several = len(shardings) > 1
     if resume and (compare or several):
         raise click.UsageError(

@@ -230,7 +230,9 @@ def _look(location: Location) -> tuple[pq.FileMetaData, Location]:
             metadata, found = look_at(location, file)
             schema = metadata.schema.to_arrow_schema()
     except (pa.ArrowException, OSError, UnicodeError) as error:
-        raise DataError(f"{location}: no readable Parquet file: {error}") from error
+        other = "magic bytes" in str(error)
+        advice = f" recd init {location} my.yaml reads other formats." if other else ""
+        raise DataError(f"{location}: no readable Parquet file: {error}{advice}") from error
     names = schema.names
     if len(set(names)) < len(names):
         double = next(name for name in names if names.count(name) > 1)

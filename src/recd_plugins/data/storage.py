@@ -112,7 +112,9 @@ class Location:
         except (OSError, pa.ArrowException) as error:
             raise DataError(f"{self}: cannot be listed: {error}") from error
         if found is None:
-            raise DataError(f"{self}: no such file or folder")
+            relative = self.local and not Path(str(self)).is_absolute()
+            where = f"; it is looked for in {Path.cwd()}" if relative else ""
+            raise DataError(f"{self}: no such file or folder{where}")
         if not found:
             raise DataError(f"{self}: no *{suffix} file in this folder")
         return found

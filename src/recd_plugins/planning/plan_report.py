@@ -162,6 +162,11 @@ class PlanReport:
     plain_problem: str = ""
 
     @property
+    def time_of_step(self) -> str:
+        """What the seconds are, in words: a prediction only where costs were measured."""
+        return "least time" if self.spec.costs is None else "predicted time"
+
+    @property
     def components(self) -> tuple[str, ...]:
         """What takes the memory of a rank."""
         return tuple(self.plugins.memory)

@@ -42,7 +42,7 @@ def plot(report: PlanReport, path: Path) -> None:
             base = {name: base[name] + h for name, h in zip(base, heights, strict=True)}
     memory.axhline(report.spec.memory_bytes / 2**30, color="black", linestyle="--", linewidth=1)
     memory.set(title="Memory of the fullest rank", ylabel="GiB")
-    time.set(title="Predicted time of a step", ylabel="ms")
+    time.set(title=f"{report.time_of_step.capitalize()} of a step", ylabel="ms")
     for axes in (memory, time):
         axes.legend(fontsize="small")
     batches = ", ".join(f"{name} {side.batch_size:,} rows" for name, side in sides.items())

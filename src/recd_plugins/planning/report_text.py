@@ -209,7 +209,7 @@ def _bars(side: SideReport, capacity: int) -> Text:
 
 def _times(report: PlanReport) -> Table:
     table = Table(
-        title="Predicted time of a step",
+        title=f"{report.time_of_step.capitalize()} of a step",
         title_justify="left",
         caption=f"Costs: {report.costs_source}",
     )
@@ -226,6 +226,8 @@ def _times(report: PlanReport) -> Table:
             table.add_section()
         values = [row[stage] for row in rows]
         table.add_row(stage.replace("_", "-"), *map(_seconds, values), *_ratio(values))
+    if report.spec.costs is None:
+        return table  # a bound on time is no speed
     ranks = report.spec.world_size
     rates = [side.samples_per_second(ranks) for _, side in sides]
     table.add_row("samples a second", *(f"{rate:,.0f}" for rate in rates), *_ratio(rates))
@@ -245,8 +247,8 @@ def _changes(report: PlanReport) -> Text:
         )
         faster = plain.seconds.total / mine.seconds.total
         lines.append(
-            f"  predicted step: {_seconds(plain.seconds.total)} -> {_seconds(mine.seconds.total)} "
-            f"({faster:.2f}x as fast)"
+            f"  {report.time_of_step} of a step: {_seconds(plain.seconds.total)} -> "
+            f"{_seconds(mine.seconds.total)} ({faster:.2f}x as fast)"
         )
     if mine.largest_batch_size and plain.largest_batch_size:
         more = mine.largest_batch_size / plain.largest_batch_size

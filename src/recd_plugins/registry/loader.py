@@ -29,6 +29,9 @@ _TAGS = {
     for kind in ("map", "seq", "str", "int", "float", "bool", "null", "timestamp", "value")
 }
 
+#: What names of tables end with, which people hand over in place of a registry file.
+TABLE_SUFFIXES = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".arrow", ".feather")
+
 
 _LONGEST_KEY = 255
 # Of a message, which may quote what is wrong.
@@ -74,6 +77,8 @@ def read_yaml(path: Path) -> Document:
             key twice, a tag, or a value that means different things to different readers.
     """
     name = str(path)
+    if path.suffix.lower() in TABLE_SUFFIXES:
+        raise _error(name, 0, f"is a table, no registry file; recd init {name} my.yaml writes one")
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = BoundedComposer
     try:
