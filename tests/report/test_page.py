@@ -14,7 +14,7 @@ from recd_plugins.cli import main
 from recd_plugins.errors import RecdError
 from recd_plugins.report.page import findings, page
 from recd_plugins.report.plots import same_curves
-from recd_plugins.report.runs import Run, read_runs
+from recd_plugins.report.runs import Run, read_runs, runs_of
 
 
 def a_run(**changed: Any) -> dict[str, Any]:
@@ -125,3 +125,45 @@ def test_the_command_writes_beside_the_first_run(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "holds no run" in result.output
     assert not (tmp_path / "two.html").exists()
+
+
+def test_the_registry_of_a_run_stands_on_its_page() -> None:
+    report = {"baseline": a_run(), "plugins": a_run(), "registry": "a: <b>\n", "settings": ["c=1"]}
+    html = page(runs_of(report))
+    assert html.count("<pre>a: &lt;b&gt;\n</pre>") == 1
+    assert "<p>With c=1.</p>" in html
+
+
+def test_rounds_give_medians_and_say_where_they_show_no_difference() -> None:
+    def spread(median: float, least: float, most: float) -> dict[str, float]:
+        return {"median": median, "least": least, "most": most}
+
+    report = {
+        "baseline": a_run(),
+        "plugins": a_run(samples_per_second=900.0),
+        "rounds": {
+            "baseline": {"samples_per_second": {"value": spread(100, 90, 120), "ratio": None}},
+            "plugins": {
+                "samples_per_second": {
+                    "value": spread(105, 80, 130),
+                    "ratio": spread(1.1, 0.9, 1.2),
+                }
+            },
+        },
+    }
+    runs = runs_of(report)
+    assert next(findings(runs)) == (
+        "plugins trains 1.10 (0.90 to 1.20) times as many samples a second as baseline, which shows "
+        "no difference."
+    )
+    cells = "<td>100</td><td>105</td><td>1.1x, 0.9x to 1.2x, no difference shown</td>"
+    assert f"<td>samples per second</td>{cells}" in page(runs)
+
+
+def test_validations_are_a_curve() -> None:
+    curve = {
+        "metric": "auc", "mode": "max", "steps": [10, 20], "values": [0.6, None],
+        "best_step": 10, "stopped_early": True,
+    }  # fmt: skip
+    html = page([Run("", a_run(validation=curve))])
+    assert "auc of the test split by step, best after step 10, where the run was stopped." in html

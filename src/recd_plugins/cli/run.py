@@ -17,7 +17,7 @@ from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, check_reports
 from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.errors import RunInterrupted
-from recd_plugins.files import write_json
+from recd_plugins.files import check_writable, write_json, write_text
 from recd_plugins.imports import without_collections
 from recd_plugins.planning.prepared import load_registry
 from recd_plugins.training.checkpoint_files.fields import ALLOWABLE
@@ -117,6 +117,12 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write figures here.",
 )
+@click.option(
+    "--html",
+    "html_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write them as a page, as recd report does.",
+)
 @click.pass_obj
 def run(
     plugins_dir: Path | None,
@@ -140,6 +146,7 @@ def run(
     hang_timeout: float | None,
     log_every: float | None,
     json_path: Path | None,
+    html_path: Path | None,
 ) -> None:
     """Train the model of REGISTRY on its data with its plugins.
 
@@ -175,6 +182,10 @@ def run(
     if len(set(shardings)) < len(shardings):
         raise click.UsageError(f"--sharding names one twice: {', '.join(shardings)}")
     check_reports(json_path, None)
+    if html_path is not None:
+        if dry_run:
+            raise click.UsageError("--html is about a run; leave out --dry-run")
+        check_writable(html_path)
     for sharding in shardings or (None,):
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
     # What takes seconds to import, where nothing is left to be found wrong without it.
@@ -252,8 +263,15 @@ def run(
         if trainer.rank == 0:
             for each in filter(None, shown):
                 Console().print(each)
+            report["registry"] = registry.read_text(encoding="utf-8")
+            report["settings"] = list(settings)
             if json_path is not None:
                 write_json(json_path, report)
+            if html_path is not None:
+                from recd_plugins.report.page import page
+                from recd_plugins.report.runs import runs_of
+
+                write_text(html_path, page(runs_of(report)))
 
 
 def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:

@@ -7,16 +7,16 @@ from html import escape
 from typing import Any
 
 from recd_plugins.html_page import html_page, html_table
-from recd_plugins.report.plots import loss_plot, same_curves, stacked_plot
+from recd_plugins.report.plots import curve_plot, loss_plot, same_curves, stacked_plot
 from recd_plugins.report.runs import Run
-from recd_plugins.training.figures import figures, ratio, shown, words
+from recd_plugins.training.figures import figures, shown, words
 
 # What has a place of its own on the page; all else are sections that parts of a run report.
 _KNOWN = frozenset(
     {
         "samples_per_second", "step_seconds", "collective_bytes", "ids_looked_up",
         "peak_memory_bytes", "losses", "train", "test", "stages", "step_memory", "stalls",
-        "registry", "tables", "features", "versions",
+        "registry", "settings", "rounds", "validation",
     }
 )  # fmt: skip
 # Rows of a section that are shown, and levels that headings have.
@@ -40,6 +40,7 @@ def page(runs: Sequence[Run]) -> str:
         *_plotted(
             "Losses", "Of each step, the mean over ranks, before it.", loss_plot(_with_losses(runs))
         ),
+        *_validations(runs),
         *_where_time_goes(runs),
         *_where_bytes_go(runs),
         *_sections(runs),
@@ -51,19 +52,20 @@ def page(runs: Sequence[Run]) -> str:
 def findings(runs: Sequence[Run]) -> Iterator[str]:
     """What stands out, in sentences."""
     first = runs[0]
-    before = figures(first.values)
     for run in runs[1:]:
-        after = figures(run.values)
         for name, sentence in (
-            (
-                "samples_per_second",
-                "{run} trains {ratio:.2f} times as many samples a second as {first}",
-            ),
-            ("collective_bytes", "{run} sends {ratio:.2f} times the bytes of {first}"),
+            ("samples_per_second", "trains {} times as many samples a second as"),
+            ("collective_bytes", "sends {} times the bytes of"),
         ):
-            times = ratio(after[name][0], before[name][0])
-            if times is not None:
-                yield sentence.format(run=run.name, first=first.name, ratio=times) + "."
+            over = run.over(first, name)
+            if over is None:
+                continue
+            times = f"{over.median:.2f}"
+            if over.least < over.most:
+                times += f" ({over.least:.2f} to {over.most:.2f})"
+            unsure = over.least < 1 < over.most
+            doubt = ", which shows no difference" if unsure else ""
+            yield f"{run.name} {sentence.format(times)} {first.name}{doubt}."
     for group in same_curves(runs):
         if len(group) > 1:
             most = max(run.same_losses(group[0]) or 0.0 for run in group[1:])
@@ -90,17 +92,29 @@ def _figures(runs: Sequence[Run]) -> str:
         headings += [run.name or "value", *(["ratio"] if i else [])]
     rows = []
     for name, unit in units.items():
-        base = found[0].get(name, (None, ""))[0]
         cells = [words(name)]
-        for i, each in enumerate(found):
-            value = each.get(name, (None, ""))[0]
-            times = ratio(value, base)
+        for i, run in enumerate(runs):
+            spread = run.values.get("rounds", {}).get(name, {}).get("value")
+            value = spread["median"] if spread else found[i].get(name, (None, ""))[0]
+            over = run.over(runs[0], name)
             cells += [
                 shown(value, unit),
-                *(["" if times is None else f"{times:.3g}x"] if i else []),
+                *([over.times().replace("\n", ", ") if over else ""] if i else []),
             ]
         rows.append(cells)
     return html_table(headings, rows)
+
+
+def _validations(runs: Sequence[Run]) -> Iterable[str]:
+    for run in runs:
+        curve = run.values.get("validation")
+        if not curve or not curve["steps"]:
+            continue
+        best = "" if curve["best_step"] is None else f", best after step {curve['best_step']:,}"
+        ended = ", where the run was stopped" if curve["stopped_early"] else ""
+        text = f"{curve['metric']} of the test split by step{best}{ended}."
+        plot = curve_plot(curve["steps"], curve["values"], curve["metric"])
+        yield from _plotted(f"Validation {run.name}".strip(), text, plot)
 
 
 def _where_time_goes(runs: Sequence[Run]) -> Iterable[str]:
@@ -168,9 +182,17 @@ def _text(value: Any) -> str:
 
 
 def _registries(runs: Sequence[Run]) -> Iterable[str]:
-    texts = dict.fromkeys(run.values["registry"] for run in runs if run.values.get("registry"))
-    for text in texts:
-        yield f"<h2>Registry</h2><pre>{escape(text)}</pre>"
+    """The files that the runs were made by, one for all that share it, and what was set besides."""
+    by_text: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for run in runs:
+        if text := run.values.get("registry"):
+            by_text.setdefault((text, tuple(run.values.get("settings", ()))), []).append(run.name)
+    for (text, settings), names in by_text.items():
+        of = f" of {', '.join(names)}" if len(by_text) > 1 else ""
+        yield f"<h2>{escape(f'Registry{of}')}</h2>"
+        if settings:
+            yield f"<p>With {escape(', '.join(settings))}.</p>"
+        yield f"<pre>{escape(text)}</pre>"
 
 
 def _with_losses(runs: Sequence[Run]) -> list[Run]:

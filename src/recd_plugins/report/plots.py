@@ -37,6 +37,15 @@ def loss_plot(runs: Sequence[Run]) -> str:
 
 
 @plot_style()
+def curve_plot(steps: Sequence[int], values: Sequence[float | None], name: str) -> str:
+    """A figure by step; None where it was not finite."""
+    axes = _axes(3.0)
+    axes.plot(steps, [math.nan if value is None else value for value in values], marker="o")
+    axes.set(xlabel="step", ylabel=_plain(name.replace("_", " ")))
+    return _svg(axes)
+
+
+@plot_style()
 def stacked_plot(parts: Mapping[str, Mapping[str, float]], unit: str) -> str:
     """A bar a run, of the parts of a whole.
 

@@ -9,6 +9,8 @@ from typing import Any, TypeGuard
 
 from recd_plugins.errors import RecdError
 from recd_plugins.files import parse_json
+from recd_plugins.training.figures import figures
+from recd_plugins.training.spread import Spread, ratio
 
 #: Curves of losses that differ by no more are one.
 EQUAL_LOSSES = 1e-5
@@ -25,6 +27,13 @@ class Run:
 
     name: str
     values: Mapping[str, Any]
+
+    def over(self, first: Run, figure: str) -> Spread | None:
+        """A figure over that of another run: of each round, where both were trained in turn."""
+        if spread := self.values.get("rounds", {}).get(figure, {}).get("ratio"):
+            return Spread(**spread)
+        values = [figures(run.values).get(figure, (None, ""))[0] for run in (self, first)]
+        return Spread.of([ratio(*values)])
 
     @property
     def losses(self) -> list[float | None]:
@@ -78,7 +87,13 @@ def runs_of(report: Any) -> list[Run]:
     sides = shardings if isinstance(shardings, dict) else both
     if not all(isinstance(values, dict) for values in sides.values()):
         sides = {"": report}
-    runs = [Run(name, values) for name, values in sides.items() if _is_run(values)]
+    shared = {name: report[name] for name in ("registry", "settings") if name in report}
+    rounds = report.get("rounds", {})
+    runs = [
+        Run(name, {**values, **shared, "rounds": rounds.get(name, {})})
+        for name, values in sides.items()
+        if _is_run(values)
+    ]
     return runs if len(runs) == len(sides) else []
 
 

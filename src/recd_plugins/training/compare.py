@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from rich.table import Table
 
-from recd_plugins.byte_sizes import bytes_text
-from recd_plugins.interfaces.callback import Quality
+from recd_plugins.training.figures import figures as figures_of
+from recd_plugins.training.figures import shown, words
 from recd_plugins.training.spread import Spread
 from recd_plugins.training.trainer import Result
 
@@ -93,15 +93,19 @@ class Comparison:
         }
         if self.again:
             report["rounds"] = {
-                each.name: {
-                    side: spread and spread.as_json()
-                    for side, spread in (
-                        ("baseline", each.baselines),
-                        ("plugins", each.values),
-                        ("ratio", each.ratios),
+                side: {
+                    each.name: {
+                        "value": value and value.as_json(),
+                        "ratio": over and over.as_json(),
+                    }
+                    for each, value, over in (
+                        (each, each.baselines, None)
+                        if side == "baseline"
+                        else (each, each.values, each.ratios)
+                        for each in compared
                     )
                 }
-                for each in compared
+                for side in ("baseline", "plugins")
             }
         return report
 
@@ -169,63 +173,7 @@ def loss_max_abs_diff(result: Result, other: Result) -> float:
 
 def figures(result: Result) -> dict[str, tuple[float | None, str]]:
     """Value and unit by name."""
-    found: dict[str, tuple[float | None, str]] = {
-        "samples_per_second": (result.samples_per_second, "samples/s"),
-        "step_seconds": (result.step_seconds, "s"),
-    }
-    if result.stages is not None:
-        for stage, seconds in result.stages.as_dict().items():
-            found[f"{stage}_seconds"] = (seconds, "s")
-    for kind, num_bytes in result.collective_bytes.items():
-        found[f"{kind}_bytes"] = (num_bytes, "B")
-    total = sum(result.collective_bytes.values()) if result.collective_bytes else None
-    found["collective_bytes"] = (total, "B")
-    found["ids_looked_up"] = (result.ids_looked_up, "")
-    found["peak_memory_bytes"] = (float(result.peak_memory_bytes), "B")
-    if result.step_memory is not None:
-        found["step_peak_bytes"] = (result.step_memory.peak, "B")
-        found["step_mean_bytes"] = (result.step_memory.mean, "B")
-    found["last_loss"] = (result.losses[-1], "loss")
-    for split, quality in (("train", result.train), ("test", result.test)):
-        if quality is not None:
-            found |= _quality(split, quality)
-    found |= {f"test_{name}": (value, "loss") for name, value in result.metrics.items()}
-    return found
-
-
-def _quality(split: str, quality: Quality) -> dict[str, tuple[float | None, str]]:
-    return {
-        f"{split}_samples": (float(quality.num_samples), ""),
-        f"{split}_normalized_entropy": (quality.normalized_entropy, "loss"),
-        f"{split}_auc": (quality.auc, "loss"),
-        f"{split}_log_loss": (quality.log_loss, "loss"),
-        f"{split}_calibration": (quality.calibration, "loss"),
-    }
-
-
-_TITLES = {
-    "step_seconds": "step time (median)",
-    "lookup_seconds": "  lookup",
-    "gemm_seconds": "  GEMM",
-    "all_to_all_seconds": "  all-to-all",
-    "all_reduce_seconds": "  all-reduce",
-    "other_seconds": "  other",
-    "collective_bytes": "bytes sent a step, all collectives",
-    "ids_looked_up": "ids looked up a step",
-    "peak_memory_bytes": "peak memory of a rank",
-    "step_peak_bytes": "  above the start of a step, peak",
-    "step_mean_bytes": "  above the start of a step, mean",
-    "last_loss": "loss at the last step",
-}
-
-
-def words(name: str) -> str:
-    """A figure's name as tables show it."""
-    if name in _TITLES:
-        return _TITLES[name]
-    if name.endswith("_bytes"):
-        return f"  {name.removesuffix('_bytes')}"
-    return name.replace("_", " ").replace("auc", "AUC")
+    return figures_of(result.as_json())
 
 
 def shown_spread(spread: Spread | None, unit: str) -> str:
@@ -240,16 +188,3 @@ def shown_spread(spread: Spread | None, unit: str) -> str:
 
 def _nan_last(value: float) -> tuple[bool, float]:
     return math.isnan(value), value
-
-
-def shown(value: float | None, unit: str) -> str:
-    """A figure's value as tables show it."""
-    if value is None:
-        return "-"
-    if unit == "B":
-        return bytes_text(value)
-    if unit == "loss":
-        return f"{value:.5f}"
-    if unit == "s":
-        return f"{value * 1e3:.1f} ms"
-    return f"{value:,.0f}"

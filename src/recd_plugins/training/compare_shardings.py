@@ -9,7 +9,8 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from recd_plugins.training.compare import figures, loss_max_abs_diff, shown_spread, words
+from recd_plugins.training.compare import figures, loss_max_abs_diff, shown_spread
+from recd_plugins.training.figures import words
 from recd_plugins.training.spread import Spread
 from recd_plugins.training.trainer import Result
 

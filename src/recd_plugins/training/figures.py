@@ -53,11 +53,6 @@ def figures(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
     return found
 
 
-def ratio(value: float | None, base: float | None) -> float | None:
-    """``value`` over ``base``; None where one of the two is missing, or the base zero."""
-    return value / base if value is not None and base else None
-
-
 def words(name: str) -> str:
     """A figure's name as tables show it."""
     if name in _TITLES:
