@@ -2,7 +2,6 @@
 
 import gc
 import os
-import re
 from collections.abc import Generator, Iterator
 from multiprocessing import forkserver
 from pathlib import Path
@@ -10,20 +9,12 @@ from typing import Any
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+from tests.absent import ABSENT, PRESENT, uses_what_is_absent
 from tests.covering import cells_of_today
 
-_ROOT = Path(__file__).parent
-_BUILT_IN = set(
-    re.findall(r'"recd-plugin-(\w+)', (_ROOT / "packaging/recd-plugins/pyproject.toml").read_text())
-)
-_PRESENT = {
-    path.parent.name.removeprefix("recd_plugin_") for path in _ROOT.glob("plugins/*/pyproject.toml")
-}
-#: Built-in plugins whose folder was taken away: tests that use them are left out.
-_ABSENT = _BUILT_IN - _PRESENT
-os.environ["RECD_ONLY"] = ",".join(sorted(_PRESENT))
-if _ABSENT:  # what says that it is installed may still be there
-    os.environ["RECD_WITHOUT"] = ",".join(sorted(_ABSENT))
+os.environ["RECD_ONLY"] = ",".join(sorted(PRESENT))
+if ABSENT:  # what says that it is installed may still be there
+    os.environ["RECD_WITHOUT"] = ",".join(sorted(ABSENT))
 # Before torch is imported, here and in programs: there are as many workers as cores, and threads of
 # OpenMP that wait for one another take the time of others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -164,19 +155,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Files of which no test would be left are not imported."""
     if collection_path.suffix != ".py":
         return None
-    if _ABSENT and _uses_what_is_absent(collection_path.read_text(encoding="utf-8")):
+    if ABSENT and uses_what_is_absent(collection_path.read_text(encoding="utf-8")):
         return True
     return (config.option.markexpr == "not slow" and "" in _slow_tests(collection_path)) or None
 
 
-def _uses_what_is_absent(text: str) -> bool:
-    names = "|".join(_ABSENT)
-    return re.search(rf"\brecd_plugin_({names})\b|\b({names})\.[a-z]", text) is not None
-
-
 def pytest_report_header() -> str | None:
     """That tests are missing, where some are."""
-    return f"left out: tests that use {', '.join(sorted(_ABSENT))}" if _ABSENT else None
+    return f"left out: tests that use {', '.join(sorted(ABSENT))}" if ABSENT else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
