@@ -16,11 +16,16 @@ with without_collections():
     import recd_plugins.testing.gloo
     import recd_plugins.training.rank_imports  # noqa: F401
     from recd_plugins.cli import main
+    from recd_plugins.distributed.torchrec_internals import refuse_other_versions
     from recd_plugins.manager import PluginManager
     from recd_plugins.sparse.dedup import Deduplicator
+    from recd_plugins.versions import installed_set
 
     PluginManager().plugins  # noqa: B018
     main.list_commands(click.Context(main))
+    # Asked once a process, and by every rank.
+    refuse_other_versions()
+    installed_set()
     # What numba takes longest to compile, 7 s, is compiled here, once, and not by each rank and
     # reader of the first tests.
     with open(__file__) as lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+from functools import cache
 
 __version__ = "0.1.0"
 
@@ -34,6 +35,7 @@ def fbgemm_has_cuda() -> bool:
     return list(builds) == ["fbgemm-gpu"] and not builds["fbgemm-gpu"].endswith("+cpu")
 
 
+@cache
 def installed_set() -> str:
     """The three versions, as ``torch 2.13.0, fbgemm 1.8.0, torchrec 1.8.0``."""
     torch, fbgemm, torchrec = _versions()

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from recd_plugins.cli import doctor, main
-from recd_plugins.versions import fbgemm_has_cuda
+from recd_plugins.versions import fbgemm_has_cuda, installed_set
 
 REAL = [PurePosixPath("fbgemm_gpu/__init__.py"), PurePosixPath("fbgemm_gpu-1.8.0.dist-info/RECORD")]
 METADATA_ONLY = [PurePosixPath("fbgemm_gpu-1.8.0.dist-info/RECORD")]
@@ -24,6 +24,7 @@ def installed(monkeypatch):
                 raise importlib.metadata.PackageNotFoundError(name)
             return versions[name]
 
+        installed_set.cache_clear()
         monkeypatch.setattr(importlib.metadata, "version", version)
         monkeypatch.setattr(
             importlib.metadata,
@@ -31,7 +32,8 @@ def installed(monkeypatch):
             lambda name: METADATA_ONLY if name in metadata_only else REAL,
         )
 
-    return installed
+    yield installed
+    installed_set.cache_clear()
 
 
 def checks() -> dict[str, doctor.Check]:
