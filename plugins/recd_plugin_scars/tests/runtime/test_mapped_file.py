@@ -1,7 +1,6 @@
 import gc
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import forked
 
 from recd_plugin_scars.runtime.mapped_file import FileStore
 from recd_plugin_scars.runtime.mover import RowMover
@@ -56,22 +56,12 @@ def kept(tmp_path):
     return tmp_path, rows
 
 
-def run(program, *arguments, **options):
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        **options,
-    )
+def command(program, *arguments):
+    return [sys.executable, "-c", program, *arguments]
 
 
 def finish(program, *arguments):
-    process = run(program, *arguments)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return out
+    return forked.run(command(program, *arguments), check=True).stdout
 
 
 # Scratch files
@@ -121,7 +111,7 @@ mover = RowMover(store)
 
 
 def test_scratch_files_go_when_the_interpreter_ends(tmp_path):
-    out = finish(
+    program = (
         PROGRAM
         + """
 mover.write(torch.arange(50), torch.ones(50, 6), torch.ones(50))
@@ -129,11 +119,13 @@ if os.fork() == 0:
     sys.exit()  # A forked process removes nothing.
 os.wait()
 print(len(list(folder.glob("*/*"))))
-""",
-        tmp_path,
-        0,
+"""
     )
-    assert out == "3\n"
+    # An interpreter of its own: a process of multiprocessing ends otherwise.
+    done = subprocess.run(
+        [*command(program), str(tmp_path), "0"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "3\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,12 +163,13 @@ def test_a_folder_in_use_is_refused(tmp_path, keep):
 
 
 def test_a_folder_in_use_by_another_process_is_refused(tmp_path):
-    process = run(PROGRAM + "print('open', flush=True); sys.stdin.read()", tmp_path, 0, stdin=-1)
-    assert process.stdout.readline() == "open\n"
+    waits = "import time; print('open', flush=True)\nwhile not folder.with_suffix('.end').exists(): time.sleep(0.01)\n"
+    process = forked.Program(command(PROGRAM + waits + "mover.close()", tmp_path, 0))
+    assert process.first_line() == "open\n"
     with pytest.raises(SetupError, match=rf"is in use .*process {process.pid} "):
         open_store(tmp_path)
-    process.communicate(timeout=120)
-    assert process.returncode == 0
+    tmp_path.with_suffix(".end").touch()
+    assert process.wait(120) == 0
     open_store(tmp_path).close()
 
 
@@ -276,6 +269,7 @@ def test_a_kept_table_whose_run_was_not_closed_is_refused(tmp_path):
 WRITING = (
     PROGRAM
     + """
+import signal
 import torch.distributed.checkpoint as dcp
 value = 1.0
 def write():
@@ -286,7 +280,7 @@ dcp.save({"weights": store.weights, "state": store.state}, checkpoint_id=sys.arg
 if sys.argv[4] == "between":
     mover.read(torch.arange(50)).wait()
     print("ready", flush=True)
-    sys.stdin.read()
+    signal.pause()
 while True:
     value += 1
     write()
@@ -302,10 +296,10 @@ while True:
 def test_a_killed_run_leaves_its_checkpoint_whole_and_the_next_run_starts(tmp_path, when):
     import torch.distributed.checkpoint as dcp
 
-    process = run(WRITING, tmp_path / "stores", 0, tmp_path / "saved", when, stdin=-1)
-    assert process.stdout.readline() == "ready\n", process.stderr.read()
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=120)
+    process = forked.Program(command(WRITING, tmp_path / "stores", 0, tmp_path / "saved", when))
+    assert process.first_line() == "ready\n"
+    process.kill()
+    process.wait(120)
     assert len(list((tmp_path / "stores").glob("*/*"))) == 3
 
     store = open_store(tmp_path / "stores")
