@@ -343,15 +343,12 @@ def test_the_plan_is_the_same_in_every_process() -> None:
         "from tests.planning.test_planner import Model, registry, options, profile\n"
         "print([*options(registry(), profile(f=2.0), Model())])\n"
     )
-    orders = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(orders) == 1
+    # Hashes of strings are others in each interpreter.
+    elsewhere = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert elsewhere == f"{[*options(registry(), profile(f=2.0), Model())]}\n"

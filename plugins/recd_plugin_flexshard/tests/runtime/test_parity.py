@@ -24,7 +24,9 @@ from recd_plugins.testing.gloo import run_on_ranks
 
 TOLERANCE = 1e-6
 # Ranks, and ranks of a node.
-CLUSTERS = {"2x1": (2, 1), "1x2": (2, 2), "2x2": (4, 2), "4x2": (8, 2)}
+CLUSTERS = {"2x1": (2, 1), "1x2": (2, 2), "2x2": (4, 2), "3x2": (6, 2)}
+UP_TO_TWO = ("2x1", "1x2", "2x2")
+TWO_AND_FOUR = ("2x1", "2x2")
 TWO_AND_THREE: tuple[Tiers, ...] = ("two", "three")
 ODD: tuple[Tiers, ...] = ("flex", "all", "few", "empty")
 OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "rowwise_adagrad")
@@ -51,9 +53,11 @@ COALESCED = [
 ]
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("cluster", UP_TO_TWO)
 def test_parity(cluster: str) -> None:
-    today = cells_of_today(list(product(CLUSTERS, TWO_AND_THREE, OPTIMIZERS, (False, True), FORMS)))
+    today = cells_of_today(
+        list(product(UP_TO_TWO, TWO_AND_THREE, OPTIMIZERS, (False, True), FORMS))
+    )
     cases = [
         Case(tiers, opt, pipelined, form)
         for of, tiers, opt, pipelined, form in today
@@ -62,9 +66,15 @@ def test_parity(cluster: str) -> None:
     _check(cases, cluster)
 
 
-@pytest.mark.parametrize("cluster", ["2x1", "2x2"])
+def test_parity_on_more_nodes() -> None:
+    """Of two nodes the other one is the next one, and the one before; of three it is not."""
+    today = cells_of_today(list(product(TWO_AND_THREE, OPTIMIZERS, (False, True))))
+    _check([Case(*cell, FORMS[cell[-1]]) for cell in today], "3x2")
+
+
+@pytest.mark.parametrize("cluster", TWO_AND_FOUR)
 def test_parity_of_odd_tiers(cluster: str) -> None:
-    _check(ODD_TIERS, cluster)
+    _check(_today(ODD_TIERS, cluster), cluster)
 
 
 @pytest.mark.parametrize("cluster", ["1x2", "2x2"])
@@ -72,9 +82,9 @@ def test_parity_beside_tables_without_tiers(cluster: str) -> None:
     _check(UNTIERED, cluster)
 
 
-@pytest.mark.parametrize("cluster", ["2x1", "2x2"])
+@pytest.mark.parametrize("cluster", TWO_AND_FOUR)
 def test_parity_of_coalesced_tables(cluster: str) -> None:
-    _check(COALESCED, cluster)
+    _check(_today(COALESCED, cluster), cluster)
 
 
 @pytest.mark.parametrize("fault", ["sum", "hot", "flex"])
@@ -112,6 +122,14 @@ def test_the_batches_have_what_can_go_wrong() -> None:
     assert tiers_of(0, 2) == {"cold"}
     assert tiers_of(0, 3) == {"hot", "flex"}
     assert set().union(*(tiers_of(1, step) for step in range(NUM_STEPS))) == {"hot", "flex", "cold"}
+
+
+def _today(cases: list[Case], cluster: str) -> list[Case]:
+    """Of cases on two ranks and on four, those of today on ``cluster``."""
+    cells = {
+        (of, (case.tiers, case.form), case.pipelined): case for of in TWO_AND_FOUR for case in cases
+    }
+    return [cells[cell] for cell in cells_of_today(list(cells)) if cell[0] == cluster]
 
 
 def _check(cases: list[Case], cluster: str) -> None:

@@ -163,8 +163,14 @@ def test_a_folder_in_use_is_refused(tmp_path, keep):
 
 
 def test_a_folder_in_use_by_another_process_is_refused(tmp_path):
-    waits = "import time; print('open', flush=True)\nwhile not folder.with_suffix('.end').exists(): time.sleep(0.01)\n"
-    process = forked.Program(command(PROGRAM + waits + "mover.close()", tmp_path, 0))
+    waits = """
+import time
+print("open", flush=True)
+while not folder.with_suffix(".end").exists():
+    time.sleep(0.01)
+mover.close()
+"""
+    process = forked.Program(command(PROGRAM + waits, tmp_path, 0))
     assert process.first_line() == "open\n"
     with pytest.raises(SetupError, match=rf"is in use .*process {process.pid} "):
         open_store(tmp_path)
