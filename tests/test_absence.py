@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -112,7 +113,19 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     site = tmp_path_factory.mktemp("site")
     for source in (ROOT, *(ROOT / "plugins" / name for name in PLUGINS)):
         install_wheel(source, site)
+    for folder in ("src", "plugins"):
+        for compiled in (ROOT / folder).rglob("__pycache__/*.*"):
+            _copy_compiled(compiled.relative_to(ROOT / folder), ROOT / folder, site)
     return site
+
+
+def _copy_compiled(compiled: Path, here: Path, site: Path) -> None:
+    """What is compiled here, by Python and by numba: it is known by the time of its file."""
+    module = compiled.parents[1] / f"{compiled.name.partition('.')[0]}.py"
+    if (site / module).is_file():
+        shutil.copystat(here / module, site / module)
+        (site / compiled).parent.mkdir(exist_ok=True)
+        shutil.copy(here / compiled, site / compiled)
 
 
 @pytest.fixture(scope="module")
