@@ -211,7 +211,8 @@ def find_unique_rows(
             together = together and apart == 0
         num_changes = _number_changes(any_changed, rows, inverse[group])
         if neighbours_only:
-            first_rows[group, :num_changes] = rows[:num_changes]
+            for index in range(num_changes):  # of two slices, numba compiles what tells them apart
+                first_rows[group, index] = rows[index]
             count = num_changes
         else:
             count = _number_distinct(
