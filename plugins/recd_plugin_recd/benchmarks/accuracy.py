@@ -23,8 +23,8 @@ from recd_plugins.testing.benchmark import Figure, Size, movielens
 
 SUMMARY = "NE and AUC after training on clustered and on interleaved rows (RecD, section 6.2)"
 
-ROWS: dict[Size, int] = {"tiny": 4096, "small": 32_768, "reference": 393_216}
-TEST_ROWS: dict[Size, int] = {"tiny": 1024, "small": 16_384, "reference": 65_536}
+ROWS: dict[Size, int] = {"tiny": 2048, "small": 32_768, "reference": 393_216}
+TEST_ROWS: dict[Size, int] = {"tiny": 512, "small": 16_384, "reference": 65_536}
 NUM_SEEDS: dict[Size, int] = {"tiny": 1, "small": 3, "reference": 3}
 TEST_SEED = 1000
 _ROW_GROUP_ROWS = 2048

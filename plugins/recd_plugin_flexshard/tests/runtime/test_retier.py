@@ -38,7 +38,8 @@ def test_evaluation_in_between(loop: Loop) -> None:
 
 @pytest.mark.parametrize("loop", ["plain", "pipelined"])
 def test_checkpoints_in_between(loop: Loop) -> None:
-    _check((2, 2), "rowwise_adagrad", loop, save=True)
+    if loop == "pipelined":
+        _check((2, 2), "rowwise_adagrad", loop, save=True)
     _check((2, 1), "sgd", loop, evaluate=True, save=True)
 
 
