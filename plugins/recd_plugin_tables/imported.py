@@ -17,7 +17,6 @@ from recd_plugin_tables.imports.splits import SplitOptions
 from recd_plugin_tables.plan import Others, plan_columns
 from recd_plugin_tables.sources import Source, SourceOptions, open_source
 from recd_plugins.api import PluginOptions
-from recd_plugins.api.commands import progress_bars
 from recd_plugins.api.reading import digest
 
 #: Of what an import is made, besides the table and the options: another number makes it anew.
@@ -123,7 +122,7 @@ class ImportPlace:
             DataError: it is not there, or cannot be read.
             SetupError: the library for its format is missing, or its store cannot be reached.
         """
-        return open_source(self.path, options=self.options.source)
+        return open_source(self.path, options=self.options.source, of_another=self.scoring)
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -161,6 +160,7 @@ class ImportPlace:
             return found
         # What writes needs numba.
         from recd_plugin_tables.imports.make import Importer
+        from recd_plugins.api.commands import progress_bars
 
         source, options = self.source, self.options
         plan = plan_columns(

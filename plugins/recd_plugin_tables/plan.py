@@ -88,7 +88,7 @@ def plan_columns(
         others: what becomes of leaves that ``columns`` does not name.
         explode: columns of lists, of which every element is a row.
         implicit: every row is a positive; there is no label.
-        labelled: False where a label may be missing, as in a table to score.
+        labelled: False where all but the features may be missing, as in a table to score.
 
     Raises:
         DataError: a column is not there, is named twice, used twice, used for what its type cannot
@@ -116,7 +116,7 @@ def plan_columns(
             fields = [each for each in by_name if each.startswith(f"{name}.")]
             if roles != {"unused"}:
                 problems.append(f"column {name} is a struct: name its fields: {', '.join(fields)}")
-        elif not (roles == {"label"} and not labelled):
+        elif labelled or options.feature is not None:
             near = get_close_matches(name, by_name, n=1)
             meant = f"did you mean {near[0]}" if near else f"there are: {', '.join(by_name)}"
             problems.append(f"no column {name}; {meant}")

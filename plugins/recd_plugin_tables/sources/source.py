@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from recd_plugins.api import DataError, PluginOptions, Rows
 from recd_plugins.api.tables import Storage
@@ -60,6 +60,27 @@ class SourceOptions(PluginOptions):
         "do not show them.",
     )
     storage: Storage = Field(default=Storage(), description="How the store of a URL is reached.")
+
+    @field_validator("types")
+    @classmethod
+    def _known(cls, types: dict[str, str]) -> dict[str, str]:
+        for name, kind in types.items():
+            try:
+                pa.type_for_alias(kind)
+            except ValueError as error:
+                raise ValueError(
+                    f"{name}: {kind} is no type; write string, int64, uint64, float64, bool, "
+                    "date32 or timestamp[s]"
+                ) from error
+        return types
+
+    def said(self) -> set[str]:
+        """The options that are not as they are by default."""
+        return {
+            name
+            for name, field in type(self).model_fields.items()
+            if getattr(self, name) != field.get_default(call_default_factory=True)
+        }
 
 
 class Source(ABC):

@@ -29,16 +29,23 @@ class CsvFormat(FileFormat):
     separator = ","
 
     def __init__(
-        self, separator: str | None, header: Sequence[str] | None, types: Mapping[str, str]
+        self,
+        separator: str | None,
+        header: Sequence[str] | None,
+        types: Mapping[str, str],
+        *,
+        strict: bool = True,
     ) -> None:
         self._separator = separator or self.separator
+        self._strict = strict
         self._header = list(header) if header is not None else None
         self._types = {name: pa.type_for_alias(kind) for name, kind in types.items()}
 
     def schema(self, file: Location) -> pa.Schema:
         with open_stream(file) as source, self._open(source, self._types) as reader:
             found = reader.schema
-        if unknown := sorted(set(self._types) - set(found.names)):
+        unknown = sorted(set(self._types) - set(found.names))
+        if unknown and self._strict:
             raise DataError(
                 f"{file}: no column {unknown[0]}, which option types names; there are: "
                 f"{', '.join(found.names)}"

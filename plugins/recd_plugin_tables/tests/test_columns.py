@@ -113,6 +113,7 @@ def test_others_may_be_unused_and_a_label_is_not_needed_to_score():
     found = plan({"item": "id"}, others="unused", implicit=True)
     assert [use.name for use in found.features] == ["item"]
     assert plan({"item": "id", "clicked": "label"}, others="unused", labelled=False).label is None
+    assert not plan({"item": "id", "who": "session"}, others="unused", labelled=False).keys
     with pytest.raises(DataError, match="no column price"):
         plan({"item": "id", "price": "number"}, others="unused", labelled=False)
     with pytest.raises(DataError, match=r"implicit: true takes every row .* rating is the label"):

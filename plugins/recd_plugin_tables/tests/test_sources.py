@@ -14,6 +14,7 @@ import pyarrow.feather
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from recd_plugin_tables.sources import SourceOptions, open_source
 from recd_plugin_tables.sources import library as library_module
@@ -175,6 +176,16 @@ def test_a_folder_is_one_table_whose_folders_may_be_columns(tmp_path):
     assert [row["day"] for row in rows] == ["2024-05-01"] * 4 + ["2024-05-02"] * 8
 
 
+def test_options_that_would_change_nothing_are_refused(tmp_path):
+    path = write_feather(tmp_path)
+    with pytest.raises(DataError, match=r"source.separator is for csv, tsv, and this is arrow"):
+        read(path, separator=";")
+    with pytest.raises(DataError, match=r"source.query is for duckdb, and this is arrow"):
+        read(path, query="SELECT 1")
+    with pytest.raises(ValidationError, match="zip: text is no type; write string"):
+        read(path, types={"zip": "text"})
+
+
 def test_files_of_a_store_are_read_as_those_of_a_disk():
     store = fsspec.filesystem("memory")
     for day in (1, 2):
@@ -217,6 +228,8 @@ def test_deleted_rows_of_a_delta_table_stay_away(tmp_path):
     path = write_delta(tmp_path)
     deltalake.DeltaTable(path).delete("user = 'a'")
     assert [row["user"] for row in read(path)] == [None, "c"] * 4
+    with pytest.raises(DataError, match=r"table of delta, whose .*leave format: parquet out"):
+        read(path, format="parquet")
 
 
 def written(path: Path, name: str, write: Callable[[Path], object]) -> Path:

@@ -163,9 +163,27 @@ def test_another_table_is_scored_by_the_same_ids(path, tmp_path):
     assert found["_row"] == list(range(20))
     assert found["clicked"] == [0] * 20
     assert found["history"] == by_row(table(path))["history"][:20]
+    pq.write_table(new.drop_columns(["user", "when"]), tmp_path / "new.parquet")
+    bare = table(path, columns={**COLUMNS, "user": "session"})
+    nobody = bare.to_score(str(tmp_path / "new.parquet"))
+    assert rows_of(nobody)["_row"] == list(range(20))
+    assert nobody.keys() == ("_row",)
     pq.write_table(new.drop_columns("history"), tmp_path / "new.parquet")
     with pytest.raises(DataError, match=r"new.parquet: no column history"):
         data.to_score(str(tmp_path / "new.parquet")).prepare()
+
+
+def test_another_table_may_be_of_another_format(tmp_path):
+    uses = {"user": "id", "item": "id", "clicked": "label"}
+    (tmp_path / "old.csv").write_text("user;item;clicked\na;1;1\nb;2;0\n")
+    source = {"separator": ";", "types": {"clicked": "bool"}}
+    data = table(tmp_path / "old.csv", columns=uses, source=source)
+    assert by_row(data)["item"] == [[1], [2]]
+    pq.write_table(pa.table({"item": [3], "user": ["a"]}), tmp_path / "new.parquet")
+    (tmp_path / "new.csv").write_text("item;user\n3;a\n")
+    for name in ("new.parquet", "new.csv"):
+        found = rows_of(data.to_score(str(tmp_path / name)))
+        assert (found["item"], found["user"]) == ([[3]], [[text_id("a")]])
 
 
 def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
