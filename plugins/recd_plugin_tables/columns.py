@@ -46,7 +46,7 @@ class ColumnOptions(PluginOptions):
         default=None,
         description="What becomes of a null, and of a NaN among numbers: error, drop (the row), "
         "empty (no id; in lists the element is left out), or a value. null: empty for ids, on_nan "
-        "of the dataset for numbers, error for others.",
+        "of the dataset for numbers, a session of its own for rows without, error for others.",
     )
     unit: Literal["s", "ms", "us", "ns"] | None = Field(
         default=None, description="Of a time since 1970 that is stored as a number; null: seconds."

@@ -123,12 +123,12 @@ class Table(Dataset):
         return SessionKeys(SESSION, TIME) if grouped else None
 
     def keys(self) -> tuple[str, ...]:
-        """The row of the table, from 0, which candidate of it, and the user's own keys."""
+        """The user's own; of candidates also the row of the table, from 0, and which one of it."""
         own = [key_name(column, use) for column, use in self.options.columns.items()]
         if self._trained is not None:  # a table to score may lack some
             own = [name for name in own if name in self._table_of("train").schema.names]
-        candidate = (CANDIDATE,) if self.options.explode else ()
-        return (ROW, *candidate, *filter(None, own))
+        candidate = (ROW, CANDIDATE) if self.options.explode else ()
+        return (*candidate, *filter(None, own))
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
         table = self._table_of(split)

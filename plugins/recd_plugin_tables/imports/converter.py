@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from recd_plugin_tables.columns import ColumnOptions
@@ -15,6 +16,7 @@ from recd_plugin_tables.imports.policy import OnNan, finite, given
 from recd_plugin_tables.leaves import leaf_array, plain
 from recd_plugin_tables.plan import CANDIDATE, REQUEST, ROW, SESSION, TIME, ColumnPlan, Use
 from recd_plugin_tables.values.cells import Cells, nulls
+from recd_plugin_tables.values.hashing import mixed
 from recd_plugin_tables.values.ids import id_lists, ids_of, missing_id
 from recd_plugin_tables.values.labels import labels_of
 from recd_plugin_tables.values.numbers import number_rows, numbers_of
@@ -33,13 +35,13 @@ class Converter:
         label: name of the column of the label.
         widths: how many numbers the lists of a feature hold, by its name.
         on_nan: what becomes of dense values that are no finite number.
-        scoring: no row may be left out, and labels may be missing.
+        scoring: every row stays, as if what is missing were empty or 0; labels may be missing.
         texts: keeps the text of ids; None where none is asked for.
 
     Attributes:
         schema: of what ``convert`` returns.
         filled: values that were missing, or no number, by column.
-        dropped: rows that were left out for it, by column.
+        dropped: rows that were left out for it, by column; when scoring, that would have been.
         without_candidates: rows of the table that have no candidate to make a row of.
     """
 
@@ -90,14 +92,8 @@ class Converter:
             if not dropped.any():
                 return
             every = exploded.spread(dropped, use.leaf)
-            if self._scoring:
-                row = int(every.argmax())
-                raise DataError(
-                    f"{exploded.place(row, use.leaf.name)}: this row would be left out, and every "
-                    "row is to be scored; fill in the value, or train with another rule for it"
-                )
             self.dropped[use.leaf.name] += int(every.sum())
-            keep[every] = False
+            keep[every] = self._scoring
 
         for use in self._plan.features:
             self._feature(use, exploded, arrays, drop)
@@ -108,8 +104,8 @@ class Converter:
                 values = values.dictionary_decode()
             arrays[use.key] = exploded.spread_array(values.cast(plain(use.leaf.type)), use.leaf)
         row = first_row + exploded.parents
-        request = self._grouped(self._plan.request, exploded, drop)
-        session = self._grouped(self._plan.session, exploded, drop)
+        request = self._grouped(self._plan.request, exploded, row, drop)
+        session = self._grouped(self._plan.session, exploded, row, drop)
         arrays[REQUEST] = pa.array(row) if request is None else request
         arrays[SESSION] = arrays[REQUEST] if session is None else session
         arrays[TIME] = self._times(exploded, row, drop)
@@ -172,13 +168,19 @@ class Converter:
         self,
         use: Use | None,
         exploded: Exploded,
+        row: NDArray[np.int64],
         drop: Callable[[Use, NDArray[np.bool_]], None],
     ) -> pa.Array | None:
-        """Ids that are equal in rows of one session or request."""
+        """Ids that are equal in rows of one session or request; a row without is one of its own."""
         if use is None:
             return None
         cells = exploded.cells(use.leaf)
         ids = ids_of(cells, ColumnOptions.model_validate({"as": "session"}))
+        if ids.null_count and use.options.missing in (None, "empty"):
+            if use.options.feature is None:
+                self.filled[use.leaf.name] += ids.null_count
+            spread = exploded.spread_array(ids, use.leaf)
+            return pc.coalesce(spread, pa.array(mixed(row).view(np.int64)))
         return exploded.spread_array(self._without_nulls(use, cells, ids, drop), use.leaf)
 
     def _times(
@@ -204,15 +206,16 @@ class Converter:
         if not ids.null_count:
             return ids
         empty, missing = nulls(ids), use.options.missing
-        if missing in (None, "error", "empty"):
+        if missing in (None, "error", "empty") and not self._scoring:
             roles = " and ".join(use.options.roles)
             raise cells.wrong(
                 int(empty.argmax()), f"the column is {roles}; set missing: drop, or a value for it"
             )
-        self.filled[use.leaf.name] += int(empty.sum())
+        if use.options.feature is None:
+            self.filled[use.leaf.name] += int(empty.sum())
         if missing == "drop":
             drop(use, empty)
-        return ids.fill_null(0 if missing == "drop" else missing_id(missing))
+        return ids.fill_null(missing_id(missing))
 
 
 def number_names(name: str, options: ColumnOptions, widths: Mapping[str, int]) -> list[str]:

@@ -106,6 +106,7 @@ class Importer:
             train=counts["train"],
             test=counts["test"],
             positives=counts["positives"],
+            scoring=self._scoring,
             without_candidates=converter.without_candidates,
             dropped=dict(+converter.dropped),
             filled=dict(+converter.filled),

@@ -19,6 +19,7 @@ class ImportNote:
         rows: of the table.
         train, test: rows of the splits.
         positives: rows of both with label 1.
+        scoring: whether it is a table to score, of which every row stays.
         without_candidates: rows of the table that had no candidate to make a row of.
         dropped: rows that were left out for a value, by column.
         filled: values that were missing or no number and became others, by column.
@@ -29,6 +30,7 @@ class ImportNote:
     train: int
     test: int
     positives: int
+    scoring: bool
     without_candidates: int
     dropped: Mapping[str, int]
     filled: Mapping[str, int]
@@ -47,10 +49,11 @@ class ImportNote:
     def in_words(self, name: str) -> list[str]:
         """What a user should know of it, in lines."""
         test = f" and {self.test:,} for the test" if self.test else ""
-        lines = [f"{name}: {self.rows:,} rows, of which are {self.train:,} for training{test}"]
-        if self.train + self.test != self.rows:
-            lines[0] = f"{name}: {self.rows:,} rows became {self.train:,} for training{test}"
-        lines += [f"  {count:,} rows left out for column {c}" for c, count in self.dropped.items()]
+        what_for = "to score" if self.scoring else "for training"
+        became = "of which are" if self.train + self.test == self.rows else "which became"
+        lines = [f"{name}: {self.rows:,} rows, {became} {self.train:,} {what_for}{test}"]
+        what = "scored that training leaves out" if self.scoring else "left out"
+        lines += [f"  {count:,} rows {what}: column {c}" for c, count in self.dropped.items()]
         if self.without_candidates:
             lines.append(f"  {self.without_candidates:,} rows have no candidate, and left none")
         lines += [

@@ -161,7 +161,7 @@ def _missing(each: Guess) -> dict[str, Any]:
     """What to do with nulls that the sample has, where the dataset would not take them."""
     if {"number", "numbers"} & set(each.roles):
         return {"missing": 0}
-    if {"label", "session", "time", "request"} & set(each.roles):
+    if {"label", "time"} & set(each.roles):
         return {"missing": "drop"}
     return {}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from recd_plugin_tables.table import Table
+from recd_plugins.api.reading import Piece
 from recd_plugins.interfaces import Split
 
 #: A use of each column of ``clicks``.
@@ -50,7 +51,9 @@ def rows_of(dataset: Table, split: Split = "train") -> dict[str, list]:
 
     sparse = dataset.schema().sparse
     found: dict[str, list] = {}
-    for rows in dataset.scan(split):
+    stored = dataset._table_of(split)
+    pieces = [Piece(unit, 0, unit.num_rows) for unit in stored.units]
+    for rows in stored.read(pieces, stored.schema):
         for name in rows.data.schema.names:
             if name in sparse:
                 ids, offsets = sparse_column(rows, name)

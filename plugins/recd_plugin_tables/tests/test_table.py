@@ -42,7 +42,9 @@ def test_every_row_and_value_is_there(path):
     schema = data.schema()
     assert (schema.sparse, schema.dense) == (("user", "item", "history"), ("price",))
     assert schema.label == "clicked"
-    assert data.keys() == ("_row", "user_key", "when")
+    assert data.keys() == ("user_key", "when")
+    names = ["user", "item", "history", "price", "clicked", "_session", "_time", "user_key", "when"]
+    assert {tuple(rows.data.schema.names) for rows in data.scan()} == {tuple(names)}
     found, given = by_row(data), clicks().to_pydict()
     assert found["_row"] == list(range(60))
     assert found["user"] == [[text_id(user)] for user in given["user"]]
@@ -167,7 +169,7 @@ def test_another_table_is_scored_by_the_same_ids(path, tmp_path):
     bare = table(path, columns={**COLUMNS, "user": "session"})
     nobody = bare.to_score(str(tmp_path / "new.parquet"))
     assert rows_of(nobody)["_row"] == list(range(20))
-    assert nobody.keys() == ("_row",)
+    assert nobody.keys() == ()
     pq.write_table(new.drop_columns("history"), tmp_path / "new.parquet")
     with pytest.raises(DataError, match=r"new.parquet: no column history"):
         data.to_score(str(tmp_path / "new.parquet")).prepare()
@@ -195,17 +197,17 @@ def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
         table(path).to_score(str(tmp_path / "new.parquet")).prepare()
 
 
-def test_numbers_that_are_none(path, tmp_path):
+def test_numbers_that_are_none(path, capfd):
     bare = {**COLUMNS, "price": "number"}
     for on_nan, rows in (("drop", 48), ("zero", 60)):
         data = table(path, columns=bare, on_nan=on_nan)
         found = by_row(data)
         assert len(found["_row"]) == rows
         assert np.isfinite(found["price"]).all()
-    with pytest.raises(
-        DataError, match=r"row 0 .* would be left out, and every row is to be scored"
-    ):
-        table(path, columns=bare, on_nan="drop").to_score(str(path)).prepare()
+    scored = table(path, columns=bare, on_nan="drop").to_score(str(path))
+    scored.prepare()
+    assert "12 rows scored that training leaves out: column price" in capfd.readouterr().err
+    assert by_row(scored)["price"] == [price or 0 for price in clicks()["price"].to_pylist()]
     endless = clicks().set_column(4, "price", pa.array([1.0] * 59 + [float("inf")]))
     pq.write_table(endless, path)
     with pytest.raises(
@@ -217,8 +219,24 @@ def test_numbers_that_are_none(path, tmp_path):
 def test_what_was_left_out_is_told(path, capfd):
     table(path, columns={**COLUMNS, "price": {"as": "number", "missing": "drop"}}).prepare()
     told = capfd.readouterr().err
-    assert "60 rows became 48 for training" in told
-    assert "12 rows left out for column price" in told
+    assert "60 rows, which became 48 for training" in told
+    assert "12 rows left out: column price" in told
+
+
+def test_a_row_without_a_session_is_one_of_its_own(path, capfd):
+    users = [None if row % 4 == 0 else f"u{row % 7}" for row in range(60)]
+    pq.write_table(clicks().set_column(0, "user", [users]), path)
+    data = table(path)
+    data.prepare()
+    assert "15 values of column user were missing" in capfd.readouterr().err
+    found = by_row(data)
+    alone = [session for session, user in zip(found["_session"], users, strict=True) if not user]
+    assert len(set(alone)) == 15
+    assert len(set(found["_session"])) == 15 + 7
+    assert found["user"][0] == []
+    dropped = table(path, columns={**COLUMNS, "user": {"as": ["session", "id"], "missing": "drop"}})
+    assert len(rows_of(dropped)["_row"]) == 45
+    assert len(rows_of(dropped.to_score(str(path)))["_row"]) == 60
 
 
 def test_labels_of_many_values(path):
@@ -325,10 +343,10 @@ BAD: dict[str, Any] = {
         {},
         r"row 59 \(from 0\), column 'clicked': the value is None; set missing: drop, 0 or 1",
     ),
-    "a session that is null": (
-        clicks().set_column(0, "user", pa.array(["u"] * 59 + [None])),
+    "a time that is null": (
+        clicks().set_column(1, "when", pa.array([*range(59), None])),
         {},
-        r"row 59 .* 'user': .* the column is session and id; set missing: drop, or a value",
+        r"row 59 .* 'when': .* the column is time; set missing: drop, or a value",
     ),
     "one time": (
         clicks().set_column(1, "when", pa.array([0] * 60).cast(pa.timestamp("s"))),

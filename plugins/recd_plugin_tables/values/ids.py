@@ -112,8 +112,10 @@ _NULL = "give it a value, or set missing: to empty, drop or an id"
 
 
 def missing_id(missing: object) -> int:
-    """The id that stands for none, as option ``missing`` has it."""
-    return text_id(missing) if isinstance(missing, str) else int(missing)  # type: ignore[call-overload]
+    """The id that stands for none, as option ``missing`` has it; 0 where it gives no value."""
+    if isinstance(missing, str) and missing not in ("error", "drop", "empty"):
+        return text_id(missing)
+    return int(missing) if isinstance(missing, int | float) else 0
 
 
 def _rows_of(offsets: np.ndarray, gaps: np.ndarray) -> np.ndarray:
