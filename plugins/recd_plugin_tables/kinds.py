@@ -67,17 +67,12 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
 
 def is_text(kind: pa.DataType) -> bool:
     """Whether values are text."""
-    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
+    return bool(pt.is_string(kind) or pt.is_large_string(kind))
 
 
 def is_bytes(kind: pa.DataType) -> bool:
     """Whether values are bytes, as of UUIDs."""
-    return bool(
-        pt.is_binary(kind)
-        or pt.is_large_binary(kind)
-        or pt.is_fixed_size_binary(kind)
-        or pt.is_binary_view(kind)
-    )
+    return bool(pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind))
 
 
 def holds_nothing(kind: pa.DataType) -> bool:

@@ -11,6 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+# Few of Arrow's functions take views, which Polars writes.
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+
 
 @dataclass(frozen=True)
 class Leaf:
@@ -78,19 +81,19 @@ def list_parts(values: pa.Array) -> tuple[NDArray[np.int32], pa.Array, pa.Boolea
 
 
 def normal(values: pa.Array) -> pa.Array:
-    """The same values without an extension type, and text as Arrow's plain one."""
+    """The same values without an extension type, and none as views."""
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
-    if pt.is_string_view(values.type):
-        return values.cast(pa.large_string())
+    if (kind := _VIEWS.get(values.type)) is not None:
+        return values.cast(kind)
     return values
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """What a type stores, without how: no extension, no dictionary."""
+    """What a type stores, without how: no extension, no dictionary, no view."""
     if isinstance(kind, pa.BaseExtensionType):
         return plain(kind.storage_type)
-    return plain(kind.value_type) if pt.is_dictionary(kind) else kind
+    return plain(kind.value_type) if pt.is_dictionary(kind) else _VIEWS.get(kind, kind)
 
 
 def is_list(kind: pa.DataType) -> bool:

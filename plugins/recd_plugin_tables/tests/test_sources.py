@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,23 +9,23 @@ from pathlib import Path
 import fsspec
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.feather
-import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
 from recd_plugin_tables.sources import SourceOptions, open_source
 from recd_plugin_tables.sources import library as library_module
+from recd_plugin_tables.tests.writers import (
+    FLAT,
+    ROWS,
+    TABLE,
+    WRITERS,
+    polars_writer,
+    write_delta,
+    write_duckdb,
+    write_feather,
+)
 from recd_plugins.errors import DataError, SetupError
-
-ROWS = [
-    {"user": "a", "item": 3, "price": 1.5, "seen": [1, 2]},
-    {"user": None, "item": 2**53 + 1, "price": None, "seen": []},
-    {"user": "c", "item": -1, "price": 0.25, "seen": None},
-] * 4
-TABLE = pa.Table.from_pylist(ROWS)
-FLAT = TABLE.drop_columns("seen")
 
 
 def read(path: str | Path, **options: object) -> list[dict]:
@@ -39,96 +38,6 @@ def read(path: str | Path, **options: object) -> list[dict]:
     chosen = [row for batch in source.batches([last]) for row in batch.to_pylist()]
     assert chosen == [{last: row[last]} for row in rows]
     return rows
-
-
-def write_iceberg(path: Path) -> Path:
-    from pyiceberg.catalog.sql import SqlCatalog
-
-    catalog = SqlCatalog("c", uri=f"sqlite:///{path}/c.db", warehouse=f"file://{path}")
-    catalog.create_namespace("ns")
-    catalog.create_table("ns.t", schema=TABLE.schema).append(TABLE)
-    return path / "ns" / "t"
-
-
-def write_duckdb(path: Path) -> Path:
-    import duckdb
-
-    with duckdb.connect(str(path / "t.duckdb")) as database:
-        database.register("given", TABLE)
-        database.execute("CREATE TABLE t AS SELECT * FROM given")
-    return path / "t.duckdb"
-
-
-def write_pandas(path: Path) -> Path:
-    import pandas as pd
-
-    TABLE.to_pandas(types_mapper=pd.ArrowDtype).to_parquet(path / "t.parquet")
-    return path / "t.parquet"
-
-
-def polars_writer(suffix: str, method: str, table: pa.Table = TABLE) -> Callable[..., Path]:
-    def write(path: Path, **options: object) -> Path:
-        import polars as pl
-
-        getattr(pl.from_arrow(table), method)(path / f"t{suffix}", **options)
-        return path / f"t{suffix}"
-
-    return write
-
-
-def write_dataset(path: Path) -> Path:
-    import datasets
-
-    datasets.Dataset(TABLE).save_to_disk(path / "t")
-    return path / "t"
-
-
-def write_delta(path: Path) -> Path:
-    import deltalake
-
-    deltalake.write_deltalake(path / "t", TABLE)
-    return path / "t"
-
-
-def write_lance(path: Path) -> Path:
-    import lance
-
-    lance.write_dataset(TABLE, path / "t.lance")
-    return path / "t.lance"
-
-
-def write_feather(path: Path) -> Path:
-    pa.feather.write_feather(TABLE, path / "t.feather")
-    return path / "t.feather"
-
-
-def write_stream(path: Path) -> Path:
-    with pa.ipc.new_stream(path / "t.arrows", TABLE.schema) as writer:
-        writer.write_table(TABLE)
-    return path / "t.arrows"
-
-
-def write_packed_lines(path: Path) -> Path:
-    lines = "\n".join(map(json.dumps, ROWS))
-    (path / "t.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    return path / "t.jsonl.gz"
-
-
-# Libraries are imported by those who write: files that are only collected need none.
-WRITERS = {
-    "pandas Parquet": write_pandas,
-    "Polars Parquet": polars_writer(".parquet", "write_parquet"),
-    "Polars IPC": polars_writer(".arrow", "write_ipc"),
-    "Polars NDJSON": polars_writer(".ndjson", "write_ndjson"),
-    "Feather": write_feather,
-    "Arrow stream": write_stream,
-    "JSON lines": write_packed_lines,
-    "datasets": write_dataset,
-    "Delta": write_delta,
-    "Lance": write_lance,
-    "Iceberg": write_iceberg,
-    "DuckDB": write_duckdb,
-}
 
 
 @pytest.mark.parametrize("writer", WRITERS)

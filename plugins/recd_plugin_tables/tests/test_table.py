@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from recd_plugin_tables.imports import make
 from recd_plugin_tables.tests.helpers import COLUMNS, by_row, clicks, rows_of, table
+from recd_plugin_tables.tests.writers import ROWS, WRITERS
 from recd_plugin_tables.values.hashing import text_id
 from recd_plugins.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
@@ -257,6 +258,28 @@ def test_a_log_of_positives(path):
     data = table(path, columns={**COLUMNS, "clicked": "unused"}, implicit=True)
     assert data.schema().label == "label"
     assert set(rows_of(data)["label"]) == {1.0}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_table_that_any_library_wrote_has_all_its_rows(writer, tmp_path):
+    (tmp_path / "here").mkdir()
+    uses = {"user": ["session", "id"], "item": "id", "price": "number", "seen": "ids"}
+    found = by_row(
+        table(
+            WRITERS[writer](tmp_path / "here"),
+            columns=uses,
+            implicit=True,
+            on_nan="zero",
+            cache=tmp_path / "imports",
+        )
+    )
+    assert found["_row"] == list(range(len(ROWS)))
+    users = [row["user"] for row in ROWS]
+    assert found["user_key"] == users
+    assert found["user"] == [[] if user is None else [text_id(user)] for user in users]
+    assert found["item"] == [[row["item"]] for row in ROWS]
+    assert found["price"] == [row["price"] or 0 for row in ROWS]
+    assert found["seen"] == [row["seen"] or [] for row in ROWS]
 
 
 NESTED = pa.table(

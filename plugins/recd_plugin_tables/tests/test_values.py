@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from recd_plugin_tables.columns import ColumnOptions
+from recd_plugin_tables.leaves import normal
 from recd_plugin_tables.values.cells import Cells
 from recd_plugin_tables.values.ids import id_lists, ids_of
 from recd_plugin_tables.values.labels import labels_of
@@ -25,9 +26,10 @@ NOON = dt.datetime(2024, 5, 1, 12, 30, tzinfo=dt.UTC)  # a Wednesday
 NAIVE = NOON.replace(tzinfo=None)
 
 
-def cells(values: object, kind: pa.DataType | None = None) -> Cells:
-    array = values if isinstance(values, pa.Array) else pa.array(values, kind)
-    return Cells(array, lambda index: f"t: row {index}")
+def cells(values: object) -> Cells:
+    """As leaves hand them out."""
+    array = values if isinstance(values, pa.Array) else pa.array(values)
+    return Cells(normal(array), lambda index: f"t: row {index}")
 
 
 def use(role: object, **options: object) -> ColumnOptions:
