@@ -11,8 +11,22 @@ import torch
 from hypothesis import settings
 from tests.training import evaluation_cases
 from tests.training import predict_cases as cases
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.quant.embedding_modules import (
+    EmbeddingBagCollection as QuantEmbeddingBagCollection,
+)
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins import load_registry
+from recd_plugins.errors import RecdError
+from recd_plugins.interfaces import Origin, Rows
+from recd_plugins.model.int8_rows import Int8Rows
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.checkpoint_files.tables import table_entry
+from recd_plugins.training.checkpoint_weights import read_weights
+from recd_plugins.training.embeddings import write_embeddings
+from recd_plugins.training.export import INT8_PROGRAM, PROGRAM, export_to, inputs_of
 from recd_plugins.training.quality import measure
 
 REGISTRY = """
@@ -21,10 +35,10 @@ dataset: {{use: recd.session_parquet, options: {{path: {folder}/train, test_path
 converter: {{use: {converter}}}
 pooling: [{{use: recd.mean, features: [tags]}}]
 preprocessing: [{{use: recd.sigrid_hash, features: [item], options: {{buckets: 50}}}}]
-model: {{embedding_dim: 8, num_embeddings: 100, bottom_mlp: [8], top_mlp: [8]}}
+model: {{embedding_dim: 8, num_embeddings: 100, bottom_mlp: [16], top_mlp: [32]}}
 {sections}
 training:
-  {{batch_size: 8, device: cpu, learning_rate: 0.3, evaluate: false, checkpoint: {{path: {own}}}}}
+  {{batch_size: 8, device: cpu, learning_rate: 0.05, evaluate: false, checkpoint: {{path: {own}}}}}
 """
 SECTIONS = {
     "nothing": "",
@@ -68,6 +82,7 @@ def test_scores_are_those_that_evaluation_sees(folder: Path) -> None:
             assert table["ts"].to_pylist() == table["row"].to_pylist() == list(range(ROWS))
         one, two = (table["score"].to_numpy() for table in tables)
         assert np.abs(one - two).max() <= 1e-6, name
+        assert len(set(one)) == ROWS  # of ties an order decides what AUC is
         quality = measure(torch.tensor(one).logit(), torch.tensor(labels, dtype=torch.float64))
         for found in by_ranks.values():
             test = found[number].test
@@ -83,6 +98,67 @@ def test_deduplication_changes_no_score(folder: Path) -> None:
     )
     assert len(set(plain)) > 10
     assert np.abs(plain - deduplicated).max() <= 1e-6
+
+
+def test_an_export_gives_the_same_scores(folder: Path) -> None:
+    registry = load_registry(folder / "nothing.yaml")
+    error = export_to(registry, cases.newest(folder / "nothing"), folder / "exported", int8=True)
+    assert error is not None
+    assert error.rows == 64
+    assert 0 < error.mean <= error.largest < 1e-3
+    expected = pq.read_table(folder / "nothing-1.parquet")["score"].to_numpy()
+    rows = pq.read_table(folder / "test" / "a.parquet")
+    (batch,) = rows.combine_chunks().to_batches()
+    schema = registry.dataset.schema()
+    dense, values, lengths, places = inputs_of(schema, Rows(batch, (Origin("a", 0, len(batch)),)))
+    program = torch.export.load(folder / "exported" / PROGRAM)
+    called = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    assert {str(each).split(".")[0] for each in called if "." in str(each)} <= {"aten"}
+    model = program.module()
+    assert np.abs(model(dense, values, lengths, places).numpy() - expected).max() <= 1e-6
+    # Rows of a session share their tags, which are stored once: every third.
+    lists = rows["tags"].to_pylist()[::3]
+    values["tags"] = torch.tensor([id for ids in lists for id in ids])
+    lengths["tags"], places["tags"] = torch.full((len(lists),), 2), torch.arange(ROWS) // 3
+    assert np.abs(model(dense, values, lengths, places).numpy() - expected).max() <= 1e-6
+    quantized = torch.export.load(folder / "exported" / INT8_PROGRAM).module()
+    scores = quantized(dense, values, lengths, places).numpy()
+    assert np.abs(scores - expected).max() <= 2 * error.largest
+
+
+def test_quantized_rows_are_those_of_torchrecs_inference_modules() -> None:
+    weight = torch.randn(30, 8)
+    config = EmbeddingBagConfig(
+        name="t", embedding_dim=8, num_embeddings=30, feature_names=["f"], pooling=PoolingType.SUM
+    )
+    bags = EmbeddingBagCollection(tables=[config])
+    bags.embedding_bags["t"].weight.data.copy_(weight)
+    bags.qconfig = torch.quantization.QConfig(
+        activation=torch.quantization.PlaceholderObserver,
+        weight=torch.quantization.PlaceholderObserver.with_args(dtype=torch.qint8),
+    )
+    quantized = QuantEmbeddingBagCollection.from_float(bags)
+    ids = torch.arange(30)
+    kjt = KeyedJaggedTensor(["f"], values=ids, lengths=torch.ones(30, dtype=torch.int64))
+    # Theirs has scales of 16 bits, so that a number may be one step away.
+    step = (weight.max(1)[0] - weight.min(1)[0]).unsqueeze(1) / 255
+    for rows in (Int8Rows(weight)(ids), quantized(kjt)["f"].float()):
+        assert bool(((rows - weight).abs() <= step).all())
+
+
+@pytest.mark.parametrize("name", ["nothing", "cache"])
+def test_rows_of_a_table_are_written(folder: Path, name: str) -> None:
+    checkpoint = cases.newest(folder / name)
+    entry = table_entry(checkpoint, "t_item")
+    output = folder / f"{name}-rows.parquet"
+    registry = load_registry(folder / f"{name}.yaml")
+    assert write_embeddings(registry, checkpoint, "t_item", entry, output) == 100
+    rows = pq.read_table(output)
+    assert rows["id"].to_pylist() == list(range(100))
+    expected = read_weights(checkpoint)[entry]
+    assert np.array_equal(np.array(rows["vector"].to_pylist(), np.float32), expected.numpy())
+    with pytest.raises(RecdError, match="no table t_itm; did you mean t_item"):
+        table_entry(checkpoint, "t_itm")
 
 
 def test_another_model_is_refused(folder: Path) -> None:

@@ -31,11 +31,11 @@ def embeddings(
     settings: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Write the rows of TABLE, an embedding table of REGISTRY's trained model, as Parquet.
+    """Write the rows of an embedding table of a trained model.
 
-    A row has id, the row of the table, and vector, a list of float32 of fixed size; and value,
-    what preprocessing made the id of, where a vocabulary says that. Tables are named as recd plan
-    names them: t_ and the feature.
+    Of TABLE, a table of REGISTRY's model, as Parquet. A row has id, the row of the table, and
+    vector, a list of float32 of fixed size; and value, what preprocessing made the id of, where a
+    vocabulary says that. Tables are named as recd plan names them: t_ and the feature.
 
     \b
     recd embeddings registry.yaml t_item_id -o items.parquet

@@ -40,11 +40,12 @@ def export(
     settings: tuple[str, ...],
     force: bool,
 ) -> None:
-    """Export a trained model of REGISTRY: model.pt2 and signature.json in a folder.
+    """Export a trained model of REGISTRY as one program of torch.export.
 
-    The program takes raw ids and numbers, transforms them as training did, and gives
-    probabilities; rows of a batch may share the stored rows of a feature, as the candidates of a
-    request share its history. It is loaded by torch.export.load and needs torch alone.
+    Writes model.pt2 and signature.json into a folder. The program takes raw ids and numbers,
+    transforms them as training did, and gives probabilities; rows of a batch may share the stored
+    rows of a feature, as the candidates of a request share its history. It is loaded by
+    torch.export.load and needs torch alone.
 
     \b
     recd export registry.yaml -o exported

@@ -7,7 +7,9 @@ from torch import Tensor, nn
 
 
 class Int8Rows(nn.Module):
-    """The rows of ``weight`` as FBGEMM quantizes them for TorchRec's inference modules.
+    """The rows of ``weight`` as FBGEMM's fused 8-bit rows.
+
+    TorchRec's inference modules have such rows too, with scales of 16 bits in place of 32.
 
     Args:
         weight: float32 ``[rows, dim]``.

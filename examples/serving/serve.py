@@ -1,0 +1,108 @@
+"""A server of scores: needs torch and an export, neither recd-plugins nor TorchRec.
+
+python serve.py exported --port 8000
+
+POST /score takes {"request": {...}, "candidates": [{...}, ...]}. A feature stands in the request,
+once for all candidates, or in every candidate. The answer is {"scores": [...]}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Scorer:
+    """An exported model.
+
+    Args:
+        folder: what ``recd export`` wrote.
+        program: which of its programs.
+    """
+
+    def __init__(self, folder: Path, program: str = "model.pt2") -> None:
+        signature = json.loads((folder / "signature.json").read_text(encoding="utf-8"))
+        self._sparse: list[str] = signature["sparse"]
+        self._dense: list[str] = signature["dense"]
+        # A request is small: threads would wait for one another.
+        torch.set_num_threads(1)
+        self._model = torch.export.load(folder / program).module()
+        self._lock = threading.Lock()
+
+    def score(self, request: dict[str, Any], candidates: list[dict[str, Any]]) -> list[float]:
+        """Probabilities of candidates, in their order.
+
+        Raises:
+            KeyError: a feature is missing.
+            ValueError: there is no candidate, or a feature is not as it should be.
+        """
+        if not candidates:
+            raise ValueError("there are no candidates")
+        every, once = torch.arange(len(candidates)), torch.zeros(len(candidates), dtype=torch.int64)
+        values: dict[str, Tensor] = {}
+        lengths: dict[str, Tensor] = {}
+        rows: dict[str, Tensor] = {}
+        for name in self._sparse:
+            shared = name in request
+            stored = [request[name]] if shared else [each[name] for each in candidates]
+            values[name] = torch.tensor([id for ids in stored for id in ids], dtype=torch.int64)
+            lengths[name] = torch.tensor([len(ids) for ids in stored])
+            rows[name] = once if shared else every
+        dense = torch.tensor(
+            [[{**request, **each}[name] for name in self._dense] for each in candidates],
+            dtype=torch.float32,
+        )
+        with torch.inference_mode(), self._lock:
+            scores: list[float] = self._model(dense, values, lengths, rows).tolist()
+        return scores
+
+
+def server(scorer: Scorer, port: int = 0) -> ThreadingHTTPServer:
+    """A server on this machine; ``serve_forever`` runs it. Port 0 takes a free one."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections stay open
+        disable_nagle_algorithm = True  # else a short answer waits 40 ms for an acknowledgement
+
+        def do_POST(self) -> None:
+            try:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                answer, status = {"scores": scorer.score(body["request"], body["candidates"])}, 200
+            except KeyError as error:
+                answer, status = {"error": f"{error} is missing"}, 400
+            except (ValueError, TypeError, IndexError) as error:
+                answer, status = {"error": str(error)}, 400
+            content = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Nothing: a line a request would be most of what there is to do."""
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+
+def main() -> None:
+    """Serve until Ctrl-C."""
+    parser = argparse.ArgumentParser(description="Serve the scores of an export.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--program", default="model.pt2")
+    parser.add_argument("--port", type=int, default=8000)
+    options = parser.parse_args()
+    with server(Scorer(options.folder, options.program), options.port) as running:
+        print(f"http://127.0.0.1:{running.server_port}/score", flush=True)
+        running.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""What `recd evaluate`, `predict`, `export` and `embeddings` refuse before anything is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from recd_plugins.cli import main
+
+REGISTRY = """
+version: 1
+dataset: {{use: recd.session_parquet, options: {{path: train{test}}}}}
+converter: {{use: recd.kjt}}
+training: {{device: cpu{checkpoint}}}
+"""
+TEST, KEPT = ", test_path: test", ", checkpoint: {path: kept}"
+EVALUATE = ["evaluate", "r.yaml"]
+PREDICT = ["predict", "r.yaml", "new.parquet", "-o", "scores.parquet"]
+EXPORT = ["export", "r.yaml", "-o", "exported"]
+ROWS = ["embeddings", "r.yaml", "t_item", "-o", "rows.parquet"]
+
+
+def refusal(words: list[str], test: str = TEST, checkpoint: str = KEPT) -> str:
+    Path("r.yaml").write_text(REGISTRY.format(test=test, checkpoint=checkpoint), encoding="utf-8")
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1, result.output
+    return result.stderr
+
+
+@pytest.mark.parametrize("words", [EVALUATE, PREDICT, EXPORT, ROWS])
+def test_without_a_checkpoint_they_say_how_to_make_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "kept: holds no checkpoint; train first: recd run r.yaml" in refusal(words)
+    assert "training.checkpoint.path is not set" in refusal(words, checkpoint="")
+    said = refusal([*words, "--checkpoint", "nothing"])
+    assert "nothing: holds no checkpoint" in said
+
+
+def test_what_cannot_be_written_or_read_is_told_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no test split" in refusal(EVALUATE, test="")
+    assert "names no format of .parquet, .csv, .jsonl" in refusal([*PREDICT[:-1], "scores.txt"])
+    assert "--keep score" in refusal([*PREDICT, "--keep", "score"])
+    assert "rows.csv: is written as Parquet" in refusal([*ROWS[:-1], "rows.csv"])
+    (tmp_path / "kept" / "step-000000001").mkdir(parents=True)
+    assert "new.parquet: no such file or folder" in refusal(PREDICT)
+
+
+def test_torch_is_not_imported_for_that(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(REGISTRY.format(test=TEST, checkpoint=KEPT), encoding="utf-8")
+    code = (
+        "import sys\nfrom recd_plugins.cli import main\n"
+        f"for words in {[EVALUATE, PREDICT, EXPORT, ROWS]}:\n"
+        "    try: main(words)\n    except SystemExit as end: assert end.code == 1\n"
+        "print([name for name in ('torch', 'torchrec') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.rstrip() == "[]", done.stderr
