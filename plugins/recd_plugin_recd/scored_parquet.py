@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,7 +22,7 @@ class ScoredParquet(SessionParquet):
 
     def __init__(self, trained: SessionParquet, location: str) -> None:
         # What leaves rows out, or puts them into another order, is of training alone.
-        own = {"test_path": None, "where": [], "generate": None, "shuffle": False}
+        own: dict[str, Any] = {"test_path": None, "where": [], "generate": None, "shuffle": False}
         values = {**trained.options.model_dump(), "path": location, **own}
         super().__init__(type(trained.options).model_validate(values))
         self._schema = trained.schema()
@@ -31,8 +32,7 @@ class ScoredParquet(SessionParquet):
 
     def session_keys(self) -> SessionKeys | None:
         """None where the table lacks session or time, which scoring does without."""
-        keys = super().session_keys()
-        return keys if {keys.session, keys.timestamp} <= set(self._table.schema.names) else None
+        return super().session_keys() if len(self.keys()) == 2 else None
 
     def keys(self) -> tuple[str, ...]:
         """Session and time, where they are there."""

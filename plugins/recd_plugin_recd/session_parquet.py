@@ -185,7 +185,7 @@ class SessionParquet(Dataset):
         """The statistics in the files' footers, None where one has none, or rows are left out."""
         return None if self.options.where else read_footers(self._table.locations)
 
-    def session_keys(self) -> SessionKeys:
+    def session_keys(self) -> SessionKeys | None:
         return SessionKeys(self.options.session, self.options.timestamp)
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:

@@ -53,10 +53,10 @@ class ServingModel(nn.Module):
             features[name] = StoredRows(ids, offsets.diff(), rows[name])
         batch = ModelInput(
             dense_features=self._dense(dense),
-            sparse_features=features,  # type: ignore[arg-type]
+            sparse_features=features,
             labels=dense.new_zeros(dense.shape[0]),
-            replicated_features=features,  # type: ignore[arg-type]
-            sequence_features=features,  # type: ignore[arg-type]
+            replicated_features=features,
+            sequence_features=features,
             num_unique={name: each.lengths.shape[0] for name, each in features.items()},
             inverse_lookup={name: each.rows for name, each in features.items()},
         )

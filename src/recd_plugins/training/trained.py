@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,7 +28,7 @@ from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.identity import check_same_model, identity_of
 
-P = ParamSpec("P")
+J = TypeVar("J")
 T = TypeVar("T")
 
 
@@ -104,10 +104,8 @@ def load_trained(job: TrainedJob) -> Trained:
     return Trained(parts, device, progress.step)
 
 
-def on_ranks(
-    registry: Registry, function: Callable[Concatenate[int, int, P], T], *args: P.args
-) -> T:
-    """``function(rank, world_size, *args)`` on the ranks of a registry, or those of torchrun.
+def on_ranks(registry: Registry, function: Callable[[int, int, J], T], job: J) -> T:
+    """``function(rank, world_size, job)`` on the ranks of a registry, or those of torchrun.
 
     Returns:
         What it gives on rank 0; under torchrun on this rank.
@@ -118,7 +116,7 @@ def on_ranks(
         registry.dataset.prepare()
         ranks_per_node = training.ranks_per_node or training.ranks
         return launch(
-            function, training.ranks, *args, backend=backend, local_world_size=ranks_per_node
+            function, training.ranks, job, backend=backend, local_world_size=ranks_per_node
         )[0]
     torchrun_ranks_per_node()  # refused before ranks wait for each other
     with join_torchrun(backend) as (rank, world_size):
@@ -126,4 +124,4 @@ def on_ranks(
             with doing("preparing the data"):
                 registry.dataset.prepare()
         dist.barrier()
-        return function(rank, world_size, *args)
+        return function(rank, world_size, job)
