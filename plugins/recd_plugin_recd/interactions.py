@@ -113,8 +113,8 @@ class Interactions(Dataset):
             return self
 
     options: Options
-    #: Whether the file has to have the column of the value or label; each is 0 without it.
-    needs_outcome = True
+    #: Whether a model that was trained on another log scores this one, which may lack outcomes.
+    _is_scored = False
 
     def prepare(self) -> None:
         _ = self._log
@@ -165,10 +165,12 @@ class Interactions(Dataset):
             chosen = places[unit.first_row : unit.first_row + unit.num_rows]
             yield Rows(self._log.rows_with_keys(chosen), self._origins(self._log.file_rows[chosen]))
 
-    def to_score(self, location: str) -> Dataset:
-        from recd_plugin_recd.scored_interactions import ScoredInteractions
-
-        return ScoredInteractions(self, location)
+    def to_score(self, location: str) -> Interactions:
+        """Every event of a log in the order of its file; what a row knows is of that log alone."""
+        values = {**self.options.model_dump(), "path": location, "test_fraction": 0}
+        scored = type(self)(type(self.options).model_validate(values))
+        scored._is_scored = True
+        return scored
 
     @cached_property
     def _events(self) -> Events:
@@ -177,7 +179,7 @@ class Interactions(Dataset):
         assert outcome is not None, "checked by Options"
         layout = detect_format(options.path, options.separator, options.header)
         columns = Columns(options.user, options.item, outcome, options.timestamp)
-        known = self.needs_outcome or outcome in layout.names
+        known = not self._is_scored or outcome in layout.names
         events = read_events(options.path, layout, columns, outcomes=known)
         if options.timestamp_unit == "ms":
             return Events(events.users, events.items, events.outcomes, events.times / 1000)
@@ -226,6 +228,8 @@ class Interactions(Dataset):
     def _places(self, split: Split) -> NDArray[np.int64]:
         """The events of a split in the order of reading."""
         log = self._log
+        if self._is_scored:
+            return np.argsort(log.file_rows)
         num_train = len(log) - round(len(log) * self.options.test_fraction)
         if self.options.order == "session":
             # Sessions follow each other by the time of their first event.

@@ -88,6 +88,8 @@ class SessionParquet(Dataset):
         )
 
     options: Options
+    #: The dataset whose model scores this table; None where this one is trained on.
+    _trained: SessionParquet | None = None
 
     def prepare(self) -> None:
         if self.options.generate is not None:
@@ -109,6 +111,8 @@ class SessionParquet(Dataset):
         Raises:
             DataError: a column is missing or is of the wrong type, or a pattern matches nothing.
         """
+        if self._trained is not None:
+            return self._trained.schema()
         table = self._table
         own = {name: getattr(self.options, name) for name in ("session", "timestamp", "label")}
         for option, column in own.items():
@@ -186,17 +190,35 @@ class SessionParquet(Dataset):
         return None if self.options.where else read_footers(self._table.locations)
 
     def session_keys(self) -> SessionKeys | None:
-        return SessionKeys(self.options.session, self.options.timestamp)
+        """None of a table to be scored that lacks session or time, which scoring does without."""
+        keys = SessionKeys(self.options.session, self.options.timestamp)
+        return keys if self._trained is None or len(self.keys()) == 2 else None
+
+    def keys(self) -> tuple[str, ...]:
+        """Session and time, where they are there."""
+        wanted = (self.options.session, self.options.timestamp)
+        return tuple(name for name in wanted if name in self._table.schema.names)
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
+        """Of a table to be scored with labels that are 0: its own, if any, are not looked at."""
         table = self._table_of(split)
-        columns = self._with_keys(split, [self.options.session, self.options.timestamp])
-        return table.read((Piece(unit, 0, unit.num_rows) for unit in table.units), columns)
+        keys = list(self.keys())
+        if self._trained is None:
+            keys = [self.options.session, self.options.timestamp]
+        columns = self._with_keys(split, keys)
+        rows = table.read((Piece(unit, 0, unit.num_rows) for unit in table.units), columns)
+        if self._trained is None:
+            return rows
+        label = self.schema().label
+        return (Rows(_with_zeros(each.data, label), each.origins) for each in rows)
 
-    def to_score(self, location: str) -> Dataset:
-        from recd_plugin_recd.scored_parquet import ScoredParquet
-
-        return ScoredParquet(self, location)
+    def to_score(self, location: str) -> SessionParquet:
+        # What leaves rows out, or puts them into another order, is of training alone.
+        own: dict[str, Any] = {"test_path": None, "where": [], "generate": None, "shuffle": False}
+        values = {**self.options.model_dump(), "path": location, **own}
+        scored = type(self)(type(self.options).model_validate(values))
+        scored._trained = self
+        return scored
 
     def _with_keys(self, split: Split, keys: list[str]) -> pa.Schema:
         """The columns of ``reader`` and then ``keys``."""
@@ -279,7 +301,8 @@ class SessionParquet(Dataset):
     def _columns(self, table: ParquetTable, schema: FeatureSchema) -> pa.Schema:
         """Names and types of what the reader yields, ids as int64."""
         fields = []
-        for name in filter(None, (*schema.sparse, *schema.dense, schema.label)):
+        label = [] if self._trained is not None else [schema.label]
+        for name in (*schema.sparse, *schema.dense, *label):
             if name not in table.schema.names:
                 raise DataError(
                     f"{table.locations[0]}: no column {name}, which {self._table.root} has"
@@ -312,6 +335,11 @@ class SessionParquet(Dataset):
                 f"{path} was not generated with the options of generate: it has {found}, wanted is "
                 f"{provenance_of(wanted)}; remove it, or name another path"
             )
+
+
+def _with_zeros(rows: pa.RecordBatch, label: str) -> pa.RecordBatch:
+    zeros = pa.nulls(len(rows), pa.int8()).fill_null(0)
+    return pa.RecordBatch.from_arrays([*rows.columns, zeros], names=[*rows.schema.names, label])
 
 
 def _as_int64(field: pa.Field) -> pa.Field:
