@@ -259,6 +259,7 @@ def run(
         if waited:
             shown.append(stall_table(waited))
             shown += dict.fromkeys(stalls.advice() for stalls in waited.values())
+        shown += [str(each.validation or "") for each in results.values()]
         shown += [worse_than_base_rate(name, result) for name, result in results.items()]
         if trainer.rank == 0:
             for each in filter(None, shown):

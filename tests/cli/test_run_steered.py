@@ -1,0 +1,196 @@
+"""`recd run` that is validated, stopped early, ended by signals, and gone on with: bit for bit."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests import forked
+from tests.cli import programs
+
+RANKS_OF_TORCHRUN = '''
+import os, signal
+from recd_plugins.api import Callback, hookimpl
+
+class Ends(Callback):
+    """End rank 1 by SIGTERM."""
+    name = "acme.ends"
+
+    def on_step(self, step):
+        if (step.rank, step.step) == (1, 9):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_interrupt(self, interruption):
+        print(f"seen {interruption.by} on {interruption.rank}", flush=True)
+
+@hookimpl
+def register_plugins():
+    return [Ends]
+'''
+
+# Dropout and several epochs of workers: what a validation could disturb.
+REGISTRY = """version: 1
+dataset: {{use: dlrm.random, options: {{rows: 512, test_rows: 64, sparse: {{user: 90, item: 90}}}}}}
+converter: {{use: recd.kjt}}
+sharding: [{{use: torchrec.row_wise, tables: ["*"]}}]
+callbacks: [{callbacks}]
+model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
+training:
+  {{batch_size: 16, ranks: 2, epochs: {epochs}, workers: 1, schedule: {{warmup: 5}},
+   checkpoint: {{path: {folder}/checkpoints, every: 10, keep: 1}},
+   validation: {validation}}}
+"""
+TRACKED = "{{use: trackers.csv, options: {{path: {folder}/run.csv, every: 4}}}}"
+
+
+def write(
+    folder: Path, validation: str = "{every: 7}", epochs: int = 4, callbacks: str = TRACKED
+) -> Path:
+    path = folder / "registry.yaml"
+    path.write_text(
+        REGISTRY.format(
+            folder=folder,
+            epochs=epochs,
+            validation=validation,
+            callbacks=callbacks.format(folder=folder),
+        )
+    )
+    return path
+
+
+def progress(folder: Path, step: int) -> dict[str, Any]:
+    read = json.loads((folder / f"checkpoints/step-{step:09}/progress.json").read_text())
+    return dict(read)
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "run.csv").open() as file:
+        untimed = list(csv.DictReader(file))
+    for row in untimed:
+        del row["time"], row["samples_per_second"]
+    return untimed
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 64 steps, validated."""
+    folder = tmp_path_factory.mktemp("whole")
+    report = programs.report_of("run", write(folder))
+    (folder / "losses").write_text(json.dumps(report["losses"]))
+    assert report["validation"]["steps"] == list(range(7, 64, 7))
+    assert report["test"]["log_loss"] == pytest.approx(0.69, abs=0.02)
+    return folder
+
+
+def test_validation_changes_no_loss(whole: Path, tmp_path: Path) -> None:
+    report = programs.report_of("run", write(tmp_path, "null"))
+    assert report["validation"] is None
+    assert report["losses"] == json.loads((whole / "losses").read_text())
+
+
+def test_the_best_checkpoint_stays(whole: Path) -> None:
+    best = progress(whole, 64)["validation"]
+    values = best["values"]
+    step = best["steps"][values.index(min(values))]
+    said = programs.recd("checkpoint", "list", whole / "checkpoints").stdout.splitlines()
+    assert re.findall(r"step-(\d+): .* ok(, the best)?", "\n".join(said)) == [
+        (f"{step:09}", ", the best"),
+        ("000000064", ""),
+    ]
+
+
+def ended(folder: Path, registry: Path) -> tuple[int, str]:
+    """A run that is ended by SIGTERM after its first checkpoint: the step, and what it says."""
+    program = forked.Program([forked.RECD, "run", registry])
+    try:
+        while not list(folder.glob("checkpoints/step-*")):
+            assert program.poll() is None, program.output()[1]
+            time.sleep(0.005)
+        started = psutil.Process(program.pid).children(recursive=True)
+        program.send_signal(signal.SIGTERM)
+        assert program.wait(120) == 128 + signal.SIGTERM
+        said = program.output()[1]
+        _, alive = psutil.wait_procs(started, timeout=30)
+        assert not alive
+    finally:
+        program.kill_all()
+    (step,) = re.findall(r"SIGTERM: the run was ended after step (\d+)", said)
+    return int(step), said
+
+
+def test_a_run_that_is_ended_goes_on_bit_for_bit(whole: Path, tmp_path: Path) -> None:
+    registry = write(tmp_path)
+    step, said = ended(tmp_path, registry)
+    assert step < 64, "it was over before"
+    assert "SIGTERM: every rank finishes its step" in said
+    assert f"step-{step:09}. To go on: recd run {registry} --resume" in said
+    assert "Traceback" not in said
+    programs.report_of("run", registry, "--resume")
+    now, before = progress(tmp_path, 64), progress(whole, 64)
+    assert now == before
+    assert rows(tmp_path) == rows(whole)
+
+
+def test_early_stopping_and_what_follows(tmp_path: Path) -> None:
+    registry = write(tmp_path, "{every: 4, metric: calibrated, mode: max, patience: 2}", epochs=1)
+    text = registry.read_text()
+    metric = "metrics: [{use: acme.falls}]\ncallbacks"
+    registry.write_text(text.replace("callbacks", metric, 1))
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "falls.py").write_text(FALLS)
+    arguments = ["--plugins-dir", tmp_path / "plugins", "run", registry]
+    done = programs.recd(*arguments)
+    said = done.stderr + " ".join(done.stdout.split())
+    assert "step 4, 64 rows of the test split: " in said
+    assert "stopped early, after step 12: the best calibrated was -1.00000, after step 4" in said
+    assert "validations brought none" in said
+    again = programs.recd(*arguments, "--resume")
+    assert again.returncode == 0
+    assert "there is nothing to train" in again.stderr
+    assert progress(tmp_path, 12)["validation"]["steps"] == [4, 8, 12]
+
+
+FALLS = '''
+from recd_plugins.api import Metric, hookimpl
+
+class Falls(Metric):
+    """A figure that only falls."""
+    name = "acme.falls"
+    times = 0
+
+    def start(self):
+        return 0
+
+    def update(self, state, batch):
+        return state
+
+    def results(self, states):
+        type(self).times += 1
+        return {"calibrated": float(-self.times)}
+
+@hookimpl
+def register_plugins():
+    return [Falls]
+'''
+
+
+def test_ranks_of_torchrun_end_together(tmp_path: Path) -> None:
+    registry = write(tmp_path, "null", callbacks="{{use: acme.ends}}")
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "acme.py").write_text(RANKS_OF_TORCHRUN)
+    command = [forked.RECD, "--plugins-dir", tmp_path / "plugins", "run", registry]
+    done = forked.torchrun(command, ranks=2)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert done.stderr.count("the run was ended after step") == 1
+    assert sorted(re.findall("seen SIGTERM on .", done.stdout)) == [
+        "seen SIGTERM on 0",
+        "seen SIGTERM on 1",
+    ]
+    assert list((tmp_path / "checkpoints").glob("step-*"))

@@ -1,0 +1,100 @@
+"""Signals: all ranks end after one step, a second signal ends them at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from tests.training.interrupt_cases import steps_until_asked
+
+from recd_plugins.distributed.signals import passed_on
+from recd_plugins.errors import RunInterrupted, SetupError
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.interrupts import Interrupts
+
+
+def test_all_ranks_end_after_the_same_step() -> None:
+    (step, number), other = run_on_ranks(steps_until_asked, 2)
+    assert (step, number) == other
+    assert number == signal.SIGTERM
+    assert 20 <= step <= 120
+
+
+def test_what_was_there_before_comes_back(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Interrupts(0, 1) as interrupts:
+        assert interrupts.asked() == 0
+        os.kill(os.getpid(), signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while not interrupts.asked() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert interrupts.asked() == signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "SIGTERM: every rank finishes its step" in capfd.readouterr().err
+
+
+SCRIPT = """
+import os, signal, sys, time
+from recd_plugins.training import interrupts
+interrupts._ONE_CTRL_C = 0.0
+with interrupts.Interrupts(0, 1):
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+    time.sleep(60)
+"""
+
+
+def test_a_second_one_ends_a_process_at_once() -> None:
+    from tests.forked import Program
+
+    program = Program([sys.executable, "-c", SCRIPT])
+    assert program.wait(30) == 128 + signal.SIGTERM
+
+
+class Rank:
+    """A process that stands for a rank."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(["sleep", "60"])
+        self.pid = self.process.pid
+
+
+@pytest.fixture
+def rank() -> Any:
+    made = Rank()
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+def run(rank: Any, signals: int, error: Exception) -> None:
+    """What ``launch`` does, with what ranks answer to signals of this process."""
+    with passed_on([rank]):
+        for _ in range(signals):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert not signals or rank.process.wait(10) == -signal.SIGTERM
+        raise error
+
+
+def test_the_first_is_passed_on(rank: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    of_rank = RunInterrupted.by(signal.SIGINT, "the run was ended after step 3")
+    with pytest.raises(RunInterrupted, match="SIGTERM: the run was ended after step 3"):
+        run(rank, 1, of_rank)
+    assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(RunInterrupted, match="before its first step"):
+        run(rank, 1, SetupError("rank 0 was killed by SIGTERM"))
+    with pytest.raises(SetupError, match="another one"):
+        run(rank, 0, SetupError("another one"))
+    assert "a second one ends the run at once" in capfd.readouterr().err
+
+
+def test_the_second_ends_them(rank: Any) -> None:
+    with pytest.raises(RunInterrupted, match="ended at once"):
+        run(rank, 2, RuntimeError("not reached"))

@@ -1,0 +1,132 @@
+"""When a run is validated, what is best of it, and when it stops."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recd_plugins import load_registry
+from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.interfaces.callback import Quality
+from recd_plugins.registry.schema import ValidationSpec
+from recd_plugins.training.checkpoint_files.curve import ValidationCurve
+from recd_plugins.training.checkpoint_files.progress import (
+    Progress,
+    progress_text,
+    read_progress,
+    step_name,
+)
+from recd_plugins.training.validation import Measured, Validation, check_validation, stretches
+
+
+def measured(entropy: float, auc: float = 0.5) -> Measured:
+    return Quality(entropy, auc, 10), {"gauc": auc}
+
+
+def spec(**options: Any) -> ValidationSpec:
+    return ValidationSpec(every=2, **options)
+
+
+def test_the_least_or_the_most_is_best() -> None:
+    curve = ValidationCurve("auc", "max", [2, 4, 6, 8, 10], [0.5, 0.7, None, 0.7, 0.6])
+    assert (curve.best, curve.best_step, curve.stale) == (1, 4, 3)
+    curve = ValidationCurve("log_loss", "min", [2, 4], [None, 0.7])
+    assert (curve.best_step, curve.stale) == (4, 0)
+    curve = ValidationCurve("log_loss", "min", [2], [None])
+    assert (curve.best_step, curve.stale) == (None, 1)
+
+
+def test_it_stops_where_nothing_better_came() -> None:
+    validation = Validation(spec(patience=2))
+    assert [validation.due(step) for step in range(1, 5)] == [False, True, False, True]
+    for step, entropy, best in ((2, 0.9, True), (4, 0.8, True), (6, 0.8, False)):
+        assert validation.add(step, measured(entropy)) == best
+        assert not validation.stops
+        assert not validation.due(step), "it is done"
+    assert not validation.add(8, measured(math.nan))
+    assert validation.stops
+    assert str(validation.report()) == (
+        "stopped early, after step 8: the best normalized_entropy was 0.80000, after step 4; "
+        "2 validations brought none"
+    )
+    again = Validation(spec(patience=2), validation.curve)
+    assert again.stops
+    assert Validation(spec(metric="auc"), validation.curve).curve.values == []
+
+
+def test_a_line_of_figures() -> None:
+    validation = Validation(spec(metric="gauc", mode="max"))
+    validation.add(2, measured(0.9, 0.75))
+    assert validation.line(measured(0.9, 0.75)) == (
+        "step 2, 10 rows of the test split: normalized_entropy 0.90000, auc 0.75000, log_loss nan, "
+        "calibration nan, gauc 0.75000 (the best so far)"
+    )
+    validation.add(4, measured(0.9, 0.5))
+    assert validation.line(measured(0.9, 0.5)).endswith("; the best was after 2")
+    with pytest.raises(RecdError, match="nothing measures ndcg of the test split; there are norm"):
+        Validation(spec(metric="ndcg", mode="max")).add(2, measured(0.9))
+
+
+def test_pipelines_run_dry_where_it_is_due() -> None:
+    def taken(batches: int, done: int, every: int | None) -> list[list[int]]:
+        numbers = iter(range(batches))
+        asked = None if every is None else ValidationSpec(every=every)
+        return [list(stretch) for stretch in stretches(numbers, done, asked)]
+
+    assert taken(7, 0, 3) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert taken(4, 5, 3) == [[0], [1, 2, 3], []]
+    assert taken(3, 1, None) == [[0, 1, 2]]
+
+
+def test_a_checkpoint_has_the_curve(tmp_path: Path) -> None:
+    folder = tmp_path / step_name(4)
+    folder.mkdir()
+    curve = ValidationCurve("auc", "max", [2, 4], [0.5, None])
+    progress = Progress(4).with_states([], {}, curve)
+    (folder / "progress.json").write_text(progress_text(progress))
+    assert read_progress(folder).validation == curve
+    assert read_progress(folder).best_step == 2
+    spoilt = json.loads(progress_text(progress))
+    spoilt["validation"]["steps"] = [2]
+    (folder / "progress.json").write_text(json.dumps(spoilt))
+    with pytest.raises(RecdError, match="has 1 steps and 2 values"):
+        read_progress(folder)
+
+
+REGISTRY = """version: 1
+dataset: {{use: dlrm.random, options: {{rows: 8, test_rows: {test_rows}, sparse: {{user: 9}}}}}}
+converter: {{use: recd.kjt}}
+model: {{}}
+training: {{batch_size: 2, validation: {validation}}}
+"""
+
+
+def load_and_check(path: Path) -> None:
+    registry = load_registry(path)
+    check_validation(registry, registry.dataset.splits())
+
+
+@pytest.mark.parametrize(
+    ("test_rows", "validation", "wrong"),
+    [
+        (4, "{every: 2, metric: gauc}", "metric gauc needs mode: min or max, which is known of no"),
+        (4, "{every: 2, metric: calibration}", "the least and the most calibration are no best"),
+        (
+            4,
+            "{every: 2, metric: gauc, mode: max}",
+            "metric gauc is none of normalized_entropy, auc",
+        ),
+        (0, "{every: 2}", "measures the test split, and dlrm.random has no test split here"),
+    ],
+)
+def test_what_could_measure_nothing(
+    tmp_path: Path, test_rows: int, validation: str, wrong: str
+) -> None:
+    path = tmp_path / "r.yaml"
+    path.write_text(REGISTRY.format(test_rows=test_rows, validation=validation))
+    with pytest.raises(RegistryError, match=wrong):
+        load_and_check(path)
