@@ -309,7 +309,8 @@ def _goes_on_with_resume() -> Iterator[None]:
         if error.resumable:
             words = sys.argv if "--resume" in sys.argv else [*sys.argv, "--resume"]
             command = shlex.join([Path(words[0]).name, *words[1:]])
-            error.args = (f"{error.args[0]}. To go on: {command}",)
+            same = "" if torchrun_rank() is None else "the same launcher with "
+            error.args = (f"{error.args[0]}. To go on: {same}{command}",)
         raise
 
 

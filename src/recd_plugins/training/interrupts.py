@@ -20,7 +20,7 @@ from recd_plugins.distributed.signals import ENDING, say_that_it_ends
 _SECONDS_BETWEEN_ASKING = 1.0
 _MOST_STEPS = 50
 # torchrun passes a Ctrl-C on that the terminal has sent to its ranks already.
-_ONE_CTRL_C = 1.0
+_ONE_CTRL_C = 2.0
 
 
 class Interrupts:
