@@ -182,7 +182,11 @@ class CheckpointSpec(_Spec):
 
     path: str | None = Field(default=None, description="Folder of checkpoints; null writes none.")
     every: Count = Field(default=100, description="Steps between checkpoints.")
-    keep: Count = Field(default=2, description="Checkpoints kept; older ones are removed.")
+    keep: Count = Field(
+        default=2,
+        description="Checkpoints kept, besides the best one of `training.validation`; older ones "
+        "are removed.",
+    )
 
     @field_validator("path")
     @classmethod
