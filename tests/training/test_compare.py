@@ -10,7 +10,7 @@ from pathlib import Path
 from recd_plugins.files import write_json
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.stages import STAGES, StageTimes
-from recd_plugins.training.compare import Comparison, figures
+from recd_plugins.training.compare import Comparison, figures, in_rounds, worse_than_base_rate
 from recd_plugins.training.profile_events import StepMemory
 from recd_plugins.training.trainer import Result
 
@@ -56,3 +56,41 @@ def test_nan_is_not_agreement(tmp_path: Path) -> None:
     write_json(tmp_path / "report.json", comparison.as_json())
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert report["loss_max_abs_diff"] is None
+
+
+def test_rounds_show_medians_and_spread() -> None:
+    speeds = [(100.0, 90.0), (100.0, 130.0), (120.0, 150.0)]
+    first, *others = [(result([0.5], a), result([0.5], b)) for a, b in speeds]
+    comparison = Comparison(*first, others)
+    report = json.loads(json.dumps(comparison.as_json()))
+    assert report["ratios"]["samples_per_second"] == 1.25
+    assert report["rounds"]["samples_per_second"] == {
+        "baseline": {"median": 100.0, "least": 100.0, "most": 120.0},
+        "plugins": {"median": 130.0, "least": 90.0, "most": 150.0},
+        "ratio": {"median": 1.25, "least": 0.9, "most": 1.3},
+    }
+    table = comparison.table()
+    ratios = list(table.columns[3].cells)
+    assert ratios[0] == "1.25x\n0.9x to 1.3x\nno difference shown"
+    assert ratios[1] == "1x"
+    assert next(iter(table.columns[2].cells)) == "130\n90 to 150"
+    assert "rounds" not in Comparison(*first).as_json()
+
+
+def test_sides_take_turns() -> None:
+    turns: list[str] = []
+
+    def train(side: str) -> int:
+        turns.append(side)
+        return len(turns)
+
+    assert in_rounds(["a", "b"], 3, train) == [{"a": 1, "b": 2}, {"a": 4, "b": 3}, {"a": 5, "b": 6}]
+    assert "".join(turns) == "abbaab"
+
+
+def test_worse_than_the_base_rate_is_said() -> None:
+    good = replace(result([0.5]), test=Quality(0.99, 0.6, 9))
+    bad = replace(result([0.5]), test=Quality(1.01, 0.6, 9))
+    assert worse_than_base_rate("", good) == worse_than_base_rate("", result([0.5])) == ""
+    said = worse_than_base_rate("plugins", bad)
+    assert said.startswith("The normalized entropy of plugins on the test split, 1.01000, is above")

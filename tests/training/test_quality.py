@@ -31,6 +31,9 @@ def test_against_definitions() -> None:
     wins = (positive[:, None] > negative).double().mean()
     assert quality.auc == pytest.approx(float(wins), abs=1e-6)
     assert quality.num_samples == 500
+    assert quality.log_loss == pytest.approx(float(entropy), rel=1e-6)
+    calibration = probability.sum() / labels.sum()
+    assert quality.calibration == pytest.approx(float(calibration), rel=1e-6)
 
 
 def predict(rank: int, world_size: int) -> Quality | None:

@@ -1,0 +1,85 @@
+"""What a run would do up to its first step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from click.testing import CliRunner
+
+from recd_plugins import load_registry
+from recd_plugins.cli import main
+from recd_plugins.training.dry_run import unused_line
+
+REGISTRY = """version: 1
+dataset:
+  use: recd.session_parquet
+  options: {{path: {folder}/t.parquet, sparse: [user, clicks], dense: [price]}}
+converter: {{use: recd.kjt}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 50}}}}
+pooling: [{{use: recd.attention, features: [clicks]}}]
+model: {{embedding_dim: 4, num_embeddings: 50, bottom_mlp: [4], top_mlp: [4]}}
+training: {{batch_size: 4, ranks: 2, epochs: 3, checkpoint: {{path: {folder}/checkpoints}}}}
+"""
+
+
+def write(folder: Path) -> Path:
+    rows = range(20)
+    columns = {
+        "session_id": rows,
+        "ts": rows,
+        "user": rows,
+        "clicks": [[row] for row in rows],
+        "price": [float(row) for row in rows],
+        "label": [row % 2 for row in rows],
+        "city": ["a"] * 20,
+        "shop": rows,
+        "age": [1.5] * 20,
+    }
+    table = pa.table({name: list(values) for name, values in columns.items()})
+    pq.write_table(table, folder / "t.parquet")
+    path = folder / "r.yaml"
+    path.write_text(REGISTRY.format(folder=folder))
+    return path
+
+
+def test_what_each_column_is_for(tmp_path: Path) -> None:
+    registry = write(tmp_path)
+    figures = tmp_path / "figures.json"
+    done = CliRunner().invoke(
+        main, ["run", str(registry), "--dry-run", "--json", str(figures), "training.steps=5"]
+    )
+    assert done.exit_code == 0, done.output
+    report = json.loads(figures.read_text())
+    assert {each["name"]: (each["feeds"], each["how"]) for each in report["columns"]} == {
+        "user": ("sparse", "recd.sigrid_hash, 50 rows of 4, pooled in bags"),
+        "clicks": ("sparse", "recd.sigrid_hash, 50 rows of 4, recd.attention"),
+        "price": ("dense", ""),
+        "label": ("label", ""),
+        "session_id": ("sessions", "no input of the model"),
+        "ts": ("their order", "no input of the model"),
+        "city": (None, "string: no option takes it"),
+        "shop": (None, "int64: option sparse does not name it"),
+        "age": (None, "double: option dense does not name it"),
+    }
+    assert report["rows"] == {"train": 16}
+    assert report["steps"] == 5
+    assert report["table_bytes"] == 2 * 50 * 4 * 4
+    assert report["plan"]
+    assert "columns of the data" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "figures.json",
+        "r.yaml",
+        "t.parquet",
+    ]
+
+
+def test_what_feeds_nothing_is_a_line(tmp_path: Path) -> None:
+    registry = load_registry(write(tmp_path))
+    assert unused_line(registry) == (
+        "columns that feed nothing: city (string: no option takes it), shop (int64: option sparse "
+        "does not name it), age (double: option dense does not name it)"
+    )
