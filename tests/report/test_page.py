@@ -153,8 +153,8 @@ def test_rounds_give_medians_and_say_where_they_show_no_difference() -> None:
     }
     runs = runs_of(report)
     assert next(findings(runs)) == (
-        "plugins trains 1.10 (0.90 to 1.20) times as many samples a second as baseline, which shows "
-        "no difference."
+        "plugins trains 1.10 (0.90 to 1.20) times as many samples a second as baseline, which "
+        "shows no difference."
     )
     cells = "<td>100</td><td>105</td><td>1.1x, 0.9x to 1.2x, no difference shown</td>"
     assert f"<td>samples per second</td>{cells}" in page(runs)
