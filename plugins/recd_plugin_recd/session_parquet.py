@@ -194,10 +194,10 @@ class SessionParquet(Dataset):
         keys = SessionKeys(self.options.session, self.options.timestamp)
         return keys if self._trained is None or len(self.keys()) == 2 else None
 
-    def keys(self) -> tuple[str, ...]:
+    def keys(self) -> dict[str, str]:
         """Session and time, where they are there."""
         wanted = (self.options.session, self.options.timestamp)
-        return tuple(name for name in wanted if name in self._table.schema.names)
+        return {name: name for name in wanted if name in self._table.schema.names}
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
         """Of a table to be scored with labels that are 0: its own, if any, are not looked at."""

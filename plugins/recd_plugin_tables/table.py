@@ -29,6 +29,8 @@ from recd_plugins.api import (
 from recd_plugins.api.reading import Piece, PlannedReader, ReadPlan, digest
 from recd_plugins.api.tables import ParquetTable, ReadOptions, TableStatistics, Url, read_footers
 
+# Columns that files of scores have anyway.
+_OF_SCORES = frozenset({"row", "candidate", "score"})
 #: The column of the label where every row is a positive.
 _LABEL = "label"
 
@@ -122,13 +124,19 @@ class Table(Dataset):
         grouped = self.options.explode or roles & {"session", "request"}
         return SessionKeys(SESSION, TIME) if grouped else None
 
-    def keys(self) -> tuple[str, ...]:
+    def keys(self) -> dict[str, str]:
         """The user's own; of candidates also the row of the table, from 0, and which one of it."""
-        own = [key_name(column, use) for column, use in self.options.columns.items()]
+        own = {key_name(column, use): column for column, use in self.options.columns.items()}
         if self._trained is not None:  # a table to score may lack some
-            own = [name for name in own if name in self._table_of("train").schema.names]
-        candidate = (ROW, CANDIDATE) if self.options.explode else ()
-        return (*candidate, *filter(None, own))
+            there = self._table_of("train").schema.names
+            own = {name: column for name, column in own.items() if name in there}
+        candidate = {ROW: "row", CANDIDATE: "candidate"} if self.options.explode else {}
+        named = {
+            name: f"{column}_key" if column in _OF_SCORES else column
+            for name, column in own.items()
+            if name
+        }
+        return {**candidate, **named}
 
     def scan(self, split: Split = "train") -> Iterator[Rows]:
         table = self._table_of(split)

@@ -42,7 +42,7 @@ def test_every_row_comes_in_stored_order(tmp_path: Path, more: dict[str, list[An
     scored = dataset.to_score(str(tmp_path / "new"))
     scored.prepare()
     assert scored.schema() == dataset.schema()
-    assert scored.keys() == ("session_id", "ts")
+    assert tuple(scored.keys()) == ("session_id", "ts")
     found = rows_of(scored)
     assert [row["ts"] for row in found] == list(range(7))
     assert [row["a"] for row in found] == [[row] for row in range(7)]
@@ -53,7 +53,7 @@ def test_keys_are_those_that_are_there(tmp_path: Path) -> None:
     dataset = trained(tmp_path)
     pq.write_table(table(3).drop_columns(["session_id"]), tmp_path / "new.parquet")
     scored = dataset.to_score(str(tmp_path / "new.parquet"))
-    assert scored.keys() == ("ts",)
+    assert tuple(scored.keys()) == ("ts",)
     assert scored.session_keys() is None
     assert len(rows_of(scored)) == 3
 

@@ -43,7 +43,7 @@ def test_every_row_and_value_is_there(path):
     schema = data.schema()
     assert (schema.sparse, schema.dense) == (("user", "item", "history"), ("price",))
     assert schema.label == "clicked"
-    assert data.keys() == ("user_key", "when")
+    assert data.keys() == {"user_key": "user", "when": "when"}
     names = ["user", "item", "history", "price", "clicked", "_session", "_time", "user_key", "when"]
     assert {tuple(rows.data.schema.names) for rows in data.scan()} == {tuple(names)}
     found, given = by_row(data), clicks().to_pydict()
@@ -170,7 +170,7 @@ def test_another_table_is_scored_by_the_same_ids(path, tmp_path):
     bare = table(path, columns={**COLUMNS, "user": "session"})
     nobody = bare.to_score(str(tmp_path / "new.parquet"))
     assert rows_of(nobody)["_row"] == list(range(20))
-    assert nobody.keys() == ()
+    assert nobody.keys() == {}
     pq.write_table(new.drop_columns("history"), tmp_path / "new.parquet")
     with pytest.raises(DataError, match=r"new.parquet: no column history"):
         data.to_score(str(tmp_path / "new.parquet")).prepare()
@@ -312,7 +312,7 @@ def test_candidates_become_rows_and_the_rest_stays_with_them(tmp_path, capfd):
     data.prepare()
     assert "1 rows have no candidate" in capfd.readouterr().err
     assert data.schema().dense == ("vector_0", "vector_1")
-    assert data.keys() == ("_row", "_candidate", "request")
+    assert list(data.keys().values()) == ["row", "candidate", "request"]
     found = by_row(data)
     assert found["_row"] == [0, 0, 2, 2, 2]
     assert found["_candidate"] == [0, 1, 0, 1, 2]

@@ -215,10 +215,14 @@ class Dataset(Plugin, ABC):
             "cannot be scanned; take a dataset that does, or a Parquet file or folder"
         )
 
-    def keys(self) -> tuple[str, ...]:
-        """The columns of ``scan`` that predictions carry, so that they can be joined back."""
+    def keys(self) -> Mapping[str, str]:
+        """The columns of ``scan`` that predictions carry, so that they can be joined back.
+
+        By each its name in them: that of the user's table.
+        """
         keys = self.session_keys()
-        return () if keys is None else (keys.session, keys.timestamp)
+        names = () if keys is None else (keys.session, keys.timestamp)
+        return {name: name for name in names}
 
     def to_score(self, location: str) -> Dataset:  # noqa: ARG002
         """The same columns, by the same options, of another table, to score all of its rows.
@@ -311,7 +315,7 @@ class DatasetWrapper(Dataset):
         """The inner dataset's: in stored order."""
         return self.inner.scan(split)
 
-    def keys(self) -> tuple[str, ...]:
+    def keys(self) -> Mapping[str, str]:
         """The inner dataset's."""
         return self.inner.keys()
 

@@ -79,7 +79,7 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     scored = replace(registry, dataset=dataset, wrappers=())
     pipeline = RowPipeline(scored, fitted_transforms(scored, prepared))
     size = registry.training.batch_size
-    dealt = turns(dataset.scan("train"), dataset.keys(), rank, world_size, size)
+    dealt = turns(dataset.scan("train"), tuple(dataset.keys()), rank, world_size, size)
     start, rows = time.perf_counter(), 0
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -142,8 +142,8 @@ class _Output:
     def write(self, keys: Sequence[pa.RecordBatch], scores: np.ndarray) -> None:
         """Add rows that follow those before."""
         columns: dict[str, pa.Array] = {}
-        for name in self._names:
-            columns[name] = _joined([batch.column(name) for batch in keys])
+        for column, name in self._names.items():
+            columns[name] = _joined([batch.column(column) for batch in keys])
         if self._kept is not None:
             columns |= self._kept.take(len(scores))
         if ROW not in columns:
