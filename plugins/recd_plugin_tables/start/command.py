@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "format_name", metavar="NAME", help="Of the table, where names do not say."
 )
+@click.option(
+    "--header", metavar="NAMES", help="Names of the columns of a text without: user,item,rating."
+)
 @click.option("--query", help="A query in SQL for a DuckDB file, whose result is the table.")
 @click.option("--of", "table_name", metavar="NAME", help="The table in a DuckDB file or a catalog.")
 @click.option("--force", is_flag=True, help="Replace FILE where it exists.")
@@ -69,6 +72,7 @@ def init(
     explode: tuple[str, ...],
     test: float,
     format_name: str | None,
+    header: str | None,
     query: str | None,
     table_name: str | None,
     force: bool,
@@ -93,7 +97,8 @@ def init(
     from recd_plugin_tables.start.registry_text import registry_text
     from recd_plugin_tables.start.survey import survey
 
-    given = {"format": format_name, "query": query, "table": table_name}
+    names = None if header is None else tuple(name.strip() for name in header.split(","))
+    given = {"format": format_name, "header": names, "query": query, "table": table_name}
     how = {name: value for name, value in given.items() if value is not None}
     found = survey(open_source(table, options=_options(SourceOptions, how)), explode or None)
     wanted = Wanted(label, session, time, request, implicit, unused, positive_from)
