@@ -98,6 +98,11 @@ class Table(Dataset):
                 dense += [f"{name}_{index}" for index in range(width)]
         return FeatureSchema(tuple(sparse), tuple(dense), self._label)
 
+    def left_out(self) -> dict[str, str]:
+        """What ``columns`` says is unused; that ``others`` are is said where they are imported."""
+        columns = self.options.columns.items()
+        return {name: "is said to be unused" for name, use in columns if use.roles == ("unused",)}
+
     def splits(self) -> tuple[Split, ...]:
         has_test = self.options.split is not None or self.options.test_path is not None
         return ("train", "test") if has_test else ("train",)

@@ -46,6 +46,9 @@ def test_every_row_and_value_is_there(path):
     assert data.keys() == {"user_key": "user", "when": "when"}
     names = ["user", "item", "history", "price", "clicked", "_session", "_time", "user_key", "when"]
     assert {tuple(rows.data.schema.names) for rows in data.scan()} == {tuple(names)}
+    assert data.left_out() == {}
+    left_out = table(path, columns={**COLUMNS, "price": "unused"}).left_out()
+    assert left_out == {"price": "is said to be unused"}
     found, given = by_row(data), clicks().to_pydict()
     assert found["_row"] == list(range(60))
     assert found["user"] == [[text_id(user)] for user in given["user"]]

@@ -16,6 +16,7 @@ from recd_plugins.interfaces import (
     RunBatch,
     RunEnd,
     RunEvaluation,
+    RunInterruption,
     RunStart,
     RunStep,
     Table,
@@ -68,6 +69,14 @@ class CallbackContract(PluginContract):
     def test_a_run_without_a_step_ends(self, plugin: Callback, start: RunStart) -> None:
         plugin.on_start(start)
         plugin.on_end(RunEnd(0, 0, ()))
+
+    def test_a_run_may_be_ended(
+        self, plugin: Callback, start: RunStart, batches: Sequence[ModelInput]
+    ) -> None:
+        plugin.on_start(start)
+        _train(plugin, batches[:1])
+        plugin.state_dict()
+        plugin.on_interrupt(RunInterruption(0, 1, "SIGTERM"))
 
     def test_its_state_is_json(
         self, plugin: Callback, start: RunStart, batches: Sequence[ModelInput]

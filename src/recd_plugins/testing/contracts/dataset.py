@@ -43,6 +43,9 @@ class DatasetContract(PluginContract):
         rows = next(iter(self._reader(dataset)))
         columns = [*schema.sparse, *schema.dense, schema.label]
         assert len(set(columns)) == len(columns), "a column stands in the schema twice"
+        left_out = dataset.left_out()
+        assert not left_out.keys() & set(columns), "a column is left out and in the schema"
+        assert all(left_out.values()), "a column is left out without why"
         for name in schema.sparse:
             kind = rows.data.schema.field(name).type
             ids = kind.value_type if pa.types.is_list(kind) else kind
