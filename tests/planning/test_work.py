@@ -34,7 +34,10 @@ REGISTRY = """
 version: 1
 dataset:
   use: recd.session_parquet
-  options: {{path: {folder}/table, generate: {{rows: 512, row_group_rows: 64}}}}
+  options:
+    path: {folder}/table
+    generate: {{rows: 512, row_group_rows: 64}}
+    sparse: ["seq_[01]_0", "seq_0_1", "item_*", usr_0, usr_1, usr_2, usr_10, usr_21]
 converter: {{use: {converter}}}
 preprocessing:
   - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 500}}}}
