@@ -85,15 +85,15 @@ def test_a_stock_job_goes_on(
 
 
 @pytest.mark.parametrize("tiered", [False, True], ids=["from stock", "from other tiers"])
-@pytest.mark.parametrize(("one", "other"), FROM_STOCK, ids=str)
+@pytest.mark.parametrize("layouts", FROM_STOCK, ids=str)
 def test_tiers_go_on(
     saved: Callable[[Layout, bool], Path],
     optimizer: Optimizer,
     plain: Plain,
-    one: Layout,
-    other: Layout,
+    layouts: tuple[Layout, Layout],
     tiered: bool,
 ) -> None:
+    one, other = layouts
     tiers = OTHER_TIERS if tiered else TIERS
     for found in _run(other, load_and_go_on, optimizer, tiers, saved(one, tiered), plain):
         assert found.loaded <= TOLERANCE
