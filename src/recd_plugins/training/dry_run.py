@@ -12,7 +12,7 @@ from rich.table import Table as RichTable
 
 from recd_plugins.byte_sizes import bytes_text
 from recd_plugins.data.feature_steps import feature_steps
-from recd_plugins.interfaces import Table
+from recd_plugins.interfaces import Dataset, Split, Table
 from recd_plugins.model.build import build_model
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.prepared import Registry
@@ -41,7 +41,7 @@ class DryRun:
 
     Attributes:
         columns: of the data, those that feed the model first.
-        rows: that it reads in an epoch, by split.
+        rows: that it reads, of train in an epoch those that fill batches on all ranks; by split.
         steps: that it trains.
         table_bytes, layer_bytes: of the model's parameters.
     """
@@ -62,18 +62,18 @@ class DryRun:
         tables = tables_of(model)
         num_bytes = sum(parameter.nbytes for parameter in model.parameters())
         of_tables = sum(4 * table.num_embeddings * table.embedding_dim for table in tables)
+        # Evaluation reads every row, one by one where they fill no batch on every rank.
+        each_row = (registry.dataset, 1, 1)
+        whole: dict[Split, tuple[Dataset, int, int]] = dict.fromkeys(splits_of(registry), each_row)
+        whole["train"] = registry.wrapped_dataset, world_size, training.batch_size
         batches = {
-            split: len(
-                registry.wrapped_dataset.reader(
-                    rank=0, world_size=world_size, batch_size=training.batch_size, split=split
-                )
-            )
-            for split in splits_of(registry)
+            split: len(data.reader(rank=0, world_size=ranks, batch_size=rows, split=split))
+            for split, (data, ranks, rows) in whole.items()
         }
         steps = batches["train"] * training.epochs
         return cls(
             tuple(_columns(registry, tables)),
-            {split: n * training.batch_size * world_size for split, n in batches.items()},
+            {split: n * whole[split][1] * whole[split][2] for split, n in batches.items()},
             steps if training.steps is None else min(steps, training.steps),
             of_tables,
             num_bytes - of_tables,
@@ -94,7 +94,7 @@ class DryRun:
         rows = ", ".join(f"{count:,} rows of {split}" for split, count in self.rows.items())
         table = RichTable(
             title="columns of the data, and what they are for",
-            caption=f"{rows} in batches of all ranks; {self.steps:,} steps; the model's tables "
+            caption=f"{rows}; {self.steps:,} steps; the model's tables "
             f"take {bytes_text(self.table_bytes)}, its layers {bytes_text(self.layer_bytes)}",
         )
         for heading in ("column", "feeds", "how"):
