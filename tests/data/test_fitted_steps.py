@@ -223,6 +223,10 @@ def test_a_checkpoint_stands_for_fitting(
     write_fitted(tmp_path, {name: each.numpy() for name, each in fitted_state(before).items()})
     manifest = manifest_text({FITTED: digest_of(tmp_path / FITTED)})
     (tmp_path / MANIFEST).write_text(manifest, encoding="utf-8")
+    (tmp_path / IDENTITY).write_text(identity_text(identity_of(before, [])), encoding="utf-8")
+    other = registry(folder, ALL % f", options: {{together: {together}, rows: 50}}")
+    load_fitted(other, tmp_path)
+    assert other.preprocessing[0].plugin.fitted is None
     monkeypatch.setattr("recd_plugins.data.fitted_steps.training_rows", None)
     after = registry(folder, entry)
     load_fitted(after, tmp_path)

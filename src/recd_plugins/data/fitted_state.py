@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from torch import Tensor
 
@@ -12,7 +12,7 @@ from recd_plugins.data.feature_steps import feature_steps
 from recd_plugins.interfaces import Preprocessing
 from recd_plugins.registry import Entry, Registry
 
-#: Tensors by entry, feature ("" where all share one) and name, which stand in a name as JSON.
+#: Tensors by number of the entry, feature ("" where all share one) and name, in a name as JSON.
 FittedState = Mapping[str, Tensor]
 
 
@@ -23,42 +23,47 @@ def fitted_state(registry: Registry) -> dict[str, Tensor]:
         PluginError: a step fails to say it.
     """
     found = {}
-    for entry in _entries(registry):
+    for number, entry in _entries(registry):
         for feature, step in (entry.plugin.fitted or {}).items():
             of = "" if step.fits_together else feature
             with step_call(step, f"fitted_state of {feature}"):
                 for name, tensor in step.fitted_state().items():
-                    found[json.dumps([entry.field, of, name])] = tensor.detach().cpu()
+                    found[json.dumps([number, of, name])] = tensor.detach().cpu()
     return found
 
 
-def load_fitted_state(registry: Registry, state: FittedState) -> None:
+def load_fitted_state(registry: Registry, state: FittedState, entries: Collection[int]) -> None:
     """Make entries what they were, in place of fitting; one that ``state`` lacks is left unfitted.
+
+    Args:
+        registry: its preprocessing.
+        state: what was fitted.
+        entries: numbers of those that are what they were then.
 
     Raises:
         RecdError: a step does not take it.
     """
-    entries = [entry for entry in _entries(registry) if entry.plugin.fitted is None]
-    if not entries or not state:
+    to_load = [
+        (number, entry.plugin)
+        for number, entry in _entries(registry)
+        if number in entries and entry.plugin.fitted is None
+    ]
+    if not to_load or not state:
         return
-    by_step: dict[tuple[str, str], dict[str, Tensor]] = {}
+    by_step: dict[tuple[int, str], dict[str, Tensor]] = {}
     for key, tensor in state.items():
-        field, feature, name = json.loads(key)
-        by_step.setdefault((field, feature), {})[name] = tensor
+        number, feature, name = json.loads(key)
+        by_step.setdefault((number, feature), {})[name] = tensor
     steps = feature_steps(registry, registry.dataset.schema())
-    for entry in entries:
-        plugin = entry.plugin
+    for number, plugin in to_load:
         claimed = [feature for feature, chain in steps.items() if plugin in chain]
         of = (
             dict.fromkeys(claimed, "") if plugin.fits_together else {each: each for each in claimed}
         )
-        if {(entry.field, name) for name in of.values()} != {
-            key for key in by_step if key[0] == entry.field
-        }:
+        if {(number, name) for name in of.values()} != {key for key in by_step if key[0] == number}:
             continue
         plugin.fitted = {
-            feature: _loaded(plugin, feature, by_step[entry.field, name])
-            for feature, name in of.items()
+            feature: _loaded(plugin, feature, by_step[number, name]) for feature, name in of.items()
         }
 
 
@@ -70,8 +75,8 @@ def _loaded(plugin: Preprocessing, feature: str, state: Mapping[str, Tensor]) ->
     return step
 
 
-def _entries(registry: Registry) -> Iterator[Entry[Preprocessing]]:
-    """Those that are fitted and say what they were fitted to be."""
-    for entry in registry.preprocessing:
+def _entries(registry: Registry) -> Iterator[tuple[int, Entry[Preprocessing]]]:
+    """Those that are fitted and say what they were fitted to be, with their numbers."""
+    for number, entry in enumerate(registry.preprocessing):
         if type(entry.plugin).fitted_state is not Preprocessing.fitted_state:
-            yield entry
+            yield number, entry

@@ -11,20 +11,23 @@ from recd_plugins.registry import Registry
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.fitted import read_fitted
 from recd_plugins.training.checkpoint_files.folder import checkpoints_in
+from recd_plugins.training.identity import same_preprocessing
 
 
 def load_fitted(registry: Registry, checkpoint: Path) -> None:
     """What the preprocessing of a registry was when a checkpoint was written.
 
-    Entries of which the checkpoint says nothing are fitted when they are used; whether they are
-    the same then, the identity tells.
+    Entries of which the checkpoint says nothing, or that have other options now, are fitted when
+    they are used; whether they are the same then, the identity tells.
 
     Raises:
         DamagedError: the file is not as it was written.
     """
     if registry.preprocessing:
         arrays = read_fitted(checkpoint)
-        load_fitted_state(registry, {name: torch.from_numpy(each) for name, each in arrays.items()})
+        state = {name: torch.from_numpy(each) for name, each in arrays.items()}
+        if state:
+            load_fitted_state(registry, state, same_preprocessing(checkpoint, registry))
 
 
 def resume_fitted(registry: Registry) -> None:

@@ -180,6 +180,24 @@ def check_same_model(checkpoint: Path, identity: Mapping[str, Any]) -> None:
         )
 
 
+def same_preprocessing(checkpoint: Path, registry: Registry) -> set[int]:
+    """Numbers of the entries that have the plugin and options that they had in a checkpoint.
+
+    Raises:
+        DamagedError: the checkpoint does not say.
+    """
+    before = read_fields(checkpoint)
+    found = set()
+    for number, entry in enumerate(registry.preprocessing):
+        field, plugin = f"preprocessing[{number}]", entry.plugin
+        options = plugin.options.model_dump(mode="json", exclude=set(plugin.free_options))
+        now = dict(_leaves({"use": plugin.name, "options": options}, field))
+        own = [f"{field}.use", f"{field}.options"]
+        if now == {name: value for name, value in before.items() if _within(name, own)}:
+            found.add(number)
+    return found
+
+
 def _plugin(plugin: Plugin) -> dict[str, Any]:
     options = plugin.options.model_dump(mode="json", exclude=set(plugin.free_options))
     said = {"use": plugin.name, "options": options}
