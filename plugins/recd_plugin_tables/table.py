@@ -167,16 +167,13 @@ class Table(Dataset):
     def __getstate__(self) -> dict[str, Any] | None:
         return {"_trained": self._trained}
 
-    def texts(self, feature: str) -> pa.Table:
-        """The text of each id of a feature: columns ``id`` and ``text``.
-
-        Raises:
-            DataError: its column does not say ``texts: true``.
-        """
+    def texts(self, feature: str) -> dict[int, str]:
+        """The text of each id; empty where its column does not say ``texts: true``."""
         path = self._train.folder / "texts" / f"{feature}.parquet"
         if not path.is_file():
-            raise DataError(f"no text of ids was kept; set texts: true for {feature}")
-        return pq.read_table(path)
+            return {}
+        ids, texts = (column.to_pylist() for column in pq.read_table(path).columns)
+        return dict(zip(ids, texts, strict=True))
 
     @property
     def widths(self) -> dict[str, int]:

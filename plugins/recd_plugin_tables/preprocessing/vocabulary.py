@@ -102,6 +102,14 @@ class Vocabulary(FittedPreprocessing):
         at = torch.searchsorted(ids, values).clamp(max=ids.numel() - 1)
         return torch.where(ids[at] == values, rows[at], others), offsets
 
+    def original_values(self) -> list[int | None]:
+        """The id that is numbered so, by number; None for those that others share."""
+        found: list[int | None] = [None] * self.options.rows
+        ids, rows = (self.state[name].tolist() for name in ("ids", "rows"))
+        for known, row in zip(ids, rows, strict=True):
+            found[row] = known
+        return found
+
     def _others(self, values: Tensor, num_known: int) -> Tensor:
         """Row 0, and with others: hash the rows behind those of known ids."""
         import torch

@@ -349,12 +349,8 @@ def test_parallel_lists_of_candidates(tmp_path):
 def test_the_text_of_ids_is_kept_where_it_is_asked_for(path):
     data = table(path, columns={**COLUMNS, "history": {"as": "ids", "texts": True}})
     data.prepare()
-    kept = data.texts("history")
-    assert dict(zip(kept["id"].to_pylist(), kept["text"].to_pylist(), strict=True)) == {
-        text_id(f"h{number}"): f"h{number}" for number in range(7)
-    }
-    with pytest.raises(DataError, match="set texts: true for user"):
-        data.texts("user")
+    assert data.texts("history") == {text_id(f"h{number}"): f"h{number}" for number in range(7)}
+    assert data.texts("user") == {}
 
 
 BAD: dict[str, Any] = {

@@ -224,6 +224,10 @@ class Dataset(Plugin, ABC):
         names = () if keys is None else (keys.session, keys.timestamp)
         return {name: name for name in names}
 
+    def texts(self, feature: str) -> Mapping[int, str]:  # noqa: ARG002
+        """The text of each id of a sparse feature that is text in the data; empty if unknown."""
+        return {}
+
     def to_score(self, location: str) -> Dataset:  # noqa: ARG002
         """The same columns, by the same options, of another table, to score all of its rows.
 
@@ -318,6 +322,10 @@ class DatasetWrapper(Dataset):
     def keys(self) -> Mapping[str, str]:
         """The inner dataset's."""
         return self.inner.keys()
+
+    def texts(self, feature: str) -> Mapping[int, str]:
+        """The inner dataset's."""
+        return self.inner.texts(feature)
 
     def to_score(self, location: str) -> Dataset:
         """The inner dataset's: in stored order."""

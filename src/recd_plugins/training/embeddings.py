@@ -68,6 +68,9 @@ def _values(registry: Registry, checkpoint: Path, table: str, num_rows: int) -> 
     values: Sequence[Any] | None = step.original_values()
     if values is None:
         return None
-    found = pa.array(values)
+    texts: dict[int, str] = {}
+    for feature in features:
+        texts.update(registry.dataset.texts(feature))
+    found = pa.array([texts.get(each) for each in values] if texts else values)
     # Rows that no value becomes.
     return pa.concat_arrays([found, pa.nulls(max(0, num_rows - len(found)), found.type)])
