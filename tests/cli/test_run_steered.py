@@ -35,9 +35,9 @@ def register_plugins():
     return [Ends]
 '''
 
-# Dropout and several epochs of workers: what a validation could disturb.
+# Workers, a schedule, four epochs and a test split that fills no batch: what could be disturbed.
 REGISTRY = """version: 1
-dataset: {{use: dlrm.random, options: {{rows: 512, test_rows: 64, sparse: {{user: 90, item: 90}}}}}}
+dataset: {{use: dlrm.random, options: {{rows: 512, test_rows: 77, sparse: {{user: 90, item: 90}}}}}}
 converter: {{use: recd.kjt}}
 sharding: [{{use: torchrec.row_wise, tables: ["*"]}}]
 callbacks: [{callbacks}]
@@ -85,7 +85,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     report = programs.report_of("run", write(folder))
     (folder / "losses").write_text(json.dumps(report["losses"]))
     assert report["validation"]["steps"] == list(range(7, 64, 7))
-    assert report["test"]["log_loss"] == pytest.approx(0.69, abs=0.02)
+    assert report["test"]["log_loss"] == pytest.approx(0.7, abs=0.05)
     return folder
 
 
@@ -148,7 +148,7 @@ def test_early_stopping_and_what_follows(tmp_path: Path) -> None:
     arguments = ["--plugins-dir", tmp_path / "plugins", "run", registry]
     done = programs.recd(*arguments)
     said = done.stderr + " ".join(done.stdout.split())
-    assert "step 4, 64 rows of the test split: " in said
+    assert "step 4, 77 rows of the test split: " in said
     assert "stopped early, after step 12: the best calibrated was -1.00000, after step 4" in said
     assert "validations brought none" in said
     again = programs.recd(*arguments, "--resume")
