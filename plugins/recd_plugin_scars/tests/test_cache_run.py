@@ -19,7 +19,7 @@ from recd_plugins.cli import main
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.trainer import Job, Result
 
-SHARDINGS = ["torchrec.table_wise", "torchrec.row_wise", "torchrec.column_wise"]
+SHARDINGS = ["torchrec.table_wise", "torchrec.column_wise"]  # those below are row-wise
 #: Each once; with them the ways to say how much, storage and lookahead.
 OPTIONS: dict[str, dict[str, Any]] = {
     "static": {"rows": 100},
