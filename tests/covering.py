@@ -12,6 +12,11 @@ from hypothesis import settings
 C = TypeVar("C", bound=Sequence[Hashable])
 
 
+def by_night() -> bool:
+    """Whether all is to be run, however long it takes: with ``make test-nightly``."""
+    return settings.get_current_profile_name() == "nightly"
+
+
 def cells_of_today(cells: Sequence[C]) -> list[C]:
     """The cells to run: by night all; by day those of a full matrix in which any three values meet.
 
@@ -23,7 +28,7 @@ def cells_of_today(cells: Sequence[C]) -> list[C]:
         cells: each a value of every axis.
     """
     full = prod(len(set(axis)) for axis in zip(*cells, strict=True)) == len(cells)
-    if not full or len(cells[0]) < 3 or settings.get_current_profile_name() == "nightly":
+    if not full or len(cells[0]) < 3 or by_night():
         return list(cells)
     return covering(cells, min(3, len(cells[0]) - 1))
 
