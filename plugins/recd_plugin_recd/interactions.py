@@ -55,6 +55,36 @@ class RefreshOptions(BaseModel):
     impressions: PositiveInt = Field(default=10, description="Events of a session in a request.")
 
 
+class SplitOptions(BaseModel):
+    """Which events are the test split."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    by: Literal["time", "leave_one_out"] = Field(
+        default="time",
+        description="The last events of the log, test_fraction of them; or the last one of each "
+        "user who has two, with all that was known right before it.",
+    )
+    validation: bool = Field(
+        default=False,
+        description="Of leave_one_out: keep the last event but one of users who have three out of "
+        "training, too.",
+    )
+    measure: Literal["test", "validation"] = Field(
+        default="test",
+        description="Of leave_one_out: whether the test split is the last events, or these last "
+        "but one; to choose options by.",
+    )
+
+    @model_validator(mode="after")
+    def _suit_each_other(self) -> Self:
+        if self.by == "time" and (self.validation or self.measure == "validation"):
+            raise ValueError("validation events are of by: leave_one_out; leave them out")
+        if self.measure == "validation" and not self.validation:
+            raise ValueError("measure: validation needs validation: true, or it is trained on")
+        return self
+
+
 class Interactions(Dataset):
     """A log of users, items, values and times (MovieLens, RecBole, any CSV), cut into sessions."""
 
@@ -97,9 +127,15 @@ class Interactions(Dataset):
         test_fraction: float = Field(
             default=0.1, ge=0, lt=1, description="Share of events for the test split, the last."
         )
-        order: Literal["session", "time"] = Field(
-            default="session", description="Order of rows: session after session, or by time."
+        test: SplitOptions = Field(
+            default=SplitOptions(), description="Which events are the test split."
         )
+        order: Literal["session", "time", "shuffled"] = Field(
+            default="session",
+            description="Order of rows: session after session, by time, or rows that share the "
+            "user's features one after the other, in another order of these in each epoch.",
+        )
+        seed: int = Field(default=0, ge=0, description="Seed of order shuffled.")
         prefetch: NonNegativeInt = Field(
             default=4, description="Batches read ahead in a thread; 0 reads in the trainer's own."
         )
@@ -132,7 +168,9 @@ class Interactions(Dataset):
         return {name: "no option names it" for name in layout.names if name not in used}
 
     def splits(self) -> tuple[Split, ...]:
-        return ("train", "test") if self.options.test_fraction else ("train",)
+        options = self.options
+        by_user = options.test.by == "leave_one_out"
+        return ("train", "test") if by_user or options.test_fraction else ("train",)
 
     def reader(self, *, rank: int, world_size: int, batch_size: int, split: Split) -> Reader:
         return self._reader(self._log.rows, rank, world_size, batch_size, split)
@@ -147,7 +185,7 @@ class Interactions(Dataset):
     ) -> Reader:
         places = self._places(split)
         return PlannedReader(
-            ReadPlan(_units(len(places)), batch_size),
+            self._plan(places, batch_size, split),
             lambda pieces: self._read(rows, places, pieces),
             data={"split": split, **self._identity},
             what=f"{self.options.path} ({split})",
@@ -155,6 +193,15 @@ class Interactions(Dataset):
             world_size=world_size,
             ahead=self.options.prefetch,
         )
+
+    def _plan(self, places: NDArray[np.int64], batch_size: int, split: Split) -> ReadPlan:
+        if self.options.order != "shuffled" or split != "train":
+            return ReadPlan(_units(len(places)), batch_size)
+        starts = np.flatnonzero(np.diff(self._log.anchors[places], prepend=-1))
+        ends = [*starts[1:].tolist(), len(places)]
+        groups = enumerate(zip(starts.tolist(), ends, strict=True))
+        units = tuple(Unit(0, group, start, end - start) for group, (start, end) in groups)
+        return ReadPlan(units, batch_size, shuffle=True, seed=self.options.seed)
 
     def session_keys(self) -> SessionKeys:
         return SessionKeys(SESSION, TIMESTAMP)
@@ -200,6 +247,7 @@ class Interactions(Dataset):
             refresh=options.refresh.per,
             impressions=options.refresh.impressions,
             history=options.history,
+            own_anchors=1 + options.test.validation if options.test.by == "leave_one_out" else 0,
         )
 
     @cached_property
@@ -209,6 +257,8 @@ class Interactions(Dataset):
         for array in (self._events.users, self._events.items, self._events.times, self._log.liked):
             content.update(array.tobytes())
         names = {"session_gap_minutes", "history", "refresh", "test_fraction", "order"}
+        if self.options.test != SplitOptions():
+            names.add("test")
         return {
             "events": content.hexdigest()[:16],
             **self.options.model_dump(mode="json", include=names),
@@ -230,14 +280,24 @@ class Interactions(Dataset):
         log = self._log
         if self._is_scored:
             return np.argsort(log.file_rows)
-        num_train = len(log) - round(len(log) * self.options.test_fraction)
-        if self.options.order == "session":
+        if self.options.order != "time":
             # Sessions follow each other by the time of their first event.
             order = np.argsort(log.ranks[log.session_starts], kind="stable")
         else:
             order = np.argsort(log.ranks)
-        in_train = log.ranks[order] < num_train
-        return order[in_train if split == "train" else ~in_train]
+        return order[self._in_split(split)[order]]
+
+    def _in_split(self, split: Split) -> NDArray[np.bool_]:
+        """By place."""
+        log, options = self._log, self.options
+        if options.test.by == "time":
+            num_train = len(log) - round(len(log) * options.test_fraction)
+            in_train = log.ranks < num_train
+            return in_train if split == "train" else ~in_train
+        held_out = {"test": log.is_last(1), "validation": log.is_last(2)}
+        if split == "test":
+            return held_out[options.test.measure]
+        return ~(held_out["test"] | (held_out["validation"] & options.test.validation))
 
     def _read(
         self, rows: RowsOf, places: NDArray[np.int64], pieces: Iterator[Piece]

@@ -48,6 +48,7 @@ class InteractionLog:
         refresh: when the features of the user are refreshed.
         impressions: events of a request, where that is when.
         history: items in a history, at most.
+        own_anchors: last events of each user whose features are refreshed at the event itself.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class InteractionLog:
         refresh: Refresh,
         impressions: int,
         history: int,
+        own_anchors: int = 0,
     ) -> None:
         self._history = history
         by_time = np.argsort(events.times, kind="stable")
@@ -78,13 +80,18 @@ class InteractionLog:
         new_user = _changes(self._users)
         gaps = np.diff(self._times, prepend=self._times[:1])
         self._user_starts = _start_of_run(new_user)
+        # Counted from the user's last event, which is 1.
+        ends = np.append(np.flatnonzero(new_user)[1:], len(order))
+        self._from_last: Int64s = np.repeat(ends, np.diff(ends, prepend=0)) - places
         #: The place at which each event's session starts.
         self.session_starts: Int64s = _start_of_run(new_user | (gaps > session_gap))
-        self._anchors = {
+        #: The place at which each event's features of the user were last refreshed.
+        self.anchors: Int64s = {
             "event": places,
             "request": places - (places - self.session_starts) % impressions,
             "session": self.session_starts,
         }[refresh]
+        self.anchors = np.where(self._from_last <= own_anchors, places, self.anchors)
 
         self._num_liked: Int64s = np.cumsum(self.liked) - self.liked
         self._liked_items = self._items[self.liked]
@@ -94,9 +101,13 @@ class InteractionLog:
     def __len__(self) -> int:
         return len(self._users)
 
+    def is_last(self, nth: int) -> NDArray[np.bool_]:
+        """By place: whether it is its user's ``nth`` event from the last and has one before it."""
+        return (self._from_last == nth) & (np.arange(len(self)) > self._user_starts)
+
     def rows(self, places: Int64s) -> pa.RecordBatch:
         """The rows of events by their places, with the columns of ``SCHEMA``."""
-        anchors = self._anchors[places]
+        anchors = self.anchors[places]
         starts = self._user_starts[places]
         liked_stop, liked_start = self._num_liked[anchors], self._num_liked[starts]
         disliked_stop, disliked_start = anchors - liked_stop, starts - liked_start

@@ -383,3 +383,73 @@ def test_movielens_100k(movielens):
     }
     assert len(rows) == 2000
     assert batches["train"][0].data.schema == SCHEMA
+
+
+# Of LOG, by user and oldest first: 1 has 10, 11, 12, 13 and 10, 2 has 11, 10 and 13.
+LEAVE_ONE_OUT = {"by": "leave_one_out"}
+
+
+def items_and_histories(data: Interactions, split: str) -> list[tuple[int, int, list[int]]]:
+    return [
+        (row["user_id"][0], row["item_id"][0], row["history_seen"]) for row in read(data, split)
+    ]
+
+
+def test_leave_one_out_tests_the_last_event_of_each_user(path):
+    data = dataset(path, test=LEAVE_ONE_OUT, refresh={"per": "session"})
+    assert data.splits() == ("train", "test")
+    # All that was known right before it, whenever features are refreshed.
+    assert items_and_histories(data, "test") == [
+        (2, 13, [11, 10]),
+        (1, 10, [10, 11, 12, 13]),
+    ]
+    assert [row[:2] for row in items_and_histories(data, "train")] == [
+        (1, 10), (1, 11), (1, 12), (2, 11), (2, 10), (1, 13),
+    ]  # fmt: skip
+
+
+def test_leave_one_out_keeps_the_last_but_one_for_validation(path):
+    test = {**LEAVE_ONE_OUT, "validation": True}
+    data = dataset(path, test={**test, "measure": "validation"})
+    assert items_and_histories(data, "test") == [(2, 10, [11]), (1, 13, [10, 11, 12])]
+    training = items_and_histories(data, "train")
+    assert [row[:2] for row in training] == [(1, 10), (1, 11), (1, 12), (2, 11)]
+    assert items_and_histories(dataset(path, test=test), "train") == training
+
+
+def test_a_user_of_few_events_stays_in_training(path):
+    path.write_text(inter([(1, 5, 5, 0), (2, 6, 5, 0), (2, 7, 5, 1)]))
+    data = dataset(path, test={**LEAVE_ONE_OUT, "validation": True})
+    assert [row[:2] for row in items_and_histories(data, "train")] == [(1, 5), (2, 6)]
+    assert [row[:2] for row in items_and_histories(data, "test")] == [(2, 7)]
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ({"validation": True}, "of by: leave_one_out"),
+        ({**LEAVE_ONE_OUT, "measure": "validation"}, "needs validation: true"),
+    ],
+)
+def test_splits_that_cannot_be_are_refused(path, test, message):
+    with pytest.raises(ValidationError, match=message):
+        dataset(path, test=test)
+
+
+def test_a_shuffled_order_keeps_requests_together_and_is_another_in_each_epoch(path):
+    events = [(user, 10 * user + i, 5, 100 * i + user) for user in range(8) for i in range(6)]
+    path.write_text(inter(events))
+    data = dataset(path, order="shuffled", refresh={"per": "request", "impressions": 3})
+    reader = data.reader(rank=0, world_size=1, batch_size=3, split="train")
+    epochs = []
+    for _ in range(2):
+        requests = [rows.data.to_pylist() for rows in reader]
+        for rows in requests:
+            assert len({(row["user_id"][0], *row["history_seen"]) for row in rows}) == 1
+            items = [row["item_id"][0] for row in rows]
+            assert items == sorted(items)
+        epochs.append([row["item_id"][0] for rows in requests for row in rows])
+    assert sorted(epochs[0]) == sorted(epochs[1]) == sorted(event[1] for event in events)
+    assert epochs[0] != epochs[1]
+    again = dataset(path, order="shuffled", refresh={"per": "request", "impressions": 3})
+    assert [row["item_id"][0] for row in read(again)] == epochs[0]
