@@ -11,7 +11,7 @@ from recd_plugins.registry.entries import at_entry
 
 
 def check_wrappers_keep_rows(registry: Registry, split: Split) -> None:
-    """Refuse a wrapper whose reader says that it has other rows than what it wraps.
+    """Refuse a wrapper whose reader says that it has other rows than what it wraps, and not why.
 
     Raises:
         RegistryError: names the line of its entry.
@@ -20,6 +20,9 @@ def check_wrappers_keep_rows(registry: Registry, split: Split) -> None:
     dataset = wrapped_dataset(registry)
     for entry in reversed(registry.wrappers):
         assert isinstance(dataset, DatasetWrapper), "each entry is one wrapper"
+        if dataset.rows_together > 1:
+            dataset = dataset.inner
+            continue
         rows, inner = _num_rows(dataset, split), _num_rows(dataset.inner, split)
         with at_entry(registry.path, entry):
             if rows != inner:
@@ -32,6 +35,16 @@ def check_wrappers_keep_rows(registry: Registry, split: Split) -> None:
 
 
 def _num_rows(dataset: Dataset, split: Split) -> int:
-    reader = dataset.reader(rank=0, world_size=1, batch_size=1, split=split)
+    size = smallest_batch(dataset)
+    reader = dataset.reader(rank=0, world_size=1, batch_size=size, split=split)
     with plugin_call(dataset, "len(reader)"):
-        return len(reader)
+        return len(reader) * size
+
+
+def smallest_batch(dataset: Dataset) -> int:
+    """The number of rows of which training batches of a dataset are multiples."""
+    size = 1
+    while isinstance(dataset, DatasetWrapper):
+        size *= dataset.rows_together
+        dataset = dataset.inner
+    return size

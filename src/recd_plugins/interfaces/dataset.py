@@ -249,7 +249,7 @@ class DatasetWrapper(Dataset):
 
     Training and the planner's sample are read through it. Evaluation, where order does not matter,
     and what counts rows (profiles, ``recd analyze``) read the dataset itself, so a wrapper keeps
-    each row, and all its columns.
+    each row, and all its columns; one that adds rows says so by ``rows_together``.
     Overriding ``reader`` is all that there is to do.
 
     Attributes:
@@ -259,6 +259,15 @@ class DatasetWrapper(Dataset):
 
     inner: Dataset
     lookups: Lookups
+
+    @property
+    def rows_together(self) -> int:
+        """Rows of the training split in place of one of ``inner``, all in one batch.
+
+        Above 1 for a wrapper that adds rows: it takes batch sizes that are multiples of it, and
+        its rows need not be those of ``inner``.
+        """
+        return 1
 
     def over(self, inner: Dataset, lookups: Lookups) -> Self:
         """A wrapper with the same options around ``inner``; this one is left as it is."""

@@ -15,10 +15,12 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.data.first_rows import first_rows
+from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.placement import placement_of
 from recd_plugins.data.plain import PlainConverter
 from recd_plugins.data.row_pipeline import RowPipeline, fit_converter
 from recd_plugins.data.transforms import Transforms
+from recd_plugins.data.wrappers import smallest_batch
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Origin, Rows
 from recd_plugins.model.build import build_model, model_code
@@ -126,7 +128,9 @@ def _counted_on(registry: Registry) -> tuple[nn.Module, ModelInput]:
     """The model with tables of one row, and some of the first rows."""
     if not registry.has_model:
         raise RecdError(f"{registry.path}: no model: section, so there is nothing to count")
-    training = {"batch_size": min(registry.training.batch_size, _ROWS)}
+    together = smallest_batch(wrapped_dataset(registry))
+    size = min(registry.training.batch_size, max(together, _ROWS - _ROWS % together))
+    training = {"batch_size": size}
     plain = PlainConverter(PlainConverter.Options())
     small = replace(registry.with_training(training), converter=plain, sharding=(), cache=())
     with one_row_tables():

@@ -10,17 +10,20 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pytest
 
+from recd_plugins.data.wrappers import smallest_batch
 from recd_plugins.errors import DataError
 from recd_plugins.interfaces import Dataset, DatasetWrapper, Reader, Rows, Split
 from recd_plugins.testing.contracts.plugin import PluginContract
 
-RowId = tuple[str, int]
+#: File and row in it, and of rows that a wrapper hands out together which one.
+RowId = tuple[str, int, int]
 
 
 class DatasetContract(PluginContract):
     """Tests of a dataset plugin: override the fixture ``plugin``.
 
-    The data should be small, a hundred rows or so, and enough for two batches on three ranks.
+    The data should be small, a hundred rows or so, and enough for two batches on three ranks. Of a
+    wrapper that adds rows ``batch_size`` is a multiple of its ``rows_together``, and larger.
     """
 
     batch_size: ClassVar[int] = 4
@@ -86,11 +89,11 @@ class DatasetContract(PluginContract):
 
     @pytest.mark.parametrize("world_size", [1, 2, 3])
     def test_no_row_comes_twice_or_is_lost(self, dataset: Dataset, world_size: int) -> None:
-        everything = _contents(self._reader(dataset, batch_size=1))
+        everything = self._everything(dataset)
         batches = [
             rows for rank in range(world_size) for rows in self._reader(dataset, rank, world_size)
         ]
-        read = _contents(batches)
+        read = _contents(batches, smallest_batch(dataset))
         assert len(read) == sum(len(rows) for rows in batches), "a row came twice"
         for row, content in read.items():
             assert content == everything[row], f"{row} is not the row that it says it is"
@@ -109,7 +112,7 @@ class DatasetContract(PluginContract):
 
     def test_a_wrapper_keeps_each_row(self, dataset: Dataset) -> None:
         """Whole rows of its inner dataset: what measures the data reads that one."""
-        if not isinstance(dataset, DatasetWrapper):
+        if not isinstance(dataset, DatasetWrapper) or dataset.rows_together > 1:
             return
         batches = list(self._reader(dataset, batch_size=1))
         kept, inner = _contents(batches), _contents(self._reader(dataset.inner, batch_size=1))
@@ -143,19 +146,21 @@ class DatasetContract(PluginContract):
 
     def test_starts_again_after_the_end(self, dataset: Dataset) -> None:
         reader = self._reader(dataset)
-        first = _contents(reader)
+        together = smallest_batch(dataset)
+        first = _contents(reader, together)
         at_the_end = _state(reader)
-        assert len(_contents(reader)) == len(first), "the second epoch has other steps"
+        again = _contents(reader, together)
+        assert len(again) == len(first), "the second epoch has other steps"
         resumed = self._reader(dataset)
         resumed.load_state_dict(at_the_end)
-        assert len(_contents(resumed)) == len(first), "a state of the end is one of a start"
+        assert _contents(resumed, together) == again, "a state of the end is one of a start"
 
     @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (2, 3)])
     def test_state_loads_at_another_number_of_ranks(
         self, dataset: Dataset, before: int, after: int
     ) -> None:
         """What is left is dealt anew: nothing twice, nothing lost but what fills no batch."""
-        everything = _contents(self._reader(dataset, batch_size=1))
+        everything = self._everything(dataset)
         first: list[Rows] = []
         for rank in range(before):
             reader = self._reader(dataset, rank, before)
@@ -166,7 +171,7 @@ class DatasetContract(PluginContract):
             reader = self._reader(dataset, rank, after)
             reader.load_state_dict(state)
             rest += list(reader)
-        read = _contents([*first, *rest])
+        read = _contents([*first, *rest], smallest_batch(dataset))
         assert len(read) == sum(len(rows) for rows in [*first, *rest]), "a row came twice"
         lost = len(everything) - len(read)
         assert lost <= self.rows_left_out(after, self.batch_size), f"{lost} rows are lost"
@@ -228,15 +233,16 @@ class DatasetContract(PluginContract):
             assert _state(reader) == _state(plain), "states are those of reader"
 
     def test_refuses_a_state_of_another_batch_size(self, dataset: Dataset) -> None:
-        reader = self._reader(dataset, batch_size=1)
+        reader = self._reader(dataset, batch_size=smallest_batch(dataset))
         next(iter(reader))
         with pytest.raises(DataError):
             self._reader(dataset).load_state_dict(_state(reader))
 
     def test_refuses_a_split_with_too_few_rows(self, dataset: Dataset) -> None:
-        rows = len(self._reader(dataset, batch_size=1))
+        step = smallest_batch(dataset)
+        rows = len(self._reader(dataset, batch_size=step)) * step
         with pytest.raises(DataError):
-            self._reader(dataset, batch_size=rows + 1)
+            self._reader(dataset, batch_size=rows + step)
 
     def test_scan_and_session_keys_come_together(self, dataset: Dataset) -> None:
         """A dataset that knows its sessions can be scanned, and one that does not says so."""
@@ -254,12 +260,12 @@ class DatasetContract(PluginContract):
                 assert rows.data.column(name).null_count == 0, f"{name} has nulls"
 
     def test_scan_yields_every_row_once(self, dataset: Dataset) -> None:
-        if dataset.session_keys() is None:
+        if dataset.session_keys() is None or smallest_batch(dataset) > 1:
             return
         scanned = list(dataset.scan(self.split))
         contents = _contents(scanned)
         assert len(contents) == sum(len(rows) for rows in scanned), "a row came twice"
-        read = _contents(self._reader(dataset, batch_size=1))
+        read = self._everything(dataset)
         assert contents.keys() == read.keys(), "scan and reader have other rows"
         for row, content in read.items():
             same = {name: contents[row][name] for name in content}
@@ -278,6 +284,11 @@ class DatasetContract(PluginContract):
         again.prepare()
         assert again.identity() == identity, "the same rows are known by something else"
 
+    def _everything(self, dataset: Dataset) -> dict[RowId, dict[str, Any]]:
+        """All rows, as one rank reads them in the smallest batches."""
+        size = smallest_batch(dataset)
+        return _contents(self._reader(dataset, batch_size=size), size)
+
     def _reader(
         self,
         dataset: Dataset,
@@ -293,10 +304,10 @@ class DatasetContract(PluginContract):
         )
 
 
-def _contents(batches: Iterable[Rows]) -> dict[RowId, dict[str, Any]]:
-    """Rows by file and row in it."""
+def _contents(batches: Iterable[Rows], together: int = 1) -> dict[RowId, dict[str, Any]]:
+    """Rows by where they are from; of ``together`` ones, by where the first is from."""
     return {
-        rows.origin_of(index): row
+        (*rows.origin_of(index - index % together), index % together): row
         for rows in batches
         for index, row in enumerate(rows.data.to_pylist())
     }

@@ -6,6 +6,7 @@ import math
 import pickle
 from collections.abc import Iterable, Sequence
 from copy import copy, deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,9 +58,11 @@ class MetricContract(PluginContract):
     def test_it_does_not_matter_how_samples_are_batched(
         self, plugin: Metric, batches: Sequence[ScoredBatch]
     ) -> None:
+        sessions = [batch.sessions for batch in batches if batch.sessions is not None]
         whole = ScoredBatch(
             torch.cat([batch.logits for batch in batches]),
             torch.cat([batch.labels for batch in batches]),
+            torch.cat(sessions) if sessions else None,
         )
         cut = plugin.results([_seen(plugin, batches)])
         assert plugin.results([_seen(plugin, [whole])]) == pytest.approx(cut, rel=1e-9, abs=1e-12)
@@ -84,7 +87,7 @@ class MetricContract(PluginContract):
     ) -> None:
         """What has no value then is NaN."""
         for label in (0.0, 1.0):
-            same = [ScoredBatch(b.logits, torch.full_like(b.labels, label)) for b in batches]
+            same = [replace(b, labels=torch.full_like(b.labels, label)) for b in batches]
             assert all(
                 isinstance(value, float | int)
                 for value in plugin.results([_seen(plugin, same)]).values()
