@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, ClassVar
 
 from recd_plugins.interfaces.plugin import Plugin
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import nn
 
 
@@ -23,12 +26,19 @@ class ModelFeatures:
             EmbeddingBagCollection.
         sequence: sparse features that one does: for an EmbeddingCollection and SequencePooling.
         replicated: names or patterns of the tables that a sharding entry replicates.
+        positive_counts: from a feature and the rows of its table to how often the positive rows of
+            the training split look up each, int64 ``[num_embeddings]``; reads that split, once.
+            None where there is no data. What a model makes of it belongs into a buffer, so that
+            checkpoints have it.
     """
 
     num_dense: int
     pooled: tuple[str, ...]
     sequence: tuple[str, ...] = ()
     replicated: tuple[str, ...] = ()
+    positive_counts: Callable[[str, int], NDArray[np.int64]] | None = field(
+        default=None, compare=False
+    )
 
     def replicates(self, table: str) -> bool:
         """Whether a table of bags is whole on every rank.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from recd_plugins.data.feature_steps import num_dense_inputs
 from recd_plugins.data.placement import plan_placement
+from recd_plugins.data.positive_counts import positive_counts
 from recd_plugins.errors import PluginError, RecdError, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Model, ModelFeatures
 from recd_plugins.model.dlrm import DLRM
@@ -61,6 +62,7 @@ def _built(registry: Registry, schema: FeatureSchema, entry: Entry[Model]) -> nn
             if each.plugin.replicates
             for pattern in each.patterns
         ),
+        positive_counts=partial(positive_counts, registry),
     )
     with at_entry(registry.path, entry):
         return model_of(plugin, features)
