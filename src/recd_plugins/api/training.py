@@ -15,6 +15,7 @@ from recd_plugins.training.compare import Comparison, loss_max_abs_diff
 from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.learning_rates import LearningRates
+from recd_plugins.training.load_weights import load_weights
 from recd_plugins.training.memory import peak_bytes
 from recd_plugins.training.meter import sum_by_kind
 from recd_plugins.training.metrics import Metrics
@@ -57,6 +58,7 @@ __all__ = [
     "fbgemm_has_cuda",
     "host_seconds",
     "identity_of",
+    "load_weights",
     "loss_max_abs_diff",
     "peak_bytes",
     "read_profile",

@@ -45,7 +45,7 @@ class CheckpointState:
             if values.keys() == {"step", "sum"} and in_embedding_module(dmp, name)
         )
         by_name = {
-            _common(name): {f"{name.split('.')[-2]}.momentum1": values["sum"].view(-1)}
+            common_name(name): {f"{name.split('.')[-2]}.momentum1": values["sum"].view(-1)}
             if name in tables
             else values
             for name, values in state["state"].items()
@@ -53,7 +53,7 @@ class CheckpointState:
             if values
         }
         document = {
-            "model": {_common(name): value for name, value in model.items()},
+            "model": {common_name(name): value for name, value in model.items()},
             "optimizer": {**state, "state": by_name},
         }
         return cls(document, model, state, tables)
@@ -66,12 +66,12 @@ class CheckpointState:
             step: optimizer steps done.
         """
         filled = self.document["model"]
-        dmp.load_state_dict({name: filled[_common(name)] for name in self.model})
+        dmp.load_state_dict({name: filled[common_name(name)] for name in self.model})
         filled = self.document["optimizer"]
         by_name = {
             name: {"step": torch.full_like(values["step"], step), "sum": values["sum"]}
             if name in self.tables
-            else filled["state"].get(_common(name), {})
+            else filled["state"].get(common_name(name), {})
             for name, values in self.optimizer["state"].items()
         }
         optimizer.load_state_dict({**filled, "state": by_name})
@@ -85,7 +85,8 @@ class CheckpointState:
         )
 
 
-def _common(name: str) -> str:
+def common_name(name: str) -> str:
+    """The name of a parameter in checkpoints."""
     return _SHARDED + name.removeprefix(_REPLICATED) if name.startswith(_REPLICATED) else name
 
 
