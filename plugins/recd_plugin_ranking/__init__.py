@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import click
+
+from recd_plugin_ranking.metrics import RankingMetrics
+from recd_plugin_ranking.negatives import Negatives
+from recd_plugin_ranking.sasrec import SasRec
+from recd_plugin_ranking.two_tower import TwoTower
 from recd_plugins.api import Plugin, hookimpl
 
 REQUIRES_API = 2
@@ -11,4 +17,11 @@ REQUIRES_API = 2
 
 @hookimpl
 def register_plugins() -> Sequence[type[Plugin]]:
-    return []
+    return [Negatives, TwoTower, SasRec, RankingMetrics]
+
+
+@hookimpl
+def register_commands(cli: click.Group) -> None:
+    from recd_plugin_ranking.commands import rank_command
+
+    cli.add_command(rank_command)

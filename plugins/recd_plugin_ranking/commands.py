@@ -1,0 +1,76 @@
+"""``recd rank``: how well a model finds the items of the test split among all items."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from recd_plugins.api import RecdError
+from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, OUTPUT, silence_upstream
+
+
+@click.command("rank", short_help="Rank all items for each row of the test split.")
+@click.argument("registry_path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--item", required=True, metavar="FEATURE", help="Feature of the item.")
+@click.option(
+    "--user",
+    metavar="FEATURE",
+    help="Feature of the user: items of training rows with the same one are not ranked.",
+)
+@click.option(
+    "--seen",
+    multiple=True,
+    metavar="FEATURE",
+    help="Feature of items that the user had, as a history: not ranked. Can be repeated.",
+)
+@click.option(
+    "-k", "most", type=AT_LEAST_1, multiple=True, default=[10], help="Of figures: first k."
+)
+@click.option(
+    "--sampled",
+    type=AT_LEAST_1,
+    help="Rank against so many drawn items; without it against all, which is what counts.",
+)
+@click.option("--seed", type=COUNT_FROM_0, default=0, help="Seed of the draws.")
+@click.option(
+    "--vectors",
+    "vectors_to",
+    type=OUTPUT,
+    metavar="FOLDER",
+    help="Write the vectors of items and users here, as items.parquet and users.parquet.",
+)
+@click.option("--json", "json_path", type=OUTPUT, metavar="FILE", help="Write the figures here.")
+@click.pass_obj
+def rank_command(
+    plugins_dir: Path | None,
+    registry_path: Path,
+    item: str,
+    user: str | None,
+    seen: tuple[str, ...],
+    most: tuple[int, ...],
+    sampled: int | None,
+    seed: int,
+    vectors_to: Path | None,
+    json_path: Path | None,
+) -> None:
+    """Rank all items for each positive row of the test split, by the newest checkpoint.
+
+    \b
+    recd rank registry.yaml --item item_id --user user_id --seen history_seen
+    """
+    from recd_plugin_ranking.full_ranking import Rules, rank
+    from recd_plugins.api.registry import load_registry
+
+    silence_upstream()
+    registry = load_registry(registry_path, plugins_dir=plugins_dir)
+    folder = registry.training.checkpoint.path
+    if folder is None:
+        raise RecdError(f"{registry_path}: set training.checkpoint.path, and run it")
+    rules = Rules(item, user, seen, most, sampled, seed)
+    found = rank(registry, rules, Path(folder), vectors_to)
+    for name, value in found.items():
+        click.echo(f"{name:14} {value:.5f}" if isinstance(value, float) else f"{name:14} {value}")
+    if json_path is not None:
+        json_path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -1,0 +1,182 @@
+"""Ranks all items, or drawn ones, for each positive row of the test split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from numpy.typing import NDArray
+
+from recd_plugin_ranking.items import Items, every_row, item_of_rows, lists_of
+from recd_plugin_ranking.ranks import figures, means
+from recd_plugins.api import RecdError, Rows
+from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms, lower
+from recd_plugins.api.model import build_model
+from recd_plugins.api.reading import RowTable
+from recd_plugins.api.registry import Registry
+from recd_plugins.api.training import load_weights
+
+_QUERIES = 256
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What is ranked.
+
+    Attributes:
+        item: feature of the item.
+        user: feature of the user: items of training rows with the same ids are left out.
+        seen: features that name items which the user had: they are left out as well.
+        most: k of figures.
+        sampled: items that are drawn for a row, besides its own; None ranks all.
+        seed: of the draws.
+    """
+
+    item: str
+    user: str | None
+    seen: Sequence[str]
+    most: Sequence[int]
+    sampled: int | None
+    seed: int
+
+
+def rank(
+    registry: Registry, rules: Rules, folder: Path, vectors_to: Path | None = None
+) -> dict[str, float]:
+    """Means over the positive rows of the test split, and ``num_queries``.
+
+    Args:
+        registry: whose model has ``user_vectors`` and ``item_vectors``.
+        rules: say what is ranked.
+        folder: of checkpoints, of which the newest is taken.
+        vectors_to: a folder that gets ``items.parquet`` and ``users.parquet``.
+
+    Raises:
+        RecdError: the model cannot rank, nothing is saved, or there is no test split.
+    """
+    registry.dataset.prepare()
+    schema = registry.dataset.schema()
+    torch.manual_seed(registry.training.seed)
+    model = build_model(registry, schema)
+    if not (hasattr(model, "user_vectors") and hasattr(model, "item_vectors")):
+        raise RecdError(
+            f"{registry.path}: its model has no vectors of users and items to rank by; take "
+            "ranking.sasrec or ranking.two_tower"
+        )
+    load_weights(folder, model)
+    prepared = registry.prepare(model)
+    prepared.model.eval()
+    items = Items.of(registry.dataset, rules.item, [*schema.sparse, *schema.dense, schema.label])
+    with torch.no_grad():
+        # The converter is fitted to batches of training; those here are of other sizes.
+        transforms = fitted_transforms(registry, prepared)
+
+        def batch_of(rows: Rows) -> ModelInput:
+            resized = registry.with_training({"batch_size": len(rows)})
+            return lower(RowPipeline(resized, transforms).batch(rows), prepared.placement)
+
+        module: Any = prepared.model
+        vectors = module.item_vectors(batch_of(items.rows.take(np.arange(len(items)), {})))
+        had = _Had(registry, rules, items)
+        parts, of_users = [], []
+        num_queries = 0
+        for rows in _positive(registry, schema.label):
+            users = module.user_vectors(batch_of(rows))
+            scores = (users @ vectors.T).double().numpy()
+            own = items.places(item_of_rows(rows, rules.item))
+            left_out = had.of(rows)
+            parts.append(_figures(scores, own, left_out, rules, num_queries))
+            num_queries += len(rows)
+            of_users.append((item_of_rows(rows, rules.item), users))
+    if vectors_to is not None:
+        vectors_to.mkdir(parents=True, exist_ok=True)
+        _write(vectors_to / "items.parquet", items.ids, vectors)
+        clicked, of_queries = zip(*of_users, strict=True)
+        _write(vectors_to / "users.parquet", np.concatenate(clicked), torch.cat(of_queries))
+    return {**means(parts), "num_queries": num_queries}
+
+
+def _figures(
+    scores: NDArray[np.float64],
+    own: NDArray[np.int64],
+    left_out: NDArray[np.bool_],
+    rules: Rules,
+    first: int,
+) -> dict[str, tuple[float, int]]:
+    """Of some rows ``[Q, C]``. One whose own item training has never seen is no hit."""
+    known = np.flatnonzero(own >= 0)
+    ranked = ~left_out
+    ranked[known, own[known]] = False
+    if rules.sampled is not None:
+        for query in range(len(ranked)):
+            others = np.flatnonzero(ranked[query])
+            drawn = np.random.default_rng([rules.seed, first + query]).choice(
+                others, min(rules.sampled, len(others)), replace=False
+            )
+            ranked[query] = False
+            ranked[query, drawn] = True
+    labels = np.zeros_like(ranked)
+    labels[known, own[known]] = True
+    place, item = np.nonzero(ranked | labels)
+    unknown = np.flatnonzero(own < 0)
+    return figures(
+        np.r_[place, unknown],
+        np.r_[scores[place, item], np.full(len(unknown), -np.inf)],
+        np.r_[labels[place, item], np.ones(len(unknown), bool)],
+        rules.most,
+    )
+
+
+def _write(path: Path, items: NDArray[np.int64], vectors: torch.Tensor) -> None:
+    """``item`` and ``vector``: of an item, or of what the user did before this item."""
+    flat = pa.array(vectors.flatten().numpy())
+    column = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
+    pq.write_table(pa.table({"item": items, "vector": column}), path)
+
+
+class _Had:
+    """Which items the users of rows had."""
+
+    def __init__(self, registry: Registry, rules: Rules, items: Items) -> None:
+        self._rules, self._items = rules, items
+        self._by_user: dict[tuple[int, ...], list[int]] = {}
+        if rules.user is not None:
+            for rows in every_row(registry.dataset, "train"):
+                places = items.places(item_of_rows(rows, rules.item)).tolist()
+                for user, place in zip(_keys(rows, rules.user), places, strict=True):
+                    self._by_user.setdefault(user, []).append(place)
+
+    def of(self, rows: Rows) -> NDArray[np.bool_]:
+        """``[rows, C]``."""
+        had = np.zeros((len(rows), len(self._items)), bool)
+        if self._rules.user is not None:
+            for query, user in enumerate(_keys(rows, self._rules.user)):
+                had[query, self._by_user.get(user, [])] = True
+        for feature in self._rules.seen:
+            ids, lengths = lists_of(rows, feature)
+            places = self._items.places(ids)
+            row = np.repeat(np.arange(len(rows)), lengths)
+            had[row[places >= 0], places[places >= 0]] = True
+        return had
+
+
+def _keys(rows: Rows, feature: str) -> Iterator[tuple[int, ...]]:
+    ids, lengths = lists_of(rows, feature)
+    parts: Any = np.split(ids, np.cumsum(lengths)[:-1])
+    return (tuple(part.tolist()) for part in parts)
+
+
+def _positive(registry: Registry, label: str) -> Iterator[Rows]:
+    """Positive rows of the test split, some at a time."""
+    for rows in every_row(registry.dataset, "test"):
+        positive = rows.data.column(label).to_numpy(zero_copy_only=False) > 0.5
+        table = RowTable([rows])
+        chosen = np.flatnonzero(positive)
+        for start in range(0, len(chosen), _QUERIES):
+            yield table.take(chosen[start : start + _QUERIES], {})

@@ -1,0 +1,128 @@
+"""Items of a dataset: the id of each row, and those that the training split has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+from numpy.typing import NDArray
+
+from recd_plugins.api import DataError, Dataset, DatasetWrapper, Rows, Split
+from recd_plugins.api.reading import RowTable
+
+Int64s = NDArray[np.int64]
+T = TypeVar("T")
+
+_READ_ROWS = 8192
+# A dataset is wrapped anew by all who read it.
+_kept: WeakKeyDictionary[Dataset, dict[Hashable, Any]] = WeakKeyDictionary()
+
+
+def kept(dataset: Dataset, key: Hashable, make: Callable[[], T]) -> T:
+    """What was made of a dataset, whatever is wrapped around it, once in a process."""
+    while isinstance(dataset, DatasetWrapper):
+        dataset = dataset.inner
+    known = _kept.setdefault(dataset, {})
+    if key not in known:
+        known[key] = make()
+    found: T = known[key]
+    return found
+
+
+def every_row(dataset: Dataset, split: Split) -> Iterator[Rows]:
+    """Every row of a split once, in batches of any size."""
+    if dataset.session_keys() is not None:
+        yield from dataset.scan(split)
+        return
+    one_by_one = dataset.reader(rank=0, world_size=1, batch_size=1, split=split)
+    size = min(_READ_ROWS, len(one_by_one))
+    reader = dataset.reader(rank=0, world_size=1, batch_size=size, split=split)
+    read = len(reader) * size
+    yield from reader
+    if left := len(one_by_one) - read:
+        one_by_one.skip(read)
+        yield from islice(one_by_one, left)
+
+
+def lists_of(rows: Rows, feature: str) -> tuple[Int64s, Int64s]:
+    """Ids of a sparse feature and how many each row has."""
+    column = rows.data.column(feature)
+    if pt.is_dictionary(column.type):
+        column = column.dictionary.take(column.indices)
+    if pt.is_integer(column.type):
+        filled = column.fill_null(0).cast(pa.int64()).to_numpy()
+        there = column.is_valid().to_numpy(zero_copy_only=False)
+        return filled[there], there.astype(np.int64)
+    lengths = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
+    ids = column.flatten()
+    if ids.null_count:
+        raise DataError(f"{rows.origin_of(0)[0]}: column {feature} has ids that are null")
+    return ids.cast(pa.int64()).to_numpy(), lengths
+
+
+def item_of_rows(rows: Rows, feature: str) -> Int64s:
+    """The one id of each row, ``[num_rows]``.
+
+    Raises:
+        DataError: a row has none or several; says which.
+    """
+    ids, lengths = lists_of(rows, feature)
+    if len(wrong := np.flatnonzero(lengths != 1)):
+        path, row = rows.origin_of(int(wrong[0]))
+        raise DataError(
+            f"{path}: row {row} has {lengths[wrong[0]]} ids in {feature}, which is to name its "
+            "item: one a row. Name another feature, or leave such rows out"
+        )
+    return ids
+
+
+@dataclass(frozen=True)
+class Items:
+    """The items of a training split.
+
+    Attributes:
+        ids: int64 ``[C]``, ascending.
+        counts: rows of each, int64 ``[C]``.
+        rows: of each the first row in stored order, ``columns`` of it.
+    """
+
+    ids: Int64s
+    counts: Int64s
+    rows: RowTable
+    columns: tuple[str, ...]
+
+    @classmethod
+    def of(cls, dataset: Dataset, item: str, columns: Sequence[str]) -> Items:
+        """Read the training split once."""
+        ids, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+        parts: list[Rows] = []
+        found: list[Int64s] = []
+        for rows in every_row(dataset, "train"):
+            unique, first, number = np.unique(
+                item_of_rows(rows, item), return_index=True, return_counts=True
+            )
+            new = ~np.isin(unique, ids)
+            if new.any():
+                found.append(unique[new])
+                part = Rows(rows.data.select(list(columns)), rows.origins)
+                parts.append(RowTable([part]).take(first[new], {}))
+            merged, inverse = np.unique(np.concatenate([ids, unique]), return_inverse=True)
+            counts = np.bincount(inverse, np.concatenate([counts, number])).astype(np.int64)
+            ids = merged
+        order = np.argsort(np.concatenate(found))
+        table = RowTable([RowTable(parts).take(order, {})])
+        return cls(ids, counts, table, tuple(columns))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def places(self, ids: Int64s) -> Int64s:
+        """Where ids stand in ``ids``; -1 for others."""
+        place = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return np.where(self.ids[place] == ids, place, -1)

@@ -1,0 +1,187 @@
+"""What ``ranking.sasrec`` makes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+from torchrec.sparse.jagged_tensor import JaggedTensor
+
+from recd_plugin_ranking.history_encoder import HistoryEncoder
+from recd_plugin_ranking.jagged_rows import expanded, only_ids, padded_last, row_sums
+from recd_plugin_ranking.softmax import (
+    Candidates,
+    full_losses,
+    log_of_presence,
+    losses_among,
+    weighted_mean,
+)
+from recd_plugin_ranking.steady_draws import SteadyDraws
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from recd_plugin_ranking.sasrec_options import SasRecOptions
+    from recd_plugins.api.batches import ModelInput
+
+Embeddings = dict[str, JaggedTensor]
+Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
+
+
+class SasRecModule(nn.Module):
+    """One table for items and histories, and what is computed of its rows.
+
+    Args:
+        options: of the plugin.
+        share: of each item in positive rows, for sampled softmax with a correction.
+    """
+
+    def __init__(self, options: SasRecOptions, share: NDArray[np.float32] | None) -> None:
+        super().__init__()
+        self.items = EmbeddingCollection(
+            tables=[
+                EmbeddingConfig(
+                    name=f"t_{options.item}",
+                    feature_names=[options.history, options.item],
+                    embedding_dim=options.embedding_dim,
+                    num_embeddings=options.num_embeddings,
+                )
+            ]
+        )
+        self.top = Top(options, share)
+
+    def forward(self, batch: ModelInput) -> Output:
+        output: Output = self.top(self.items(batch.sequence_features), batch)
+        return output
+
+    def user_vectors(self, batch: ModelInput) -> Tensor:
+        """Of the histories of all rows, ``[B, D]``; dot products with items are logits."""
+        return self.top.users(self.items(batch.sequence_features), batch)
+
+    def item_vectors(self, batch: ModelInput) -> Tensor:
+        """Of the items of all rows, ``[B, D]``."""
+        return self.top.item_vectors(self.items(batch.sequence_features), batch)
+
+
+class Top(nn.Module):
+    """Encodes histories, unique ones once, and compares them with items."""
+
+    share: Tensor | None
+
+    def __init__(self, options: SasRecOptions, share: NDArray[np.float32] | None) -> None:
+        super().__init__()
+        self._options = options
+        dim = options.embedding_dim
+        self.encoder = HistoryEncoder(
+            dim, options.layers, options.heads, options.max_length, options.dropout
+        )
+        self.draws = SteadyDraws(1)
+        self.output: nn.Linear | None = None
+        if options.loss == "softmax":
+            self.output = nn.Linear(dim, options.num_embeddings, bias=False)
+            nn.init.normal_(self.output.weight, std=0.02)
+        self.register_buffer("share", None if share is None else torch.from_numpy(share))
+
+    def forward(self, embeddings: Embeddings, batch: ModelInput) -> Output:
+        encoded, lengths = self._encoded(embeddings, batch)
+        users = self._expanded(_at(encoded, lengths), batch, self._options.history)
+        items = self.item_vectors(embeddings, batch)
+        logits = (users * items).sum(1)
+        if self._options.loss == "binary":
+            loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
+        else:
+            loss = self._softmax(embeddings, batch, encoded, lengths, users)
+        return loss, (loss.detach(), logits.detach(), batch.labels)
+
+    def users(self, embeddings: Embeddings, batch: ModelInput) -> Tensor:
+        """Vectors of all rows' users, ``[B, D]``."""
+        encoded, lengths = self._encoded(embeddings, batch)
+        return self._expanded(_at(encoded, lengths), batch, self._options.history)
+
+    def item_vectors(self, embeddings: Embeddings, batch: ModelInput) -> Tensor:
+        """Vectors of all rows' items, ``[B, D]``."""
+        name, temperature = self._options.item, self._options.temperature
+        if self.output is None:
+            rows = batch.unique_rows(name, embeddings[name])
+            return self._expanded(row_sums(rows), batch, name) / temperature
+        ids = self._item_ids(batch)
+        there = (ids >= 0).unsqueeze(1)
+        return self.output.weight.index_select(0, ids.clamp(min=0)) * there / temperature
+
+    def _encoded(self, embeddings: Embeddings, batch: ModelInput) -> tuple[Tensor, Tensor]:
+        """After each item of unique histories, ``[U, L + 1, D]``; how many each has, ``[U]``."""
+        options = self._options
+        rows = batch.unique_rows(options.history, embeddings[options.history])
+        fill = rows.values().new_zeros(1, options.embedding_dim)
+        items, lengths = padded_last(rows, options.max_length, fill)
+        return self.encoder(items, lengths), lengths
+
+    def _softmax(
+        self,
+        embeddings: Embeddings,
+        batch: ModelInput,
+        encoded: Tensor,
+        lengths: Tensor,
+        users: Tensor,
+    ) -> Tensor:
+        """Of the items of positive rows, and of each item in their histories."""
+        options = self._options
+        targets = self._item_ids(batch)
+        positive = (batch.labels > 0.5) & (targets >= 0)
+        # Histories as often as positive rows have them: duplicates count as if they were there.
+        inverse = batch.inverse_lookup.get(options.history)
+        times = positive.to(users.dtype)
+        if inverse is not None:
+            times = times.new_zeros(len(lengths)).index_add(0, inverse, times)
+        history_ids = self._history_ids(batch)
+        nothing = history_ids.values().new_full((1,), -1)
+        places, _ = padded_last(history_ids, options.max_length, nothing)
+        inner = (places >= 0) & (times > 0).unsqueeze(1)
+        if options.targets == "last":
+            inner = torch.zeros_like(inner)
+        queries = torch.cat([encoded[:, :-1][inner], users[positive]])
+        ids = torch.cat([places[inner], targets[positive]])
+        weights = torch.cat(
+            [times.unsqueeze(1).expand_as(inner)[inner], positive.to(users.dtype)[positive]]
+        )
+        if self.output is not None:
+            logits = self.output(queries) / options.temperature
+            return weighted_mean(full_losses(logits, ids), weights) + 0 * users.sum()
+        rows = batch.unique_rows(options.history, embeddings[options.history])
+        zeros = rows.values().new_zeros(1, options.embedding_dim)
+        looked_up, _ = padded_last(rows, options.max_length, zeros)
+        name = options.item
+        of_rows = self._expanded(row_sums(batch.unique_rows(name, embeddings[name])), batch, name)
+        vectors = torch.cat([looked_up[inner], of_rows[positive]])
+        candidates = Candidates.of(
+            ids, vectors, options.most_candidates, self.draws.next(users.device)
+        )
+        correction = None
+        if self.share is not None:
+            correction = log_of_presence(self.share, weights.sum())
+        losses = losses_among(candidates, queries, ids, vectors, correction, options.temperature)
+        return weighted_mean(losses, weights) + 0 * users.sum()
+
+    def _history_ids(self, batch: ModelInput) -> JaggedTensor:
+        assert batch.sequence_features is not None, "the model looks up a sequence"
+        name = self._options.history
+        return batch.unique_rows(name, batch.sequence_features[name])
+
+    def _item_ids(self, batch: ModelInput) -> Tensor:
+        assert batch.sequence_features is not None, "the model looks up a sequence"
+        name = self._options.item
+        unique = only_ids(batch.unique_rows(name, batch.sequence_features[name]))
+        return self._expanded(unique, batch, name)
+
+    def _expanded(self, unique: Tensor, batch: ModelInput, feature: str) -> Tensor:
+        return expanded(unique, batch.inverse_lookup.get(feature))
+
+
+def _at(encoded: Tensor, lengths: Tensor) -> Tensor:
+    """What follows the last item of each row, ``[U, D]``."""
+    return encoded[torch.arange(len(lengths), device=lengths.device), lengths]

@@ -1,0 +1,143 @@
+"""Models ``ranking.two_tower`` and ``ranking.sasrec``: their contract, and their losses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from recd_plugin_ranking.sasrec import SasRec
+from recd_plugin_ranking.softmax import Candidates, log_of_presence, losses_among, shares
+from recd_plugin_ranking.steady_draws import SteadyDropout
+from recd_plugin_ranking.two_tower import TwoTower
+from recd_plugins.errors import RecdError
+from recd_plugins.interfaces import ModelFeatures
+from recd_plugins.testing.contracts import ModelContract
+
+
+def _counts(feature: str, num_embeddings: int) -> np.ndarray:
+    return np.arange(num_embeddings) % 7
+
+
+FEATURES = ModelFeatures(2, ("user", "item"), ("seen", "bought"), positive_counts=_counts)
+
+
+class TestTwoTower(ModelContract):
+    @pytest.fixture
+    def features(self):
+        return FEATURES
+
+    @pytest.fixture(params=["in_batch", "binary"])
+    def plugin(self, request):
+        return TwoTower(
+            TwoTower.Options(
+                item=["item"],
+                user_dense=[0],
+                item_dense=[1],
+                num_embeddings=50,
+                loss=request.param,
+                embedding_dim=8,
+            )
+        )
+
+
+class TestSasRec(ModelContract):
+    @pytest.fixture
+    def features(self):
+        return ModelFeatures(2, ("user", "item", "seen"), (), positive_counts=_counts)
+
+    @pytest.fixture(params=["sampled_softmax", "softmax", "binary"])
+    def plugin(self, request):
+        return SasRec(
+            SasRec.Options(
+                history="seen",
+                item="item",
+                num_embeddings=50,
+                embedding_dim=8,
+                max_length=2,
+                loss=request.param,
+            )
+        )
+
+
+def test_sampled_losses_are_full_ones_where_every_item_is_a_candidate():
+    torch.manual_seed(0)
+    table = torch.randn(9, 4)
+    queries, targets = torch.randn(5, 4), torch.tensor([3, 0, 3, 8, 5])
+    ids = torch.cat([torch.arange(9), targets])
+    candidates = Candidates.of(ids, table[ids], None, torch.Generator())
+    found = losses_among(candidates, queries, targets, table[targets], None, 0.5)
+    torch.testing.assert_close(
+        found, F.cross_entropy(queries @ table.T / 0.5, targets, reduction="none")
+    )
+
+
+def test_with_the_correction_the_right_logits_are_the_best_ones():
+    """There the mean gradient is 0, though popular items are candidates more often than others."""
+    generator = torch.Generator().manual_seed(0)
+    right = torch.randn(12, 1, generator=generator)
+    of_target = torch.softmax(right[:, 0], 0)
+    presence = log_of_presence(torch.from_numpy(shares(np.arange(12) ** 2)), torch.tensor(8))
+    gradients = {}
+    for correction in (presence, None):
+        logits = right.clone().requires_grad_()
+        for _ in range(200):
+            targets = torch.multinomial(of_target, 100, replacement=True, generator=generator)
+            there = torch.rand(12, generator=generator) < presence.exp()
+            among = Candidates(torch.arange(12)[there], logits[there])
+            ones = torch.ones(100, 1)
+            losses_among(among, ones, targets, logits[targets], correction, 1.0).mean().backward()
+        assert logits.grad is not None
+        gradients[correction is None] = (logits.grad / 200).abs().max().item()
+    assert gradients[False] < 0.02
+    assert gradients[True] > 0.03
+
+
+def test_dropout_draws_by_the_step_that_is_saved():
+    first, again = SteadyDropout(0.5, 3), SteadyDropout(0.5, 3)
+    ones = torch.ones(64)
+    masks = [first(ones) for _ in range(3)]
+    assert not torch.equal(masks[0], masks[1])
+    assert 0.5 < masks[0].mean() < 1.5
+    again(ones)
+    resumed = SteadyDropout(0.5, 3)
+    resumed.load_state_dict(again.state_dict())
+    assert torch.equal(resumed(ones), masks[1])
+    assert torch.equal(first.eval()(ones), ones)
+
+
+def test_a_history_sees_nothing_behind_a_place():
+    options = SasRec.Options(
+        history="seen", item="item", num_embeddings=50, embedding_dim=8, correct=False
+    )
+    torch.manual_seed(0)
+    model: Any = SasRec(options).build(FEATURES)
+    encoder = model.top.encoder
+    items = torch.randn(1, 6, 8)
+    changed = items.clone()
+    changed[0, 4] += 1
+    lengths = torch.tensor([6])
+    one, other = encoder(items, lengths)[0], encoder(changed, lengths)[0]
+    assert torch.equal(one[:5], other[:5])
+    assert not torch.equal(one[5], other[5])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"item": ["itm"]}, "item names itm, which is no sparse feature; there are: user, item"),
+        ({"item": ["item"], "user": ["item"]}, "item is of the user and the item"),
+        ({"item": ["item"], "item_dense": [2]}, "names column 2, and there are 2 dense"),
+    ],
+)
+def test_options_that_fit_no_feature_are_named(options, message):
+    with pytest.raises(RecdError, match=message):
+        TwoTower(TwoTower.Options(**options)).build(FEATURES)
+
+
+def test_without_data_no_popularity():
+    with pytest.raises(RecdError, match="how popular items are; set correct"):
+        TwoTower(TwoTower.Options(item=["item"])).build(ModelFeatures(0, ("user", "item")))

@@ -1,0 +1,146 @@
+"""Wrapper ``ranking.negatives``: what is drawn goes by the row and the epoch alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from recd_plugin_ranking.negatives import Negatives
+from recd_plugin_ranking.tests.click_cases import clicks
+from recd_plugin_recd.session_parquet import SessionParquet
+from recd_plugins.errors import DataError, SetupError
+from recd_plugins.testing.contracts import DatasetContract
+
+
+def wrapped(path: Path, **options: Any) -> Negatives:
+    inner = SessionParquet(SessionParquet.Options(path=path))
+    plugin = Negatives(Negatives.Options.model_validate({"item": "item", **options}))
+    made = plugin.over(inner, None)  # type: ignore[arg-type] # it asks no lookups
+    made.prepare()
+    return made
+
+
+def read(dataset: Negatives, batch_size: int = 15, epochs: int = 1) -> list[list[dict[str, Any]]]:
+    reader = dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
+    return [[row for rows in reader for row in rows.data.to_pylist()] for _ in range(epochs)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    return clicks(tmp_path_factory.mktemp("clicks") / "clicks.parquet")
+
+
+class TestUniform(DatasetContract):
+    @pytest.fixture
+    def plugin(self, path):
+        return wrapped(path, negatives=1, with_item=["colour", "price"], never=["history"])
+
+
+class TestInRequest(DatasetContract):
+    @pytest.fixture
+    def plugin(self, tmp_path):
+        return wrapped(
+            clicks(tmp_path / "log.parquet", clicked=False, rows=120), negatives=1, by="in_request"
+        )
+
+
+def test_items_are_replaced_with_their_features_and_nothing_else(path):
+    options = {"with_item": ["colour", "price"], "never": ["history"]}
+    (rows,) = read(wrapped(path, **options))
+    assert len(rows) == 75 * 5
+    for start in range(0, len(rows), 5):
+        own, *drawn = rows[start : start + 5]
+        assert own["label"] == 1
+        for each in drawn:
+            (item,) = each["item"]
+            assert each["label"] == 0
+            assert item not in (*own["item"], *own["history"])
+            assert each["colour"] == [item % 5, 7]
+            assert each["price"] == item / 4
+            assert each["history"] == own["history"]
+
+
+def test_popular_items_are_drawn_more_often(path):
+    counts = Counter(row["item"][0] for row in read(wrapped(path))[0] if row["label"])
+    shares = {}
+    for by in ("uniform", "popularity"):
+        epochs = read(wrapped(path, by=by, negatives=4), epochs=20)
+        drawn = Counter(row["item"][0] for rows in epochs for row in rows if not row["label"])
+        shares[by] = [drawn[item] / drawn.total() for item in sorted(counts)]
+    assert np.ptp(shares["uniform"]) < 0.05
+    # Its own item is never drawn, so that of the most popular ones a little less than their share.
+    expected = np.array([counts[item] / 75 for item in sorted(counts)])
+    assert np.abs(shares["popularity"] - expected).max() < 0.05
+    assert np.corrcoef(shares["popularity"], expected)[0, 1] > 0.95
+
+
+def test_each_epoch_draws_anew_and_each_seed(path):
+    first, second = read(wrapped(path), epochs=2)
+    assert first != second
+    assert [row for row in first if row["label"]] == [row for row in second if row["label"]]
+    assert read(wrapped(path, seed=1))[0] != first
+    assert read(wrapped(path), batch_size=5)[0] == first
+
+
+def test_a_request_is_compared_with_what_it_showed(tmp_path):
+    path = clicks(tmp_path / "log.parquet", clicked=False)
+    (rows,) = read(wrapped(path, by="in_request", negatives=2), batch_size=15)
+    log = pq.read_table(path).to_pylist()
+    shown = {(row["item"][0], row["history"][0]) for row in log if not row["label"]}
+    for start in range(0, len(rows), 3):
+        own, *others = rows[start : start + 3]
+        assert [own["label"], *(row["label"] for row in others)] == [1, 0, 0]
+        assert all(row["history"] == own["history"] for row in others)
+        assert all((row["item"][0], row["history"][0]) in shown for row in others)
+        same = [r for r in log if not r["label"] and r["history"] == own["history"]]
+        assert sorted(r["price"] for r in others) in [
+            sorted(r["price"] for r in same[i : i + 2]) for i in range(0, len(same), 2)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "message"),
+    [
+        ({}, 8, "batch of 8 rows is no multiple of 5: set training.batch_size to 5"),
+        ({"item": "history"}, 5, "row 0 has 2 ids in history"),
+    ],
+)
+def test_refuses_by_name_what_cannot_be(path, options, size, message):
+    with pytest.raises(DataError, match=message):
+        read(wrapped(path, **options), size)
+
+
+def test_refuses_rows_that_are_not_positive_and_options_of_nothing(path, tmp_path):
+    log = clicks(tmp_path / "log.parquet", clicked=False)
+    with pytest.raises(DataError, match=r"log.parquet: row 1 has the label 0.*in_request"):
+        read(wrapped(log))
+    with pytest.raises(SetupError, match=r"with_item names colours.*there are: item, colour"):
+        wrapped(path, with_item=["colours"])
+    with pytest.raises(DataError, match="nothing to draw in_request"):
+        read(wrapped(path, by="in_request"))
+
+
+def test_a_row_that_knows_every_item_is_named(tmp_path):
+    pq.write_table(
+        pa.table(
+            {
+                "session_id": [0, 1],
+                "ts": [0, 1],
+                "label": [1, 1],
+                "item": [[1], [2]],
+                "history": [[], [1, 2]],
+            }
+        ),
+        tmp_path / "few.parquet",
+    )
+    with pytest.raises(DataError, match="row 1 names all 2 items"):
+        read(wrapped(tmp_path / "few.parquet", never=["history"], negatives=1), 2)
+    # One item is left: it is found, however unlikely.
+    (rows,) = read(wrapped(tmp_path / "few.parquet", negatives=3), 4)
+    assert [row["item"] for row in rows] == [[1], [2], [2], [2], [2], [1], [1], [1]]

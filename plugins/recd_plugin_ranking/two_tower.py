@@ -1,0 +1,56 @@
+"""``ranking.two_tower``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from recd_plugin_ranking.two_tower_options import TwoTowerOptions
+from recd_plugins.api import Model, ModelFeatures, RecdError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class TwoTower(Model):
+    """A tower over the user's features, one over the item's; their dot product is the logit."""
+
+    name = "ranking.two_tower"
+
+    class Options(TwoTowerOptions):
+        """Options of ``ranking.two_tower``."""
+
+    options: Options
+
+    def build(self, features: ModelFeatures) -> nn.Module:
+        from recd_plugin_ranking.softmax import shares
+        from recd_plugin_ranking.two_tower_modules import TwoTowerModule
+
+        options = self.options
+        known = [*features.pooled, *features.sequence]
+        user = [n for n in known if n not in options.item] if options.user is None else options.user
+        for option, names in (("item", options.item), ("user", user)):
+            if unknown := [name for name in names if name not in known]:
+                raise RecdError(
+                    f"{self.name}: option {option} names {unknown[0]}, which is no sparse feature; "
+                    f"there are: {', '.join(known)}"
+                )
+        if both := set(user) & {*options.item}:
+            raise RecdError(f"{self.name}: {', '.join(sorted(both))} is of the user and the item")
+        for option in ("user_dense", "item_dense"):
+            if wrong := [n for n in getattr(options, option) if n >= features.num_dense]:
+                raise RecdError(
+                    f"{self.name}: option {option} names column {wrong[0]}, and there are "
+                    f"{features.num_dense} dense features, counted from 0"
+                )
+        if not (user or options.user_dense):
+            raise RecdError(f"{self.name}: there is no feature of the user; name one in user")
+        share = None
+        if options.loss == "in_batch" and options.correct:
+            if features.positive_counts is None:
+                raise RecdError(
+                    f"{self.name}: without data nobody knows how popular items are; set correct: "
+                    "false or loss: binary"
+                )
+            name = options.item[0]
+            share = shares(features.positive_counts(name, options.rows_of(name)))
+        return TwoTowerModule(options, (user, options.item), features, share)

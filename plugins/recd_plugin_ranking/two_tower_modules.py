@@ -1,0 +1,174 @@
+"""What ``ranking.two_tower`` makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from recd_plugin_ranking.jagged_rows import ids_of_rows
+from recd_plugin_ranking.softmax import weighted_mean
+from recd_plugins.api.model import SequencePooling
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from recd_plugin_ranking.two_tower_options import TwoTowerOptions
+    from recd_plugins.api import ModelFeatures
+    from recd_plugins.api.batches import ModelInput
+
+Output = tuple[Tensor, tuple[Tensor, Tensor, Tensor]]
+
+
+class TwoTowerModule(nn.Module):
+    """A table for each feature, and a tower over those of the user and over those of the item.
+
+    Args:
+        options: of the plugin.
+        features: of the user and of the item.
+        made_from: what the model is fed.
+        share: of each item in positive rows, for in-batch softmax with a correction.
+    """
+
+    def __init__(
+        self,
+        options: TwoTowerOptions,
+        features: tuple[Sequence[str], Sequence[str]],
+        made_from: ModelFeatures,
+        share: NDArray[np.float32] | None,
+    ) -> None:
+        super().__init__()
+        known = {*features[0], *features[1]}
+        copies = [
+            name for name in made_from.pooled if name in known and made_from.replicates(f"t_{name}")
+        ]
+        pooled = [name for name in made_from.pooled if name in known and name not in copies]
+        self.bags = _tables(EmbeddingBagCollection, EmbeddingBagConfig, options, pooled)
+        self.copies = _tables(EmbeddingBagCollection, EmbeddingBagConfig, options, copies)
+        sequence = [name for name in made_from.sequence if name in known]
+        self.sequences = _tables(EmbeddingCollection, EmbeddingConfig, options, sequence)
+        self.pooling = SequencePooling(sequence, options.embedding_dim) if sequence else None
+        self.top = Top(options, features, sequence, share)
+
+    def forward(self, batch: ModelInput) -> Output:
+        output: Output = self.top(*self._looked_up(batch), batch)
+        return output
+
+    def user_vectors(self, batch: ModelInput) -> Tensor:
+        """Of the users of all rows, ``[B, D]``; dot products with items are logits."""
+        return self.top.towers(*self._looked_up(batch), batch)[0]
+
+    def item_vectors(self, batch: ModelInput) -> Tensor:
+        """Of the items of all rows, ``[B, D]``."""
+        return self.top.towers(*self._looked_up(batch), batch)[1]
+
+    def _looked_up(self, batch: ModelInput) -> tuple[Any, Any, Any]:
+        bags = self.bags(batch.sparse_features) if self.bags is not None else None
+        copies = self.copies(batch.replicated_features) if self.copies is not None else None
+        pooled = None
+        if self.sequences is not None and self.pooling is not None:
+            pooled = self.pooling(self.sequences(batch.sequence_features), batch)
+        return bags, copies, pooled
+
+
+class Top(nn.Module):
+    """Both towers and the loss."""
+
+    share: Tensor | None
+
+    def __init__(
+        self,
+        options: TwoTowerOptions,
+        features: tuple[Sequence[str], Sequence[str]],
+        sequence: Sequence[str],
+        share: NDArray[np.float32] | None,
+    ) -> None:
+        super().__init__()
+        self._options, self._sequence = options, sequence
+        self._features = features
+        dense = options.user_dense, options.item_dense
+        self._dense = dense
+        self.user, self.item = (
+            _tower(len(numbers) + options.embedding_dim * len(names), options)
+            for names, numbers in zip(features, dense, strict=True)
+        )
+        self.register_buffer("share", None if share is None else torch.from_numpy(share))
+
+    def forward(
+        self,
+        bags: KeyedTensor | None,
+        copies: KeyedTensor | None,
+        pooled: Tensor | None,
+        batch: ModelInput,
+    ) -> Output:
+        users, items = self.towers(bags, copies, pooled, batch)
+        logits = (users * items).sum(1)
+        if self._options.loss == "binary":
+            loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
+        else:
+            loss = self._in_batch(users, items, batch)
+        return loss, (loss.detach(), logits.detach(), batch.labels)
+
+    def towers(
+        self,
+        bags: KeyedTensor | None,
+        copies: KeyedTensor | None,
+        pooled: Tensor | None,
+        batch: ModelInput,
+    ) -> tuple[Tensor, Tensor]:
+        """Vectors of users and items, ``[B, D]``; those of users are divided by temperature."""
+        vectors: dict[str, Tensor] = {}
+        for found in (bags, copies):
+            if found is not None:
+                vectors |= found.to_dict()
+        if pooled is not None:
+            vectors |= zip(self._sequence, pooled.unbind(1), strict=True)
+        towers = []
+        modules = self.user, self.item
+        for module, names, dense in zip(modules, self._features, self._dense, strict=True):
+            columns = [vectors[name] for name in names]
+            vector = module(torch.cat([*columns, batch.dense_features[:, list(dense)]], 1))
+            towers.append(F.normalize(vector, dim=1) if self._options.normalize else vector)
+        return towers[0] / self._options.temperature, towers[1]
+
+    def _in_batch(self, users: Tensor, items: Tensor, batch: ModelInput) -> Tensor:
+        """The item of each positive row among those of all positive rows."""
+        ids = ids_of_rows(batch, self._options.item[0])
+        positive = (batch.labels > 0.5) & (ids >= 0)
+        ids, logits = ids[positive], users[positive] @ items[positive].T
+        own = logits.diagonal()
+        if self.share is not None:
+            own, logits = own - self.share[ids].log(), logits - self.share[ids].log()
+        logits = logits.masked_fill(ids == ids.unsqueeze(1), -torch.inf)
+        losses = torch.cat([own.unsqueeze(1), logits], 1).logsumexp(1) - own
+        return weighted_mean(losses, torch.ones_like(losses)) + 0 * (users.sum() + items.sum())
+
+
+def _tables(collection: Any, config: Any, options: TwoTowerOptions, names: Sequence[str]) -> Any:
+    if not names:
+        return None
+    tables = [
+        config(
+            name=f"t_{name}",
+            feature_names=[name],
+            embedding_dim=options.embedding_dim,
+            num_embeddings=options.rows_of(name),
+        )
+        for name in names
+    ]
+    return collection(tables=tables)
+
+
+def _tower(width: int, options: TwoTowerOptions) -> nn.Module:
+    layers: list[nn.Module] = []
+    for size in options.hidden:
+        layers += [nn.Linear(width, size), nn.ReLU()]
+        width = size
+    return nn.Sequential(*layers, nn.Linear(width, options.embedding_dim))
