@@ -1,0 +1,78 @@
+"""The example of clicks alone, at a tiny size: its files run, and rank."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from ruamel.yaml import YAML
+from tests import forked
+
+from recd_plugins.cli import main
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "implicit"
+RANK = ["--item", "item_id", "--user", "user_id", "--seen", "history_seen"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Sixty users, each of whom rates the films of one of six kinds, twelve of them in a row."""
+    for path in EXAMPLE.glob("*.*"):
+        shutil.copy(path, tmp_path)
+    random = np.random.default_rng(0)
+    lines = ["user_id:token\titem_id:token\trating:float\ttimestamp:float"]
+    for user in range(60):
+        films = 1 + user % 6 * 20 + (random.integers(20) + np.arange(12)) % 20
+        lines += [f"{user}\t{film}\t1\t{100 * user + 7 * i}" for i, film in enumerate(films)]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "ml-100k.inter").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train_small(folder: Path, name: str, batch_size: int, rate: float, **options: object) -> None:
+    """Eleven steps an epoch, on one rank; ``options`` are of the model."""
+    yaml = YAML()
+    document = yaml.load(folder / name)
+    small = {"batch_size": batch_size, "ranks": 1, "epochs": 8, "schedule": None}
+    document["training"] |= {**small, "learning_rate": rate}
+    document["model"]["options"] |= options
+    yaml.dump(document, folder / name)
+    done = forked.run([forked.RECD, "run", name], cwd=folder)
+    assert done.returncode == 0, done.stderr
+
+
+def ranked(*arguments: str) -> dict[str, float]:
+    result = CliRunner().invoke(main, ["rank", *arguments, *RANK, "--json", "figures.json"])
+    assert result.exit_code == 0, result.output
+    figures: dict[str, float] = json.loads(Path("figures.json").read_text())
+    assert figures["num_queries"] == 60
+    return figures
+
+
+def test_two_towers_find_films_of_the_users_kind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_small(folder, "registry.yaml", 300, 0.3)
+    figures = ranked("registry.yaml", "--vectors", "vectors")
+    # Eight of a kind that the user had not, of 120 films.
+    assert figures["hr_at_10"] > 0.25
+    monkeypatch.setattr("sys.argv", ["retrieve.py", "vectors"])
+    runpy.run_path(str(folder / "retrieve.py"), run_name="__main__")
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_sequence_model_finds_the_next_film(folder: Path) -> None:
+    train_small(folder, "sasrec.yaml", 50, 0.1, dropout=0.1)
+    everything = ranked("sasrec.yaml")
+    drawn = ranked("sasrec.yaml", "--sampled", "20")
+    assert everything["hr_at_10"] > 0.18
+    assert everything["mrr"] < drawn["mrr"]
+    result = CliRunner().invoke(main, ["rank", "registry.yaml", *RANK])
+    assert result.exit_code == 1
+    assert "holds no checkpoint" in result.output
