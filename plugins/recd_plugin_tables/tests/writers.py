@@ -46,11 +46,11 @@ def write_pandas(path: Path) -> Path:
     return path / "t.parquet"
 
 
-def polars_writer(suffix: str, method: str, table: pa.Table = TABLE) -> Callable[..., Path]:
+def polars_writer(suffix: str, method: str, table: pa.Table | None = None) -> Callable[..., Path]:
     def write(path: Path, **options: object) -> Path:
         import polars as pl
 
-        getattr(pl.from_arrow(table), method)(path / f"t{suffix}", **options)
+        getattr(pl.from_arrow(table or TABLE), method)(path / f"t{suffix}", **options)
         return path / f"t{suffix}"
 
     return write
@@ -89,7 +89,7 @@ def write_stream(path: Path) -> Path:
 
 
 def write_packed_lines(path: Path) -> Path:
-    lines = "\n".join(map(json.dumps, ROWS))
+    lines = "\n".join(map(json.dumps, TABLE.to_pylist()))
     (path / "t.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     return path / "t.jsonl.gz"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from recd_plugins.cli.options import check_reports
 from recd_plugins.cli.trained_options import BATCH_SIZE, CHECKPOINT, RANKS, overrides
 from recd_plugins.errors import RecdError
+from recd_plugins.files import json_text, write_json
 from recd_plugins.planning.prepared import load_registry
 from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
 
@@ -19,7 +20,12 @@ from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
 @CHECKPOINT
 @RANKS
 @BATCH_SIZE
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True, allow_dash=True),
+    help="Write figures here; - writes them to the terminal, and nothing else.",
+)
 @click.pass_obj
 def evaluate(
     plugins_dir: Path | None,
@@ -28,7 +34,7 @@ def evaluate(
     checkpoint: str,
     ranks: int | None,
     batch_size: int | None,
-    as_json: bool,
+    json_path: Path | None,
 ) -> None:
     """Evaluate a trained model of REGISTRY on every row of its test split.
 
@@ -37,8 +43,10 @@ def evaluate(
 
     \b
     recd evaluate registry.yaml
-    recd evaluate registry.yaml --checkpoint checkpoints/step-000000100 --json
+    recd evaluate registry.yaml --checkpoint checkpoints/step-000000100 --json -
     """
+    on_terminal = json_path == Path("-")
+    check_reports(None if on_terminal else json_path, None)
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     if "test" not in read.dataset.splits():
         raise RecdError(
@@ -60,9 +68,11 @@ def evaluate(
     found = on_ranks(read, evaluate_trained, job)
     if torchrun_rank() not in (None, 0):
         return
-    if as_json:
-        click.echo(json.dumps(found.as_json(), indent=2))
+    if on_terminal:
+        click.echo(json_text(found.as_json()), nl=False)
         return
+    if json_path is not None:
+        write_json(json_path, found.as_json())
     table = Table(title=f"{chosen.name}, test split")
     table.add_column("")
     table.add_column("value", justify="right")

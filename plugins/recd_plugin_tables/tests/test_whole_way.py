@@ -1,0 +1,67 @@
+"""From a table that another library wrote to its scores, by four commands and no edit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from ruamel.yaml import YAML
+from tests.covering import by_night
+
+from recd_plugin_tables.tests import writers
+from recd_plugins.cli import main
+
+ROWS = 320
+# By day; the others are imported, value by value, by other tests.
+TODAY = "JSON lines"
+
+
+def clicks() -> pa.Table:
+    draw = np.random.default_rng(2)
+    price = [None if i % 9 == 0 else float(x) for i, x in enumerate(draw.gamma(2, 20, ROWS))]
+    return pa.table(
+        {
+            "event": np.arange(ROWS) + 5_000,
+            "visitor": [None if i % 50 == 7 else f"v-{i % 40}" for i in range(ROWS)],
+            "tags": [[f"t{i % 3}", f"t{i % 7}"][: i % 3] for i in range(ROWS)],
+            "viewed": [[int(j) for j in draw.integers(0, 30, i % 5 + 6)] for i in range(ROWS)],
+            "price": price,
+            "at": 1_700_000_000 + np.arange(ROWS) * 60,
+            "click": (draw.random(ROWS) < 0.3).astype(np.int64),
+        }
+    )
+
+
+def recd(*arguments: object) -> str:
+    result = CliRunner().invoke(main, [*map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", writers.WRITERS)
+def test_a_table_of(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name != TODAY and not by_night():
+        pytest.skip("by night; its import is tested by day")
+    monkeypatch.chdir(tmp_path)
+    table = clicks()
+    monkeypatch.setattr(writers, "TABLE", table)
+    place = writers.WRITERS[name](tmp_path)
+
+    recd("init", place, "my.yaml")
+    columns = YAML(typ="safe").load(Path("my.yaml"))["dataset"]["options"]["columns"]
+    assert columns.keys() == set(table.column_names)
+    recd("run", "my.yaml")
+    recd("evaluate", "my.yaml", "--json", "quality.json")
+    assert json.loads(Path("quality.json").read_text())["test"]["num_samples"] == ROWS // 10
+    recd("predict", "my.yaml", place, "-o", "scores.parquet")
+
+    scores = pq.read_table("scores.parquet")
+    assert scores["row"].to_pylist() == list(range(ROWS))
+    assert scores["event"].to_pylist() == table["event"].to_pylist()
+    assert all(0 < score < 1 for score in scores["score"].to_pylist())
