@@ -276,11 +276,9 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
         if session and _named([seen], _SESSION, "session"):
             return Guess(seen, tuple(keys), "whose rows belong together")
         return Guess(seen, (*keys, "id"), "whose rows belong together, and a feature", options)
-    if role == "key":
-        return Guess(seen, ("key",), why)
     if pt.is_date(kind):
         return Guess(seen, ("id",), "a date; its day of the week", {"by": "weekday"})
-    if pt.is_timestamp(kind):
+    if _is_timestamp(seen):
         return Guess(seen, ("id",), "a time; its hour of the day", {"by": "hour"})
     return Guess(seen, (role,), why, options, history, tail)
 
@@ -355,12 +353,12 @@ def _long_tail(seen: Seen) -> bool:
 
 
 def _is_timestamp(seen: Seen) -> bool:
-    return bool(pt.is_timestamp(plain(seen.leaf.type)))
+    return seen.timed or bool(pt.is_timestamp(plain(seen.leaf.type)))
 
 
 def _is_time(seen: Seen) -> bool:
     kind = plain(seen.leaf.type)
-    return bool(pt.is_timestamp(kind) or pt.is_date(kind)) or bool(_unit(seen))
+    return bool(pt.is_timestamp(kind) or pt.is_date(kind)) or seen.timed or bool(_unit(seen))
 
 
 def _unit(seen: Seen) -> str | None:

@@ -142,7 +142,7 @@ def _columns(columns: Iterable[Guess]) -> Iterable[str]:
     for each in columns:
         roles = each.roles[0] if len(each.roles) == 1 else list(each.roles)
         options = {"as": roles, **each.options}
-        if each.seen.is_text and {"id", "ids"} & set(each.roles):
+        if each.seen.is_text and not each.seen.timed and {"id", "ids"} & set(each.roles):
             options["texts"] = True
         if each.seen.nulls and not each.unused:
             options |= _missing(each)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,8 @@ SAMPLE_BYTES = 256_000_000
 # What people write between ids in a text; one that stands in so many texts is one.
 _SEPARATORS = ("|", ";", " ", ",")
 _SEPARATED = 0.2
+# Texts that are tried to be read as times.
+_LOOKED_AT = 1000
 # Texts of more characters are no ids.
 _LONG_TEXT = 80
 
@@ -42,6 +45,7 @@ class Seen:
         width: of lists that are all equally long; None for others.
         characters: mean length of texts.
         separator: what separates several ids in a text.
+        timed: whether texts are times, as 2024-05-01 10:00:00.
         example: one of the values.
     """
 
@@ -57,6 +61,7 @@ class Seen:
     width: int | None = None
     characters: float = 0.0
     separator: str | None = None
+    timed: bool = False
     example: str = ""
 
     @property
@@ -183,10 +188,11 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         if len(finite):
             least, largest = float(finite.min()), float(finite.max())
             whole = bool((finite == np.round(finite)).all())
-    characters, separator = 0.0, None
+    characters, separator, timed = 0.0, None, False
     if is_text(values.type) and len(values):
         characters = float(pc.mean(pc.utf8_length(values)).as_py())
-        separator = _separator(values, characters)
+        timed = _are_times(values)
+        separator = None if timed else _separator(values, characters)
     distinct = pc.count_distinct(values).as_py() if len(values) else 0
     if separator is not None:
         parts = pc.split_pattern(values, separator)
@@ -205,6 +211,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         width,
         characters,
         separator,
+        timed,
         str(values[0].as_py())[:40] if len(values) else "",
     )
 
@@ -216,6 +223,14 @@ def _numbers(values: pa.Array) -> np.ndarray | None:
     elif not (pt.is_integer(kind) or pt.is_floating(kind)):
         return None
     return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.float64)
+
+
+def _are_times(texts: pa.Array) -> bool:
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        with suppress(pa.ArrowInvalid):
+            texts.slice(0, _LOOKED_AT).cast(kind)
+            return True
+    return False
 
 
 def _separator(texts: pa.Array, characters: float) -> str | None:

@@ -41,6 +41,7 @@ def impressions() -> dict[str, Any]:
         "nothing": pa.nulls(ROWS),
         "user": [{"vip": bool(i % 3), "height": i / 7} for i in range(ROWS)],
         "shown_at": pa.array(seconds * 1000, pa.timestamp("ms")),
+        "day_text": [f"2024-05-{i % 28 + 1:02} 10:{i % 60:02}:00" for i in range(ROWS)],
         "clicked": draw.integers(0, 2, ROWS),
     }
 
@@ -72,6 +73,7 @@ def test_columns_are_taken_for_what_they_are(tmp_path: Path) -> None:
         "user.vip": "id",
         "user.height": "number",
         "shown_at": "time, id",
+        "day_text": "id",
         "clicked": "label",
     }
 
