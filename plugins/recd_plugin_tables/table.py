@@ -71,11 +71,15 @@ class Table(Dataset):
     options: Options
     #: The dataset whose model scores this table; None where this one is trained on.
     _trained: Table | None = None
+    #: Whether what became of the rows was said.
+    _told = False
 
     def prepare(self) -> None:
-        self._train.say()
-        if self.options.test_path is not None:
-            self._test.say()
+        imports = [self._train, *([self._test] if self.options.test_path is not None else [])]
+        if not self._told:
+            for each in imports:
+                each.say()
+        self._told = True
 
     def identity(self) -> dict[str, Any]:
         return {split: self._table_of(split).contents() for split in self.splits()}

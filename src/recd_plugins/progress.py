@@ -52,6 +52,9 @@ def row_progress(what: str, total: int | None) -> Iterator[Callable[[int], None]
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    # Into a file it would leave an empty line.
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task(what, total=total)
         yield lambda rows: bar.advance(task, rows)

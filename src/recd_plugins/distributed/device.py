@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
+from pathlib import Path
 
 import torch
 
@@ -28,12 +30,18 @@ def choose_device(registry: Registry) -> str:
             f"{registry.path}: training.device is cuda, but {lack}; cpu trains without CUDA"
         )
     if lack and torchrun_rank() in (None, 0):
-        print(f"training.device auto takes the CPU: {lack}", file=sys.stderr)
+        _say_once(registry.path, f"training.device auto takes the CPU: {lack}")
     device = "cpu" if wanted == "cpu" or lack else "cuda"
     for entry in registry.cache:
         with at_entry(registry.path, entry):
             entry.plugin.check(torch.device(device))
     return device
+
+
+@cache
+def _say_once(path: Path, words: str) -> None:  # noqa: ARG001
+    """Of a registry, however often its device is chosen."""
+    print(words, file=sys.stderr)
 
 
 def device_of_rank(kind: str) -> torch.device:
