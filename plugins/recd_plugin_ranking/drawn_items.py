@@ -62,10 +62,13 @@ class DrawnItems:
         replaced[self._label] = pa.array(labels.astype(np.int8)).cast(
             whole.data.schema.field(self._label).type
         )
-        names = whole.data.schema.names
-        data = pa.record_batch(
-            [replaced.get(name, whole.data.column(name)) for name in names], names=names
-        )
+        # Fields say how lists are stored.
+        fields = [
+            (mixed if field.name in columns else whole).data.schema.field(field.name)
+            for field in whole.data.schema
+        ]
+        arrays = [replaced.get(field.name, whole.data.column(field.name)) for field in fields]
+        data = pa.record_batch(arrays, schema=pa.schema(fields))
         groups = {name: number * (copies + 1) for name, number in rows.groups.items()}
         return Rows(data, whole.origins, groups)
 

@@ -9,11 +9,10 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from recd_plugins.api import DataError, Dataset, DatasetWrapper, Rows, Split
+from recd_plugins.api.columns import sparse_column
 from recd_plugins.api.reading import RowTable
 
 Int64s = NDArray[np.int64]
@@ -52,18 +51,8 @@ def every_row(dataset: Dataset, split: Split) -> Iterator[Rows]:
 
 def lists_of(rows: Rows, feature: str) -> tuple[Int64s, Int64s]:
     """Ids of a sparse feature and how many each row has."""
-    column = rows.data.column(feature)
-    if pt.is_dictionary(column.type):
-        column = column.dictionary.take(column.indices)
-    if pt.is_integer(column.type):
-        filled = column.fill_null(0).cast(pa.int64()).to_numpy()
-        there = column.is_valid().to_numpy(zero_copy_only=False)
-        return filled[there], there.astype(np.int64)
-    lengths = column.value_lengths().fill_null(0).to_numpy().astype(np.int64)
-    ids = column.flatten()
-    if ids.null_count:
-        raise DataError(f"{rows.origin_of(0)[0]}: column {feature} has ids that are null")
-    return ids.cast(pa.int64()).to_numpy(), lengths
+    ids, offsets = sparse_column(rows, feature)
+    return ids[offsets[0] : offsets[-1]], np.diff(offsets).astype(np.int64)
 
 
 def item_of_rows(rows: Rows, feature: str) -> Int64s:

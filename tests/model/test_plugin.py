@@ -105,7 +105,7 @@ def test_commands_show_it(folder: Path) -> None:
     assert "test.tower" in recd("plugins")
     assert "7 entries, ok" in recd("validate", write(folder))
     schema = json.loads(recd("schema"))
-    assert schema["$defs"]["model_entry"]["properties"]["use"]["enum"] == ["test.tower"]
+    assert "test.tower" in schema["$defs"]["model_entry"]["properties"]["use"]["enum"]
     assert schema["$defs"]["model.test.tower"]["properties"]["dim"]["multipleOf"] == 4
     either = schema["properties"]["model"]["anyOf"]
     assert {"$ref": "#/$defs/ModelSpec"} in either

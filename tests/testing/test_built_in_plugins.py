@@ -27,6 +27,7 @@ OPTIONS = {
     "recd.onehot": {"classes": 3},
     "recd.din": {"target": "item", "heads": 2},
     "recd.transformer": {"layers": 2},
+    "tables.vocabulary": {"rows": 100},
     "torchrec.rec_metrics": {"names": ["calibration", "ne", "mse", "mae", "nmse", "recall"]},
 }
 

@@ -151,5 +151,7 @@ def _say(guesses: Guesses, file: Path) -> None:
     if guesses.survey.explode:
         click.echo(f"each element of {', '.join(guesses.survey.explode)} is a row")
     if guesses.implicit:
-        click.echo("every row is a positive: without negatives a model learns to say yes")
+        item = guesses.item
+        drawn = f"negatives are other values of {item.name}" if item else "there are no negatives"
+        click.echo(f"every row is a positive; {drawn}")
     click.echo(f"{file}: change what is wrong, then recd run {shlex.quote(str(file))}")

@@ -30,6 +30,10 @@ _USER = (
 _REQUEST = (
     "request_id", "request", "impression_id", "query_id", "search_id", "slate_id", "page_view_id",
 )  # fmt: skip
+_ITEM = (
+    "item_id", "item", "product_id", "product", "article_id", "article", "news_id", "movie_id",
+    "movie", "video_id", "video", "track_id", "song_id", "ad_id", "doc_id", "listing_id", "sku",
+)  # fmt: skip
 _ID_WORDS = re.compile(
     r"(^|_)(id|ids|code|type|category|brand|kind|class|group|zip|country|city|region|lang|device|os|"
     r"gender|sex|weekday|month|hour|bucket|flag|status|channel|source|segment)s?(_|$)"
@@ -99,6 +103,16 @@ class Guesses:
     def the(self, role: Role) -> Guess | None:
         """The column of a role that one has at most."""
         return next((guess for guess in self.columns if role in guess.roles), None)
+
+    @property
+    def item(self) -> Guess | None:
+        """The id that a user chose: by its name, or the one with most values."""
+        ids = [
+            each for each in self.columns if each.roles == ("id",) and not each.options.get("by")
+        ]
+        named = _named([each.seen for each in ids], _ITEM, "id")
+        most = max(ids, key=lambda each: each.seen.distinct, default=None)
+        return next((each for each in ids if each.name == named), most)
 
     def features(self, *roles: Role) -> list[Guess]:
         """The columns of any of these roles, in order."""

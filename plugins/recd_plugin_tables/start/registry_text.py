@@ -13,6 +13,10 @@ from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.start.guess import Guess, Guesses
 
 _WIDTH = 100
+# Sessions of a test split, at least.
+_SESSIONS = 20
+# Of a row, where there is no label; batches are multiples of one more.
+_NEGATIVES = 4
 _INDENT = " " * 6
 
 _TEXT = """\
@@ -29,7 +33,7 @@ dataset:
     # id, ids, number, numbers, session, time, request, key, label or unused.
     columns:
 {columns}
-{split}
+{split}{negatives}
 # Keeps each value once: rows of a {group} repeat most of their features.
 converter:
   use: recd.ikjt
@@ -103,11 +107,12 @@ def registry_text(
         sample=whole,
         columns="\n".join(_columns(guesses.columns)),
         split=_split(guesses, test),
+        negatives=_negatives(guesses.item) if guesses.implicit else "",
         group="session" if guesses.the("session") else "request",
         preprocessing=_preprocessing(ids, numbers, survey.is_whole),
         pooling=_pooling(histories),
         tables=_tables(ids, survey.is_whole),
-        batch_size=batch_size(samples),
+        batch_size=batch_size(samples) // 16 * 20 if guesses.implicit else batch_size(samples),
         checkpoints=_word(f"checkpoints/{file.stem}"),
     )
 
@@ -171,13 +176,27 @@ def _missing(each: Guess) -> dict[str, Any]:
 def _split(guesses: Guesses, test: float) -> str:
     if not test:
         return ""
-    by = "time" if guesses.the("time") else "session" if guesses.the("session") else "row"
+    session = guesses.the("session")
+    # Of fewer sessions a hash may leave none to the test.
+    whole = session is not None and session.seen.distinct * test >= _SESSIONS
+    by = "time" if guesses.the("time") else "session" if whole else "row"
     what = {
         "time": "The last rows by time",
         "session": "Whole sessions",
         "row": "Rows drawn by a hash",
     }[by]
     return f"    # {what} are kept for the test.\n    split: {{by: {by}, test: {test:g}}}\n"
+
+
+def _negatives(item: Guess | None) -> str:
+    if item is None:
+        return ""
+    name = _word(feature_name(item.name))
+    return (
+        "  # Each row is followed by rows of other items, label 0: what was not chosen.\n"
+        f"  wrap:\n    - use: ranking.negatives\n"
+        f"      options: {{item: {name}, negatives: {_NEGATIVES}, by: popularity}}\n"
+    )
 
 
 def _preprocessing(ids: Sequence[Guess], numbers: Sequence[Guess], whole: bool) -> str:

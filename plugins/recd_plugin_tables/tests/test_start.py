@@ -17,6 +17,7 @@ from recd_plugin_tables.sources import open_source
 from recd_plugin_tables.start.guess import LabelUnknown, Wanted, guess
 from recd_plugin_tables.start.survey import survey
 from recd_plugins import load_registry
+from recd_plugins.api.columns import sparse_column
 from recd_plugins.cli import main
 
 ROWS = 400
@@ -173,6 +174,33 @@ def test_the_file_names_every_column_and_is_valid(
     assert again.exit_code == 1
     assert "exists already" in again.output
     assert Path("my.yaml").read_text(encoding="utf-8") == text
+
+
+def test_a_log_of_positives_gets_negatives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("recd_plugin_ranking")
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(1)
+    columns = {
+        "user": [f"u{i % 9}" for i in range(ROWS)],
+        "product": [f"p{number}" for number in draw.integers(0, 50, ROWS)],
+        "colour": draw.integers(0, 4, ROWS),
+    }
+    write(Path("t.parquet"), columns)
+    result = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--implicit"])
+    assert result.exit_code == 0, result.output
+    assert "negatives are other values of product" in result.output
+
+    registry = load_registry(Path("my.yaml"))
+    dataset = registry.wrapped_dataset
+    dataset.prepare()
+    size = registry.training.batch_size
+    reader = dataset.reader(rank=0, world_size=1, batch_size=size, split="train")
+    rows = next(iter(reader))
+    labels = rows.data.column("label").to_pylist()
+    assert labels == [1, 0, 0, 0, 0] * (size // 5)
+    ids, offsets = sparse_column(rows, "product")
+    products = ids[offsets[:-1]].reshape(-1, 5)
+    assert (products[:, 1:] != products[:, :1]).all()
 
 
 @pytest.mark.slow

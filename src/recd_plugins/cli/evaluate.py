@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
@@ -79,7 +80,7 @@ def evaluate(
     report = found.as_json()["test"]
     table.add_row("rows", f"{report.pop('num_samples'):,}")
     for name, value in report.items():
-        table.add_row(name.replace("_", " "), f"{value:.6g}")
+        table.add_row(name.replace("_", " "), "-" if math.isnan(value) else f"{value:.6g}")
     Console().print(table)
     if found.test.normalized_entropy > 1:
         click.echo("A normalized entropy above 1 is worse than predicting the mean label.")

@@ -95,8 +95,9 @@ class Quality:
     """Figures over the samples that were seen.
 
     Attributes:
-        normalized_entropy: log loss over that of predicting the mean label; lower is better.
-        auc: area under the ROC curve.
+        normalized_entropy: log loss over that of predicting the mean label; lower is better. NaN
+            where all labels are the same.
+        auc: area under the ROC curve; NaN likewise.
         num_samples: samples of all ranks.
         log_loss: the mean over samples, in nats.
         calibration: the sum of predictions over that of labels; 0 where all labels are.

@@ -132,7 +132,14 @@ class Comparison:
 
 def worse_than_base_rate(name: str, result: Result) -> str:
     """A sentence where the model's predictions are of no use; ``name`` says whose, if any."""
-    entropy = 0.0 if result.test is None else result.test.normalized_entropy
+    if result.test is None:
+        return ""
+    entropy = result.test.normalized_entropy
+    if math.isnan(entropy):
+        return (
+            "All labels of the test split are the same: normalized entropy and AUC say nothing of "
+            "it. Of a log of positives, a ranking of all items does"
+        )
     if not entropy > 1:
         return ""
     whose = f"of {name} " if name else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +65,7 @@ def words(name: str) -> str:
 
 def shown(value: float | None, unit: str) -> str:
     """A figure's value as tables show it."""
-    if value is None:
+    if value is None or math.isnan(value):
         return "-"
     if unit == "B":
         return bytes_text(value)

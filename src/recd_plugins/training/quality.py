@@ -86,9 +86,11 @@ def measure(logits: Tensor, labels: Tensor) -> Quality:
         metric.update(**batch)
         for name, value in metric.local_compute().items():
             values[name.partition("|")[2]] = float(value)
+    # Of one label alone they say nothing, and TorchRec has 1e12 and 0.5.
+    told = bool((labels != labels[0]).any())
     return Quality(
-        normalized_entropy=values["local_lifetime_ne"],
-        auc=values["local_window_auc"],
+        normalized_entropy=values["local_lifetime_ne"] if told else math.nan,
+        auc=values["local_window_auc"] if told else math.nan,
         num_samples=num_samples,
         log_loss=values["local_lifetime_logloss"] * math.log(2),  # from bits
         calibration=values["local_lifetime_calibration"],

@@ -21,12 +21,13 @@ class MetricContract(PluginContract):
 
     @pytest.fixture
     def batches(self) -> Sequence[ScoredBatch]:
-        """Of several sizes, with labels 0 and 1; the last has one sample."""
+        """Of several sizes, with labels 0 and 1, of five sessions; the last has one sample."""
         generator = torch.Generator().manual_seed(0)
         return [
             ScoredBatch(
                 torch.randn(size, generator=generator),
                 torch.randint(2, (size,), generator=generator).float(),
+                torch.arange(size) % 5,
             )
             for size in (16, 5, 16, 9, 1)
         ]
