@@ -117,7 +117,7 @@ def test_one_that_is_not_enabled_is_left_out_and_checked(tmp_path: Path, plugins
         (
             "    - {use: acme.data_of_ours}",
             "r.yaml:5 dataset.wrap[0].use: no wrapper is named acme.data_of_ours; wrappers: "
-            "acme.outer, scars.hot_batches",
+            "acme.outer, ranking.negatives, scars.hot_batches",
         ),
         (
             "    - {use: acme.plain}",

@@ -50,14 +50,17 @@ class ImportNote:
         """What a user should know of it, in lines."""
         test = f" and {self.test:,} for the test" if self.test else ""
         what_for = "to score" if self.scoring else "for training"
-        became = "of which are" if self.train + self.test == self.rows else "which became"
-        lines = [f"{name}: {self.rows:,} rows, {became} {self.train:,} {what_for}{test}"]
+        as_many = self.train + self.test == self.rows
+        became = ":" if as_many else ", which became"
+        lines = [f"{name}: {self.rows:,} rows{became} {self.train:,} {what_for}{test}"]
+        if self.scoring and as_many:
+            lines = [f"{name}: {self.rows:,} rows to score"]
         what = "scored that training leaves out" if self.scoring else "left out"
         lines += [f"  {count:,} rows {what}: column {c}" for c, count in self.dropped.items()]
         if self.without_candidates:
             lines.append(f"  {self.without_candidates:,} rows have no candidate, and left none")
         lines += [
-            f"  {count:,} values of column {c} were missing or no finite number"
+            f"  {count:,} values of column {c} were missing, or no finite number"
             for c, count in self.filled.items()
         ]
         return lines

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from datetime import date, datetime
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from recd_plugin_tables.columns import ColumnOptions
 from recd_plugin_tables.plan import ROW, SESSION, TIME
@@ -32,6 +33,12 @@ class SplitOptions(PluginOptions):
     test_from: str | int | float | None = Field(
         default=None, description="With by: time, the first time of the test split in its place."
     )
+
+    @field_validator("test_from", mode="before")
+    @classmethod
+    def _as_text(cls, given: Any) -> Any:
+        """YAML reads 2024-05-01 as a date."""
+        return str(given) if isinstance(given, date | datetime) else given
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

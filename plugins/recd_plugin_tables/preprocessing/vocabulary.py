@@ -68,6 +68,11 @@ class Vocabulary(FittedPreprocessing):
         self.fits_together = self.options.shared
         self._counted: list[tuple[Tensor, Tensor]] = []
 
+    @property
+    def num_ids(self) -> int:
+        """As many as the table is to have rows."""
+        return self.options.rows
+
     def __getstate__(self) -> dict[str, Any]:
         """Without what was counted, which is for features yet to come."""
         return {**super().__getstate__(), "_counted": []}

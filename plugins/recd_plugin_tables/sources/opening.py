@@ -68,10 +68,10 @@ _FILES: dict[str, Callable[[SourceOptions, bool], FileFormat]] = {
     "parquet": lambda *_: ParquetFormat(),
     "arrow": lambda *_: ArrowFormat(),
     "csv": lambda given, strict: CsvFormat(
-        given.separator, given.header, given.types, strict=strict
+        given.separator, given.header, given.types, decimal=given.decimal, strict=strict
     ),
     "tsv": lambda given, strict: TsvFormat(
-        given.separator, given.header, given.types, strict=strict
+        given.separator, given.header, given.types, decimal=given.decimal, strict=strict
     ),
     "jsonl": lambda given, _: JsonLinesFormat(given.types),
 }
@@ -80,8 +80,8 @@ _FILES: dict[str, Callable[[SourceOptions, bool], FileFormat]] = {
 _TAKES: dict[str, set[str]] = {
     "parquet": {"storage"},
     "arrow": {"storage"},
-    "csv": {"storage", "separator", "header", "types"},
-    "tsv": {"storage", "separator", "header", "types"},
+    "csv": {"storage", "separator", "decimal", "header", "types"},
+    "tsv": {"storage", "separator", "decimal", "header", "types"},
     "jsonl": {"storage", "types"},
     "huggingface": {"table"},
     "iceberg": set(),

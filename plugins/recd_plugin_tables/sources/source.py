@@ -50,6 +50,9 @@ class SourceOptions(PluginOptions):
         max_length=1,
         description="Between the columns of text; null: a comma in .csv, a tab in .tsv.",
     )
+    decimal: Literal[".", ","] = Field(
+        default=".", description="Before the fraction of numbers in CSV and TSV."
+    )
     header: tuple[str, ...] | None = Field(
         default=None,
         description="Names of the columns of text whose first line is a row; null: it names them.",

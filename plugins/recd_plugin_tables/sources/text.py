@@ -34,9 +34,11 @@ class CsvFormat(FileFormat):
         header: Sequence[str] | None,
         types: Mapping[str, str],
         *,
+        decimal: str = ".",
         strict: bool = True,
     ) -> None:
         self._separator = separator or self.separator
+        self._decimal = decimal
         self._strict = strict
         self._header = list(header) if header is not None else None
         self._types = {name: pa.type_for_alias(kind) for name, kind in types.items()}
@@ -75,7 +77,9 @@ class CsvFormat(FileFormat):
             pc_csv.ReadOptions(block_size=_BLOCK, column_names=self._header, use_threads=False),
             pc_csv.ParseOptions(delimiter=self._separator, newlines_in_values=True),
             pc_csv.ConvertOptions(
-                column_types=dict(types), include_columns=list(columns) if columns else None
+                column_types=dict(types),
+                include_columns=list(columns) if columns else None,
+                decimal_point=self._decimal,
             ),
         )
 

@@ -56,6 +56,12 @@ if TYPE_CHECKING:
 @click.option(
     "--header", metavar="NAMES", help="Names of the columns of a text without: user,item,rating."
 )
+@click.option("--separator", metavar="CHARACTER", help="Between columns of text, as ';'.")
+@click.option(
+    "--decimal",
+    type=click.Choice([".", ","]),
+    help="Before the fraction of numbers in text.  [default: .]",
+)
 @click.option("--query", help="A query in SQL for a DuckDB file, whose result is the table.")
 @click.option("--of", "table_name", metavar="NAME", help="The table in a DuckDB file or a catalog.")
 @click.option("--force", is_flag=True, help="Replace FILE where it exists.")
@@ -73,6 +79,8 @@ def init(
     test: float,
     format_name: str | None,
     header: str | None,
+    separator: str | None,
+    decimal: str | None,
     query: str | None,
     table_name: str | None,
     force: bool,
@@ -93,15 +101,25 @@ def init(
     if file.suffix not in (".yaml", ".yml"):
         raise click.UsageError(f"{file}: name the registry FILE with the suffix .yaml")
     from recd_plugin_tables.sources import SourceOptions, open_source
-    from recd_plugin_tables.start.guess import Wanted
+    from recd_plugin_tables.start.guess import Wanted, label_stands_outside
     from recd_plugin_tables.start.registry_text import registry_text
     from recd_plugin_tables.start.survey import survey
 
     names = None if header is None else tuple(name.strip() for name in header.split(","))
-    given = {"format": format_name, "header": names, "query": query, "table": table_name}
+    given = {
+        "format": format_name,
+        "separator": separator,
+        "decimal": decimal,
+        "header": names,
+        "query": query,
+        "table": table_name,
+    }
     how = {name: value for name, value in given.items() if value is not None}
-    found = survey(open_source(table, options=_options(SourceOptions, how)), explode or None)
+    source = open_source(table, options=_options(SourceOptions, how))
+    found = survey(source, explode or None)
     wanted = Wanted(label, session, time, request, implicit, unused, positive_from)
+    if not explode and label_stands_outside(found, label):
+        found = survey(source, ())
     guesses = _guess(found, wanted)
     text = registry_text(guesses, location=table, file=file, source=how, test=test)
     write_text(file, text)

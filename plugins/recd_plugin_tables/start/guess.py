@@ -155,6 +155,14 @@ class LabelUnknown(DataError):
         )
 
 
+def label_stands_outside(survey: Survey, label: str | None) -> bool:
+    """Whether the label that a user names is none of candidates: rows stay rows then."""
+    if label is None or not survey.explode:
+        return False
+    seen = next((each for each in survey.seen if each.leaf.name == label), None)
+    return seen is not None and not seen.leaf.exploded
+
+
 def guess(survey: Survey, wanted: Wanted) -> Guesses:
     """What each column is.
 
@@ -227,7 +235,8 @@ def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
         return _as_label(survey, survey[wanted.label], wanted, "named by --label")
     binary = [seen for seen in free if seen.binary]
     named = _named(binary, _LABEL, "label")
-    if named is not None:
+    inside = [seen.leaf.exploded for seen in binary if _named([seen], _LABEL, "label")]
+    if named is not None and len(set(inside)) < 2:
         return _as_label(survey, survey[named], wanted, "by its name and its two values")
     rated = _named(free, _RATING, "label", lambda seen: seen.largest is not None)
     if rated is not None and not binary:
@@ -276,7 +285,7 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
         hour = {"unit": _unit(seen), "by": "hour"} if _unit(seen) else {"by": "hour"}
         return Guess(seen, (*keys, "id"), "when it was; its hour of the day is a feature", hour)
     kind = plain(seen.leaf.type)
-    why_unused = _why_unused(seen)
+    why_unused = _why_unused(seen) or _why_outcome(seen)
     if why_unused:
         if keys:
             return Guess(seen, tuple(keys), " and ".join(keys))
@@ -304,6 +313,8 @@ def _why_unused(seen: Seen) -> str:
     roles = possible_roles(kind)
     if roles == ("unused",) or not set(roles) - {"unused", "key"}:
         return f"{seen.leaf.type}: no feature"
+    if seen.is_text and seen.example.startswith(("{", "[")):
+        return f"JSON in a text, as {seen.example!r}; write its fields as columns"
     if seen.is_long_text:
         return f"text of {seen.characters:.0f} characters"
     if seen.distinct == 1 and not seen.nulls:
@@ -312,6 +323,17 @@ def _why_unused(seen: Seen) -> str:
         return "lists of numbers of different lengths"
     if seen.is_list and seen.width is not None and seen.width > MOST_NUMBERS and not seen.whole:
         return f"{seen.width} numbers a row, more than {MOST_NUMBERS}"
+    return ""
+
+
+def _why_outcome(seen: Seen) -> str:
+    """Of what is known only afterwards, which a model that predicts cannot be fed."""
+    elements = seen.is_list and (
+        pt.is_boolean(plain(plain(seen.leaf.type).value_type))
+        or (seen.distinct == 2 and seen.least == 0 and seen.largest == 1)
+    )
+    if (seen.binary or elements) and _words(seen.leaf.path[-1]) in _LABEL:
+        return "an outcome, by its name: not known when a prediction is made"
     return ""
 
 

@@ -142,6 +142,11 @@ def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
         if not rows:
             raise DataError(f"{source.location}: the table has no rows")
     table = pa.Table.from_batches(batches).combine_chunks()
+    if table.num_columns == 1 and ";" in table.column_names[0]:
+        raise DataError(
+            f"{source.location}: one column, {table.column_names[0]!r}: say --separator ';', and "
+            "--decimal , where numbers are written so"
+        )
     whole = rows if rows < SAMPLE_ROWS and size < SAMPLE_BYTES else source.num_rows
     exploded = tuple(_candidates(table) if explode is None else explode)
     seen = [_seen(table, leaf) for leaf in leaves(table.schema, exploded)]

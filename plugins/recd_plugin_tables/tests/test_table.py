@@ -118,7 +118,7 @@ def test_an_import_is_used_again_until_table_or_options_change(path, capfd):
         return len(list((path.parent / "imports").iterdir()))
 
     table(path).prepare()
-    assert "60 rows, of which are 60 for training" in capfd.readouterr().err
+    assert "60 rows: 60 for training" in capfd.readouterr().err
     table(path, prefetch=0).prepare()
     assert capfd.readouterr().err == ""
     assert imports() == 1

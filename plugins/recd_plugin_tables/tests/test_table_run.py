@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from recd_plugins.api import RecdError
 from recd_plugins.training.session import session
 from recd_plugins.training.trainer import Result
 
@@ -39,6 +40,16 @@ preprocessing:
 model: {{embedding_dim: 4, num_embeddings: 200, bottom_mlp: [4], top_mlp: [4]}}
 training: {{batch_size: 32, ranks: 1, steps: 8, evaluate: {evaluate}}}
 """
+
+
+def test_more_ids_than_rows_are_refused_before_the_run(tmp_path: Path) -> None:
+    write_requests(tmp_path / "requests.jsonl")
+    text = NESTED.format(folder=tmp_path, converter="recd.kjt", evaluate="false")
+    path = tmp_path / "r.yaml"
+    path.write_text(text.replace("num_embeddings: 200", "num_embeddings: 150"))
+    said = r"r.yaml:\d+ .*tables.vocabulary makes 200 ids of history, whose table has 150 rows"
+    with session(path, overrides={}) as trainer, pytest.raises(RecdError, match=said):
+        trainer.train("plugins")
 
 
 def write_requests(path: Path) -> None:

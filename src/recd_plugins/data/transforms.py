@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from recd_plugins.data.feature_steps import feature_steps
 from recd_plugins.data.preprocess import Preprocess, build_preprocess
+from recd_plugins.errors import Problem, RegistryError
 from recd_plugins.interfaces import Converter, FeatureSchema
 from recd_plugins.registry import Registry
 from recd_plugins.values.model_input import Placement
@@ -45,12 +47,14 @@ class Transforms:
 
         Raises:
             RecdError: a step of preprocessing cannot be fitted.
-            RegistryError: a pattern matches no feature.
+            RegistryError: a pattern matches no feature, or a step makes more ids than a table has
+                rows.
         """
         # Imported here: the demo model's placement needs torchrec's modules, readers do not.
         from recd_plugins.data.placement import plan_placement
 
         schema = registry.dataset.schema()
+        _check_tables(registry, schema, num_embeddings or {})
         return cls(
             schema,
             registry.converter,
@@ -58,3 +62,22 @@ class Transforms:
             plan_placement(registry, schema) if placement is None else placement,
             num_embeddings or {},
         )
+
+
+def _check_tables(
+    registry: Registry, schema: FeatureSchema, num_embeddings: Mapping[str, int]
+) -> None:
+    """Before a run, not at the first id that is too large, which may come late."""
+    problems = []
+    for feature, steps in feature_steps(registry, schema).items():
+        made, rows = steps[-1].num_ids if steps else None, num_embeddings.get(feature)
+        if made is None or rows is None or made <= rows:
+            continue
+        path, line, field = steps[-1].stands_at or (str(registry.path), 0, "preprocessing")
+        message = (
+            f"{steps[-1].name} makes {made:,} ids of {feature}, whose table has {rows:,} rows: "
+            "give it as many (num_embeddings), or make fewer"
+        )
+        problems.append(Problem(path, line, field, message))
+    if problems:
+        raise RegistryError(problems)

@@ -41,6 +41,14 @@ class Preprocessing(Plugin, ABC):
     #: File, line and field of its entry, which errors name; who gives it features sets it.
     stands_at: tuple[str, int, str] | None = None
 
+    @property
+    def num_ids(self) -> int | None:
+        """How many ids it makes of a sparse feature, from 0 on; None where that is not known.
+
+        A table with fewer rows is refused before a run begins.
+        """
+        return None
+
     def fit(self, feature: str, rows: Iterator[tuple[Tensor, Tensor]]) -> None:
         """Look at the training rows of a feature, the same on every rank, before ``transform``.
 

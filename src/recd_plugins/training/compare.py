@@ -126,7 +126,9 @@ class Comparison:
             f"losses of {len(self.plugins.losses)} steps agree within {self.loss_max_abs_diff:.1e}"
         )
         if self.again:
-            table.caption += f"; medians of {len(self.rounds)} rounds, the least to the most"
+            table.caption += (
+                f"; medians of {len(self.rounds)} rounds, and of ratios, the least to the most"
+            )
         return table
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import click
+
 from recd_plugins.distributed.lookup_kernels import close_kernels
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces.callback import Quality
@@ -46,6 +48,12 @@ def evaluate_trained(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
         RecdError: the registry, the data or the checkpoint does not allow it.
     """
     trained = load_trained(job)
+    if rank == 0 and not trained.same_data:
+        click.echo(
+            f"The data is not what {job.checkpoint} was trained on: rows that it has learnt may "
+            "stand in the test split now",
+            err=True,
+        )
     parts, device = trained.parts, trained.device
     pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
     finite = FiniteRun(str(job.checkpoint))

@@ -154,12 +154,15 @@ def check_resumable(
     raise RecdError(f"{checkpoint}: is of another run: {'; '.join(refused[:8])}{more}; {remedy}")
 
 
-def check_same_model(checkpoint: Path, identity: Mapping[str, Any]) -> None:
+def check_same_model(checkpoint: Path, identity: Mapping[str, Any]) -> bool:
     """Refuse a checkpoint of a model that would score otherwise; data and training may differ.
 
     Args:
         checkpoint: whose files are as they were written.
         identity: of the registry that is to score by it.
+
+    Returns:
+        Whether the data is what the checkpoint was trained on.
 
     Raises:
         RecdError: says each field, with both values.
@@ -178,6 +181,11 @@ def check_same_model(checkpoint: Path, identity: Mapping[str, Any]) -> None:
             f"{checkpoint}: is of another model: {'; '.join(wrong[:8])}{more}; take the registry "
             "that it was trained by, or a checkpoint of this one (--checkpoint)"
         )
+    return all(
+        before.get(field) == now.get(field)
+        for field in dict.fromkeys((*before, *now))
+        if _within(field, ("data",))
+    )
 
 
 def same_preprocessing(checkpoint: Path, registry: Registry) -> set[int]:

@@ -66,11 +66,13 @@ class Trained:
         parts: the sharded model and what it was assembled of.
         device: of this rank.
         step: after which it was saved.
+        same_data: whether the dataset is what it was trained on.
     """
 
     parts: Assembled
     device: torch.device
     step: int
+    same_data: bool
 
 
 def load_trained(job: TrainedJob) -> Trained:
@@ -91,17 +93,17 @@ def load_trained(job: TrainedJob) -> Trained:
     parts = assemble(registry, "plugins", device)
     registry = parts.prepared.registry
     fitted_steps(registry, registry.dataset.schema())
-    together(
+    same_data, *_ = together(
         lambda: (
             check_same_model(job.checkpoint, identity_of(registry, parts.tables))
             if dist.get_rank() == 0
-            else None
+            else True
         )
     )
     checkpoints = Checkpoints(job.checkpoint.parent, keep=1)
     progress = checkpoints.load_one(job.checkpoint, parts.dmp, parts.optimizer)
     parts.dmp.eval()
-    return Trained(parts, device, progress.step)
+    return Trained(parts, device, progress.step, same_data)
 
 
 def on_ranks(registry: Registry, function: Callable[[int, int, J], T], job: J) -> T:
