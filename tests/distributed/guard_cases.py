@@ -27,7 +27,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.guards import check_every_parameter_is_trained
 from recd_plugins.distributed.sharders import build_sharders, stock_sharders
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.training.weights import copy_weights
 
 CPU = torch.device("cpu")

@@ -41,7 +41,7 @@ from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.interfaces import Pooling
 from recd_plugins.model.sequence_pooling import PoolRows
 from recd_plugins.model_tables import tables_of
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.values.model_input import ModelInput

@@ -7,7 +7,7 @@ import torch
 from pydantic import ValidationError
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 
-from recd_plugins.registry.schema import ScheduleSpec
+from recd_plugins.registry.training_spec import ScheduleSpec
 from recd_plugins.training.learning_rates import LearningRates, factor
 
 

@@ -12,7 +12,7 @@ import pytest
 from recd_plugins import load_registry
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.registry.schema import ValidationSpec
+from recd_plugins.registry.training_spec import ValidationSpec
 from recd_plugins.training.checkpoint_files.curve import ValidationCurve
 from recd_plugins.training.checkpoint_files.progress import (
     Progress,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,40 +11,23 @@ import pyarrow.types as pt
 from recd_plugin_tables.columns import Role
 from recd_plugin_tables.kinds import holds_nothing, possible_roles
 from recd_plugin_tables.leaves import plain
+from recd_plugin_tables.start.names import (
+    HISTORY_WORDS,
+    ID_WORDS,
+    ITEM,
+    LABEL,
+    NUMBER_WORDS,
+    RATING,
+    REQUEST,
+    SESSION,
+    TIME,
+    USER,
+    named_so,
+    words_of,
+)
 from recd_plugin_tables.start.survey import Seen, Survey
 from recd_plugins.api import DataError
 
-# Words of names, best first: a column whose name has an earlier one wins.
-_LABEL = (
-    "label", "click", "clicked", "is_click", "is_clicked", "target", "y", "converted",
-    "conversion", "purchased", "purchase", "bought", "liked", "like", "response", "outcome",
-)  # fmt: skip
-_RATING = ("rating", "stars", "score")
-_TIME = ("timestamp", "ts", "time", "datetime", "event_time", "created_at", "date", "at", "when")
-_SESSION = ("session_id", "session", "visit_id", "visit", "user_session", "sid")
-_USER = (
-    "user_id", "user", "uid", "userid", "customer_id", "customer", "visitor_id", "visitor",
-    "member_id", "account_id", "client_id", "device_id", "person",
-)  # fmt: skip
-_REQUEST = (
-    "request_id", "request", "impression_id", "query_id", "search_id", "slate_id", "page_view_id",
-)  # fmt: skip
-_ITEM = (
-    "item_id", "item", "product_id", "product", "article_id", "article", "news_id", "movie_id",
-    "movie", "video_id", "video", "track_id", "song_id", "ad_id", "doc_id", "listing_id", "sku",
-)  # fmt: skip
-_ID_WORDS = re.compile(
-    r"(^|_)(id|ids|code|type|category|brand|kind|class|group|zip|country|city|region|lang|device|os|"
-    r"gender|sex|weekday|month|hour|bucket|flag|status|channel|source|segment)s?(_|$)"
-)
-_NUMBER_WORDS = re.compile(
-    r"(^|_)(count|num|n|number|amount|age|price|cost|qty|quantity|duration|seconds|minutes|days|"
-    r"length|size|score|rating|rate|ratio|share|position|rank|total|avg|mean|sum|views|visits|"
-    r"balance|income|distance|height|weight|temperature|year)s?(_|$)"
-)
-_HISTORY_WORDS = re.compile(
-    r"(^|_)(hist|history|seq|sequence|recent|last|past|previous|clicked)(_|s|$)"
-)
 # A list of at least so many ids on average is a history: it gets a pooling of its own.
 _HISTORY = 8
 # Numbers of a fixed list that are dense inputs; wider ones are left out.
@@ -110,7 +92,7 @@ class Guesses:
         ids = [
             each for each in self.columns if each.roles == ("id",) and not each.options.get("by")
         ]
-        named = _named([each.seen for each in ids], _ITEM, "id")
+        named = named_so([each.seen for each in ids], ITEM, "id")
         most = max(ids, key=lambda each: each.seen.distinct, default=None)
         return next((each for each in ids if each.name == named), most)
 
@@ -175,14 +157,14 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     free = [seen for seen in survey.seen if seen.leaf.name not in left_out]
     label = None if wanted.implicit else _label(survey, free, wanted)
     free = [seen for seen in free if label is None or seen.leaf.name != label.name]
-    time = wanted.time or _named(free, _TIME, "time", _is_time)
+    time = wanted.time or named_so(free, TIME, "time", _is_time)
     if time is None:
         time = next((seen.leaf.name for seen in free if _is_timestamp(seen)), None)
-    request = wanted.request or _named(free, _REQUEST, "request")
+    request = wanted.request or named_so(free, REQUEST, "request")
     session = (
         wanted.session
-        or _named(free, _SESSION, "session")
-        or _named(free, _USER, "session")
+        or named_so(free, SESSION, "session")
+        or named_so(free, USER, "session")
         or request
     )
     columns = []
@@ -234,11 +216,11 @@ def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
     if wanted.label is not None:
         return _as_label(survey, survey[wanted.label], wanted, "named by --label")
     binary = [seen for seen in free if seen.binary]
-    named = _named(binary, _LABEL, "label")
-    inside = [seen.leaf.exploded for seen in binary if _named([seen], _LABEL, "label")]
+    named = named_so(binary, LABEL, "label")
+    inside = [seen.leaf.exploded for seen in binary if named_so([seen], LABEL, "label")]
     if named is not None and len(set(inside)) < 2:
         return _as_label(survey, survey[named], wanted, "by its name and its two values")
-    rated = _named(free, _RATING, "label", lambda seen: seen.largest is not None)
+    rated = named_so(free, RATING, "label", lambda seen: seen.largest is not None)
     if rated is not None and not binary:
         return _as_label(survey, survey[rated], wanted, "by its name")
     texts = [seen for seen in free if seen.is_text and seen.distinct == 2]
@@ -296,7 +278,7 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
             return Guess(seen, tuple(keys), "which rows were shown together")
         if seen.is_list or role not in ("id", "number"):
             return Guess(seen, tuple(keys), " and ".join(keys))
-        if session and _named([seen], _SESSION, "session"):
+        if session and named_so([seen], SESSION, "session"):
             return Guess(seen, tuple(keys), "whose rows belong together")
         return Guess(seen, (*keys, "id"), "whose rows belong together, and a feature", options)
     if pt.is_date(kind):
@@ -332,7 +314,7 @@ def _why_outcome(seen: Seen) -> str:
         pt.is_boolean(plain(plain(seen.leaf.type).value_type))
         or (seen.distinct == 2 and seen.least == 0 and seen.largest == 1)
     )
-    if (seen.binary or elements) and _words(seen.leaf.path[-1]) in _LABEL:
+    if (seen.binary or elements) and words_of(seen.leaf.path[-1]) in LABEL:
         return "an outcome, by its name: not known when a prediction is made"
     return ""
 
@@ -340,12 +322,12 @@ def _why_outcome(seen: Seen) -> str:
 def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:
     """Role, reason, options, whether it is a history, and whether it has a long tail."""
     kind = plain(seen.leaf.type)
-    name = _words(seen.leaf.path[-1])
+    name = words_of(seen.leaf.path[-1])
     if seen.is_list:
         of = plain(kind.value_type)
         if (pt.is_floating(of) or pt.is_decimal(of)) and not seen.whole:
             return "numbers", f"{seen.width} numbers a row", {}, False, False
-        history = seen.length >= _HISTORY or bool(_HISTORY_WORDS.search(name))
+        history = seen.length >= _HISTORY or bool(HISTORY_WORDS.search(name))
         why = f"lists of {seen.length:.1f} ids"
         return "ids", why, {}, history, False
     if seen.is_text:
@@ -353,7 +335,7 @@ def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:
             return "key", "every row has one of its own", {}, False, False
         if seen.separator is not None:
             options = {"separator": seen.separator}
-            history = seen.length >= _HISTORY or bool(_HISTORY_WORDS.search(name))
+            history = seen.length >= _HISTORY or bool(HISTORY_WORDS.search(name))
             return "ids", f"{seen.length:.1f} ids in a text", options, history, False
         return "id", f"{seen.distinct:,} texts", {}, False, False
     if pt.is_boolean(kind):
@@ -362,11 +344,11 @@ def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:
         return "id", f"{seen.distinct:,} values", {}, False, False
     if not seen.whole:
         return "number", _span(seen), {}, False, _long_tail(seen)
-    if seen.unique and seen.rows > _FEW_VALUES and not _NUMBER_WORDS.search(name):
+    if seen.unique and seen.rows > _FEW_VALUES and not NUMBER_WORDS.search(name):
         return "key", "every row has one of its own", {}, False, False
-    if _ID_WORDS.search(name):
+    if ID_WORDS.search(name):
         return "id", f"{seen.distinct:,} values, and its name", {}, False, False
-    if _NUMBER_WORDS.search(name):
+    if NUMBER_WORDS.search(name):
         return "number", f"{_span(seen)}, and its name", {}, False, _long_tail(seen)
     if seen.distinct <= _FEW_VALUES or seen.distinct > _MANY_VALUES * seen.values:
         return "id", f"{seen.distinct:,} whole numbers", {}, False, False
@@ -405,25 +387,3 @@ def _unit(seen: Seen) -> str | None:
         if first <= seen.least and seen.largest <= last:
             return unit
     return None
-
-
-def _named(
-    found: list[Seen],
-    words: tuple[str, ...],
-    role: Role,
-    allowed: Callable[[Seen], bool] = lambda _: True,
-) -> str | None:
-    """The column whose name is the first of ``words``, or has it as its last words."""
-    usable = [seen for seen in found if role in possible_roles(seen.leaf.type) and allowed(seen)]
-    for start in ("", ".*_"):
-        for word in words:
-            for seen in usable:
-                if re.fullmatch(start + word, _words(seen.leaf.path[-1])):
-                    return seen.leaf.name
-    return None
-
-
-def _words(name: str) -> str:
-    """A name in lower case with underscores, without a type: userId:token is user_id."""
-    name = name.partition(":")[0]
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")

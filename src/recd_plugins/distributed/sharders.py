@@ -36,7 +36,7 @@ from recd_plugins.distributed.sharded_modules import (
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import SharderArguments
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.registry.training_spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
 

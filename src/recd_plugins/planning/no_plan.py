@@ -19,7 +19,7 @@ from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.storage import RESERVED_SHARE, memory_of_parts
 from recd_plugins.planning.table_ranks import TableGroup
 from recd_plugins.registry.checked_part import CheckedPart
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.registry.training_spec import TrainingSpec
 
 # Tables, entries and groups are named up to so many.
 _NAMED = 3

@@ -44,7 +44,7 @@ from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
 from recd_plugins.planning.topologies import TopologySpec, this_machine
 from recd_plugins.registry.checked_part import CheckedPart
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.values.data_profile import DataProfile
 
 _Constraints = dict[str, ParameterConstraints]

@@ -26,7 +26,7 @@ from torchrec.distributed.types import ModuleSharder, ShardingType
 
 from recd_plugins.interfaces import RowMemory, TablePart
 from recd_plugins.registry.checked_part import one_answer
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.registry.training_spec import TrainingSpec
 
 #: Left to the allocator and the interpreter; and to activations where nobody counted them.
 RESERVED_SHARE = 0.15

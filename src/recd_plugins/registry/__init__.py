@@ -3,12 +3,11 @@
 from recd_plugins.registry.entries import Entry, at_entry
 from recd_plugins.registry.registry import Registry
 from recd_plugins.registry.schema import (
-    CheckpointSpec,
     ModelSpec,
     RegistrySpec,
     TableSpec,
-    TrainingSpec,
 )
+from recd_plugins.registry.training_spec import CheckpointSpec, TrainingSpec
 
 __all__ = [
     "CheckpointSpec",

@@ -27,7 +27,8 @@ from recd_plugins.interfaces import (
 from recd_plugins.manager import PluginManager
 from recd_plugins.registry.entries import Entry, claim
 from recd_plugins.registry.resolve import two_readers
-from recd_plugins.registry.schema import ModelSpec, RegistrySpec, TrainingSpec
+from recd_plugins.registry.schema import ModelSpec, RegistrySpec
+from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.words import did_you_mean
 
 #: Kinds that a registry has an attribute for, of the same name.

@@ -4,49 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
-    StrictInt,
     ValidationInfo,
     create_model,
     field_validator,
-    model_validator,
 )
 
 from recd_plugins.built_in_kinds import BY_NAME
 from recd_plugins.interfaces import Kind
-from recd_plugins.registry.written import wrong_path
+from recd_plugins.registry.spec import Count, Spec, Width
+from recd_plugins.registry.training_spec import TrainingSpec
 
-# Strict: true is no number, and 2.5 is not 2. At most what the words of tensors hold.
-Count = Annotated[StrictInt, Field(gt=0, lt=1 << 63)]
-# Of processes, and of columns and layers: what is larger is a slip of the pen.
-_Width = Annotated[StrictInt, Field(gt=0, le=1 << 20)]
-
-
-def _is_not_0_to_kernels(value: float) -> float:
-    if value < 1.2e-38:
-        raise ValueError("is 0 as a float32, which kernels compute with")
-    return value
-
-
-# More than that makes infinities in few steps.
-_Float32 = Annotated[
-    float, Field(gt=0, le=1e9, allow_inf_nan=False), AfterValidator(_is_not_0_to_kernels)
-]
 # Bytes of memory that no machine has: 1 PiB.
 _NO_MEMORY = 1 << 50
 
 
-class _Spec(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PluginSpec(_Spec):
+class PluginSpec(Spec):
     """One plugin and its options."""
 
     use: str = Field(description="Name of the plugin: package.part.")
@@ -94,13 +70,13 @@ class TableEntrySpec(PluginSpec):
     enabled: bool = Field(default=True, description="False leaves the entry out.")
 
 
-class TableSpec(_Spec):
+class TableSpec(Spec):
     """Sizes of the tables that one pattern matches."""
 
     num_embeddings: Count = Field(description="Rows of the table.")
 
 
-class ModelSpec(_Spec):
+class ModelSpec(Spec):
     """The built-in model's kind and sizes. Each feature has a table of its own, t_<feature>."""
 
     architecture: Literal["dlrm", "dcn"] = Field(
@@ -109,17 +85,17 @@ class ModelSpec(_Spec):
         "cross network.",
     )
     # FBGEMM's kernels read four scalars at a time.
-    embedding_dim: _Width = Field(default=16, multiple_of=4, description="Scalars in an embedding.")
+    embedding_dim: Width = Field(default=16, multiple_of=4, description="Scalars in an embedding.")
     num_embeddings: Count = Field(
         default=100_000, description="Rows of a table that `tables` does not name."
     )
     tables: dict[str, TableSpec] = Field(
         default={}, description="Sizes by name or pattern of a table; the first match counts."
     )
-    bottom_mlp: list[_Width] = Field(
+    bottom_mlp: list[Width] = Field(
         default=[64], description="Hidden layers over dense features; embedding_dim is appended."
     )
-    top_mlp: list[_Width] = Field(
+    top_mlp: list[Width] = Field(
         default=[128, 64], description="Hidden layers over the interaction; 1 is appended."
     )
     cross_net: Literal["low_rank", "full", "vector"] = Field(
@@ -127,8 +103,8 @@ class ModelSpec(_Spec):
         description="Of dcn, the weights of a cross layer: two thin matrices, one square matrix "
         "(both DCN-v2) or one vector (DCN).",
     )
-    cross_layers: _Width = Field(default=3, description="Of dcn, the cross layers.")
-    low_rank_dim: _Width | None = Field(
+    cross_layers: Width = Field(default=3, description="Of dcn, the cross layers.")
+    low_rank_dim: Width | None = Field(
         default=None,
         description="Of cross_net low_rank, the thin side of its matrices; null takes a quarter of "
         "the cross network's inputs.",
@@ -177,178 +153,7 @@ class ModelSpec(_Spec):
         return value
 
 
-class CheckpointSpec(_Spec):
-    """When and where training writes checkpoints."""
-
-    path: str | None = Field(default=None, description="Folder of checkpoints; null writes none.")
-    every: Count = Field(default=100, description="Steps between checkpoints.")
-    keep: Count = Field(
-        default=2,
-        description="Checkpoints kept, besides the best one of `training.validation`; older ones "
-        "are removed.",
-    )
-
-    @field_validator("path")
-    @classmethod
-    def _is_a_path(cls, path: str | None) -> str | None:
-        if path is not None and (wrong := wrong_path(path)):
-            raise ValueError(wrong)
-        return path
-
-
-class ScheduleSpec(_Spec):
-    """How all learning rates rise and fall with the steps."""
-
-    warmup: StrictInt = Field(
-        default=0, ge=0, description="First steps, in which the rates rise to what they are."
-    )
-    decay: Literal["none", "linear", "cosine"] = Field(
-        default="none", description="How they fall after that."
-    )
-    steps: Count | None = Field(default=None, description="The step from which on they stay low.")
-    floor: float = Field(
-        default=0.0, ge=0, le=1, description="What is left of them then: 0.1 is a tenth."
-    )
-
-    @model_validator(mode="after")
-    def _falls(self) -> Self:
-        if self.decay != "none" and self.steps is None:
-            raise ValueError(f"decay: {self.decay} needs steps, the step at which it has ended")
-        if self.decay == "none" and (self.steps is not None or self.floor):
-            raise ValueError("steps and floor are about decay; name one, as decay: cosine")
-        if self.steps is not None and self.steps <= self.warmup:
-            raise ValueError(f"steps: {self.steps} is not behind the warm-up of {self.warmup}")
-        return self
-
-
-class ValidationSpec(_Spec):
-    """How the test split is measured while training goes on, and what follows from it."""
-
-    every: Count = Field(description="Steps between validations.")
-    metric: str = Field(
-        default="normalized_entropy",
-        description="The figure that they go by: normalized_entropy, log_loss, auc, or one of a "
-        "metric of this file.",
-    )
-    mode: Literal["min", "max"] | None = Field(
-        default=None,
-        description="Whether the least or the most of it is best; null where that is known.",
-    )
-    patience: Count | None = Field(
-        default=None,
-        description="Validations in a row without a better one after which training stops; null "
-        "never stops.",
-    )
-
-    @field_validator("metric")
-    @classmethod
-    def _has_a_best(cls, metric: str) -> str:
-        if metric in ("calibration", "num_samples"):
-            raise ValueError(f"the least and the most {metric} are no best; name another")
-        return metric
-
-    @model_validator(mode="after")
-    def _knows_the_best(self) -> Self:
-        if self.mode is None and self.metric not in _BEST:
-            known = ", ".join(f"{name} ({mode})" for name, mode in _BEST.items())
-            raise ValueError(
-                f"metric {self.metric} needs mode: min or max, which is known of {known}"
-            )
-        return self
-
-    @property
-    def best(self) -> Literal["min", "max"]:
-        """The mode, said or known."""
-        return self.mode or _BEST[self.metric]
-
-
-_BEST: dict[str, Literal["min", "max"]] = {
-    "normalized_entropy": "min",
-    "log_loss": "min",
-    "auc": "max",
-}
-
-
-class TrainingSpec(_Spec):
-    """How training runs."""
-
-    # FBGEMM counts the rows of a batch in 32 bits.
-    batch_size: Count = Field(default=512, lt=1 << 31, description="Rows in a batch of one rank.")
-    optimizer: Literal["sgd", "rowwise_adagrad"] = Field(
-        default="rowwise_adagrad", description="Optimizer of the embedding tables."
-    )
-    learning_rate: _Float32 = Field(default=0.02, description="Learning rate of the tables.")
-    eps: _Float32 = Field(default=1e-8, description="Epsilon of row-wise Adagrad.")
-    dense_learning_rate: _Float32 | None = Field(
-        default=None,
-        description="Learning rate of the dense parameters; null takes learning_rate.",
-    )
-    schedule: ScheduleSpec | None = Field(
-        default=None, description="Warm-up and decay of all learning rates; null keeps them."
-    )
-    ranks: _Width = Field(default=1, description="Processes to train on.")
-    ranks_per_node: Count | None = Field(
-        default=None,
-        description="Ranks that make a node, where `recd run` starts them itself: one machine can "
-        "pretend to be several nodes; null makes all ranks one node. Under torchrun its nodes "
-        "count.",
-    )
-    workers: StrictInt = Field(
-        default=0,
-        ge=0,
-        le=1 << 10,
-        description="Processes of each rank that read and convert its batches; with 0 it does so "
-        "itself.",
-    )
-    epochs: Count = Field(default=1, description="Passes over the training split.")
-    steps: Count | None = Field(
-        default=None, description="Stop after so many steps; null trains all epochs."
-    )
-    seed: StrictInt = Field(default=0, ge=0, lt=1 << 63, description="Seed of the initial weights.")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto",
-        description="Where to train; auto takes CUDA where there is a device for each rank and the "
-        "CUDA build of FBGEMM, and else the CPU.",
-    )
-    checkpoint: CheckpointSpec = Field(default=CheckpointSpec(), description="Checkpoints.")
-    hang_notice: float = Field(
-        default=60.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="Seconds without progress after which the run says who waits for whom.",
-    )
-    hang_timeout: float | None = Field(
-        default=1500.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="Seconds without progress after which it ends, to be resumed; null leaves that "
-        "to the collectives, which fail after 30 minutes.",
-    )
-    evaluate: bool = Field(
-        default=True, description="Measure the test split at the end, where there is one."
-    )
-    validation: ValidationSpec | None = Field(
-        default=None, description="Measure it while training goes on, too; null does not."
-    )
-
-    @field_validator("ranks_per_node")
-    @classmethod
-    def _fill_nodes(cls, ranks_per_node: int | None, info: ValidationInfo) -> int | None:
-        ranks = info.data.get("ranks")
-        if ranks and ranks_per_node and ranks % ranks_per_node:
-            raise ValueError(
-                f"{ranks} ranks do not fill nodes of {ranks_per_node} each; every node needs as "
-                "many"
-            )
-        return ranks_per_node
-
-    @property
-    def nodes(self) -> int:
-        """Nodes that the ranks make."""
-        return self.ranks // (self.ranks_per_node or self.ranks)
-
-
-class _Versioned(_Spec):
+class _Versioned(Spec):
     version: Literal[1] = Field(description="Version of this file format.")
 
 

@@ -6,7 +6,7 @@ import math
 
 from torchrec.optim.keyed import CombinedOptimizer
 
-from recd_plugins.registry.schema import ScheduleSpec
+from recd_plugins.registry.training_spec import ScheduleSpec
 
 
 class LearningRates:

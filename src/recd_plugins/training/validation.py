@@ -11,7 +11,7 @@ from recd_plugins.errors import Problem, RecdError, RegistryError
 from recd_plugins.interfaces import Split
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.registry import Registry
-from recd_plugins.registry.schema import ValidationSpec
+from recd_plugins.registry.training_spec import ValidationSpec
 from recd_plugins.training.checkpoint_files.curve import ValidationCurve
 
 M = TypeVar("M")

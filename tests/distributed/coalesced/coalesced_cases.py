@@ -30,7 +30,7 @@ from recd_plugins.distributed.sharders import (
     fused_params,
 )
 from recd_plugins.errors import RecdError
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.registry.training_spec import TrainingSpec
 
 CPU = torch.device("cpu")
 DIM = 8

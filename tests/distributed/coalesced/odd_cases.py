@@ -26,7 +26,7 @@ from recd_plugins.distributed.sharders import (
     fused_params,
 )
 from recd_plugins.errors import RecdError
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.registry.training_spec import TrainingSpec
 
 KEYS = ["a", "b"]
 IDS = torch.tensor([3, 1, 3, 3, 0, 1, 1])

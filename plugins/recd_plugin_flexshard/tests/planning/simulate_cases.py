@@ -26,7 +26,7 @@ from recd_plugin_flexshard.runtime import (
 )
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.distributed.sharders import build_sharders
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.registry.training_spec import TrainingSpec
 
 STEPS = 3
 DIM = 4

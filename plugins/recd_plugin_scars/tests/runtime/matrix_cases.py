@@ -38,7 +38,7 @@ from recd_plugins.distributed.sharders import (
 )
 from recd_plugins.interfaces import TrainPipeline
 from recd_plugins.model_tables import tables_of
-from recd_plugins.registry.schema import TrainingSpec
+from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
 from recd_plugins.values.model_input import ModelInput
