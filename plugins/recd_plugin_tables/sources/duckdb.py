@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_tables.sources.batch_source import BatchSource
-from recd_plugin_tables.sources.library import library
+from recd_plugin_tables.sources.optional_import import library
 from recd_plugin_tables.sources.source import BATCH_ROWS
 from recd_plugins.api import DataError
 

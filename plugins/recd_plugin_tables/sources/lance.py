@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_tables.sources.batch_source import BatchSource
-from recd_plugin_tables.sources.library import library
+from recd_plugin_tables.sources.optional_import import library
 
 
 class LanceSource(BatchSource):

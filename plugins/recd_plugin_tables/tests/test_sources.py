@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from recd_plugin_tables.sources import SourceOptions, open_source
-from recd_plugin_tables.sources import library as library_module
+from recd_plugin_tables.sources import SourceOptions, open_source, optional_import
 from recd_plugin_tables.tests.writers import (
     FLAT,
     ROWS,
@@ -230,7 +229,7 @@ def test_a_missing_library_is_named_with_the_command_that_brings_it(tmp_path, mo
     def missing(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(library_module, "import_module", missing)
+    monkeypatch.setattr(optional_import, "import_module", missing)
     path = tmp_path / "t.lance"
     path.mkdir()
     with pytest.raises(SetupError, match=r'lance is needed .*pip install "recd-plugins\[lance\]"'):
