@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from recd_plugins.api import RecdError
 from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, OUTPUT, silence_upstream
+from recd_plugins.api.files import write_json
 
 
 @click.command("rank", short_help="Rank all items for each row of the test split.")
@@ -41,6 +40,13 @@ from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, OUTPUT, silence_
     metavar="FOLDER",
     help="Write the vectors of items and users here, as items.parquet and users.parquet.",
 )
+@click.option(
+    "--checkpoint",
+    default="newest",
+    show_default=True,
+    metavar="PATH|newest|best",
+    help="A checkpoint, or a folder of some, of which the newest is taken.",
+)
 @click.option("--json", "json_path", type=OUTPUT, metavar="FILE", help="Write the figures here.")
 @click.pass_obj
 def rank_command(
@@ -53,24 +59,24 @@ def rank_command(
     sampled: int | None,
     seed: int,
     vectors_to: Path | None,
+    checkpoint: str,
     json_path: Path | None,
 ) -> None:
-    """Rank all items for each positive row of the test split, by the newest checkpoint.
+    """Rank all items for each positive row of the test split, by a checkpoint.
 
     \b
     recd rank registry.yaml --item item_id --user user_id --seen history_seen
     """
     from recd_plugin_ranking.full_ranking import Rules, rank
     from recd_plugins.api.registry import load_registry
+    from recd_plugins.api.training import chosen_checkpoint
 
     silence_upstream()
     registry = load_registry(registry_path, plugins_dir=plugins_dir)
-    folder = registry.training.checkpoint.path
-    if folder is None:
-        raise RecdError(f"{registry_path}: set training.checkpoint.path, and run it")
+    chosen = chosen_checkpoint(registry, checkpoint)
     rules = Rules(item, user, seen, most, sampled, seed)
-    found = rank(registry, rules, Path(folder), vectors_to)
+    found = rank(registry, rules, chosen, vectors_to)
     for name, value in found.items():
         click.echo(f"{name:14} {value:.5f}" if isinstance(value, float) else f"{name:14} {value}")
     if json_path is not None:
-        json_path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        write_json(json_path, found)

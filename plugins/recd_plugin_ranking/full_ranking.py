@@ -17,10 +17,9 @@ from recd_plugin_ranking.items import Items, every_row, item_of_rows, lists_of
 from recd_plugin_ranking.ranks import figures, means
 from recd_plugins.api import RecdError, Rows
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms, lower
-from recd_plugins.api.model import build_model
 from recd_plugins.api.reading import RowTable
 from recd_plugins.api.registry import Registry
-from recd_plugins.api.training import load_weights
+from recd_plugins.api.training import whole_model
 
 _QUERIES = 256
 
@@ -47,31 +46,29 @@ class Rules:
 
 
 def rank(
-    registry: Registry, rules: Rules, folder: Path, vectors_to: Path | None = None
+    registry: Registry, rules: Rules, checkpoint: Path, vectors_to: Path | None = None
 ) -> dict[str, float]:
     """Means over the positive rows of the test split, and ``num_queries``.
 
     Args:
         registry: whose model has ``user_vectors`` and ``item_vectors``.
         rules: say what is ranked.
-        folder: of checkpoints, of which the newest is taken.
+        checkpoint: of a run of it.
         vectors_to: a folder that gets ``items.parquet`` and ``users.parquet``.
 
     Raises:
-        RecdError: the model cannot rank, nothing is saved, or there is no test split.
+        RecdError: the model cannot rank, the checkpoint is damaged or of another model, or there is
+            no test split.
     """
     registry.dataset.prepare()
     schema = registry.dataset.schema()
-    torch.manual_seed(registry.training.seed)
-    model = build_model(registry, schema)
-    if not (hasattr(model, "user_vectors") and hasattr(model, "item_vectors")):
+    prepared = whole_model(registry, checkpoint)
+    module: Any = prepared.model.eval()
+    if not (hasattr(module, "user_vectors") and hasattr(module, "item_vectors")):
         raise RecdError(
             f"{registry.path}: its model has no vectors of users and items to rank by; take "
             "ranking.sasrec or ranking.two_tower"
         )
-    load_weights(folder, model)
-    prepared = registry.prepare(model)
-    prepared.model.eval()
     items = Items.of(registry.dataset, rules.item, [*schema.sparse, *schema.dense, schema.label])
     with torch.no_grad():
         # The converter is fitted to batches of training; those here are of other sizes.
@@ -81,7 +78,6 @@ def rank(
             resized = registry.with_training({"batch_size": len(rows)})
             return lower(RowPipeline(resized, transforms).batch(rows), prepared.placement)
 
-        module: Any = prepared.model
         vectors = module.item_vectors(batch_of(items.rows.take(np.arange(len(items)), {})))
         had = _Had(registry, rules, items)
         parts, of_users = [], []

@@ -11,11 +11,11 @@ from recd_plugins.training.breakdown import StepProfile, static_bytes, step_prof
 from recd_plugins.training.calibration_file import calibration_job, refuse_existing, write_topology
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
 from recd_plugins.training.compare import Comparison, loss_max_abs_diff
 from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.learning_rates import LearningRates
-from recd_plugins.training.load_weights import load_weights
 from recd_plugins.training.memory import peak_bytes
 from recd_plugins.training.meter import sum_by_kind
 from recd_plugins.training.metrics import Metrics
@@ -31,6 +31,7 @@ from recd_plugins.training.quality import Predictions
 from recd_plugins.training.session import session
 from recd_plugins.training.table_parts import sections_of
 from recd_plugins.training.trainer import Job, Result
+from recd_plugins.training.whole_model import whole_model
 from recd_plugins.versions import fbgemm_has_cuda
 
 __all__ = [
@@ -54,11 +55,11 @@ __all__ = [
     "assemble",
     "build_train_pipeline",
     "calibration_job",
+    "chosen_checkpoint",
     "device_seconds",
     "fbgemm_has_cuda",
     "host_seconds",
     "identity_of",
-    "load_weights",
     "loss_max_abs_diff",
     "peak_bytes",
     "read_profile",
@@ -68,5 +69,6 @@ __all__ = [
     "static_bytes",
     "step_profile",
     "sum_by_kind",
+    "whole_model",
     "write_topology",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,16 +19,11 @@ from recd_plugins.data.training_rows import training_rows
 from recd_plugins.errors import RecdError
 from recd_plugins.files import new_file, write_json
 from recd_plugins.interfaces import FeatureSchema, Rows
-from recd_plugins.model.build import build_model
 from recd_plugins.model.plain_tables import with_plain_tables
-from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model.serving import ServingModel
-from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.prepared import Registry
 from recd_plugins.sparse.from_columns import kjt_from_columns
-from recd_plugins.training.checkpoint_weights import check_whole, load_weights
-from recd_plugins.training.fitted import load_fitted
-from recd_plugins.training.identity import check_same_model, identity_of
+from recd_plugins.training.whole_model import unchecked_model
 
 #: Files of an export.
 PROGRAM, INT8_PROGRAM, SIGNATURE = "model.pt2", "model_int8.pt2", "signature.json"
@@ -42,15 +37,9 @@ def serving_model(registry: Registry, checkpoint: Path, *, int8: bool = False) -
     Raises:
         RecdError: the checkpoint is damaged or of another model; or a module cannot be exported.
     """
-    check_whole(checkpoint)
-    load_fitted(registry, checkpoint)
+    model = unchecked_model(registry, checkpoint)
     schema = registry.dataset.schema()
     steps = fitted_steps(registry, schema)
-    whole = replace(registry, sharding=(), cache=())
-    model = build_model(whole, schema)
-    put_poolings(whole, model)
-    check_same_model(checkpoint, identity_of(registry, tables_of(model)))
-    load_weights(checkpoint, model)
     return ServingModel(with_plain_tables(model, int8=int8), schema, steps).eval()
 
 

@@ -1,0 +1,59 @@
+"""The model of a checkpoint in one piece, in this process alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from torch import nn
+
+from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.model.build import build_model
+from recd_plugins.model.poolings import put_poolings
+from recd_plugins.model_tables import tables_of
+from recd_plugins.planning.prepared import Prepared, Registry
+from recd_plugins.training.checkpoint_weights import check_whole, load_weights
+from recd_plugins.training.fitted import load_fitted
+from recd_plugins.training.identity import check_same_model, identity_of
+
+
+def whole_model(registry: Registry, checkpoint: Path) -> Prepared:
+    """A trained model with its poolings and preprocessing, whatever sharding it was trained by.
+
+    Args:
+        registry: that it was trained by; its data is prepared.
+        checkpoint: as ``chosen_checkpoint`` gives it.
+
+    Raises:
+        RecdError: the checkpoint is damaged or of another model; says both.
+    """
+    whole = _as_fitted(registry, checkpoint)
+    # Poolings are put in before their weights are loaded.
+    prepared = whole.prepare(build_model(whole, whole.dataset.schema()))
+    _fill(prepared.model, registry, checkpoint)
+    return prepared
+
+
+def unchecked_model(registry: Registry, checkpoint: Path) -> nn.Module:
+    """The same model without what looks at its batches, which no tracer can follow.
+
+    Raises:
+        RecdError: as ``whole_model``.
+    """
+    whole = _as_fitted(registry, checkpoint)
+    model = build_model(whole, whole.dataset.schema())
+    put_poolings(whole, model)
+    _fill(model, registry, checkpoint)
+    return model
+
+
+def _as_fitted(registry: Registry, checkpoint: Path) -> Registry:
+    check_whole(checkpoint)
+    load_fitted(registry, checkpoint)
+    fitted_steps(registry, registry.dataset.schema())
+    return replace(registry, sharding=(), cache=())
+
+
+def _fill(model: nn.Module, registry: Registry, checkpoint: Path) -> None:
+    check_same_model(checkpoint, identity_of(registry, tables_of(model)))
+    load_weights(checkpoint, model)
