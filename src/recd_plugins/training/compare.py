@@ -92,20 +92,16 @@ class Comparison:
             "loss_max_abs_diff": self.loss_max_abs_diff,
         }
         if self.again:
+            sides: dict[str, dict[str, tuple[Spread | None, Spread | None]]] = {
+                "baseline": {each.name: (each.baselines, None) for each in compared},
+                "plugins": {each.name: (each.values, each.ratios) for each in compared},
+            }
             report["rounds"] = {
                 side: {
-                    each.name: {
-                        "value": value and value.as_json(),
-                        "ratio": over and over.as_json(),
-                    }
-                    for each, value, over in (
-                        (each, each.baselines, None)
-                        if side == "baseline"
-                        else (each, each.values, each.ratios)
-                        for each in compared
-                    )
+                    name: {"value": value and value.as_json(), "ratio": over and over.as_json()}
+                    for name, (value, over) in found.items()
                 }
-                for side in ("baseline", "plugins")
+                for side, found in sides.items()
             }
         return report
 
