@@ -81,8 +81,8 @@ def test_worse_than_the_base_rate_and_waiting_are_said() -> None:
     stalls = {"share": 0.4, "shares": {"fill": 0.3, "convert": 0.1}}
     said = " ".join(findings([Run("", a_run(test=bad, stalls=stalls))]))
     assert "40% of a step is waiting for data" in said
-    assert "normalized entropy of the test split is 1.250" in said
-    assert "worse than predicting the mean label" in said
+    assert "on the test split, 1.25000, is above 1" in said
+    assert "worse than predicting the base rate" in said
 
 
 def test_files_of_one_run_and_of_comparisons_are_read_and_others_are_refused(

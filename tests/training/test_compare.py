@@ -10,7 +10,8 @@ from pathlib import Path
 from recd_plugins.files import write_json
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.stages import STAGES, StageTimes
-from recd_plugins.training.compare import Comparison, figures, in_rounds, worse_than_base_rate
+from recd_plugins.training.compare import Comparison, figures, in_rounds
+from recd_plugins.training.figures import worse_than_base_rate
 from recd_plugins.training.profile_events import StepMemory
 from recd_plugins.training.trainer import Result
 
@@ -92,8 +93,9 @@ def test_sides_take_turns() -> None:
 
 
 def test_worse_than_the_base_rate_is_said() -> None:
-    good = replace(result([0.5]), test=Quality(0.99, 0.6, 9))
-    bad = replace(result([0.5]), test=Quality(1.01, 0.6, 9))
-    assert worse_than_base_rate("", good) == worse_than_base_rate("", result([0.5])) == ""
-    said = worse_than_base_rate("plugins", bad)
+    assert worse_than_base_rate({"normalized_entropy": 0.99}, "test") == ""
+    assert worse_than_base_rate({}, "test") == ""
+    said = worse_than_base_rate({"normalized_entropy": 1.01}, "test", "plugins")
     assert said.startswith("The normalized entropy of plugins on the test split, 1.01000, is above")
+    one_label = worse_than_base_rate({"normalized_entropy": math.nan}, "train")
+    assert one_label.startswith("All labels of the train split are the same")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from recd_plugins.api.training import Comparison, session
+from recd_plugins.testing.against_stock import figures_over_stock
 from recd_plugins.testing.benchmark import Figure, Size
 
 SUMMARY = "training on 2 ranks, stock TorchRec against deduplicated (RecD)"
@@ -58,34 +58,6 @@ def run(size: Size) -> list[Figure]:
             ),
             encoding="utf-8",
         )
-        with session(registry, overrides={}) as trainer:
-            pairs = [
-                Comparison(trainer.train("baseline"), trainer.train("plugins"))
-                for _ in range(_PAIRS[size])
-            ]
-    ratios: dict[str, list[float]] = {}
-    for pair in pairs:
-        for figure in pair.figures():
-            if figure.ratio is not None:
-                ratios.setdefault(figure.name, []).append(figure.ratio)
-    return [
-        Figure.of(
-            "samples_per_second_over_stock",
-            ratios["samples_per_second"],
-            unit="ratio",
-            better="higher",
-            paper="2.48 (with larger batches)",
-            goal=3,
-        ),
-        *(
-            Figure.of(f"{name}_over_stock", ratios[name], unit="ratio", better="lower")
-            for name in ("collective_bytes", "ids_looked_up", "peak_memory_bytes")
-        ),
-        Figure.of(
-            "loss_max_abs_diff",
-            [pair.loss_max_abs_diff for pair in pairs],
-            unit="loss",
-            better="lower",
-            goal=1e-5,
-        ),
-    ]
+        return figures_over_stock(
+            registry, _PAIRS[size], paper="2.48 (with larger batches)", goal=3
+        )

@@ -13,7 +13,7 @@ from recd_plugin_tables.sources import open_source
 from recd_plugin_tables.start.guess import Wanted, guess
 from recd_plugin_tables.start.registry_text import registry_text
 from recd_plugin_tables.start.survey import survey
-from recd_plugins.api.training import Comparison, session
+from recd_plugins.testing.against_stock import figures_over_stock
 from recd_plugins.testing.benchmark import Figure, Size
 
 SUMMARY = "training on requests of 38 candidates from recd init, stock TorchRec against ours"
@@ -52,35 +52,7 @@ def run(size: Size) -> list[Figure]:
             # A smaller one amplifies rounding.
             "training.eps=1.0e-3",
         ]
-        with session(registry, overrides={}, settings=settings) as trainer:
-            pairs = [
-                Comparison(trainer.train("baseline"), trainer.train("plugins"))
-                for _ in range(_PAIRS[size])
-            ]
-    ratios: dict[str, list[float]] = {}
-    for pair in pairs:
-        for figure in pair.figures():
-            if figure.ratio is not None:
-                ratios.setdefault(figure.name, []).append(figure.ratio)
-    return [
-        Figure.of(
-            "samples_per_second_over_stock",
-            ratios["samples_per_second"],
-            unit="ratio",
-            better="higher",
-        ),
-        *(
-            Figure.of(f"{name}_over_stock", ratios[name], unit="ratio", better="lower")
-            for name in ("collective_bytes", "ids_looked_up", "peak_memory_bytes")
-        ),
-        Figure.of(
-            "loss_max_abs_diff",
-            [pair.loss_max_abs_diff for pair in pairs],
-            unit="loss",
-            better="lower",
-            goal=1e-5,
-        ),
-    ]
+        return figures_over_stock(registry, _PAIRS[size], settings=settings)
 
 
 def requests(num: int) -> pa.Table:

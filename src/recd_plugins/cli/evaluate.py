@@ -63,6 +63,7 @@ def evaluate(
     from recd_plugins.distributed.device import choose_device
     from recd_plugins.distributed.launch import torchrun_rank
     from recd_plugins.training.evaluate import evaluate_trained
+    from recd_plugins.training.figures import worse_than_base_rate
     from recd_plugins.training.trained import TrainedJob, on_ranks
 
     job = TrainedJob(registry, chosen, plugins_dir, given, settings, choose_device(read))
@@ -82,5 +83,5 @@ def evaluate(
     for name, value in report.items():
         table.add_row(name.replace("_", " "), "-" if math.isnan(value) else f"{value:.6g}")
     Console().print(table)
-    if found.test.normalized_entropy > 1:
-        click.echo("A normalized entropy above 1 is worse than predicting the mean label.")
+    if told := worse_than_base_rate(found.as_json()["test"], "test"):
+        click.echo(told)

@@ -194,9 +194,9 @@ def run(
             Comparison,
             in_rounds,
             result_table,
-            worse_than_base_rate,
         )
         from recd_plugins.training.compare_shardings import ShardingComparison
+        from recd_plugins.training.figures import worse_than_base_rate
         from recd_plugins.training.session import session
         from recd_plugins.training.stall_report import stall_table
     options: dict[str, Any] = {
@@ -260,7 +260,10 @@ def run(
             shown.append(stall_table(waited))
             shown += dict.fromkeys(stalls.advice() for stalls in waited.values())
         shown += [str(each.validation or "") for each in results.values()]
-        shown += [worse_than_base_rate(name, result) for name, result in results.items()]
+        shown += [
+            worse_than_base_rate(result.as_json()["test"] or {}, "test", name)
+            for name, result in results.items()
+        ]
         if trainer.rank == 0:
             for each in filter(None, shown):
                 Console().print(each)

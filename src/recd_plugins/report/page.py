@@ -9,7 +9,7 @@ from typing import Any
 from recd_plugins.html_page import html_page, html_table
 from recd_plugins.report.plots import curve_plot, loss_plot, same_curves, stacked_plot
 from recd_plugins.report.runs import Run
-from recd_plugins.training.figures import figures, shown, words
+from recd_plugins.training.figures import figures, shown, words, worse_than_base_rate
 
 # What has a place of its own on the page; all else are sections that parts of a run report.
 _KNOWN = frozenset(
@@ -76,12 +76,9 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
         if stalls and stalls["share"] > _WAITING:
             yield f"{named}{stalls['share']:.0%} of a step is waiting for data."
         for split in ("train", "test"):
-            entropy = (run.values[split] or {}).get("normalized_entropy")
-            if entropy is not None and entropy > 1:
-                yield (
-                    f"{named}normalized entropy of the {split} split is {entropy:.3f}: above 1 is "
-                    "worse than predicting the mean label for every row."
-                )
+            whose = run.name if len(runs) > 1 else ""
+            if told := worse_than_base_rate(run.values[split] or {}, split, whose):
+                yield f"{told}."
 
 
 def _figures(runs: Sequence[Run]) -> str:

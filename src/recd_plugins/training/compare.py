@@ -128,26 +128,6 @@ class Comparison:
         return table
 
 
-def worse_than_base_rate(name: str, result: Result) -> str:
-    """A sentence where the model's predictions are of no use; ``name`` says whose, if any."""
-    if result.test is None:
-        return ""
-    entropy = result.test.normalized_entropy
-    if math.isnan(entropy):
-        return (
-            "All labels of the test split are the same: normalized entropy and AUC say nothing of "
-            "it. Of a log of positives, a ranking of all items does"
-        )
-    if not entropy > 1:
-        return ""
-    whose = f"of {name} " if name else ""
-    return (
-        f"The normalized entropy {whose}on the test split, {entropy:.5f}, is above 1: worse than "
-        "predicting the base rate, the mean label, for every row. Train longer, or with another "
-        "training.learning_rate; or what the columns say does not hold for the test split"
-    )
-
-
 def in_rounds(sides: Sequence[str], rounds: int, train: Callable[[str], T]) -> list[dict[str, T]]:
     """What each side gives in each round. Every other round begins with the last of them.
 

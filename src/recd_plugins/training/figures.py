@@ -24,6 +24,31 @@ _TITLES = {
 }
 
 
+def worse_than_base_rate(of_split: Mapping[str, Any], split: str, whose: str = "") -> str:
+    """A sentence where predictions are of no use; else an empty one.
+
+    Args:
+        of_split: metrics of the split by name.
+        split: its name.
+        whose: predictions, if it has to be said.
+    """
+    entropy = of_split.get("normalized_entropy")
+    if entropy is None or entropy <= 1:
+        return ""
+    whose = f"of {whose} " if whose else ""
+    if math.isnan(entropy):
+        return (
+            f"All labels {whose}of the {split} split are the same: normalized entropy and AUC say "
+            "nothing of it. Of a log of positives, a ranking of all items does"
+        )
+    return (
+        f"The normalized entropy {whose}on the {split} split, {entropy:.5f}, is above 1: worse "
+        "than predicting the base rate, the mean label, for every row. Train longer, or with "
+        "another training.learning_rate; or what the columns say does not hold for the "
+        f"{split} split"
+    )
+
+
 def figures(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
     """Value and unit by name.
 
