@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
-from recd_plugin_ranking.items import Items, every_row, item_of_rows, lists_of
+from recd_plugin_ranking.items import Items, item_of_rows, lists_of
 from recd_plugin_ranking.ranks import figures, means
 from recd_plugins.api import RecdError, Rows
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms, lower
-from recd_plugins.api.reading import RowTable
+from recd_plugins.api.reading import RowTable, rows_of_split
 from recd_plugins.api.registry import Registry
 from recd_plugins.api.training import whole_model
 
@@ -143,7 +143,7 @@ class _Had:
         self._rules, self._items = rules, items
         self._by_user: dict[tuple[int, ...], list[int]] = {}
         if rules.user is not None:
-            for rows in every_row(registry.dataset, "train"):
+            for rows in rows_of_split(registry.dataset, "train"):
                 places = items.places(item_of_rows(rows, rules.item)).tolist()
                 for user, place in zip(_keys(rows, rules.user), places, strict=True):
                     self._by_user.setdefault(user, []).append(place)
@@ -170,7 +170,7 @@ def _keys(rows: Rows, feature: str) -> Iterator[tuple[int, ...]]:
 
 def _positive(registry: Registry, label: str) -> Iterator[Rows]:
     """Positive rows of the test split, some at a time."""
-    for rows in every_row(registry.dataset, "test"):
+    for rows in rows_of_split(registry.dataset, "test"):
         positive = rows.data.column(label).to_numpy(zero_copy_only=False) > 0.5
         table = RowTable([rows])
         chosen = np.flatnonzero(positive)

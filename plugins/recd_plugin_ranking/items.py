@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recd_plugins.api import DataError, Dataset, DatasetWrapper, Rows, Split
+from recd_plugins.api import DataError, Dataset, DatasetWrapper, Rows
 from recd_plugins.api.columns import sparse_column
-from recd_plugins.api.reading import RowTable
+from recd_plugins.api.reading import RowTable, rows_of_split
 
 Int64s = NDArray[np.int64]
 T = TypeVar("T")
 
-_READ_ROWS = 8192
 # A dataset is wrapped anew by all who read it.
 _kept: WeakKeyDictionary[Dataset, dict[Hashable, Any]] = WeakKeyDictionary()
 
@@ -32,21 +30,6 @@ def kept(dataset: Dataset, key: Hashable, make: Callable[[], T]) -> T:
         known[key] = make()
     found: T = known[key]
     return found
-
-
-def every_row(dataset: Dataset, split: Split) -> Iterator[Rows]:
-    """Every row of a split once, in batches of any size."""
-    if dataset.session_keys() is not None:
-        yield from dataset.scan(split)
-        return
-    one_by_one = dataset.reader(rank=0, world_size=1, batch_size=1, split=split)
-    size = min(_READ_ROWS, len(one_by_one))
-    reader = dataset.reader(rank=0, world_size=1, batch_size=size, split=split)
-    read = len(reader) * size
-    yield from reader
-    if left := len(one_by_one) - read:
-        one_by_one.skip(read)
-        yield from islice(one_by_one, left)
 
 
 def lists_of(rows: Rows, feature: str) -> tuple[Int64s, Int64s]:
@@ -92,7 +75,7 @@ class Items:
         ids, counts = np.empty(0, np.int64), np.empty(0, np.int64)
         parts: list[Rows] = []
         found: list[Int64s] = []
-        for rows in every_row(dataset, "train"):
+        for rows in rows_of_split(dataset, "train"):
             unique, first, number = np.unique(
                 item_of_rows(rows, item), return_index=True, return_counts=True
             )

@@ -9,9 +9,16 @@ import numpy as np
 import pyarrow as pa
 
 from recd_plugin_ranking.draws import row_keys, unit_floats
-from recd_plugin_ranking.items import Int64s, every_row
+from recd_plugin_ranking.items import Int64s
 from recd_plugins.api import DataError, Dataset, Reader, Rows, SessionKeys
-from recd_plugins.api.reading import Piece, PlannedReader, ReadPlan, RowTable, Unit
+from recd_plugins.api.reading import (
+    Piece,
+    PlannedReader,
+    ReadPlan,
+    RowTable,
+    Unit,
+    rows_of_split,
+)
 
 _UNIT_ROWS = 2048
 
@@ -44,7 +51,7 @@ class RequestRows:
         seed: int,
     ) -> None:
         parts, sessions, labels = [], [], []
-        for rows in every_row(dataset, "train"):
+        for rows in rows_of_split(dataset, "train"):
             sessions.append(rows.data.column(keys.session))
             labels.append(rows.data.column(label).to_numpy(zero_copy_only=False) > 0.5)
             parts.append(Rows(rows.data.select(list(columns)), rows.origins))

@@ -8,6 +8,7 @@ from recd_plugins.data.prefetch import prefetch
 from recd_plugins.data.read_plan import History, Piece, ReadPlan, Unit
 from recd_plugins.data.reader import PlannedReader, ReadPieces, digest
 from recd_plugins.data.row_table import RowTable
+from recd_plugins.data.rows_of_split import rows_of_split
 
 __all__ = [
     "History",
@@ -20,4 +21,5 @@ __all__ = [
     "Unit",
     "digest",
     "prefetch",
+    "rows_of_split",
 ]

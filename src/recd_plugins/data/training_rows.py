@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from recd_plugins.data.rows_of_split import rows_of_split
 from recd_plugins.interfaces import Rows
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Registry
@@ -12,14 +13,7 @@ from recd_plugins.registry import Registry
 def training_rows(registry: Registry, limit: int | None) -> Iterator[Rows]:
     """The first rows of the training split; a dataset that cannot scan is read as one rank."""
     dataset = registry.dataset
-    with plugin_call(dataset, "reading"):
-        if dataset.session_keys() is None:
-            batch_size = registry.training.batch_size
-            batches = iter(
-                dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
-            )
-        else:
-            batches = dataset.scan("train")
+    batches = rows_of_split(dataset, "train", registry.training.batch_size)
     left = limit
     while left is None or left > 0:
         with plugin_call(dataset, "reading"):
