@@ -8,10 +8,9 @@ from typing import Any
 
 from pydantic import Field
 
-from recd_plugin_trackers.libraries import library
 from recd_plugin_trackers.settings import config_of
 from recd_plugin_trackers.tracker import Tracker, TrackerOptions
-from recd_plugins.api import RunStart
+from recd_plugins.api import RunStart, optional_library
 
 _STATUS = {"completed": "FINISHED", "interrupted": "KILLED"}
 
@@ -36,7 +35,7 @@ class MlFlow(Tracker):
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
         """A run that goes on is the same there, too."""
-        tracking = library("mlflow.tracking", self.name, "mlflow")
+        tracking = optional_library("mlflow.tracking", "mlflow", self.name)
         self._client = client = tracking.MlflowClient(self.options.tracking_uri)
         self._last: dict[str, int] = {}
         if kept is not None:
@@ -60,7 +59,7 @@ class MlFlow(Tracker):
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """A value of each figure that is new."""
-        entities = library("mlflow.entities", self.name, "mlflow")
+        entities = optional_library("mlflow.entities", "mlflow", self.name)
         now = int(time.time() * 1e3)
         metrics = [
             entities.Metric(name, value, now, step)

@@ -8,9 +8,8 @@ from typing import Any
 
 from pydantic import Field
 
-from recd_plugin_trackers.libraries import library
 from recd_plugin_trackers.tracker import Tracker, TrackerOptions
-from recd_plugins.api import RunStart
+from recd_plugins.api import RunStart, optional_library
 
 
 class TensorBoard(Tracker):
@@ -28,7 +27,7 @@ class TensorBoard(Tracker):
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Events of later steps, of an earlier run too, are marked as void."""
-        library("tensorboard", self.name, "tensorboard")
+        optional_library("tensorboard", "tensorboard", self.name)
         from torch.utils.tensorboard import SummaryWriter
 
         first = 0 if kept is None else start.step + 1

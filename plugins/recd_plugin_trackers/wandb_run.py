@@ -8,10 +8,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from recd_plugin_trackers.libraries import library
 from recd_plugin_trackers.settings import config_of
 from recd_plugin_trackers.tracker import Tracker, TrackerOptions
-from recd_plugins.api import RunStart
+from recd_plugins.api import RunStart, optional_library
 
 
 class WandB(Tracker):
@@ -34,7 +33,7 @@ class WandB(Tracker):
 
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
         """A run that goes on is the same there, too."""
-        wandb = library("wandb", self.name, "wandb")
+        wandb = optional_library("wandb", "wandb", self.name)
         options = self.options
         options.folder.mkdir(parents=True, exist_ok=True)
         self._run = wandb.init(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from recd_plugins import built_in_kinds, hookspecs
+from recd_plugins import built_in_kinds
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Kind, Plugin
 from recd_plugins.plugin_call import PLUGIN_FAILURES
 from recd_plugins.plugin_check import check_api, check_class
+from recd_plugins.plugin_hooks import call_hook, hooks_of, listed
 from recd_plugins.plugin_kinds import OWN_SECTIONS, Kinds
 from recd_plugins.plugin_modules import (
-    GROUP,
     Package,
     installed_packages,
     modules_in_folder,
     qualified,
-    without_folder_prefix,
 )
 from recd_plugins.words import did_you_mean
 
@@ -189,7 +186,7 @@ class PluginManager:
         """
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
-                _call(hooks, "register_commands", origin, cli=cli)
+                call_hook(hooks, "register_commands", origin, cli=cli)
 
     def register_topology_sections(self) -> dict[str, type[BaseModel]]:
         """What installed packages have in topology files, by name; the first of two has one."""
@@ -197,7 +194,7 @@ class PluginManager:
         sections: dict[str, type[BaseModel]] = {}
         for hooks, origin, package in self._modules.values():
             with self._tolerated(package):
-                for of_module in _call(hooks, "register_topology_sections", origin):
+                for of_module in call_hook(hooks, "register_topology_sections", origin):
                     sections = {**of_module, **sections}
         return sections
 
@@ -237,8 +234,8 @@ class PluginManager:
         for hooks, origin, package in self._installed_first():
             where = f"{origin}: {hook}"
             with self._tolerated(package):
-                for returned in _call(hooks, hook, origin):
-                    for each in _listed(returned, where, of):
+                for returned in call_hook(hooks, hook, origin):
+                    for each in listed(returned, where, of):
                         try:
                             add(each, where)
                         except PluginError:
@@ -277,9 +274,9 @@ class PluginManager:
     def _register_kinds(self, module: ModuleType, origin: str) -> pluggy.PluginManager:
         """Take the kinds of a module; returns its hooks."""
         check_api(module, origin)
-        hooks, where = _hooks_of(module, origin), f"{origin}: register_kinds"
-        for kinds in _call(hooks, "register_kinds", origin):
-            self._kinds.add(_listed(kinds, where, "kinds"), origin, where)
+        hooks, where = hooks_of(module, origin), f"{origin}: register_kinds"
+        for kinds in call_hook(hooks, "register_kinds", origin):
+            self._kinds.add(listed(kinds, where, "kinds"), origin, where)
         return hooks
 
     def _register_plugins(
@@ -299,8 +296,8 @@ class PluginManager:
         """The plugin classes that a module registers, and their kinds."""
         for hook in (*HOOKS, "register_plugins"):
             where = f"{origin}: {hook}"
-            for classes in _call(hooks, hook, origin):
-                for cls in _listed(classes, where, "classes"):
+            for classes in call_hook(hooks, hook, origin):
+                for cls in listed(classes, where, "classes"):
                     name = HOOKS.get(hook)
                     kind = built_in_kinds.BY_NAME[name] if name else self._kind_of(cls, where)
                     check_class(cls, kind.interface, where)
@@ -334,48 +331,6 @@ class PluginManager:
                 f"{prefix}. are those of {self._owners[prefix]}; rename it, or leave "
                 f"{package.name} out (--without {package.name})"
             )
-
-
-def _hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
-    hooks = pluggy.PluginManager(GROUP)
-    hooks.add_hookspecs(hookspecs)
-    if os.environ.get("RECD_TRACE_PLUGINS") == "1":
-        hooks.trace.root.setwriter(sys.stderr.write)
-        hooks.enable_tracing()
-    try:
-        hooks.register(module)
-        hooks.check_pending()
-    except pluggy.PluginValidationError as error:
-        raise PluginError(
-            f"{origin}: {without_folder_prefix(str(error))}. The hooks are those of "
-            f"recd_plugins.hookspecs."
-        ) from error
-    if not hooks.get_hookcallers(module):
-        raise PluginError(
-            f"{origin} implements no hook; decorate its functions with "
-            f"recd_plugins.hookspecs.hookimpl"
-        )
-    return hooks
-
-
-def _call(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: Any) -> list[Any]:
-    try:
-        return list(getattr(hooks.hook, hook)(**arguments))
-    except PluginError as error:
-        raise PluginError(f"{origin}: {hook}: {error}") from error
-    except PLUGIN_FAILURES as error:
-        raise PluginError(f"{origin}: {hook} failed: {type(error).__name__}: {error}") from error
-
-
-def _listed(classes: Any, where: str, what: str) -> list[Any]:
-    """What a hook returned, a list of ``what``; a generator runs here."""
-    if isinstance(classes, type | str) or not isinstance(classes, Iterable):
-        returned = "a class" if isinstance(classes, type) else repr(classes)
-        raise PluginError(f"{where} returned {returned}; return a list of {what}")
-    try:
-        return list(classes)
-    except PLUGIN_FAILURES as error:
-        raise PluginError(f"{where} failed: {type(error).__name__}: {error}") from error
 
 
 def installed_plugin(kind: str, name: str, options: Mapping[str, Any] | None = None) -> Plugin:

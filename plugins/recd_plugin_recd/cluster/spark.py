@@ -23,7 +23,7 @@ from recd_plugin_recd.cluster.options import ClusterOptions, Progress
 from recd_plugin_recd.cluster.reading import as_lists
 from recd_plugin_recd.cluster.write import choose_layouts_of, part_name, table_writer
 from recd_plugin_recd.source import ParquetSource, Partition, SessionTable
-from recd_plugins.api import DataError, SetupError
+from recd_plugins.api import DataError, SetupError, optional_library
 from recd_plugins.api.tables import Layout, is_list_dict, to_lists
 
 #: Bytes of input files for one range of the output.
@@ -166,19 +166,14 @@ def start_session(memory: int) -> Any:
     Raises:
         SetupError: there is no pyspark or no Java.
     """
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise SetupError(
-            "--engine spark needs pyspark: pip install 'recd-plugins[spark]'"
-        ) from error
+    builder = optional_library("pyspark.sql", "spark", "--engine spark").SparkSession.builder
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java", path=f"{home}/bin" if home else None) is None:
         raise SetupError(
             "--engine spark needs Java 17 or newer: install a JRE, or point JAVA_HOME at one"
         )
     return (
-        SparkSession.builder.appName("recd cluster")
+        builder.appName("recd cluster")
         .master("local[*]")
         .config("spark.driver.memory", f"{max(512, memory >> 20)}m")
         .config("spark.driver.host", "localhost")

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_recd.logs.compression import decompressed
-from recd_plugins.api import DataError, SetupError
+from recd_plugins.api import DataError, optional_library
 
 #: Header of every message.
 SCHEMA_HEADER = "recd.schema"
@@ -27,13 +27,8 @@ def confluent_kafka() -> ModuleType:
     Raises:
         SetupError: it is not installed.
     """
-    try:
-        import confluent_kafka
-    except ImportError as error:
-        raise SetupError(
-            "Kafka needs confluent-kafka: pip install 'recd-plugins[kafka]'"
-        ) from error
-    return confluent_kafka
+    client: ModuleType = optional_library("confluent_kafka", "kafka", "Kafka")
+    return client
 
 
 class KafkaTopic:

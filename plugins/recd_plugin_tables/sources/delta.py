@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_tables.sources.batch_source import BatchSource
-from recd_plugin_tables.sources.optional_import import library
 from recd_plugin_tables.sources.source import BATCH_ROWS
+from recd_plugins.api import optional_library
 
 
 class DeltaSource(BatchSource):
@@ -21,8 +21,10 @@ class DeltaSource(BatchSource):
     """
 
     def __init__(self, location: str) -> None:
-        deltalake = library("deltalake", "delta", location)
-        super().__init__(location, (library("deltalake.exceptions", "delta", location).DeltaError,))
+        deltalake = optional_library("deltalake", "delta", location)
+        super().__init__(
+            location, (optional_library("deltalake.exceptions", "delta", location).DeltaError,)
+        )
         try:
             self._table = deltalake.DeltaTable(location)
         except self._errors as error:

@@ -10,9 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_tables.sources.batch_source import BatchSource
-from recd_plugin_tables.sources.optional_import import library
 from recd_plugin_tables.sources.source import BATCH_ROWS
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, optional_library
 
 
 class DuckDbSource(BatchSource):
@@ -29,7 +28,7 @@ class DuckDbSource(BatchSource):
     """
 
     def __init__(self, location: str, table: str | None, query: str | None) -> None:
-        duckdb = library("duckdb", "duckdb", location)
+        duckdb = optional_library("duckdb", "duckdb", location)
         super().__init__(location, (duckdb.Error,))
         if table is not None and query is not None:
             raise DataError(f"{location}: source.table and source.query are two; choose one")

@@ -9,9 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_tables.sources.batch_source import BatchSource
-from recd_plugin_tables.sources.optional_import import library
 from recd_plugin_tables.sources.source import BATCH_ROWS
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, optional_library
 
 #: Names a dataset of the hub: hf://datasets/user/name or hf://user/name.
 SCHEME = "hf://"
@@ -31,7 +30,7 @@ class HuggingFaceSource(BatchSource):
 
     def __init__(self, location: str, split: str | None) -> None:
         super().__init__(location, (ValueError, KeyError))
-        datasets = library("datasets", "huggingface", location)
+        datasets = optional_library("datasets", "huggingface", location)
         try:
             if location.startswith(SCHEME):
                 name = location.removeprefix(SCHEME).removeprefix("datasets/")

@@ -10,8 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_tables.sources.batch_source import BatchSource
-from recd_plugin_tables.sources.optional_import import library
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, optional_library
 
 #: Names a table of a catalog, which pyiceberg's own configuration knows: iceberg://catalog/ns.name.
 SCHEME = "iceberg://"
@@ -29,8 +28,8 @@ class IcebergSource(BatchSource):
     """
 
     def __init__(self, location: str) -> None:
-        catalogs = library("pyiceberg.catalog", "iceberg", location)
-        tables = library("pyiceberg.table", "iceberg", location)
+        catalogs = optional_library("pyiceberg.catalog", "iceberg", location)
+        tables = optional_library("pyiceberg.table", "iceberg", location)
         # Its errors have no base of their own.
         super().__init__(location, (ValueError, RuntimeError, KeyError, NotImplementedError))
         try:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from recd_plugin_tables.sources.batch_source import BatchSource
-from recd_plugin_tables.sources.optional_import import library
+from recd_plugins.api import optional_library
 
 
 class LanceSource(BatchSource):
@@ -22,7 +22,7 @@ class LanceSource(BatchSource):
 
     def __init__(self, location: str) -> None:
         super().__init__(location, (ValueError,))
-        lance = library("lance", "lance", location)
+        lance = optional_library("lance", "lance", location)
         try:
             self._dataset = lance.dataset(location)
         except self._errors as error:

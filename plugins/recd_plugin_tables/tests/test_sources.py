@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from recd_plugin_tables.sources import SourceOptions, open_source, optional_import
+from recd_plugin_tables.sources import SourceOptions, open_source
 from recd_plugin_tables.tests.writers import (
     FLAT,
     ROWS,
@@ -24,6 +24,7 @@ from recd_plugin_tables.tests.writers import (
     write_duckdb,
     write_feather,
 )
+from recd_plugins import optional_library
 from recd_plugins.errors import DataError, SetupError
 
 
@@ -229,8 +230,8 @@ def test_a_missing_library_is_named_with_the_command_that_brings_it(tmp_path, mo
     def missing(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(optional_import, "import_module", missing)
+    monkeypatch.setattr(optional_library, "import_module", missing)
     path = tmp_path / "t.lance"
     path.mkdir()
-    with pytest.raises(SetupError, match=r'lance is needed .*pip install "recd-plugins\[lance\]"'):
+    with pytest.raises(SetupError, match=r'needs lance: pip install "recd-plugins\[lance\]"'):
         open_source(path)

@@ -76,6 +76,7 @@ from recd_plugins.interfaces import (
     TrainingData,
     TrainPipeline,
 )
+from recd_plugins.optional_library import optional_library
 from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 from recd_plugins.plugin_check import API_VERSION
 from recd_plugins.values.work import Work
@@ -164,6 +165,7 @@ __all__ = [
     "TrainingData",
     "Work",
     "hookimpl",
+    "optional_library",
 ]
 
 
