@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Everything of this project that needs a CUDA device, in at most 40 minutes, on one machine.
+#
+#   benchmarks/gpu_day.sh [FOLDER]     results as JSON in FOLDER (gpu_day), a summary in
+#                                      FOLDER/summary.json
+#
+# A step that has its result is not run again, so the same command goes on where it was stopped.
+# Environment: PYTHON of an environment with the CUDA builds (python), MINUTES for all (40), SIZE of
+# the benchmarks (reference), DEVICE (cuda; cpu tries the script out where there is none).
+set -u
+cd "$(dirname "$0")/.."
+folder=${1:-gpu_day} python=${PYTHON:-python} size=${SIZE:-reference} device=${DEVICE:-cuda}
+ends=$((SECONDS + ${MINUTES:-40} * 60))
+mkdir -p "$folder" || exit 1
+
+# The tests that look for a device, by file.
+cuda_tests() {
+  grep -rl "cuda.is_available" tests plugins/*/tests --include='test_*.py' | sort
+}
+
+# step NAME SECONDS COMMAND...: COMMAND makes FOLDER/NAME.part, which becomes FOLDER/NAME.
+step() {
+  local name=$1 limit=$2 left=$((ends - SECONDS)) started=$SECONDS rc=0
+  shift 2
+  if [ -e "$folder/$name" ]; then echo "$name: done before"; return; fi
+  if [ "$left" -lt 30 ]; then echo "$name: no time left"; failed=1; return; fi
+  timeout "$((limit < left ? limit : left))" "$@" > "$folder/$name.log" 2>&1 || rc=$?
+  # Tests that failed are a result; a step that wrote none, or ran out of time, is tried again.
+  if [ -e "$folder/$name.part" ] && [ "$rc" -lt 2 ]; then
+    mv "$folder/$name.part" "$folder/$name"
+  fi
+  [ "$rc" = 0 ] || failed=1
+  echo "$name: exit $rc after $((SECONDS - started)) s"
+}
+
+failed=0
+step doctor.json 120 "$python" - "$folder/doctor.json.part" "$device" <<'PY'
+import json, platform, sys
+from importlib.metadata import version
+import torch
+from recd_plugins.versions import __version__
+out, device = sys.argv[1:]
+if device == "cuda" and not torch.cuda.is_available():
+    sys.exit("torch finds no CUDA device")
+name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+packages = {p: version(p) for p in ("torch", "torchrec")} | {"recd-plugins": __version__}
+json.dump({"device": name, "packages": packages, "cuda": torch.version.cuda}, open(out, "w"))
+PY
+[ -e "$folder/doctor.json" ] || { cat "$folder/doctor.json.log"; exit 1; }
+
+for file in $(cuda_tests); do
+  name=tests-$(echo "${file%.py}" | tr / -).xml
+  step "$name" 600 "$python" -m pytest -q -p no:cacheprovider "$file" \
+    --junitxml "$folder/$name.part" -o junit_family=xunit2
+done
+for bench in trainer scars dlrm; do
+  step "$bench.json" 900 "$python" -c 'from recd_plugins.cli import main; main()' bench "$bench" --size "$size" --device "$device" \
+    --json "$folder/$bench.json.part"
+done
+
+"$python" - "$folder" <<'PY'
+import json, sys
+from pathlib import Path
+from xml.etree import ElementTree
+folder = Path(sys.argv[1])
+tests = {}
+for path in sorted(folder.glob("tests-*.xml")):
+    suite = next(ElementTree.parse(path).iter("testsuite"))
+    tests[path.stem] = {key: int(suite.get(key, 0)) for key in ("tests", "skipped", "failures", "errors")}
+benches = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))
+           if p.stem not in ("doctor", "summary")}
+summary = {**json.loads((folder / "doctor.json").read_text()), "tests": tests, "benchmarks": benches}
+(folder / "summary.json").write_text(json.dumps(summary, indent=1))
+total = {key: sum(each[key] for each in tests.values()) for key in ("tests", "skipped", "failures", "errors")}
+print(summary["device"], total, "benchmarks:", ", ".join(benches) or "none")
+PY
+exit "$failed"
