@@ -96,6 +96,9 @@ def test_parts_of_times(values):
     assert numbers_of(given, use("number"))[0] == pytest.approx(days)
     stored = cells([NOON.timestamp() * 1000])
     assert ids_of(stored, use("id", by="hour", unit="ms")).to_pylist() == [12]
+    for kind in (pa.string(), pa.dictionary(pa.int8(), pa.string())):
+        text = cells(pa.array([str(NAIVE), None], kind))
+        assert ids_of(text, use("id", by="hour")).to_pylist() == [12, None]
 
 
 def test_times_of_every_type_are_microseconds():

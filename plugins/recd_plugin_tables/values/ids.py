@@ -28,7 +28,7 @@ def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
 
     Whole numbers stay what they are, whatever type they have; those of uint64 from 2^63 on become
     the negative int64 of the same bits, so that none meets another. Text and bytes are hashed
-    (``text_id``), false and true are 0 and 1, dates days since 1970.
+    (``text_id``), false and true are 0 and 1, dates days since 1970. ``by`` makes times of all.
 
     Raises:
         DataError: a number is not whole, or is a float too large to be told from the next.
@@ -36,7 +36,7 @@ def ids_of(cells: Cells, options: ColumnOptions) -> pa.Int64Array:
     values = cells.values
     kind = values.type
     inner = kind.value_type if pt.is_dictionary(kind) else kind
-    if is_text(inner) or is_bytes(inner):
+    if options.by is None and (is_text(inner) or is_bytes(inner)):
         return text_ids(values)
     if pt.is_dictionary(kind):
         values = values.dictionary_decode()
