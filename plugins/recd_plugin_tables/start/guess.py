@@ -263,9 +263,11 @@ def _upper_part(seen: Seen) -> float:
 def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
     given: dict[Role, bool] = {"session": session, "request": request, "time": time}
     keys = [role for role, is_it in given.items() if is_it]
+    by = "weekday" if seen.daily else "hour"
+    part = "day of the week" if seen.daily else "hour of the day"
     if time:
-        hour = {"unit": _unit(seen), "by": "hour"} if _unit(seen) else {"by": "hour"}
-        return Guess(seen, (*keys, "id"), "when it was; its hour of the day is a feature", hour)
+        options = {"unit": _unit(seen), "by": by} if _unit(seen) else {"by": by}
+        return Guess(seen, (*keys, "id"), f"when it was; its {part} is a feature", options)
     kind = plain(seen.leaf.type)
     why_unused = _why_unused(seen) or _why_outcome(seen)
     if why_unused:
@@ -281,10 +283,8 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
         if session and named_so([seen], SESSION, "session"):
             return Guess(seen, tuple(keys), "whose rows belong together")
         return Guess(seen, (*keys, "id"), "whose rows belong together, and a feature", options)
-    if pt.is_date(kind):
-        return Guess(seen, ("id",), "a date; its day of the week", {"by": "weekday"})
-    if _is_timestamp(seen):
-        return Guess(seen, ("id",), "a time; its hour of the day", {"by": "hour"})
+    if pt.is_date(kind) or _is_timestamp(seen):
+        return Guess(seen, ("id",), f"a {'date' if seen.daily else 'time'}; its {part}", {"by": by})
     return Guess(seen, (role,), why, options, history, tail)
 
 

@@ -46,6 +46,7 @@ class Seen:
         characters: mean length of texts.
         separator: what separates several ids in a text.
         timed: whether texts are times, as 2024-05-01 10:00:00.
+        daily: whether times, of any type, are days without an hour.
         example: one of the values.
     """
 
@@ -62,6 +63,7 @@ class Seen:
     characters: float = 0.0
     separator: str | None = None
     timed: bool = False
+    daily: bool = False
     example: str = ""
 
     @property
@@ -193,10 +195,11 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         if len(finite):
             least, largest = float(finite.min()), float(finite.max())
             whole = bool((finite == np.round(finite)).all())
-    characters, separator, timed = 0.0, None, False
+    characters, separator = 0.0, None
+    times = _times(values)
+    timed = times is not None and is_text(values.type)
     if is_text(values.type) and len(values):
         characters = float(pc.mean(pc.utf8_length(values)).as_py())
-        timed = _are_times(values)
         separator = None if timed else _separator(values, characters)
     distinct = pc.count_distinct(values).as_py() if len(values) else 0
     if separator is not None:
@@ -217,6 +220,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         characters,
         separator,
         timed,
+        times is not None and bool(pc.all(pc.equal(times, pc.floor_temporal(times, unit="day")))),
         str(values[0].as_py())[:40] if len(values) else "",
     )
 
@@ -230,12 +234,15 @@ def _numbers(values: pa.Array) -> np.ndarray | None:
     return np.asarray(values.to_numpy(zero_copy_only=False), dtype=np.float64)
 
 
-def _are_times(texts: pa.Array) -> bool:
-    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
-        with suppress(pa.ArrowInvalid):
-            texts.slice(0, _LOOKED_AT).cast(kind)
-            return True
-    return False
+def _times(values: pa.Array) -> pa.Array | None:
+    """Times without their zone, of texts the first; None where values are none."""
+    if pt.is_timestamp(values.type) or pt.is_date(values.type):
+        return values.cast(pa.timestamp("us"), safe=False)
+    if is_text(values.type) and len(values):
+        for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+            with suppress(pa.ArrowInvalid):
+                return values.slice(0, _LOOKED_AT).cast(kind).cast(pa.timestamp("us"))
+    return None
 
 
 def _separator(texts: pa.Array, characters: float) -> str | None:

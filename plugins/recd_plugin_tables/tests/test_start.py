@@ -43,6 +43,7 @@ def impressions() -> dict[str, Any]:
         "user": [{"vip": bool(i % 3), "height": i / 7} for i in range(ROWS)],
         "shown_at": pa.array(seconds * 1000, pa.timestamp("ms")),
         "day_text": [f"2024-05-{i % 28 + 1:02} 10:{i % 60:02}:00" for i in range(ROWS)],
+        "day": [f"2024-05-{i % 28 + 1:02}" for i in range(ROWS)],
         "clicked": draw.integers(0, 2, ROWS),
     }
 
@@ -75,6 +76,7 @@ def test_columns_are_taken_for_what_they_are(tmp_path: Path) -> None:
         "user.height": "number",
         "shown_at": "time, id",
         "day_text": "id",
+        "day": "id",
         "clicked": "label",
     }
 
@@ -93,6 +95,14 @@ def test_the_label_is_found_by_name_or_by_its_two_values(
 ) -> None:
     columns = {"user_id": list(range(6)) * 3, name: values}
     assert roles(write(tmp_path / "t.parquet", columns))[name] == "label"
+
+
+def test_a_day_has_no_hour(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.parquet", impressions())
+    found = {each.name: each for each in guess(survey(open_source(path)), Wanted()).columns}
+    parts = {name: found[name].options.get("by") for name in ("shown_at", "day_text", "day")}
+    assert parts == {"shown_at": "hour", "day_text": "hour", "day": "weekday"}
+    assert found["day"].why == "a date; its day of the week"
 
 
 def test_candidates_of_a_request_become_rows(tmp_path: Path) -> None:
