@@ -106,6 +106,7 @@ class ImportPlace:
         label: name of the column of the label.
         widths: of features that are lists of numbers, where another table says it.
         scoring: every row is kept as stored, and the label need not be there.
+        texts: columns that are text in the table that is trained on, where this is another.
     """
 
     path: Path | str
@@ -113,6 +114,7 @@ class ImportPlace:
     label: str
     widths: dict[str, int] | None = None
     scoring: bool = False
+    texts: tuple[str, ...] = ()
 
     @cached_property
     def source(self) -> Source:
@@ -122,7 +124,9 @@ class ImportPlace:
             DataError: it is not there, or cannot be read.
             SetupError: the library for its format is missing, or its store cannot be reached.
         """
-        return open_source(self.path, options=self.options.source, of_another=self.scoring)
+        return open_source(
+            self.path, options=self.options.source, of_another=self.scoring, texts=self.texts
+        )
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -135,6 +139,7 @@ class ImportPlace:
             "options": self.options.model_dump(mode="json", by_alias=True, include=options),
             "widths": self.widths,
             "scoring": self.scoring,
+            "texts": self.texts,
             "version": VERSION,
         }
 

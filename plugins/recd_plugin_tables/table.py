@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, NonNegativeInt, model_validator
 
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace
-from recd_plugin_tables.kinds import holds_text
-from recd_plugin_tables.leaves import leaves
+from recd_plugin_tables.kinds import holds_text, is_text
+from recd_plugin_tables.leaves import Leaf, leaf_array, leaves, plain
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, key_name
+from recd_plugin_tables.sources import Source
 from recd_plugins.api import (
     DataError,
     Dataset,
@@ -193,45 +195,59 @@ class Table(Dataset):
 
     @cached_property
     def _train(self) -> Imported:
-        if self._trained is not None:
-            self._check_kinds(self._trained)
-        return self._place.make()
+        place = self._place
+        if self._trained is not None and self._trained_source is not None:
+            self._check_kinds(place.source, self._trained_source)
+        return place.make()
 
     @cached_property
     def _test(self) -> Imported:
         assert self.options.test_path is not None
         widths = dict(self._train.note.widths)
-        return ImportPlace(self.options.test_path, self.options, self._label, widths).make()
+        trained = self._place.source
+        place = ImportPlace(
+            self.options.test_path, self.options, self._label, widths, texts=_texts(trained)
+        )
+        self._check_kinds(place.source, trained)
+        return place.make()
 
     @cached_property
     def _place(self) -> ImportPlace:
-        uses = self.options.columns.values()
+        path, options = self.options.path, self.options
         if self._trained is None:
-            return ImportPlace(self.options.path, self.options, self._label)
+            return ImportPlace(path, options, self._label)
         # The trained table is not needed where options say it all.
-        unsaid = any(use.feature == "numbers" and use.width is None for use in uses)
+        unsaid = any(u.feature == "numbers" and u.width is None for u in options.columns.values())
         widths = self.widths if unsaid else None
-        return ImportPlace(self.options.path, self.options, self._label, widths, scoring=True)
+        texts = _texts(self._trained_source) if self._trained_source is not None else ()
+        return ImportPlace(path, options, self._label, widths, scoring=True, texts=texts)
 
-    def _check_kinds(self, trained: Table) -> None:
-        """Refuse ids of another type than those that were trained on: none would be equal.
-
-        Only where the table that was trained on is still there.
-        """
-        explode, mine = self.options.explode, self._place.source
+    @cached_property
+    def _trained_source(self) -> Source | None:
+        """The table that was trained on, where it is still there."""
         try:
-            theirs = leaves(trained._place.source.schema, explode)
+            source = self._trained._place.source if self._trained is not None else None
+            return source if source is not None and source.schema else None
         except RecdError:
-            return
-        known = {leaf.name: holds_text(leaf.type) for leaf in theirs}
+            return None
+
+    def _check_kinds(self, mine: Source, trained: Source) -> None:
+        """Refuse ids of another type than those that are trained on: none would be equal."""
+        explode = self.options.explode
+        known = {leaf.name: holds_text(leaf.type) for leaf in leaves(trained.schema, explode)}
         for leaf in leaves(mine.schema, explode):
             use = self.options.columns.get(leaf.name)
-            is_text = holds_text(leaf.type)
-            if use and use.feature in ("id", "ids") and known.get(leaf.name, is_text) != is_text:
-                here, there = ("text", "numbers") if is_text else ("numbers", "text")
+            # A part of a time is the same number, however the time is written.
+            if use is None or use.feature not in ("id", "ids") or use.by is not None:
+                continue
+            text = holds_text(leaf.type)
+            if known.get(leaf.name, text) != text:
+                here, there = ("text", "numbers") if text else ("numbers", "text")
+                example = _no_number(mine, leaf) if text else ""
                 raise DataError(
-                    f"{mine.location}: column {leaf.name} is {here} here, and {there} in "
-                    f"{trained._place.source.location}, which was trained on; write it as {there}"
+                    f"{mine.location}: column {leaf.name} is {here} here{example}, and {there} in "
+                    f"{trained.location}, which is trained on; write its values as "
+                    f"{there}{', or leave them empty' * text}"
                 )
 
     @cached_property
@@ -273,3 +289,20 @@ class Table(Dataset):
             world_size=world_size,
             ahead=options.prefetch,
         )
+
+
+def _texts(trained: Source) -> tuple[str, ...]:
+    return tuple(field.name for field in trained.schema if is_text(plain(field.type)))
+
+
+def _no_number(source: Source, leaf: Leaf) -> str:
+    """The first text that is no number, in words; nothing of lists, and where each could be one."""
+    if leaf.exploded or not is_text(plain(leaf.type)):
+        return ""
+    for rows in source.read([leaf.path[0]]):
+        values = leaf_array(rows.data.column(0), leaf).cast(pa.string())
+        found = pc.index(pc.match_substring_regex(values, r"^-?\d+$"), False).as_py()
+        if found >= 0:
+            path, row = rows.origin_of(found)
+            return f", as {values[found].as_py()!r} ({path}: row {row} (from 0))"
+    return ""

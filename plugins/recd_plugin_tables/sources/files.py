@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 from urllib.parse import unquote
 
@@ -21,15 +22,34 @@ _NULL_KEY = "__HIVE_DEFAULT_PARTITION__"
 class FileSource(Source):
     """Files of one format, in the order of their names; keys of Hive partitions are columns.
 
+    Keys that the files hold themselves are as they hold them. Folders that lead to the location
+    count, so that one partition has the columns of the whole table.
+
+    Args:
+        root: the location.
+        files: of it, all that are read.
+        form: of the files.
+        texts: keys that are text even where all are numbers.
+
     Raises:
         DataError: a file is damaged or of another format, or two differ in their columns.
     """
 
-    def __init__(self, root: Location, files: Sequence[Location], form: FileFormat) -> None:
+    def __init__(
+        self,
+        root: Location,
+        files: Sequence[Location],
+        form: FileFormat,
+        texts: Collection[str] = (),
+    ) -> None:
         self.location = str(root)
         self._root, self._files, self._format = root, tuple(files), form
-        keys = [_keys(file.below(root)) for file in files]
-        self._keys = {name: _key_column([key.get(name) for key in keys]) for name in keys[0]}
+        above = _folders_above(root, is_file=files[0].path == root.path)
+        keys = [_keys([*above, *file.below(root).split("/")[:-1]]) for file in files]
+        self._keys = {
+            name: _key_column([key.get(name) for key in keys], as_text=name in texts)
+            for name in keys[0]
+        }
         for file, key in zip(files, keys, strict=True):
             if key.keys() != keys[0].keys():
                 raise DataError(
@@ -39,7 +59,9 @@ class FileSource(Source):
 
     @cached_property
     def schema(self) -> pa.Schema:
-        fields = [pa.field(name, column.type) for name, column in self._keys.items()]
+        stored = set(self._inner.names)
+        keys = {name: column for name, column in self._keys.items() if name not in stored}
+        fields = [pa.field(name, column.type) for name, column in keys.items()]
         return check_names(self.location, pa.schema([*self._inner, *fields]))
 
     @cached_property
@@ -104,14 +126,23 @@ class FileSource(Source):
             return check_names(str(file), self._format.schema(file)).remove_metadata()
 
 
-def _keys(below: str) -> dict[str, str]:
-    folders = below.split("/")[:-1]
+def _folders_above(root: Location, *, is_file: bool) -> list[str]:
+    """The last folders of a location that are keys, one below the other."""
+    path = root.local.absolute().as_posix() if root.local is not None else str(root.path)
+    folders = path.rstrip("/").split("/")
+    above = takewhile(lambda folder: "=" in folder, reversed(folders[:-1] if is_file else folders))
+    return [*reversed([*above])]
+
+
+def _keys(folders: Sequence[str]) -> dict[str, str]:
     return dict(folder.split("=", 1) for folder in folders if "=" in folder)
 
 
-def _key_column(words: Sequence[str | None]) -> pa.Array:
-    """What the files' folders say: numbers where all are."""
+def _key_column(words: Sequence[str | None], *, as_text: bool) -> pa.Array:
+    """What the files' folders say: numbers where all are, unless they are text."""
     values = [None if word in (None, _NULL_KEY) else unquote(str(word)) for word in words]
+    if as_text:
+        return pa.array(values, pa.string())
     try:
         return pa.array([None if value is None else int(value) for value in values], pa.int64())
     except (ValueError, OverflowError):

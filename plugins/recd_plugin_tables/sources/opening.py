@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from recd_plugin_tables.sources import delta, duckdb, hugging_face, iceberg, lance
@@ -25,6 +25,7 @@ def open_source(
     options: SourceOptions | None = None,
     *,
     of_another: bool = False,
+    texts: Collection[str] = (),
 ) -> Source:
     """The table at a place: a file, a folder of files or of a table format, a database, a URL.
 
@@ -33,6 +34,7 @@ def open_source(
         format: what it is; None goes by that of ``options``, or by its name and content.
         options: how it is opened.
         of_another: the options are for another table: what is not for this one is left out.
+        texts: columns that are text there, and here too where words could be taken for numbers.
 
     Raises:
         DataError: nothing is there, or nothing that can be read; says what.
@@ -51,7 +53,8 @@ def open_source(
             )
     if kind in _LIBRARIES:
         return _LIBRARIES[kind](str(location), options)
-    return FileSource(root, files, _FILES[kind](options, not of_another))
+    form = _FILES[kind](options, () if of_another else tuple(options.types), texts)
+    return FileSource(root, files, form, texts)
 
 
 #: What opens tables that libraries read.
@@ -63,18 +66,22 @@ _LIBRARIES: dict[str, Callable[[str, SourceOptions], Source]] = {
     "duckdb": lambda place, given: duckdb.DuckDbSource(place, given.table, given.query),
 }
 
-#: What reads files; the second argument is whether types of columns that are not there are errors.
-_FILES: dict[str, Callable[[SourceOptions, bool], FileFormat]] = {
+#: What reads files, of the options, the columns that have to be there, and those that are text.
+_FILES: dict[str, Callable[[SourceOptions, Collection[str], Collection[str]], FileFormat]] = {
     "parquet": lambda *_: ParquetFormat(),
     "arrow": lambda *_: ArrowFormat(),
-    "csv": lambda given, strict: CsvFormat(
-        given.separator, given.header, given.types, decimal=given.decimal, strict=strict
-    ),
-    "tsv": lambda given, strict: TsvFormat(
-        given.separator, given.header, given.types, decimal=given.decimal, strict=strict
-    ),
-    "jsonl": lambda given, _: JsonLinesFormat(given.types),
+    "csv": lambda given, needed, texts: _lines(CsvFormat, given, needed, texts),
+    "tsv": lambda given, needed, texts: _lines(TsvFormat, given, needed, texts),
+    "jsonl": lambda given, *_: JsonLinesFormat(given.types),
 }
+
+
+def _lines(
+    form: type[CsvFormat], given: SourceOptions, needed: Collection[str], texts: Collection[str]
+) -> CsvFormat:
+    types = {**dict.fromkeys(texts, "string"), **given.types}
+    return form(given.separator, given.header, types, decimal=given.decimal, needed=needed)
+
 
 # The options that formats take. Libraries reach their stores as their own settings say.
 _TAKES: dict[str, set[str]] = {

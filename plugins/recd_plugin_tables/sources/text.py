@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -35,19 +35,18 @@ class CsvFormat(FileFormat):
         types: Mapping[str, str],
         *,
         decimal: str = ".",
-        strict: bool = True,
+        needed: Collection[str],
     ) -> None:
         self._separator = separator or self.separator
         self._decimal = decimal
-        self._strict = strict
+        self._needed = needed
         self._header = list(header) if header is not None else None
         self._types = {name: pa.type_for_alias(kind) for name, kind in types.items()}
 
     def schema(self, file: Location) -> pa.Schema:
         with open_stream(file) as source, self._open(source, self._types) as reader:
             found = reader.schema
-        unknown = sorted(set(self._types) - set(found.names))
-        if unknown and self._strict:
+        if unknown := sorted(set(self._needed) - set(found.names)):
             raise DataError(
                 f"{file}: no column {unknown[0]}, which option types names; there are: "
                 f"{', '.join(found.names)}"

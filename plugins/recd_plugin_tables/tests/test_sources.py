@@ -83,6 +83,10 @@ def test_a_folder_is_one_table_whose_folders_may_be_columns(tmp_path):
         {**row, "day": None, "shard": 7} for row in FLAT.to_pylist()
     ]
     assert [row["day"] for row in rows] == ["2024-05-01"] * 4 + ["2024-05-02"] * 8
+    for part in (folder.parent, folder, folder / "x.parquet"):
+        assert read(part) == rows[:4]
+    pq.write_table(FLAT.append_column("shard", [["own"] * 12]), folder / "x.parquet")
+    assert {row["shard"] for row in read(folder)} == {"own"}
 
 
 def test_options_that_would_change_nothing_are_refused(tmp_path):

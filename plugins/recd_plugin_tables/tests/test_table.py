@@ -195,10 +195,50 @@ def test_another_table_may_be_of_another_format(tmp_path):
 def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
     new = clicks(20)
     pq.write_table(new.set_column(2, "item", new["item"].cast("string")), tmp_path / "new.parquet")
-    with pytest.raises(
-        DataError, match=r"column item is text here, and numbers in .*clicks.parquet"
-    ):
+    message = r"column item is text here, and numbers in .*clicks.parquet, .*write its values as n"
+    with pytest.raises(DataError, match=message):
         table(path).to_score(str(tmp_path / "new.parquet")).prepare()
+    with pytest.raises(DataError, match=message):
+        table(path, test_path=tmp_path / "new.parquet").prepare()
+    (tmp_path / "new.csv").write_text("user,item,history,price\nu1,5,,1\nu2,A7,,2\n")
+    uses = {**COLUMNS, "history": "unused"}
+    with pytest.raises(
+        DataError, match=r"item is text here, as 'A7' \(.*new.csv: row 1 \(from 0\)\), and numbers"
+    ):
+        table(path, columns=uses).to_score(str(tmp_path / "new.csv")).prepare()
+    numbers = new.set_column(0, "user", pa.array(range(20)))
+    pq.write_table(numbers, tmp_path / "numbers.parquet")
+    with pytest.raises(DataError, match=r"user is numbers here, and text in .*its values as text$"):
+        table(path).to_score(str(tmp_path / "numbers.parquet")).prepare()
+
+
+def test_digits_of_a_file_without_types_are_text_where_training_has_text(tmp_path):
+    uses = {
+        "zip": "id",
+        "item": "id",
+        "clicked": "label",
+        "when": {"as": ["time", "id"], "by": "hour"},
+    }
+    old = {
+        "zip": ["0012", "x"],
+        "item": [1, 2],
+        "clicked": [0, 1],
+        "when": ["2026-01-01 01:00"] * 2,
+    }
+    pq.write_table(pa.table(old), tmp_path / "old.parquet")
+    (tmp_path / "new.csv").write_text("item,zip,when\n3,0012,2026-01-01 04:00\n")
+    data = table(tmp_path / "old.parquet", columns=uses)
+    found = rows_of(data.to_score(str(tmp_path / "new.csv")))
+    assert found["zip"] == [[text_id("0012")]]
+    assert found["when"] == [[4]]
+    folder = tmp_path / "parts"
+    for name in ("0012", "x"):
+        (folder / f"zip={name}").mkdir(parents=True)
+        pq.write_table(pa.table(old).drop_columns("zip"), folder / f"zip={name}" / "a.parquet")
+    data = table(folder, columns=uses)
+    assert by_row(data)["zip"] == [[text_id("0012")]] * 2 + [[text_id("x")]] * 2
+    found = rows_of(data.to_score(str(folder / "zip=0012")))
+    assert found["zip"] == [[text_id("0012")]] * 2
 
 
 def test_numbers_that_are_none(path, capfd):
