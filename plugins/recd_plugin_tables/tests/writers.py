@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.ipc
+import pytest
 
 ROWS: list[dict[str, Any]] = [
     {"user": "a", "item": 3, "price": 1.5, "seen": [1, 2]},
@@ -94,6 +97,27 @@ def write_packed_lines(path: Path) -> Path:
     return path / "t.jsonl.gz"
 
 
+@contextmanager
+def spark_session() -> Iterator[Any]:
+    """A Spark on this machine; without it the test is skipped."""
+    sql = pytest.importorskip("pyspark.sql", reason="pyspark is not installed")
+    if shutil.which("java") is None:
+        pytest.skip("there is no Java")
+    builder = sql.SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.host", "127.0.0.1")
+    spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def write_spark(path: Path) -> Path:
+    with spark_session() as spark:
+        spark.createDataFrame(TABLE).write.parquet(str(path / "t"))
+    return path / "t"
+
+
 # Libraries are imported by those who write: files that are only collected need none.
 WRITERS = {
     "pandas Parquet": write_pandas,
@@ -108,4 +132,5 @@ WRITERS = {
     "Lance": write_lance,
     "Iceberg": write_iceberg,
     "DuckDB": write_duckdb,
+    "Spark": write_spark,
 }
