@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
-from recd_plugin_recd.pooling.packed_rows import JaggedRows, row_means
+from recd_plugin_recd.pooling.packed_rows import row_means
+from recd_plugin_recd.pooling.traced_rows import attention_rows
 
 
 class SelfAttention(nn.Module):
@@ -37,7 +38,7 @@ def pool_by_attention(
     Returns:
         ``[R, D]`` for each feature, R being its own number of rows.
     """
-    rows = JaggedRows(sequences)
+    rows = attention_rows(sequences)
     projected = [
         module.in_projection(sequence.values())
         for module, sequence in zip(modules, sequences, strict=True)

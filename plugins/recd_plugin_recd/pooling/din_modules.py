@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_recd.pooling.packed_rows import JaggedRows
+from recd_plugin_recd.pooling.traced_rows import TracedRows
 from recd_plugins.api.batches import jagged_index_select, offsets_of
 
 Weights = Literal["softmax", "sigmoid"]
@@ -88,13 +89,15 @@ def pool_for_targets(
     filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
     queries = [module.queries(targets) for module in modules]
     blocks = None
+    traced = torch.jit.is_scripting()  # also while a model is exported
     if inverse is not None:
         filled = filled.index_select(0, inverse)
+    if inverse is not None and not traced:
         blocks = _blocks(inverse, num_rows=sequences[0].lengths().numel())
         sequences = [jagged_index_select(each, blocks.rows) for each in sequences]
         queries = [blocks.gather(each) for each in queries]
     dim = targets.shape[1]
-    rows = JaggedRows(sequences)
+    rows = TracedRows(sequences, inverse) if traced else JaggedRows(sequences)
     attend = _softmax_sums if first.weights == "softmax" else _sigmoid_sums
     sums = rows.weighted_sums(
         torch.cat(queries),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_recd.pooling.packed_rows import JaggedRows, row_means
+from recd_plugin_recd.pooling.traced_rows import attention_rows
 
 Norm = Literal["pre", "post"]
 
@@ -57,7 +58,7 @@ def pool_by_transformer(
     Returns:
         ``[R, D]`` for each feature, R being its own number of rows.
     """
-    rows = JaggedRows(sequences)
+    rows = attention_rows(sequences)
     heads, pre = modules[0].heads, modules[0].norm == "pre"
     values = [sequence.values() for sequence in sequences]
     stacks = list(zip(*(module.layers for module in modules), strict=True))

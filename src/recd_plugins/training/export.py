@@ -61,7 +61,7 @@ def exported(model: ServingModel) -> ExportedProgram:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise RecdError(
             f"torch.export cannot follow the model: {reason}. What a plugin computes has to be "
-            "operations of torch whose shapes do not depend on values, as the built-in reductions "
+            "operations of torch whose order does not depend on values, as the built-in poolings "
             "are; score with recd predict instead"
         ) from error
 
