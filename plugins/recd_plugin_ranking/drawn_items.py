@@ -96,9 +96,8 @@ class DrawnItems:
         weights = self._weights.copy()
         weights[mine] = 0
         if not weights.any():
-            path, place = rows.origin_of(row)
             raise DataError(
-                f"{path}: row {place} names all {size} items of the training split, so that there "
+                f"{rows.place_of(row)} names all {size} items of the training split, so that there "
                 "is no negative to draw; take features out of never, or leave such rows out"
             )
         at = number + _ATTEMPTS * self._negatives
@@ -118,11 +117,11 @@ class DrawnItems:
     def _check_positive(self, rows: Rows) -> None:
         labels = rows.data.column(self._label).to_numpy(zero_copy_only=False)
         if len(wrong := np.flatnonzero(~(labels > 0.5))):
-            path, row = rows.origin_of(int(wrong[0]))
+            place = rows.place_of(int(wrong[0]))
             raise DataError(
-                f"{path}: row {row} has the label {labels[wrong[0]]}, and negatives are drawn for "
-                "positive rows: leave the others out by the dataset's options, or set by: "
-                "in_request, which draws among them"
+                f"{place} has the label {labels[wrong[0]]}, and negatives are drawn for positive "
+                "rows: leave the others out by the dataset's options, or set by: in_request, which "
+                "draws among them"
             )
 
 

@@ -46,10 +46,10 @@ def item_of_rows(rows: Rows, feature: str) -> Int64s:
     """
     ids, lengths = lists_of(rows, feature)
     if len(wrong := np.flatnonzero(lengths != 1)):
-        path, row = rows.origin_of(int(wrong[0]))
+        place = rows.place_of(int(wrong[0]))
         raise DataError(
-            f"{path}: row {row} has {lengths[wrong[0]]} ids in {feature}, which is to name its "
-            "item: one a row. Name another feature, or leave such rows out"
+            f"{place} has {lengths[wrong[0]]} ids in {feature}, which is to name its item: one a "
+            "row. Name another feature, or leave such rows out"
         )
     return ids
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace
+from recd_plugin_tables.imports.source_rows import SourceRows
 from recd_plugin_tables.kinds import holds_text, is_text
 from recd_plugin_tables.leaves import Leaf, leaf_array, leaves, plain
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, key_name
@@ -153,7 +155,8 @@ class Table(Dataset):
         table = self._table_of(split)
         session = (SESSION, TIME) if self.session_keys() is not None else ()
         columns = self._columns(split, *session, *self.keys())
-        return table.read((Piece(unit, 0, unit.num_rows) for unit in table.units), columns)
+        pieces = (Piece(unit, 0, unit.num_rows) for unit in table.units)
+        return self._named(split, table.read(pieces, columns))
 
     def to_score(self, location: str) -> Table:
         """The same columns of another table, of which every row is handed out in stored order."""
@@ -255,8 +258,7 @@ class Table(Dataset):
         found: dict[Split, ParquetTable] = {}
         for split in self.splits():
             apart = split == "test" and self.options.test_path is not None
-            imported = self._test if apart else self._train
-            folder = imported.folder / ("train" if apart else split)
+            folder = self._imported(split).folder / ("train" if apart else split)
             found[split] = ParquetTable(folder, options=self.options.read)
         return found
 
@@ -264,6 +266,17 @@ class Table(Dataset):
         if split not in self.splits():
             raise DataError("there is no test split: set option split of tables.table")
         return self._tables[split]
+
+    def _imported(self, split: Split) -> Imported:
+        apart = split == "test" and self.options.test_path is not None
+        return self._test if apart else self._train
+
+    def _named(self, split: Split, rows: Iterator[Rows]) -> Iterator[Rows]:
+        """The same rows, which messages name by the table and not by its import."""
+        named = SourceRows(self._imported(split).note.files, bool(self.options.explode))
+        for each in rows:
+            origins = tuple(replace(origin, named=named) for origin in each.origins)
+            yield replace(each, origins=origins)
 
     def _columns(self, split: Split, *keys: str) -> pa.Schema:
         schema, stored = self.schema(), self._table_of(split).schema
@@ -282,7 +295,7 @@ class Table(Dataset):
                 shuffle=options.shuffle and split == "train",
                 seed=options.seed,
             ),
-            lambda pieces: table.read(pieces, columns),
+            lambda pieces: self._named(split, table.read(pieces, columns)),
             data={"split": split, "files": digest(table.identity())},
             what=f"{options.path} ({split})",
             rank=rank,

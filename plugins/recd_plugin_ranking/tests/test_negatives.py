@@ -108,7 +108,7 @@ def test_a_request_is_compared_with_what_it_showed(tmp_path):
     ("options", "size", "message"),
     [
         ({}, 8, "batch of 8 rows is no multiple of 5: set training.batch_size to 5"),
-        ({"item": "history"}, 5, "row 0 has 2 ids in history"),
+        ({"item": "history"}, 5, r"row 0 \(from 0\) has 2 ids in history"),
     ],
 )
 def test_refuses_by_name_what_cannot_be(path, options, size, message):
@@ -118,7 +118,9 @@ def test_refuses_by_name_what_cannot_be(path, options, size, message):
 
 def test_refuses_rows_that_are_not_positive_and_options_of_nothing(path, tmp_path):
     log = clicks(tmp_path / "log.parquet", clicked=False)
-    with pytest.raises(DataError, match=r"log.parquet: row 1 has the label 0.*in_request"):
+    with pytest.raises(
+        DataError, match=r"log.parquet: row 1 \(from 0\) has the label 0.*in_request"
+    ):
         read(wrapped(log))
     with pytest.raises(SetupError, match=r"with_item names colours.*there are: item, colour"):
         wrapped(path, with_item=["colours"])
@@ -139,7 +141,7 @@ def test_a_row_that_knows_every_item_is_named(tmp_path):
         ),
         tmp_path / "few.parquet",
     )
-    with pytest.raises(DataError, match="row 1 names all 2 items"):
+    with pytest.raises(DataError, match=r"row 1 \(from 0\) names all 2 items"):
         read(wrapped(tmp_path / "few.parquet", never=["history"], negatives=1), 2)
     # One item is left: it is found, however unlikely.
     (rows,) = read(wrapped(tmp_path / "few.parquet", negatives=3), 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -91,7 +92,10 @@ class Importer:
         shutil.rmtree(scratch, ignore_errors=True)
         spill = Spill(scratch, converter.schema, MEMORY, clustered=self._clustered)
         num_rows = 0
+        files: Counter[str] = Counter()
         for rows in self._rows():
+            for origin in rows.origins:
+                files[origin.path] += origin.num_rows
             batch = converter.convert(rows, num_rows)
             num_rows += len(rows)
             splitter.see(batch)
@@ -111,6 +115,7 @@ class Importer:
             dropped=dict(+converter.dropped),
             filled=dict(+converter.filled),
             widths=widths,
+            files=list(files.items()),
         )
         self._check(note, counts)
         return note

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ class ImportNote:
         dropped: rows that were left out for a value, by column.
         filled: values that were missing or no number and became others, by column.
         widths: how many numbers the lists of a feature hold.
+        files: of the table in their order, and how many rows each has.
     """
 
     rows: int
@@ -35,6 +36,7 @@ class ImportNote:
     dropped: Mapping[str, int]
     filled: Mapping[str, int]
     widths: Mapping[str, int]
+    files: Sequence[tuple[str, int]]
 
     def write(self, folder: Path) -> None:
         """Write it into the folder of the import."""

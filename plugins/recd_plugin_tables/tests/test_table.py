@@ -241,6 +241,18 @@ def test_digits_of_a_file_without_types_are_text_where_training_has_text(tmp_pat
     assert found["zip"] == [[text_id("0012")]] * 2
 
 
+def test_rows_are_named_as_the_table_has_them(tmp_path):
+    for name, rows in (("a", clicks().slice(0, 25)), ("b", clicks().slice(25))):
+        pq.write_table(rows, tmp_path / f"{name}.parquet")
+    data = table(tmp_path, cache=tmp_path.parent / "named", split={"by": "row", "test": 0.3})
+    for split in ("train", "test"):
+        for rows in data.reader(rank=0, world_size=1, batch_size=8, split=split):
+            for row, (item,) in enumerate(rows.data["item"].to_pylist()):
+                file, number = ("a", item) if item < 25 else ("b", item - 25)
+                place = f"{tmp_path / file}.parquet: row {number} (from 0)"
+                assert rows.place_of(row) == place
+
+
 def test_numbers_that_are_none(path, capfd):
     bare = {**COLUMNS, "price": "number"}
     for on_nan, rows in (("drop", 48), ("zero", 60)):
@@ -364,6 +376,12 @@ def test_candidates_become_rows_and_the_rest_stays_with_them(tmp_path, capfd):
     assert found["shown_clicked"] == [1, 0, 0, 1, 0]
     assert found["history"] == [[1, 2, 3]] * 2 + [[]] * 3
     assert found["vector_1"] == [1.5] * 2 + [5.5] * 3
+    (rows,) = data.scan()
+    for at, (row, number) in enumerate(
+        zip(rows.data["_row"], rows.data["_candidate"], strict=True)
+    ):
+        place = f"{tmp_path / 'requests.parquet'}: row {row} (from 0), candidate {number}"
+        assert rows.place_of(at) == place
     (stored,) = (tmp_path / "imports").glob("*/train/rows.parquet")
     statistics = data.statistics().features["history"]
     assert statistics.rows == 5

@@ -52,6 +52,17 @@ def test_more_ids_than_rows_are_refused_before_the_run(tmp_path: Path) -> None:
         trainer.train("plugins")
 
 
+def test_an_id_without_a_row_is_named_by_the_users_file(tmp_path: Path) -> None:
+    write_requests(tmp_path / "requests.jsonl")
+    text = NESTED.format(folder=tmp_path, converter="recd.ikjt", evaluate="false")
+    path = tmp_path / "r.yaml"
+    of_readers = text.index("  - use: tables.vocabulary\n    features: [reader_id]")
+    path.write_text(text[:of_readers] + text[text.index("  - {use: tables.standardise") :])
+    said = r"requests.jsonl: row \d+ \(from 0\), candidate \d, column 'reader_id': the id is"
+    with session(path, overrides={}) as trainer, pytest.raises(RecdError, match=said):
+        trainer.train("plugins")
+
+
 def write_requests(path: Path) -> None:
     """40 readers with 3 requests each, of 5 candidates."""
     rng = np.random.default_rng(0)

@@ -138,8 +138,7 @@ def labels(rows: Rows, name: str) -> Tensor:
 
 def place(rows: Rows, column: str, row: int) -> str:
     """File, row and column for an error message; ``row`` counts in the batch, from 0."""
-    path, row_in_file = rows.origin_of(row)
-    return f"{path}: row {row_in_file} (from 0), column {column!r}"
+    return f"{rows.place_of(row)}, column {column!r}"
 
 
 def shown(rows: Rows, name: str, row: int, value: Any) -> str:

@@ -37,8 +37,8 @@ def session_ids(rows: Rows, column: str) -> Tensor:
     """
     sessions = rows.data.column(column)
     if sessions.null_count:
-        path, row = rows.origin_of(sessions.is_valid().index(False).as_py())
-        raise DataError(f"{path}: row {row} has no {column}; leave such rows out, or name them")
+        place = rows.place_of(sessions.is_valid().index(False).as_py())
+        raise DataError(f"{place} has no {column}; leave such rows out, or name them")
     if pa.types.is_integer(sessions.type):
         return torch.from_numpy(sessions.cast(pa.int64(), safe=False).to_numpy().copy())
     if not pa.types.is_dictionary(sessions.type):

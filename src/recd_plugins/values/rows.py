@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -38,12 +38,15 @@ class Origin:
     Attributes:
         rows: int64 ``[num_rows]``, ascending: their 0-based rows in the file, where a filter left
             out some between them; None where they are adjacent.
+        named: says where a row of the file stands in what a user knows, as ``clicks.csv: row 7
+            (from 0)``, where the file was made of that; None says file and row.
     """
 
     path: str
     first_row: int
     num_rows: int
     rows: pa.Array | None = None
+    named: Callable[[str, int], str] | None = field(default=None, compare=False)
 
     def row(self, number: int) -> int:
         """The 0-based row in the file of one of these rows."""
@@ -52,7 +55,7 @@ class Origin:
     def slice(self, start: int, length: int) -> Origin:
         """Where ``length`` of these rows from ``start`` on came from."""
         rows = None if self.rows is None else self.rows.slice(start, length)
-        return Origin(self.path, self.row(start), length, rows)
+        return replace(self, first_row=self.row(start), num_rows=length, rows=rows)
 
 
 @dataclass(frozen=True)
@@ -75,8 +78,20 @@ class Rows:
 
     def origin_of(self, row: int) -> tuple[str, int]:
         """File and 0-based row in that file of ``row`` in this batch."""
+        origin, number = self._origin(row)
+        return origin.path, origin.row(number)
+
+    def place_of(self, row: int) -> str:
+        """The same in words, of what the user knows where files were made of that."""
+        origin, number = self._origin(row)
+        path, row_in_file = origin.path, origin.row(number)
+        if origin.named is not None:
+            return origin.named(path, row_in_file)
+        return f"{path}: row {row_in_file} (from 0)"
+
+    def _origin(self, row: int) -> tuple[Origin, int]:
         for origin in self.origins:
             if row < origin.num_rows:
-                return origin.path, origin.row(row)
+                return origin, row
             row -= origin.num_rows
         raise IndexError(row)
