@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
 from recd_plugin_recd.pooling.packed_rows import JaggedRows
-from recd_plugin_recd.pooling.traced_rows import TracedRows
+from recd_plugin_recd.pooling.traced_rows import TracedRows, is_traced
 from recd_plugins.api.batches import jagged_index_select, offsets_of
 
 Weights = Literal["softmax", "sigmoid"]
@@ -89,7 +89,7 @@ def pool_for_targets(
     filled = torch.stack([sequence.lengths() > 0 for sequence in sequences], dim=1)
     queries = [module.queries(targets) for module in modules]
     blocks = None
-    traced = torch.jit.is_scripting()  # also while a model is exported
+    traced = is_traced()
     if inverse is not None:
         filled = filled.index_select(0, inverse)
     if inverse is not None and not traced:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,8 +36,8 @@ class TracedRows(JaggedRows):
             self.num_rows = [each.shape[0] for each in lengths]
         self.lengths, self._starts = all_lengths, starts
         # Two places at least: torch asks whether a size is 1, and there may be no row or no value.
-        longest = F.pad(all_lengths, (0, 1), value=2).max().item()
-        torch._check(longest >= 2)
+        longest: Any = F.pad(all_lengths, (0, 1), value=2).max().item()  # an int, or a SymInt
+        torch._check(longest >= 2)  # type: ignore[no-untyped-call]
         self._longest = longest
         position = torch.arange(longest, device=starts.device)
         inside = position < all_lengths.unsqueeze(1)
@@ -72,4 +73,9 @@ class TracedRows(JaggedRows):
 
 def attention_rows(sequences: Sequence[JaggedTensor]) -> JaggedRows:
     """The rows of these sequences, as they are attended to where this runs: exported, or not."""
-    return TracedRows(sequences) if torch.jit.is_scripting() else JaggedRows(sequences)
+    return TracedRows(sequences) if is_traced() else JaggedRows(sequences)
+
+
+def is_traced() -> bool:
+    """Whether a script or a program is made of what runs."""
+    return bool(torch.jit.is_scripting())  # type: ignore[attr-defined]

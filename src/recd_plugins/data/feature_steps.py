@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from recd_plugins.errors import Problem, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing
-from recd_plugins.registry import Registry
+from recd_plugins.registry import Entry, Registry
 
 _CALLED = {"ids": "sparse features", "numbers": "dense features"}
 
@@ -21,7 +22,8 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     where a step takes ids.
 
     Raises:
-        RegistryError: a pattern matches no feature, or none that the step takes.
+        RegistryError: a pattern matches no feature, or none that the step takes; or a feature is
+            numbered twice, as by two vocabularies.
     """
     of_kind = {"ids": schema.sparse, "numbers": schema.dense}
     names = [*schema.sparse, *schema.dense]
@@ -44,13 +46,14 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
                         f"{_matched(pattern, matched)} {_other(schema, matched)}",
                     )
                 )
-    if problems:
-        raise RegistryError(problems)
-    steps = {
-        name: tuple(entry.plugin for entry in entries if name in taken[entry.field])
+    chains = {
+        name: [entry for entry in entries if name in taken[entry.field]]
         for name, entries in claims.items()
     }
-    return {name: chain for name, chain in steps.items() if chain}
+    problems += _numbered_twice(registry, chains)
+    if problems:
+        raise RegistryError(problems)
+    return {name: tuple(entry.plugin for entry in chain) for name, chain in chains.items() if chain}
 
 
 def num_dense_inputs(registry: Registry, schema: FeatureSchema) -> int:
@@ -61,6 +64,24 @@ def num_dense_inputs(registry: Registry, schema: FeatureSchema) -> int:
     """
     steps = feature_steps(registry, schema)
     return sum(math.prod(step.width for step in steps.get(name, ())) for name in schema.dense)
+
+
+def _numbered_twice(
+    registry: Registry, chains: Mapping[str, Sequence[Entry[Preprocessing]]]
+) -> Iterator[Problem]:
+    """What is wrong with entries that number what one of the same plugin has numbered before."""
+    for name, chain in chains.items():
+        first: dict[str, Entry[Preprocessing]] = {}
+        for entry in chain:
+            known = first.setdefault(entry.plugin.name, entry)
+            if known is not entry and entry.plugin.num_ids is not None:
+                yield Problem(
+                    str(registry.path),
+                    entry.line,
+                    f"{entry.field}.features",
+                    f"{name} has its {entry.plugin.name} in {known.field} (line {known.line}), and "
+                    "this one would number what that one made; leave the feature out of one",
+                )
 
 
 def _matched(pattern: str, names: list[str]) -> str:
