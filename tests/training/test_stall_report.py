@@ -7,7 +7,7 @@ from rich.console import Console
 
 from recd_plugins.data.stalls import Stalls
 from recd_plugins.training import stall_report
-from recd_plugins.training.stall_report import StallReport, stall_table
+from recd_plugins.training.stall_report import StallReport, stall_advice, stall_table
 from recd_plugins.values.model_input import STALL_CAUSES, MakingTimes
 
 
@@ -101,6 +101,12 @@ def test_readers_do_not_help_against_unpacking() -> None:
     found = report(stalls(0.0, 0.0, 0.0, 0.5, making=1.0, arrival=0.5))
     assert found.readers is None
     assert "more readers do not help" in found.advice()
+
+
+def test_advice_says_whose_it_is() -> None:
+    waits, none = report(stalls(1.0, 0.0, 0.0, 0.0)), report(stalls(0.0, 0.0, 0.0, 0.0))
+    assert stall_advice({"baseline": waits, "plugins": none}) == [f"baseline: {waits.advice()}"]
+    assert stall_advice({"": waits}) == [waits.advice()]
 
 
 def test_sides_stand_next_to_each_other() -> None:

@@ -198,7 +198,7 @@ def run(
         from recd_plugins.training.compare_shardings import ShardingComparison
         from recd_plugins.training.figures import worse_than_base_rate
         from recd_plugins.training.session import session
-        from recd_plugins.training.stall_report import stall_table
+        from recd_plugins.training.stall_report import stall_advice, stall_table
     options: dict[str, Any] = {
         "ranks": ranks,
         "ranks_per_node": ranks_per_node,
@@ -258,8 +258,12 @@ def run(
         }
         if waited:
             shown.append(stall_table(waited))
-            shown += dict.fromkeys(stalls.advice() for stalls in waited.values())
-        shown += [str(each.validation or "") for each in results.values()]
+            shown += stall_advice(waited)
+        shown += [
+            f"{name}: {each.validation}" if name else str(each.validation)
+            for name, each in results.items()
+            if each.validation is not None
+        ]
         shown += [
             worse_than_base_rate(result.as_json()["test"] or {}, "test", name)
             for name, result in results.items()

@@ -123,6 +123,12 @@ class StallReport:
         return advised
 
 
+def stall_advice(reports: Mapping[str, StallReport]) -> list[str]:
+    """What to do in each run that waits; the name of a lone run is not shown."""
+    advice = {name: report.advice() for name, report in reports.items()}
+    return [f"{name}: {each}" if name else each for name, each in advice.items() if each]
+
+
 def stall_table(reports: Mapping[str, StallReport]) -> Table:
     """Shares of a step by cause, runs side by side; the name of a lone run is not shown."""
     table = Table(title="waiting for data, share of a step")
