@@ -10,7 +10,7 @@ from pathlib import Path
 from recd_plugins.files import write_json
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.stages import STAGES, StageTimes
-from recd_plugins.training.compare import Comparison, figures, in_rounds
+from recd_plugins.training.compare import Comparison, figures, in_rounds, result_table
 from recd_plugins.training.figures import worse_than_base_rate
 from recd_plugins.training.profile_events import StepMemory
 from recd_plugins.training.trainer import Result
@@ -36,6 +36,12 @@ def test_figures() -> None:
     assert report["ratios"]["samples_per_second"] == 4.0
     assert report["ratios"]["collective_bytes"] == 1.0
     assert report["baseline"]["losses"] == [0.5, 0.25]
+
+
+def test_a_run_that_was_resumed_says_what_its_figures_are_of() -> None:
+    assert result_table(result([0.5, 0.25])).caption is None
+    caption = result_table(replace(result([0.5] * 9), first_step=6)).caption
+    assert caption == "resumed at step 6: train figures and speed are of the 3 steps since"
 
 
 def test_stages_stand_under_the_step() -> None:

@@ -148,6 +148,11 @@ def result_table(result: Result) -> Table:
     table.add_column("value", justify="right")
     for name, (value, unit) in figures(result).items():
         table.add_row(words(name), shown(value, unit))
+    if result.first_step:
+        table.caption = (
+            f"resumed at step {result.first_step}: train figures and speed are of the "
+            f"{len(result.losses) - result.first_step} steps since"
+        )
     return table
 
 

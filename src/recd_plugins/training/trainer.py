@@ -109,6 +109,7 @@ class Result:
         stalls: what the timed steps waited for data; None for a run too short to tell.
         ingestion: figures of the ingestion by rank, of the training split; None without one.
         validation: of the test split while training went on; None where there was none.
+        first_step: the step of the checkpoint that it was resumed at; 0 where it was started.
     """
 
     samples_per_second: float | None
@@ -127,6 +128,7 @@ class Result:
     stalls: StallReport | None = None
     ingestion: list[Mapping[str, float]] | None = None
     validation: ValidationReport | None = None
+    first_step: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """JSON values; each section under its name, metrics beside the quality of the split."""
@@ -348,6 +350,7 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
         ),
         ingestion=None if registry.ingestion is None else _from_every_rank(dict(loader.report())),
         validation=None if validation is None else validation.report(),
+        first_step=first_step,
     )
     callbacks.ended(progress.step, record.losses)
     close_kernels(dmp)
