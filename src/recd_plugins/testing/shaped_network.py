@@ -1,0 +1,315 @@
+"""Nodes of a cluster as network namespaces of this machine, joined by links of a rate.
+
+What runs on them sees a network as between machines: each node has its address, its host name and a
+link of its own, and what ranks of one node send each other takes its loopback. Needs root and
+iproute2 (``tc tbf`` works in containers where netem does not); ``unavailable`` says what is
+missing::
+
+    with ShapedNetwork(4, "200mbit") as network:
+        command = network.torchrun(["recd", "run", "registry.yaml"], ranks_per_node=2)
+        assert network.run(command, logs) == [0, 0, 0, 0]
+        print([link.sent for link in network.counters()])
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Self
+
+from recd_plugins.errors import SetupError
+
+__all__ = ["LinkBytes", "ShapedNetwork", "link_bytes", "unavailable"]
+
+_PREFIX = "recd-net-"
+_TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux"}
+_SUBNET = "10.77.0"
+_PORT = 29517
+#: Of each node.
+INTERFACE = "eth0"
+
+
+@dataclass(frozen=True)
+class LinkBytes:
+    """Bytes of a node's link so far, by the counters of its interface, headers included."""
+
+    sent: int
+    received: int
+
+    def since(self, before: LinkBytes) -> LinkBytes:
+        """Those since an earlier reading."""
+        return LinkBytes(self.sent - before.sent, self.received - before.received)
+
+
+def link_bytes(*where: str) -> LinkBytes:
+    """Counters of the link of the node that this process is on.
+
+    Args:
+        where: arguments of ``ip`` that name another namespace.
+    """
+    (link,) = json.loads(_tell("ip", *where, "-s", "-j", "link", "show", "dev", INTERFACE))
+    counters = link["stats64"]
+    return LinkBytes(counters["tx"]["bytes"], counters["rx"]["bytes"])
+
+
+@cache
+def unavailable() -> str | None:
+    """Why there can be no shaped network on this machine; None where there can be."""
+    for tool, package in _TOOLS.items():
+        if shutil.which(tool) is None:
+            return f"the program {tool} is missing; install {package}"
+    if os.geteuid() != 0:
+        return "network namespaces need root; run it as root, in a container of your own if need be"
+    name = f"{_PREFIX}{os.getpid()}-try"
+    try:
+        _tell("ip", "netns", "add", name)
+        _tell("ip", "-n", name, "link", "add", INTERFACE, "type", "veth")
+        _tell("tc", "-n", name, "qdisc", "add", "dev", INTERFACE, *_shape("1gbit"))
+    except SetupError as error:
+        return str(error)
+    finally:
+        _remove(name)
+    return None
+
+
+class ShapedNetwork:
+    """A context in which there are nodes, with links of one rate.
+
+    At its end, on an error, on Ctrl-C and on SIGTERM all processes on the nodes are killed and the
+    nodes are removed. Those that a killed process left are removed by the next one.
+
+    Args:
+        num_nodes: at most 200.
+        rate: of each link in each direction, as ``tc`` takes it (``200mbit``); None for unshaped.
+
+    Raises:
+        SetupError: this machine has no such networks; on entering.
+    """
+
+    def __init__(self, num_nodes: int, rate: str | None = None) -> None:
+        self.num_nodes = num_nodes
+        self.rate = rate
+        name = f"{_PREFIX}{os.getpid()}"
+        self._hub = f"{name}-hub"
+        self._nodes = [f"{name}-n{node}" for node in range(num_nodes)]
+        self._programs: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Self:
+        if (why := unavailable()) is not None:
+            raise SetupError(f"no shaped network: {why}")
+        _remove_leftovers()
+        self._ending = _ended_by_sigterm()
+        self._ending.__enter__()
+        try:
+            self._make()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in [*self._nodes, self._hub]:
+            _remove(node)
+        for program in self._programs:
+            program.wait()
+        self._ending.__exit__(None, None, None)
+
+    def torchrun(
+        self, command: Sequence[str], *, ranks_per_node: int = 1, options: Sequence[str] = ()
+    ) -> list[list[str]]:
+        """The command line of each node that starts ``command`` on ranks of all of them.
+
+        Args:
+            command: a program; or a module or script of Python with the ``options`` for it.
+            ranks_per_node: processes.
+            options: further ones of torchrun; ``--no-python`` without any.
+        """
+        return [
+            [
+                *(sys.executable, "-m", "torch.distributed.run"),
+                *("--nnodes", str(self.num_nodes), "--node-rank", str(node)),
+                *("--nproc-per-node", str(ranks_per_node), "--local-addr", self.address(node)),
+                *("--master-addr", self.address(0), "--master-port", str(_PORT)),
+                *(options or ("--no-python",)),
+                *command,
+            ]
+            for node in range(self.num_nodes)
+        ]
+
+    def start(
+        self, commands: Sequence[Sequence[str]], logs: Path, environment: Mapping[str, str] = {}
+    ) -> list[subprocess.Popen[bytes]]:
+        """Start a command on each node.
+
+        They see MASTER_ADDR, MASTER_PORT, NODE_RANK, NODES and GLOO_SOCKET_IFNAME.
+
+        Args:
+            commands: by node.
+            logs: a folder; what node 2 writes comes into ``node2.log``, after what is there.
+            environment: further variables.
+        """
+        return [
+            self.start_on(node, command, logs, environment) for node, command in enumerate(commands)
+        ]
+
+    def start_on(
+        self, node: int, command: Sequence[str], logs: Path, environment: Mapping[str, str] = {}
+    ) -> subprocess.Popen[bytes]:
+        """Start a command on one node, as ``start`` does on all."""
+        # A host name of its own: by it ranks tell whether they share a machine.
+        named = 'hostname "$0" && exec "$@"'
+        with (logs / f"node{node}.log").open("ab") as log:
+            program = subprocess.Popen(
+                [
+                    *("ip", "netns", "exec", self._nodes[node]),
+                    *("unshare", "--uts", "sh", "-c", named, f"node{node}", *command),
+                ],
+                env={
+                    **os.environ,
+                    "MASTER_ADDR": self.address(0),
+                    "MASTER_PORT": str(_PORT),
+                    "NODE_RANK": str(node),
+                    "NODES": str(self.num_nodes),
+                    "GLOO_SOCKET_IFNAME": INTERFACE,
+                    **environment,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._programs.append(program)
+        return program
+
+    def run(
+        self,
+        commands: Sequence[Sequence[str]],
+        logs: Path,
+        environment: Mapping[str, str] = {},
+        timeout: float | None = None,
+    ) -> list[int]:
+        """``start``, and the exit codes of all nodes; one that fails does not end the others.
+
+        Raises:
+            TimeoutExpired: they take longer than ``timeout`` seconds; of ``subprocess``.
+        """
+        started = time.monotonic()
+        programs = self.start(commands, logs, environment)
+        return [
+            program.wait(None if timeout is None else started + timeout - time.monotonic())
+            for program in programs
+        ]
+
+    def address(self, node: int) -> str:
+        """IP address of a node."""
+        return f"{_SUBNET}.{node + 1}"
+
+    def counters(self) -> list[LinkBytes]:
+        """Bytes of the links so far, by node."""
+        return [link_bytes("-n", node) for node in self._nodes]
+
+    def processes(self, node: int) -> list[int]:
+        """Process ids of all that runs on a node."""
+        return _processes(self._nodes[node])
+
+    def cut(self, node: int) -> None:
+        """Take the link of a node down; what is sent meanwhile is lost."""
+        _tell("ip", "-n", self._hub, "link", "set", f"p{node}", "down")
+
+    def restore(self, node: int) -> None:
+        """Take it up again."""
+        _tell("ip", "-n", self._hub, "link", "set", f"p{node}", "up")
+
+    def lose(self, node: int) -> None:
+        """Cut a node off and kill all that runs on it: nobody on the others is told."""
+        self.cut(node)
+        _kill(self._nodes[node])
+
+    def _make(self) -> None:
+        hub = ("ip", "-n", self._hub)
+        _tell("ip", "netns", "add", self._hub)
+        _tell(*hub, "link", "add", "br0", "type", "bridge")
+        _tell(*hub, "link", "set", "br0", "up")
+        for number, node in enumerate(self._nodes):
+            ours, port = ("ip", "-n", node), f"p{number}"
+            _tell("ip", "netns", "add", node)
+            peer = ("peer", "name", port, "netns", self._hub)
+            _tell(*("ip", "link", "add", INTERFACE, "netns", node, "type", "veth"), *peer)
+            _tell(*ours, "addr", "add", f"{self.address(number)}/24", "dev", INTERFACE)
+            _tell(*ours, "link", "set", "lo", "up")
+            _tell(*ours, "link", "set", INTERFACE, "up")
+            _tell(*hub, "link", "set", port, "master", "br0")
+            _tell(*hub, "link", "set", port, "up")
+            if self.rate is not None:
+                shape = _shape(self.rate)
+                _tell("tc", "-n", node, "qdisc", "add", "dev", INTERFACE, *shape)
+                _tell("tc", "-n", self._hub, "qdisc", "add", "dev", port, *shape)
+
+
+def _shape(rate: str) -> tuple[str, ...]:
+    """Arguments of ``tc qdisc add``."""
+    return ("root", "tbf", "rate", rate, "burst", "128kb", "latency", "400ms")
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """A context that SIGTERM leaves by an exception, so that nothing stays behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _remove_leftovers() -> None:
+    """Remove the nodes of processes that are gone."""
+    for line in _tell("ip", "netns", "list").splitlines():
+        name = line.split()[0]
+        process = name.removeprefix(_PREFIX).partition("-")[0]
+        if name.startswith(_PREFIX) and not Path("/proc", process).exists():
+            _remove(name)
+
+
+def _remove(namespace: str) -> None:
+    """Kill what runs there and remove it, as far as it is there."""
+    with suppress(SetupError):
+        _kill(namespace)
+        _tell("ip", "netns", "del", namespace)
+
+
+def _kill(namespace: str) -> None:
+    while processes := _processes(namespace):
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def _processes(namespace: str) -> list[int]:
+    return [int(line) for line in _tell("ip", "netns", "pids", namespace).split()]
+
+
+def _tell(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SetupError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+    return done.stdout

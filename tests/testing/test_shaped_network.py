@@ -1,0 +1,116 @@
+"""Nodes as network namespaces: what they send is counted, links are cut, nothing stays behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from recd_plugins.errors import SetupError
+from recd_plugins.testing import shaped_network
+from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
+
+needs_network = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
+
+# Node 1 sends a megabyte to node 0, and again when it is told to.
+TALK = """
+import os, socket, sys
+if os.environ["NODE_RANK"] == "0":
+    with socket.create_server((os.environ["MASTER_ADDR"], 9000)) as server:
+        talk, _ = server.accept()
+        for left in (1_000_000, 1):
+            while left > 0:
+                left -= len(talk.recv(min(left, 1 << 16)))
+            print(socket.gethostname(), flush=True)
+else:
+    import time
+    for _ in range(200):
+        try:
+            talk = socket.create_connection((os.environ["MASTER_ADDR"], 9000))
+            break
+        except OSError:
+            time.sleep(0.05)
+    talk.sendall(bytes(1_000_000))
+    time.sleep(1.5)
+    talk.sendall(b"1")
+"""
+
+
+def names() -> list[str]:
+    told = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True)
+    return [line.split()[0] for line in told.stdout.splitlines() if line.startswith("recd-net-")]
+
+
+@needs_network
+def test_links_are_shaped_counted_and_cut(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TALK]
+    with ShapedNetwork(2, "20mbit") as network:
+        before, started = network.counters(), time.monotonic()
+        programs = network.start([command, command], tmp_path)
+        log = tmp_path / "node0.log"
+        while "node0" not in log.read_text():
+            assert time.monotonic() < started + 30
+            time.sleep(0.02)
+        # 8 Mbit less the burst at 20 Mbit a second.
+        assert time.monotonic() - started > 0.3
+        sent = network.counters()[1].since(before[1]).sent
+        assert 1_000_000 < sent < 1_050_000
+        network.cut(1)
+        time.sleep(2.2)
+        assert log.read_text() == "node0\n"
+        network.restore(1)
+        assert [program.wait(20) for program in programs] == [0, 0]
+        assert log.read_text() == "node0\nnode0\n"
+        lost = network.start_on(1, ["sleep", "60"], tmp_path)
+        network.lose(1)
+        assert lost.wait(5) == -signal.SIGKILL
+    assert not [name for name in names() if f"-{os.getpid()}-" in name]
+
+
+@needs_network
+def test_sigterm_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, sys, time\n"
+        "from recd_plugins.testing.shaped_network import ShapedNetwork\n"
+        "with ShapedNetwork(1) as network:\n"
+        "    network.start([['sleep', '60']], pathlib.Path(sys.argv[1]))\n"
+        "    print('there', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        program = subprocess.Popen(
+            [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        )
+        assert program.stdout is not None
+        assert program.stdout.readline() == "there\n"
+        program.send_signal(number)
+        assert program.wait(10) == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+        program.stdout.close()
+        left = [name for name in names() if f"-{program.pid}-" in name]
+        assert bool(left) == (number == signal.SIGKILL)
+    with ShapedNetwork(1):
+        assert not [name for name in names() if f"-{program.pid}-" in name]
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("root", "network namespaces need root"), ("tc", "tc is missing; install iproute2")],
+)
+def test_what_is_missing_is_said(
+    missing: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = None if missing == "tc" else "/bin/true"
+    monkeypatch.setattr(
+        shaped_network.shutil, "which", lambda tool: found if tool == "tc" else "/bin/true"
+    )
+    monkeypatch.setattr(shaped_network.os, "geteuid", lambda: 1000)
+    unavailable.cache_clear()
+    try:
+        with pytest.raises(SetupError, match=message), ShapedNetwork(1):
+            pass
+    finally:
+        monkeypatch.undo()
+        unavailable.cache_clear()
