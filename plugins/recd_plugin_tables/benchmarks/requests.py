@@ -5,8 +5,6 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from recd_plugin_tables.sources import open_source
@@ -15,10 +13,10 @@ from recd_plugin_tables.start.registry_text import registry_text
 from recd_plugin_tables.start.survey import survey
 from recd_plugins.testing.against_stock import figures_over_stock
 from recd_plugins.testing.benchmark import Figure, Size
+from recd_plugins.testing.request_table import CANDIDATES, HISTORY, request_table
 
 SUMMARY = "training on requests of 38 candidates from recd init, stock TorchRec against ours"
 
-_CANDIDATES, _HISTORY, _ITEMS = 38, 30, 20_000
 _RANKS, _BATCH_SIZE = 2, 512
 _STEPS: dict[Size, int] = {"tiny": 6, "small": 12, "reference": 30}
 _PAIRS: dict[Size, int] = {"tiny": 1, "small": 1, "reference": 5}
@@ -27,7 +25,7 @@ _PAIRS: dict[Size, int] = {"tiny": 1, "small": 1, "reference": 5}
 def workload(size: Size) -> str:
     """The input in words."""
     return (
-        f"requests of {_CANDIDATES} candidates, histories of {_HISTORY}, the registry as recd init "
+        f"requests of {CANDIDATES} candidates, histories of {HISTORY}, the registry as recd init "
         f"writes it, {_RANKS} ranks x batch {_batch_size(size)}, {_STEPS[size]} steps, "
         f"{_PAIRS[size]} pair(s) of runs"
     )
@@ -39,7 +37,7 @@ def run(size: Size) -> list[Figure]:
         folder = Path(name)
         table, registry = folder / "requests.parquet", folder / "requests.yaml"
         rows = (_STEPS[size] + 2) * _batch_size(size) * _RANKS
-        pq.write_table(requests(-(-rows // _CANDIDATES)), table)
+        pq.write_table(request_table(-(-rows // CANDIDATES)), table)
         guesses = guess(survey(open_source(table)), Wanted(session="user", request="request"))
         text = registry_text(guesses, location=str(table), file=registry, source={}, test=0)
         registry.write_text(text, encoding="utf-8")
@@ -53,37 +51,6 @@ def run(size: Size) -> list[Figure]:
             "training.eps=1.0e-3",
         ]
         return figures_over_stock(registry, _PAIRS[size], settings=settings)
-
-
-def requests(num: int) -> pa.Table:
-    """A table as a ranker logs it: a row a request, its candidates a list of structs."""
-    draw = np.random.default_rng(0)
-    user = draw.integers(0, max(2, num // 4), num)
-    taste = draw.integers(0, _ITEMS, num)
-    history = (taste[:, None] + draw.geometric(0.01, (num, _HISTORY))) % _ITEMS
-    item = (taste[:, None] + draw.geometric(0.005, (num, _CANDIDATES))) % _ITEMS
-    near = np.exp(-((item - taste[:, None]) % _ITEMS) / 200)
-    clicked = draw.random((num, _CANDIDATES)) < 0.3 * near
-    starts = np.arange(num + 1, dtype=np.int32)
-    candidates = pa.StructArray.from_arrays(
-        [
-            pa.array(item.ravel()),
-            pa.array(np.tile(np.arange(_CANDIDATES), num)),
-            pa.array(draw.gamma(2.0, 10.0, item.size)),
-            pa.array(clicked.ravel()),
-        ],
-        names=["item_id", "position", "price", "click"],
-    )
-    return pa.table(
-        {
-            "request": np.arange(num),
-            "user": user,
-            "country": np.array(["de", "fr", "it", "jp", "us"])[user % 5],
-            "history": pa.ListArray.from_arrays(starts * _HISTORY, history.ravel()),
-            "ts": pa.array(1_700_000_000_000 + np.arange(num) * 250, pa.timestamp("ms")),
-            "shown": pa.ListArray.from_arrays(starts * _CANDIDATES, candidates),
-        }
-    )
 
 
 def _batch_size(size: Size) -> int:

@@ -9,12 +9,12 @@ from recd_plugins.distributed.batch_form import refuse_inverse_indices
 from recd_plugins.distributed.byte_counter import CollectiveBytes, Traffic, lookup_ids
 from recd_plugins.distributed.device import choose_device, device_of_rank
 from recd_plugins.distributed.guards import guard
-from recd_plugins.distributed.launch import Ranks, backend_for, launch
+from recd_plugins.distributed.launch import Ranks, backend_for, join_torchrun, launch
 from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, row_kernels
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.distributed.torchrec_internals import require_attributes
-from recd_plugins.values.channels import Channel, CollectiveKind
+from recd_plugins.values.channels import Channel, CollectiveKind, resolve_group
 from recd_plugins.values.internal import Internal
 
 __all__ = [
@@ -33,10 +33,12 @@ __all__ = [
     "device_of_rank",
     "fused_params",
     "guard",
+    "join_torchrun",
     "launch",
     "lookup_ids",
     "refuse_inverse_indices",
     "require_attributes",
+    "resolve_group",
     "row_kernels",
     "stock_sharders",
 ]

@@ -1,0 +1,60 @@
+"""Training over networks of several rates, against stock TorchRec.
+
+Nodes are network namespaces of this machine. All sides of a cell live in the same ranks, start from
+the same weights, and step in turns.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recd_plugins.testing.benchmark import Findings, Size
+
+SUMMARY = "training on nodes that are joined by links of a rate, stock TorchRec against ours"
+HELP = {
+    "only": "Names with commas between them: rates (unshaped, 1gbit, 200mbit, 100mbit, 50mbit), "
+    "nodes x ranks (4x1, 2x2, 4x2), workloads (papercal, rm1, requests), groups of sides (stock, "
+    "alone, joined, auto, every), sides.",
+    "cells": "A file for what was measured of each cell; what is in it is not measured again.",
+}
+
+
+def workload(size: Size, *, only: str | None = None, cells: Path | None = None) -> str:  # noqa: ARG001
+    """The input in words."""
+    from recd_plugin_recd.benchmarks.network.cells import EFFORTS
+    from recd_plugin_recd.benchmarks.network.grid import chosen
+    from recd_plugin_recd.benchmarks.network.workloads import workload_text
+
+    found, sides = chosen(size, only)
+    effort = EFFORTS[size]
+    inputs = dict.fromkeys(workload_text(cell.workload, size) for cell in found)
+    return (
+        f"{'; '.join(inputs)}; {len(found)} network(s), {len(sides)} sides; batches are made "
+        f"beforehand and go round; {effort.turns} turn(s) of 1 step that warms up and "
+        f"{effort.steps} timed"
+    )
+
+
+def run(size: Size, *, only: str | None = None, cells: Path | None = None) -> Findings:
+    """One cell after the other."""
+    # Imported here: `recd bench` reads this module for its summary.
+    from recd_plugin_recd.benchmarks.network.cells import measure_cells
+    from recd_plugin_recd.benchmarks.network.figures import CellFigures
+    from recd_plugin_recd.benchmarks.network.grid import chosen
+
+    chosen_cells, sides = chosen(size, only)
+    measured = measure_cells(chosen_cells, sides, size, cells)
+    found = [CellFigures(cell, sides, measured.of(cell)) for cell in chosen_cells]
+    return Findings(
+        figures=[figure for each in found for figure in each.figures()],
+        details=[each.table() for each in found],
+        notes=[note for each in found for note in each.notes()],
+    )
+
+
+def plot(result: dict[str, Any], folder: Path) -> list[Path]:
+    """Step times by rate, from a report."""
+    from recd_plugin_recd.benchmarks.network.plots import draw
+
+    return draw(result, folder)

@@ -1,0 +1,128 @@
+"""Figures and tables of what was measured of cells."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+
+from recd_plugin_recd.benchmarks.network.grid import Cell, Side
+from recd_plugin_recd.benchmarks.network.ranks import Measured
+from recd_plugins.testing.benchmark import Detail, Figure
+
+HEADINGS = [
+    "",
+    "ms a step",
+    "least",
+    "most",
+    "stock's best over it",
+    "MB of a link",
+    "counted by us",
+    "share of rate",
+    "link, ms",
+    "processors, ms",
+]
+
+
+class CellFigures:
+    """One cell.
+
+    Args:
+        cell: where it was measured.
+        sides: that count.
+        found: by name of the side.
+    """
+
+    def __init__(self, cell: Cell, sides: Sequence[Side], found: Mapping[str, Measured]) -> None:
+        self._cell = cell
+        trained = [side for side in sides if side.name in found and found[side.name].seconds]
+        self._found = {side.name: found[side.name] for side in trained}
+        self._failures = {
+            side.name: found[side.name].failure
+            for side in sides
+            if side.name in found and found[side.name].failure
+        }
+        self._stock = [side.name for side in trained if side.stock]
+        self._ours = [side.name for side in trained if not side.stock]
+
+    def figures(self) -> Iterator[Figure]:
+        """How much the best side, and ``auto``, gain over stock's best; and how links are used."""
+        if not self._stock or not self._ours:
+            return
+        name = self._cell.name.replace(" ", "_")
+        best = min(self._ours, key=self._median)
+        yield Figure.of(f"{name}_speedup_best", self._ratios(best), unit="ratio", better="higher")
+        if "auto" in self._found:
+            yield Figure.of(
+                f"{name}_speedup_auto", self._ratios("auto"), unit="ratio", better="higher"
+            )
+            over = self._over("auto", best)
+            yield Figure.of(f"{name}_auto_over_best", over, unit="ratio", better="lower")
+        if (shares := self._shares(best)) is not None:
+            yield Figure.of(f"{name}_share_of_rate", shares, unit="share", better="higher")
+        counted = [self._found[best].payload_between / sent for sent in self._sent(best)]
+        yield Figure.of(f"{name}_counted_over_link_bytes", counted, unit="ratio", better="higher")
+        yield Figure.of(
+            f"{name}_loss_max_abs_diff", [self._loss_diff()], unit="loss", better="lower"
+        )
+
+    def table(self) -> Detail:
+        """All sides, the fastest first."""
+        rows: list[list[str | float]] = []
+        for name in sorted(self._found, key=self._median):
+            found = self._found[name]
+            link = statistics.median(found.link_bytes)
+            rate = self._cell.bytes_per_second
+            shares = self._shares(name)
+            rows.append(
+                [
+                    name,
+                    1e3 * self._median(name),
+                    1e3 * min(found.seconds),
+                    1e3 * max(found.seconds),
+                    statistics.median(self._ratios(name)) if self._stock else "",
+                    link / 1e6,
+                    found.payload_between / 1e6,
+                    "" if shares is None else statistics.median(shares),
+                    "" if rate is None else 1e3 * link / rate,
+                    1e3 * statistics.median(found.processor_seconds) / (os.cpu_count() or 1),
+                ]
+            )
+        return Detail(self._cell.name, HEADINGS, rows)
+
+    def notes(self) -> list[str]:
+        """What could not be trained."""
+        return [
+            f"{self._cell.name}: {name} was not measured: {why}"
+            for name, why in self._failures.items()
+        ]
+
+    def _median(self, name: str) -> float:
+        return statistics.median(self._found[name].seconds)
+
+    def _ratios(self, name: str) -> list[float]:
+        """The step of stock's best over that of a side, by turn."""
+        best = min(self._stock, key=self._median)
+        return self._over(best, name)
+
+    def _over(self, first: str, second: str) -> list[float]:
+        pairs = zip(self._found[first].seconds, self._found[second].seconds, strict=False)
+        return [one / other for one, other in pairs]
+
+    def _sent(self, name: str) -> list[float]:
+        return [max(num, 1.0) for num in self._found[name].link_bytes]
+
+    def _shares(self, name: str) -> list[float] | None:
+        rate = self._cell.bytes_per_second
+        if rate is None:
+            return None
+        found = self._found[name]
+        return [
+            sent / rate / seconds
+            for sent, seconds in zip(found.link_bytes, found.seconds, strict=True)
+        ]
+
+    def _loss_diff(self) -> float:
+        """The largest difference of the losses of one step, in the steps before turns."""
+        curves = [found.losses for found in self._found.values()]
+        return max(max(step) - min(step) for step in zip(*(c[:4] for c in curves), strict=False))

@@ -1,0 +1,186 @@
+"""What is measured on networks: cells of workload, nodes and rate, and the sides of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Literal
+
+from recd_plugins.api import RecdError
+from recd_plugins.testing.benchmark import Size
+
+Group = Literal["stock", "alone", "joined", "auto", "every"]
+WorkloadName = Literal["papercal", "rm1", "requests"]
+#: What a sharding entry says.
+Entry = dict[str, Any]
+
+RATES = ("unshaped", "1gbit", "200mbit", "100mbit", "50mbit")
+NODES = ("4x1", "2x2", "4x2")
+WORKLOADS: tuple[WorkloadName, ...] = ("papercal", "rm1", "requests")
+GROUPS: tuple[Group, ...] = ("stock", "alone", "joined", "auto", "every")
+#: Of the smaller sizes; all others are for ``reference``.
+_SMALL = {"papercal", "4x1", "200mbit", "stock", "alone", "joined", "auto"}
+_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to train the model of a cell.
+
+    Attributes:
+        name: what reports call it.
+        group: why it is there.
+        deduplicated: whether batches are IKJTs.
+        sequences: the sharding of tables whose features are pooled as sequences.
+        pooled: that of all others; None where the first is for all.
+        stock: with TorchRec's own sharders.
+    """
+
+    name: str
+    group: Group
+    deduplicated: bool
+    sequences: Entry
+    pooled: Entry | None = None
+    stock: bool = False
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A workload on nodes with links of a rate.
+
+    Attributes:
+        nodes: nodes x ranks of each, ``4x1``.
+        rate: as ``tc`` takes it, or ``unshaped``.
+    """
+
+    workload: WorkloadName
+    nodes: str
+    rate: str
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return f"{self.workload} {self.nodes} {self.rate}"
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes."""
+        return int(self.nodes.partition("x")[0])
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of each."""
+        return int(self.nodes.partition("x")[2])
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Of a link, in one direction; None of an unshaped one."""
+        if self.rate == "unshaped":
+            return None
+        return float(self.rate[:-4]) * _UNITS[self.rate[-4:]] / 8
+
+
+def chosen(size: Size, only: str | None) -> tuple[list[Cell], list[Side]]:
+    """Cells, and the sides of each.
+
+    Args:
+        size: what is measured without ``only``.
+        only: names with commas between them; of an axis that has one of them only those.
+
+    Raises:
+        RecdError: a name that there is not.
+    """
+    if size == "tiny":
+        everyone = {side.name: side for side in _sides()}
+        names = ("stock planner", "IKJT, joint coalesced + planner")
+        return [Cell("papercal", "2x1", "200mbit")], [everyone[name] for name in names]
+    known = [side.name for side in _sides()]
+    asked = _names(only, known)
+    axes = [
+        [name for name in axis if name in asked]
+        or [name for name in axis if size == "reference" or name in _SMALL]
+        for axis in (WORKLOADS, NODES, RATES, GROUPS)
+    ]
+    cells = [Cell(workload, nodes, rate) for workload, nodes, rate in product(*axes[:3])]  # type: ignore[arg-type]
+    named = asked & set(known)
+    found = [
+        side
+        for side in _sides()
+        if (side.name in named if named else side.group in axes[3]) or side.group == "stock"
+    ]
+    return cells, found
+
+
+def _names(only: str | None, sides: Sequence[str]) -> set[str]:
+    """Sides have commas in their names: the longest that fits is taken."""
+    known = sorted({*RATES, *NODES, *WORKLOADS, *GROUPS, *sides}, key=len, reverse=True)
+    left, found = (only or "").strip(), set()
+    while left:
+        name = next((name for name in known if f"{left},".startswith(f"{name},")), None)
+        if name is None:
+            raise RecdError(f"--only: {left!r} begins with none of {', '.join(known)}")
+        found.add(name)
+        left = left[len(name) :].lstrip(", ")
+    return found
+
+
+def _sides() -> list[Side]:
+    row_wise, planner = {"use": "torchrec.row_wise"}, {"use": "torchrec.planner"}
+    two_tier, joint = {"use": "flexshard.two_tier"}, {"use": "flexshard.joint"}
+    named = [
+        Side("stock row-wise", "stock", False, row_wise, stock=True),
+        Side("stock table-wise", "stock", False, {"use": "torchrec.table_wise"}, stock=True),
+        Side("stock planner", "stock", False, planner, stock=True),
+    ]
+    columns = [
+        ("row-wise", row_wise, None),
+        ("planner", planner, None),
+        ("two tiers", two_tier, planner),
+        ("joint", joint, planner),
+        ("row-wise, all coalesced", _coalesced(row_wise), None),
+        ("joint, all coalesced", _coalesced(joint), _coalesced(row_wise)),
+        ("joint coalesced + planner", _coalesced(joint), planner),
+    ]
+    alone = {"KJT, two tiers", "KJT, joint", "KJT, row-wise, all coalesced", "IKJT, planner"}
+    for deduplicated, (words, sequences, pooled) in product((False, True), columns):
+        name = f"{_batches(deduplicated)}, {words}"
+        group: Group = "alone" if name in alone else "joined"
+        named.append(Side(name, group, deduplicated, sequences, pooled))
+    named.append(Side("auto", "auto", True, {"use": "auto"}))
+    return [*named, *_every(named)]
+
+
+def _every(named: Sequence[Side]) -> Iterator[Side]:
+    """All combinations but those that have a name."""
+    there = {(s.deduplicated, _text(s.sequences), _text(s.pooled or s.sequences)) for s in named}
+    shardings = ("row_wise", "table_wise", "planner")
+    pooled = [{"use": f"torchrec.{name}"} for name in shardings]
+    tiered: list[Entry] = [
+        {"use": "flexshard.two_tier"},
+        {"use": "flexshard.joint"},
+        {"use": "flexshard.joint", "options": {"minimise": "bytes"}},
+    ]
+    for deduplicated, s, s_coalesced, p, p_coalesced in product(
+        (False, True), [*pooled, *tiered], (False, True), pooled, (False, True)
+    ):
+        sequences = _coalesced(s) if s_coalesced else s
+        others = _coalesced(p) if p_coalesced else p
+        words = _text(sequences), _text(others)
+        if (deduplicated, *words) not in there:
+            name = f"{_batches(deduplicated)}, {' + '.join(words)}"
+            yield Side(name, "every", deduplicated, sequences, others)
+
+
+def _coalesced(entry: Entry) -> Entry:
+    return {**entry, "options": {**entry.get("options", {}), "coalesce": True}}
+
+
+def _batches(deduplicated: bool) -> str:
+    return "IKJT" if deduplicated else "KJT"
+
+
+def _text(entry: Entry) -> str:
+    options = {"coalesce": "coalesced", "minimise": "for bytes"}
+    words = [words for option, words in options.items() if option in entry.get("options", {})]
+    return " ".join([entry["use"], *words])

@@ -1,0 +1,106 @@
+"""One side on this rank: a sharded model, its pipeline, and batches that were made beforehand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recd_plugins.api.distributed import CollectiveBytes, resolve_group, stock_sharders
+from recd_plugins.api.registry import load_registry
+from recd_plugins.api.training import assemble
+from recd_plugins.testing.shaped_network import LinkBytes, link_bytes
+
+# Of collectives that go round in a ring in gloo; others send to each rank.
+_RING = ("all_reduce", "all_gather")
+
+
+class OneSide:
+    """Trains one side step by step.
+
+    Batches are read, converted and lowered at the start and go round: readers are another tier.
+
+    Args:
+        registry: of the side.
+        stock: with TorchRec's own sharders.
+        num_batches: how many go round.
+        counts_links: whether this rank reads the counters of its node's link.
+    """
+
+    def __init__(
+        self, registry: Path, *, stock: bool, num_batches: int, counts_links: bool
+    ) -> None:
+        read = load_registry(registry)
+        device = torch.device("cpu")
+        parts = assemble(
+            read, "plugins", device, sharders=stock_sharders(read.training) if stock else None
+        )
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+        loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
+        self.batches = list(islice(loader, num_batches))
+        self._around: Iterator[Any] = cycle(self.batches)
+        self._pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
+        self._losses: list[Tensor] = []
+        self._counts_links = counts_links
+        parts.dmp.train()
+
+    def turn(self, steps: int) -> tuple[float, float, LinkBytes]:
+        """Train; wall seconds, processor seconds of this rank, and its node's link, of a step.
+
+        Only ranks that count links have other bytes than 0. A collective call.
+        """
+        self._steps(1)
+        before = self._link()
+        dist.barrier()
+        start, processor = time.perf_counter(), time.process_time()
+        self._steps(steps)
+        dist.barrier()
+        wall = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        processor = time.process_time() - processor
+        link = self._link().since(before)
+        # None goes on before all counters are read.
+        dist.all_reduce(wall, dist.ReduceOp.MAX)
+        sent, received = link.sent / steps, link.received / steps
+        return float(wall) / steps, processor / steps, LinkBytes(round(sent), round(received))
+
+    def payload(self, ranks_per_node: int) -> tuple[float, float]:
+        """Bytes of a step of this rank, all and those between nodes: one round of all batches.
+
+        By our own counter, whose conventions docs/measuring.md has. A collective call.
+        """
+        with CollectiveBytes() as counter:
+            self._steps(len(self.batches))
+        total = between = 0.0
+        for traffic, num_bytes in counter.sent.items():
+            total += num_bytes
+            between += num_bytes * _share_between(traffic.kind, traffic.group, ranks_per_node)
+        return total / len(self.batches), between / len(self.batches)
+
+    def losses(self) -> list[float]:
+        """By step of this rank."""
+        return [float(loss) for loss in self._losses]
+
+    def _steps(self, count: int) -> None:
+        for _ in range(count):
+            loss, _, _ = self._pipeline.progress(self._around)
+            self._losses.append(loss.detach())
+
+    def _link(self) -> LinkBytes:
+        return link_bytes() if self._counts_links else LinkBytes(0, 0)
+
+
+def _share_between(kind: str, group: str, ranks_per_node: int) -> float:
+    """The share of the bytes that this rank sends in a group which leaves its node."""
+    ranks = dist.get_process_group_ranks(resolve_group(group))
+    own, node = dist.get_rank(), dist.get_rank() // ranks_per_node
+    if kind in _RING:
+        following = ranks[(ranks.index(own) + 1) % len(ranks)]
+        return float(following // ranks_per_node != node)
+    others = [rank for rank in ranks if rank != own]
+    return sum(rank // ranks_per_node != node for rank in others) / len(others)

@@ -1,0 +1,135 @@
+"""What each rank of a cell does: all sides, in turns. Started by torchrun on every node."""
+
+from __future__ import annotations
+
+import gc
+import json
+import pickle
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from recd_plugin_recd.benchmarks.network.one_side import OneSide
+from recd_plugins.api import RecdError
+from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.distributed import join_torchrun
+from recd_plugins.testing.benchmark import keep_freed_memory
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is measured; travels to the ranks by pickle.
+
+    Attributes:
+        registries: by name of the side.
+        stock: names of those with TorchRec's own sharders.
+        ranks_per_node: of each node.
+        num_batches: of a rank, which go round.
+        turns: of each side; one more warms up.
+        steps: timed ones of a turn; one more before them warms up.
+        counts_links: whether there are links to count.
+    """
+
+    registries: Mapping[str, Path]
+    stock: frozenset[str]
+    ranks_per_node: int
+    num_batches: int
+    turns: int
+    steps: int
+    counts_links: bool
+
+
+@dataclass
+class Measured:
+    """One side, over all ranks; values are of a step.
+
+    Attributes:
+        seconds: wall time by turn.
+        processor_seconds: of all ranks together, by turn.
+        link_bytes: of the node and direction that has most, by turn.
+        payload: bytes that all ranks send, by our own counter.
+        payload_between: of these, what a link has to carry: of the node that sends most.
+        losses: by step, the mean over ranks.
+        failure: why it could not be trained; nothing else is known then.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    processor_seconds: list[float] = field(default_factory=list)
+    link_bytes: list[float] = field(default_factory=list)
+    payload: float = 0.0
+    payload_between: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    failure: str | None = None
+
+
+def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
+    """Everything about the sides of a job, by name. A collective call."""
+    silence_upstream()
+    keep_freed_memory()
+    found = {name: Measured() for name in job.registries}
+    sides: dict[str, OneSide] = {}
+    for name, registry in job.registries.items():
+        try:
+            sides[name] = OneSide(
+                registry,
+                stock=name in job.stock,
+                num_batches=job.num_batches,
+                counts_links=job.counts_links and rank % job.ranks_per_node == 0,
+            )
+        except RecdError as error:  # of the plan or of the registry: all ranks have it
+            found[name].failure = str(error)
+    gc.collect()
+    gc.freeze()
+    for name, side in sides.items():
+        payloads = _from_every_rank(side.payload(job.ranks_per_node), world_size)
+        found[name].payload = sum(total for total, _ in payloads)
+        between = [of_rank for _, of_rank in payloads]
+        found[name].payload_between = max(_by_node(between, job.ranks_per_node))
+    for turn in range(job.turns + 1):
+        for name, side in sides.items():
+            ranks = _from_every_rank(side.turn(job.steps), world_size)
+            if turn == 0:
+                continue
+            found[name].seconds.append(ranks[0][0])
+            found[name].processor_seconds.append(sum(processor for _, processor, _ in ranks))
+            links = [link for *_, link in ranks]
+            found[name].link_bytes.append(max(max(each.sent, each.received) for each in links))
+        if rank == 0:
+            print(f"turn {turn} of {job.turns}", flush=True)
+    for name, side in sides.items():
+        curves = _from_every_rank(side.losses(), world_size)
+        found[name].losses = [sum(step) / world_size for step in zip(*curves, strict=True)]
+    return found
+
+
+def _by_node(values: list[float], ranks_per_node: int) -> list[float]:
+    return [
+        sum(values[first : first + ranks_per_node])
+        for first in range(0, len(values), ranks_per_node)
+    ]
+
+
+def _from_every_rank(value: T, world_size: int) -> list[T]:
+    everyone: list[Any] = [None] * world_size
+    dist.all_gather_object(everyone, value)
+    return everyone
+
+
+def main() -> None:
+    """A rank of torchrun; the first writes what was found."""
+    job_path, found_path = map(Path, sys.argv[1:])
+    with join_torchrun() as (rank, world_size):
+        found = measure(rank, world_size, pickle.loads(job_path.read_bytes()))
+        if rank == 0:
+            values = {name: asdict(each) for name, each in found.items()}
+            found_path.write_text(json.dumps(values), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
