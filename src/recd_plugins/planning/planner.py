@@ -28,7 +28,7 @@ from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingC
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.distributed.sharders import build_sharders
-from recd_plugins.errors import NoPlanError, SetupError
+from recd_plugins.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.interfaces import TablePart
 from recd_plugins.model_tables import left_modules, tables_of
 from recd_plugins.planning.constraints import table_constraints
@@ -43,6 +43,7 @@ from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
 from recd_plugins.planning.topologies import TopologySpec, this_machine
+from recd_plugins.processes import portable
 from recd_plugins.registry.checked_part import CheckedPart
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.values.data_profile import DataProfile
@@ -202,11 +203,22 @@ class RegistryPlanner(ShardingPlanner):
 
         Raises:
             SetupError: ranks have other tables, data, plugins or versions than one another.
+            RecdError: what ``plan`` raises, on every rank: the others would wait for the plan.
         """
         group = pg or dist.group.WORLD
         if self._decided is not None:
             check_agreement("planning", self._decided(module, sharders), group)
-        return invoke_on_rank_and_broadcast_result(group, 0, self.plan, module, sharders)
+
+        def plan() -> ShardingPlan | RecdError:
+            try:
+                return self.plan(module, sharders)
+            except RecdError as error:
+                return error if group.size() == 1 else portable(error)
+
+        found = invoke_on_rank_and_broadcast_result(group, 0, plan)
+        if isinstance(found, RecdError):
+            raise found
+        return found
 
     def plan(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> ShardingPlan:
         """The best plan for ``module``.

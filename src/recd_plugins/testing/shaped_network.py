@@ -1,9 +1,9 @@
 """Nodes of a cluster as network namespaces of this machine, joined by links of a rate.
 
-What runs on them sees a network as between machines: each node has its address, its host name and a
-link of its own, and what ranks of one node send each other takes its loopback. Needs root and
-iproute2 (``tc tbf`` works in containers where netem does not); ``unavailable`` says what is
-missing::
+What runs on them sees a network as between machines: each node has its address, its host name
+(``node0`` and so on, which the others can look up) and a link of its own, and what ranks of one
+node send each other takes its loopback. Needs root and iproute2 (``tc tbf`` works in containers
+where netem does not); ``unavailable`` says what is missing::
 
     with ShapedNetwork(4, "200mbit") as network:
         command = network.torchrun(["recd", "run", "registry.yaml"], ranks_per_node=2)
@@ -34,6 +34,8 @@ from recd_plugins.errors import SetupError
 __all__ = ["LinkBytes", "ShapedNetwork", "link_bytes", "unavailable"]
 
 _PREFIX = "recd-net-"
+#: ``ip netns exec`` puts what lies here, by namespace, over the files in /etc.
+_FILES = Path("/etc/netns")
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux"}
 _SUBNET = "10.77.0"
 _PORT = 29517
@@ -242,7 +244,13 @@ class ShapedNetwork:
         _tell("ip", "netns", "add", self._hub)
         _tell(*hub, "link", "add", "br0", "type", "bridge")
         _tell(*hub, "link", "set", "br0", "up")
+        names = "".join(f"{self.address(node)} node{node}\n" for node in range(self.num_nodes))
         for number, node in enumerate(self._nodes):
+            # No name server can be reached: who looks a name up would wait for it.
+            files = _FILES / node
+            files.mkdir(parents=True)
+            (files / "hosts").write_text(f"127.0.0.1 localhost\n{names}", encoding="utf-8")
+            (files / "nsswitch.conf").write_text("hosts: files\n", encoding="utf-8")
             ours, port = ("ip", "-n", node), f"p{number}"
             _tell("ip", "netns", "add", node)
             peer = ("peer", "name", port, "netns", self._hub)
@@ -291,6 +299,7 @@ def _remove_leftovers() -> None:
 
 def _remove(namespace: str) -> None:
     """Kill what runs there and remove it, as far as it is there."""
+    shutil.rmtree(_FILES / namespace, ignore_errors=True)
     with suppress(SetupError):
         _kill(namespace)
         _tell("ip", "netns", "del", namespace)

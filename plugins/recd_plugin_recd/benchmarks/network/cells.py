@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 import pickle
+import statistics
+import subprocess
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
 from recd_plugin_recd.benchmarks.network.grid import Cell, Side
-from recd_plugin_recd.benchmarks.network.ranks import Job, Measured
+from recd_plugin_recd.benchmarks.network.ranks import PROGRESS, Job, Measured
 from recd_plugin_recd.benchmarks.network.workloads import write_registries
 from recd_plugins.api import DataError, SetupError
 from recd_plugins.testing.benchmark import Size
-from recd_plugins.testing.shaped_network import ShapedNetwork
+from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
 
 #: Sides that live in the ranks at once, besides the stock ones.
 _AT_ONCE = 15
 _RANKS = "recd_plugin_recd.benchmarks.network.ranks"
 _LINES_SHOWN = 15
+_SECONDS_BETWEEN_LOOKS = 0.5
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Effort:
 
 EFFORTS: Mapping[Size, Effort] = {
     "tiny": Effort(num_batches=2, turns=1, steps=1),
-    "small": Effort(num_batches=6, turns=4, steps=3),
+    "small": Effort(num_batches=4, turns=3, steps=2),
     "reference": Effort(num_batches=8, turns=9, steps=4),
 }
 
@@ -65,10 +71,17 @@ class MeasuredCells:
         """By side."""
         return self._found.get(cell.name, {})
 
+    def has(self, cell: Cell, side: Side) -> bool:
+        """Whether a side was measured; one that could not be trained may be tried again."""
+        found = self.of(cell).get(side.name)
+        return found is not None and found.failure is None
+
     def add(self, cell: Cell, found: Mapping[str, Measured]) -> None:
-        """More of a cell, and write it; of what is measured again the first one counts."""
+        """More of a cell, and write it; of what was measured before that counts."""
         known = self._found.setdefault(cell.name, {})
-        known.update({name: each for name, each in found.items() if name not in known})
+        for name, each in found.items():
+            if name not in known or known[name].failure is not None:
+                known[name] = each
         if self._path is not None:
             values = {
                 cell: {side: asdict(each) for side, each in sides.items()}
@@ -85,34 +98,41 @@ def measure_cells(
     Raises:
         SetupError: there can be no networks here, or a node failed.
     """
+    if (why := unavailable()) is not None:
+        raise SetupError(f"recd bench network: {why}")
     measured = MeasuredCells(path)
-    with tempfile.TemporaryDirectory() as name:
+    stock = [side.name for side in sides if side.group == "stock"]
+    with tempfile.TemporaryDirectory() as folder:
         for cell in cells:
-            folder = Path(name) / cell.workload
-            folder.mkdir(exist_ok=True)
-            left = [side for side in sides if side.name not in measured.of(cell)]
-            # One with which others are compared is in each of their runs.
-            stock = [side for side in sides if side.stock]
-            others = [side for side in left if not side.stock]
+            left = [side for side in sides if not measured.has(cell, side)]
             if not left:
                 continue
-            for first in range(0, max(1, len(others)), _AT_ONCE):
-                together = [*stock, *others[first : first + _AT_ONCE]]
-                found = _measure(cell, together, folder, size)
+            files, refused = write_registries(cell, sides, Path(folder), size)
+            measured.add(cell, {name: Measured(failure=text) for name, text in refused.items()})
+            names = [side.name for side in left if side.name in files and side.name not in stock]
+            # Other sides are compared with those of the same run.
+            for first in range(0, len(names), _AT_ONCE):
+                together = [*stock, *names[first : first + _AT_ONCE]]
+                own = frozenset(side.name for side in sides if side.stock)
+                found = _measure(cell, {name: files[name] for name in together}, own, size)
+                trained = [found[name].seconds for name in stock if found[name].seconds]
+                best = min(trained, key=statistics.median, default=[])
+                for each in found.values():
+                    each.stock_seconds = best
                 measured.add(cell, found)
     return measured
 
 
-def _measure(cell: Cell, sides: Sequence[Side], folder: Path, size: Size) -> Mapping[str, Measured]:
+def _measure(
+    cell: Cell, files: Mapping[str, Path], stock: frozenset[str], size: Size
+) -> dict[str, Measured]:
     effort = EFFORTS[size]
     rate = None if cell.rate == "unshaped" else cell.rate
-    # First, as tables take a while.
     with ShapedNetwork(cell.num_nodes, rate) as network, tempfile.TemporaryDirectory() as name:
         logs = Path(name)
-        files, refused = write_registries(cell, sides, folder, size)
         job = Job(
             files,
-            frozenset(side.name for side in sides if side.stock),
+            stock,
             cell.ranks_per_node,
             effort.num_batches,
             effort.turns,
@@ -121,7 +141,7 @@ def _measure(cell: Cell, sides: Sequence[Side], folder: Path, size: Size) -> Map
         )
         job_path, found_path = logs / "job", logs / "found"
         job_path.write_bytes(pickle.dumps(job))
-        codes = network.run(
+        programs = network.start(
             network.torchrun(
                 [_RANKS, str(job_path), str(found_path)],
                 ranks_per_node=cell.ranks_per_node,
@@ -130,12 +150,30 @@ def _measure(cell: Cell, sides: Sequence[Side], folder: Path, size: Size) -> Map
             logs,
             {"OMP_NUM_THREADS": "1"},
         )
-        if any(codes):
-            told = (logs / f"node{codes.index(max(codes))}.log").read_text(errors="replace")
-            lines = "\n".join(told.splitlines()[-_LINES_SHOWN:])
-            raise SetupError(f"{cell.name}: a node ended with exit code {max(codes)}:\n{lines}")
-        found = _sides(json.loads(found_path.read_text(encoding="utf-8")))
-    return {**found, **{name: Measured(failure=why) for name, why in refused.items()}}
+        _follow(cell, programs, logs)
+        return _sides(json.loads(found_path.read_text(encoding="utf-8")))
+
+
+def _follow(cell: Cell, programs: Sequence[subprocess.Popen[bytes]], logs: Path) -> None:
+    """Wait for all nodes, and say how far they are.
+
+    Raises:
+        SetupError: a node failed; others may still run.
+    """
+    told = 0
+    running = True
+    while running:
+        running = any(program.poll() is None for program in programs)
+        lines = (logs / "node0.log").read_text(errors="replace").splitlines()
+        for line in (line for line in lines[told:] if line.startswith(PROGRESS)):
+            click.echo(f"{cell.name}: {line.removeprefix(PROGRESS)}", err=True)
+        told = len(lines)
+        for node, program in enumerate(programs):
+            if program.poll():
+                log = (logs / f"node{node}.log").read_text(errors="replace")
+                end = "\n".join(log.splitlines()[-_LINES_SHOWN:])
+                raise SetupError(f"{cell.name}: node {node} ended with {program.poll()}:\n{end}")
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 def _sides(values: Mapping[str, Any]) -> dict[str, Measured]:

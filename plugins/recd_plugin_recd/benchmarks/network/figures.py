@@ -35,28 +35,28 @@ class CellFigures:
 
     def __init__(self, cell: Cell, sides: Sequence[Side], found: Mapping[str, Measured]) -> None:
         self._cell = cell
-        trained = [side for side in sides if side.name in found and found[side.name].seconds]
+        trained = [s for s in sides if s.name in found and found[s.name].stock_seconds]
         self._found = {side.name: found[side.name] for side in trained}
         self._failures = {
             side.name: found[side.name].failure
             for side in sides
             if side.name in found and found[side.name].failure
         }
-        self._stock = [side.name for side in trained if side.stock]
-        self._ours = [side.name for side in trained if not side.stock]
+        self._ours = [side.name for side in trained if side.group != "stock"]
 
     def figures(self) -> Iterator[Figure]:
         """How much the best side, and ``auto``, gain over stock's best; and how links are used."""
-        if not self._stock or not self._ours:
+        if not self._ours:
             return
         name = self._cell.name.replace(" ", "_")
-        best = min(self._ours, key=self._median)
-        yield Figure.of(f"{name}_speedup_best", self._ratios(best), unit="ratio", better="higher")
+        best = max(self._ours, key=lambda side: statistics.median(self._speedups(side)))
+        yield Figure.of(f"{name}_speedup_best", self._speedups(best), unit="ratio", better="higher")
         if "auto" in self._found:
             yield Figure.of(
-                f"{name}_speedup_auto", self._ratios("auto"), unit="ratio", better="higher"
+                f"{name}_speedup_auto", self._speedups("auto"), unit="ratio", better="higher"
             )
-            over = self._over("auto", best)
+            pairs = zip(self._speedups(best), self._speedups("auto"), strict=True)
+            over = [speedup / auto for speedup, auto in pairs]
             yield Figure.of(f"{name}_auto_over_best", over, unit="ratio", better="lower")
         if (shares := self._shares(best)) is not None:
             yield Figure.of(f"{name}_share_of_rate", shares, unit="share", better="higher")
@@ -80,7 +80,7 @@ class CellFigures:
                     1e3 * self._median(name),
                     1e3 * min(found.seconds),
                     1e3 * max(found.seconds),
-                    statistics.median(self._ratios(name)) if self._stock else "",
+                    statistics.median(self._speedups(name)),
                     link / 1e6,
                     found.payload_between / 1e6,
                     "" if shares is None else statistics.median(shares),
@@ -100,14 +100,11 @@ class CellFigures:
     def _median(self, name: str) -> float:
         return statistics.median(self._found[name].seconds)
 
-    def _ratios(self, name: str) -> list[float]:
+    def _speedups(self, name: str) -> list[float]:
         """The step of stock's best over that of a side, by turn."""
-        best = min(self._stock, key=self._median)
-        return self._over(best, name)
-
-    def _over(self, first: str, second: str) -> list[float]:
-        pairs = zip(self._found[first].seconds, self._found[second].seconds, strict=False)
-        return [one / other for one, other in pairs]
+        found = self._found[name]
+        pairs = zip(found.stock_seconds, found.seconds, strict=True)
+        return [stock / own for stock, own in pairs]
 
     def _sent(self, name: str) -> list[float]:
         return [max(num, 1.0) for num in self._found[name].link_bytes]
@@ -124,5 +121,5 @@ class CellFigures:
 
     def _loss_diff(self) -> float:
         """The largest difference of the losses of one step, in the steps before turns."""
-        curves = [found.losses for found in self._found.values()]
+        curves = [found.losses for found in self._found.values() if found.losses]
         return max(max(step) - min(step) for step in zip(*(c[:4] for c in curves), strict=False))

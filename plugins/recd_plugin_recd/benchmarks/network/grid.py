@@ -21,6 +21,8 @@ WORKLOADS: tuple[WorkloadName, ...] = ("papercal", "rm1", "requests")
 GROUPS: tuple[Group, ...] = ("stock", "alone", "joined", "auto", "every")
 #: Of the smaller sizes; all others are for ``reference``.
 _SMALL = {"papercal", "4x1", "200mbit", "stock", "alone", "joined", "auto"}
+#: Only where it is asked for.
+_ASKED = {"100mbit"}
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
@@ -34,7 +36,7 @@ class Side:
         deduplicated: whether batches are IKJTs.
         sequences: the sharding of tables whose features are pooled as sequences.
         pooled: that of all others; None where the first is for all.
-        stock: with TorchRec's own sharders.
+        stock: with TorchRec's own sharders, which have no row-wise bags on CPU.
     """
 
     name: str
@@ -99,7 +101,7 @@ def chosen(size: Size, only: str | None) -> tuple[list[Cell], list[Side]]:
     asked = _names(only, known)
     axes = [
         [name for name in axis if name in asked]
-        or [name for name in axis if size == "reference" or name in _SMALL]
+        or [name for name in axis if name not in _ASKED and (size == "reference" or name in _SMALL)]
         for axis in (WORKLOADS, NODES, RATES, GROUPS)
     ]
     cells = [Cell(workload, nodes, rate) for workload, nodes, rate in product(*axes[:3])]  # type: ignore[arg-type]
@@ -129,7 +131,7 @@ def _sides() -> list[Side]:
     row_wise, planner = {"use": "torchrec.row_wise"}, {"use": "torchrec.planner"}
     two_tier, joint = {"use": "flexshard.two_tier"}, {"use": "flexshard.joint"}
     named = [
-        Side("stock row-wise", "stock", False, row_wise, stock=True),
+        Side("KJT, row-wise", "stock", False, row_wise),
         Side("stock table-wise", "stock", False, {"use": "torchrec.table_wise"}, stock=True),
         Side("stock planner", "stock", False, planner, stock=True),
     ]
@@ -145,6 +147,8 @@ def _sides() -> list[Side]:
     alone = {"KJT, two tiers", "KJT, joint", "KJT, row-wise, all coalesced", "IKJT, planner"}
     for deduplicated, (words, sequences, pooled) in product((False, True), columns):
         name = f"{_batches(deduplicated)}, {words}"
+        if any(side.name == name for side in named):
+            continue
         group: Group = "alone" if name in alone else "joined"
         named.append(Side(name, group, deduplicated, sequences, pooled))
     named.append(Side("auto", "auto", True, {"use": "auto"}))

@@ -21,6 +21,9 @@ from recd_plugins.testing.benchmark import keep_freed_memory
 
 T = TypeVar("T")
 
+#: How lines of the first rank begin that say how far it is.
+PROGRESS = "recd bench network: "
+
 
 @dataclass(frozen=True)
 class Job:
@@ -51,6 +54,7 @@ class Measured:
 
     Attributes:
         seconds: wall time by turn.
+        stock_seconds: of the fastest stock side of the same run, likewise.
         processor_seconds: of all ranks together, by turn.
         link_bytes: of the node and direction that has most, by turn.
         payload: bytes that all ranks send, by our own counter.
@@ -60,6 +64,7 @@ class Measured:
     """
 
     seconds: list[float] = field(default_factory=list)
+    stock_seconds: list[float] = field(default_factory=list)
     processor_seconds: list[float] = field(default_factory=list)
     link_bytes: list[float] = field(default_factory=list)
     payload: float = 0.0
@@ -70,8 +75,6 @@ class Measured:
 
 def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
     """Everything about the sides of a job, by name. A collective call."""
-    silence_upstream()
-    keep_freed_memory()
     found = {name: Measured() for name in job.registries}
     sides: dict[str, OneSide] = {}
     for name, registry in job.registries.items():
@@ -84,6 +87,8 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
             )
         except RecdError as error:  # of the plan or of the registry: all ranks have it
             found[name].failure = str(error)
+        _tell(rank, f"{name}: {found[name].failure or 'there'}")
+    # Everything that is there stays: collecting garbage need not go through it.
     gc.collect()
     gc.freeze()
     for name, side in sides.items():
@@ -100,12 +105,18 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
             found[name].processor_seconds.append(sum(processor for _, processor, _ in ranks))
             links = [link for *_, link in ranks]
             found[name].link_bytes.append(max(max(each.sent, each.received) for each in links))
-        if rank == 0:
-            print(f"turn {turn} of {job.turns}", flush=True)
+        _tell(rank, f"turn {turn} of {job.turns}")
     for name, side in sides.items():
         curves = _from_every_rank(side.losses(), world_size)
         found[name].losses = [sum(step) / world_size for step in zip(*curves, strict=True)]
+    gc.unfreeze()
     return found
+
+
+def _tell(rank: int, text: str) -> None:
+    """A line that the command passes on."""
+    if rank == 0:
+        print(PROGRESS + text, flush=True)
 
 
 def _by_node(values: list[float], ranks_per_node: int) -> list[float]:
@@ -124,6 +135,8 @@ def _from_every_rank(value: T, world_size: int) -> list[T]:
 def main() -> None:
     """A rank of torchrun; the first writes what was found."""
     job_path, found_path = map(Path, sys.argv[1:])
+    silence_upstream()
+    keep_freed_memory()
     with join_torchrun() as (rank, world_size):
         found = measure(rank, world_size, pickle.loads(job_path.read_bytes()))
         if rank == 0:

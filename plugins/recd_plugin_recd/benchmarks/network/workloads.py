@@ -19,7 +19,7 @@ from recd_plugins.api.registry import load_registry
 from recd_plugins.testing.benchmark import Size
 from recd_plugins.testing.request_table import CANDIDATES, request_table
 
-_ROWS: dict[Size, int] = {"tiny": 2_048, "small": 16_384, "reference": 16_384}
+_ROWS: dict[Size, int] = {"tiny": 1_024, "small": 16_384, "reference": 16_384}
 _BATCH_SIZES: dict[WorkloadName, int] = {"papercal": 128, "rm1": 128, "requests": 256}
 _RM1_SCALE = 0.125
 _FEW = ["seq_0_0", "seq_0_1", "usr_0", "item_0"]
@@ -43,10 +43,12 @@ def write_registries(
     Args:
         cell: its workload.
         sides: all of the cell.
-        folder: of tables, which stay there, and of files.
+        folder: of tables, which other cells share, and of files.
         size: of the benchmark.
     """
-    document = _document(cell, folder, size)
+    folder = folder / cell.name.replace(" ", "-")
+    folder.mkdir(exist_ok=True)
+    document = _document(cell, folder.parent, size)
     plain = folder / "plain.yaml"
     plain.write_text(json.dumps(document), encoding="utf-8")
     registry = load_registry(plain)
@@ -57,7 +59,7 @@ def write_registries(
     files: dict[str, Path] = {}
     refused: dict[str, str] = {}
     for number, side in enumerate(sides):
-        path = folder / f"{cell.workload}-{number}.yaml"
+        path = folder / f"{number}.yaml"
         path.write_text(
             json.dumps(
                 {

@@ -1,0 +1,115 @@
+"""``recd bench network``: its grid, its file of cells, its figures; and a cell on two ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from recd_plugin_recd.benchmarks.network.cells import MeasuredCells, measure_cells
+from recd_plugin_recd.benchmarks.network.figures import CellFigures
+from recd_plugin_recd.benchmarks.network.grid import Cell, Side, chosen
+from recd_plugin_recd.benchmarks.network.plots import draw
+from recd_plugin_recd.benchmarks.network.ranks import Job, Measured, measure
+from recd_plugin_recd.benchmarks.network.workloads import write_registries
+from recd_plugins.api import DataError, RecdError, SetupError
+from recd_plugins.testing import shaped_network
+from recd_plugins.testing.benchmark import Findings
+from recd_plugins.testing.gloo import run_on_ranks
+
+CELL = Cell("papercal", "2x1", "200mbit")
+
+
+def test_the_grid() -> None:
+    cells, sides = chosen("reference", None)
+    assert len(cells) == 3 * 3 * 4
+    groups = {side.group for side in sides}
+    assert groups == {"stock", "alone", "joined", "auto", "every"}
+    assert len({side.name for side in sides}) == len(sides)
+    cells, sides = chosen("small", "2x2, 4x1,50mbit,IKJT, joint, all coalesced")
+    assert [cell.name for cell in cells] == ["papercal 4x1 50mbit", "papercal 2x2 50mbit"]
+    ours = [side.name for side in sides if side.group != "stock"]
+    assert ours == ["IKJT, joint, all coalesced"]
+    assert cells[1].num_nodes == cells[1].ranks_per_node == 2
+    assert cells[0].bytes_per_second == 6.25e6
+    with pytest.raises(RecdError, match="--only: '3x1' begins with none of "):
+        chosen("small", "papercal,3x1")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Side], dict[str, Measured]]:
+    """A cell without links, on ranks that are there, as ``measure_cells`` has it."""
+    _, sides = chosen("tiny", None)
+    sides = [*sides, Side("auto", "auto", True, {"use": "no.such"})]
+    files, refused = write_registries(CELL, sides, tmp_path_factory.mktemp("network"), "tiny")
+    assert list(refused) == ["auto"]
+    assert "no.such" in refused["auto"]
+    stock = frozenset(side.name for side in sides if side.stock)
+    job = Job(files, stock, 1, num_batches=2, turns=1, steps=1, counts_links=False)
+    measured = run_on_ranks(measure, 2, job)[0]
+    for each in measured.values():
+        each.stock_seconds = measured["stock planner"].seconds
+        each.link_bytes = [1.05 * each.payload_between]
+    return sides, {**measured, "auto": Measured(failure=refused["auto"])}
+
+
+def test_sides_train_alike_and_what_they_send_is_counted(
+    found: tuple[list[Side], dict[str, Measured]],
+) -> None:
+    _, measured = found
+    stock, ours = measured["stock planner"], measured["IKJT, joint coalesced + planner"]
+    assert stock.losses == pytest.approx(ours.losses, abs=1e-6)
+    assert stock.payload_between > 2 * ours.payload_between
+    # Of two nodes with a rank each, all leaves the node; each link carries about half.
+    assert stock.payload / 2 == pytest.approx(stock.payload_between, rel=0.2)
+
+
+def test_figures_a_table_and_a_picture(
+    found: tuple[list[Side], dict[str, Measured]], tmp_path: Path
+) -> None:
+    sides, measured = found
+    figures = CellFigures(CELL, sides, measured)
+    named = {figure.figure: figure.value for figure in figures.figures()}
+    assert named["papercal_2x1_200mbit_counted_over_link_bytes"] == pytest.approx(1 / 1.05)
+    assert named["papercal_2x1_200mbit_loss_max_abs_diff"] < 1e-6
+    table = figures.table()
+    rows = {row[0]: row for row in table.rows}
+    assert rows["stock planner"][4] == 1.0
+    assert figures.notes()[0].startswith("papercal 2x1 200mbit: auto was not measured: ")
+    (path,) = draw(asdict(Findings([], [table], [])), tmp_path)
+    assert "joint coalesced" in path.read_text()
+
+
+def test_what_is_in_the_file_is_not_measured_again(
+    found: tuple[list[Side], dict[str, Measured]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sides, measured = found
+    path = tmp_path / "cells.json"
+    MeasuredCells(path).add(CELL, {"stock planner": measured["stock planner"]})
+    MeasuredCells(path).add(CELL, measured)
+    again = MeasuredCells(path)
+    assert again.of(CELL) == measured
+    assert [again.has(CELL, side) for side in sides] == [True, True, False]
+    module = "recd_plugin_recd.benchmarks.network.cells"
+    monkeypatch.setattr(f"{module}.unavailable", lambda: None)
+    monkeypatch.setattr(f"{module}.write_registries", None)
+    kept = measure_cells([CELL], sides[:2], "tiny", path)
+    assert kept.of(CELL) == measured
+    path.write_text(json.dumps({"name": "wire"}))
+    with pytest.raises(DataError, match="has no cells of recd bench network"):
+        MeasuredCells(path)
+
+
+def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shaped_network.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(shaped_network.shutil, "which", lambda tool: tool)
+    shaped_network.unavailable.cache_clear()
+    try:
+        with pytest.raises(SetupError, match=r"recd bench network: .* need root"):
+            measure_cells([CELL], [], "tiny", None)
+    finally:
+        shaped_network.unavailable.cache_clear()
