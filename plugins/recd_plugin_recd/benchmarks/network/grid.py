@@ -105,11 +105,11 @@ def chosen(size: Size, only: str | None) -> tuple[list[Cell], list[Side]]:
         for axis in (WORKLOADS, NODES, RATES, GROUPS)
     ]
     cells = [Cell(workload, nodes, rate) for workload, nodes, rate in product(*axes[:3])]  # type: ignore[arg-type]
-    named = asked & set(known)
+    groups = [] if asked & set(known) and not asked & set(GROUPS) else axes[3]
     found = [
         side
         for side in _sides()
-        if (side.name in named if named else side.group in axes[3]) or side.group == "stock"
+        if side.name in asked or side.group in groups or side.group == "stock"
     ]
     return cells, found
 
