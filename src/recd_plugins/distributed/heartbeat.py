@@ -80,6 +80,9 @@ class Heart:
         rank: of this process, which has MASTER_ADDR and MASTER_PORT in its environment.
         interval: seconds between beats.
         after_beat: called after each of them in its thread, with the seconds of ``Beat.quiet``.
+
+    Attributes:
+        answered: beats after which the store answered what ``after_beat`` asked of it.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Heart:
         self._rank = rank
         self._interval = interval
         self._after_beat = after_beat
+        self.answered = 0
         self._number = 0
         self._quiet = 0.0
         self._changes = -1
@@ -115,6 +119,7 @@ class Heart:
                     return
                 if self._after_beat is not None:
                     self._after_beat(self._quiet)
+                self.answered += 1
         except RuntimeError:
             return  # who held the store has ended, and ends this process
 

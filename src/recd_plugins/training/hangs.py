@@ -12,6 +12,8 @@ import click
 
 from recd_plugins.distributed.hang_watch import HangError, HangLimits, HangWatch
 from recd_plugins.distributed.heartbeat import Heart, connect
+from recd_plugins.distributed.lost_ranks import StoreWatch, is_lost_connection, who_is_lost
+from recd_plugins.errors import SetupError
 from recd_plugins.processes import kill_stopped_below
 from recd_plugins.registry import Registry
 from recd_plugins.training.trainer import Job, Result, checkpoints_of, train
@@ -63,14 +65,26 @@ def watched_by_each_other(rank: int, world_size: int, limits: HangLimits) -> Ite
         except HangError as error:
             _end(watch, error)
 
-    with Heart(rank, limits.interval, look):
-        yield
+    def end(text: str) -> None:
+        _end(watch, HangError(f"rank {rank}: {text}. The run is ended. {limits.advice()}"))
+
+    with (
+        Heart(rank, limits.interval, look) as heart,
+        StoreWatch(limits, lambda: heart.answered, end),
+    ):
+        try:
+            yield
+        except Exception as error:
+            if not is_lost_connection(error):
+                raise
+            lost = who_is_lost(connect, rank, world_size, limits)
+            raise SetupError(f"rank {rank} was left: {lost}. {limits.advice()}") from error
 
 
-def _end(watch: HangWatch, error: HangError) -> None:
+def _end(watch: HangWatch | None, error: HangError) -> None:
     """End this process, whose training thread waits, and those that cannot end by themselves."""
     kill_stopped_below(os.getpid())
-    for process in watch.stopped_here():
+    for process in [] if watch is None else watch.stopped_here():
         kill_stopped_below(process)
         with suppress(ProcessLookupError):  # another rank was faster
             os.kill(process, signal.SIGKILL)
