@@ -18,7 +18,9 @@ from recd_plugins.cli import main
 
 PAGE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
 SLOW = {
-    "readers": "starts Ray three times, over a minute of processor time; tests of dsi.ray cover it"
+    "network": "starts torchrun on two nodes, half a minute of processor time, and needs root; "
+    "tests/benchmarks/test_network.py of recd covers it",
+    "readers": "starts Ray three times, over a minute of processor time; tests of dsi.ray cover it",
 }
 # Without MovieLens-100K, which nobody may pass on, and without compiling, which takes minutes.
 NOT_TINY = re.compile(r"movielens_|compiled_")

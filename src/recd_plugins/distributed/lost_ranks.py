@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 #: Beats in which a rank that lives gives a sign of it.
 _BEATS = 2.5
+_LOOKS = 10
 
 
 def is_lost_connection(error: BaseException) -> bool:
@@ -36,7 +37,7 @@ def who_is_lost(
 ) -> str:
     """In words, the same on all ranks that ask: the first that has found out tells the others.
 
-    Takes 2.5 beats, as ranks that live beat meanwhile.
+    Takes 2.5 beats where none has said that it ended, as ranks that live beat meanwhile.
 
     Args:
         connect: to the ranks' store.
@@ -50,14 +51,7 @@ def who_is_lost(
         store = connect()
         if store.check([verdict]):
             return store.get(verdict).decode()
-        before = _beats(store, world_size)
-        time.sleep(_BEATS * limits.interval)
-        after = _beats(store, world_size)
-        gone = [
-            _told(other, beat)
-            for other, beat in after.items()
-            if other != rank and (beat.what == "done" or beat.number == before[other].number)
-        ]
+        gone = _gone(store, rank, world_size, limits.interval)
         found = " and ".join(gone) or "no rank is missed, so the network between them failed"
         return store.compare_set(verdict, "", found).decode()
     except RuntimeError:
@@ -107,6 +101,21 @@ class StoreWatch:
             last = now
             if self._limits.timeout is not None and seconds >= self._limits.timeout:
                 self._tell(f"nothing has moved for {seconds:.0f} s, and {store_is_lost()}")
+
+
+def _gone(store: TCPStore, rank: int, world_size: int, interval: float) -> list[str]:
+    """Those that have ended; where none says so, those that no longer beat."""
+    before = _beats(store, world_size)
+    for _ in range(_LOOKS):
+        time.sleep(_BEATS * interval / _LOOKS)
+        after = _beats(store, world_size)
+        if ended := [_told(other, beat) for other, beat in after.items() if beat.what == "done"]:
+            return ended
+    return [
+        _told(other, beat)
+        for other, beat in after.items()
+        if other != rank and other in before and beat.number == before[other].number
+    ]
 
 
 def _beats(store: TCPStore, world_size: int) -> dict[int, Beat]:
