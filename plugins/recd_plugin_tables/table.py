@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -271,7 +271,7 @@ class Table(Dataset):
         apart = split == "test" and self.options.test_path is not None
         return self._test if apart else self._train
 
-    def _named(self, split: Split, rows: Iterator[Rows]) -> Iterator[Rows]:
+    def _named(self, split: Split, rows: Iterator[Rows]) -> Generator[Rows, None, None]:
         """The same rows, which messages name by the table and not by its import."""
         named = SourceRows(self._imported(split).note.files, bool(self.options.explode))
         for each in rows:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-import yaml
+from ruamel.yaml import YAML
 
 from recd_plugin_recd.benchmarks.network.grid import Cell, Entry, Side, WorkloadName
 from recd_plugin_recd.models.registry_text import rm_registry
@@ -103,7 +103,7 @@ def _document(cell: Cell, folder: Path, size: Size) -> dict[str, Any]:
         text = rm_registry(
             cell.workload, folder=folder, rows=rows, scale=scale, batch_size=batch_size, ranks=ranks
         )
-    document: dict[str, Any] = yaml.safe_load(text)
+    document: dict[str, Any] = YAML(typ="safe", pure=True).load(text)
     if size == "tiny":
         document["dataset"]["options"]["sparse"] = _FEW
         document["preprocessing"] = [{**document["preprocessing"][0], "features": ["*"]}]
