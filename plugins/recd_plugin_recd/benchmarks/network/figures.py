@@ -60,8 +60,11 @@ class CellFigures:
             yield Figure.of(f"{name}_auto_over_best", over, unit="ratio", better="lower")
         if (shares := self._shares(best)) is not None:
             yield Figure.of(f"{name}_share_of_rate", shares, unit="share", better="higher")
-        counted = [self._found[best].payload_between / sent for sent in self._sent(best)]
-        yield Figure.of(f"{name}_counted_over_link_bytes", counted, unit="ratio", better="higher")
+        found = self._found[best]
+        if found.link_bytes:
+            counted = [found.payload_between / found.link_bytes]
+            figure = f"{name}_counted_over_link_bytes"
+            yield Figure.of(figure, counted, unit="ratio", better="higher")
         yield Figure.of(
             f"{name}_loss_max_abs_diff", [self._loss_diff()], unit="loss", better="lower"
         )
@@ -71,7 +74,7 @@ class CellFigures:
         rows: list[list[str | float]] = []
         for name in sorted(self._found, key=self._median):
             found = self._found[name]
-            link = statistics.median(found.link_bytes)
+            link = found.link_bytes
             rate = self._cell.bytes_per_second
             shares = self._shares(name)
             rows.append(
@@ -106,18 +109,12 @@ class CellFigures:
         pairs = zip(found.stock_seconds, found.seconds, strict=True)
         return [stock / own for stock, own in pairs]
 
-    def _sent(self, name: str) -> list[float]:
-        return [max(num, 1.0) for num in self._found[name].link_bytes]
-
     def _shares(self, name: str) -> list[float] | None:
         rate = self._cell.bytes_per_second
         if rate is None:
             return None
         found = self._found[name]
-        return [
-            sent / rate / seconds
-            for sent, seconds in zip(found.link_bytes, found.seconds, strict=True)
-        ]
+        return [found.link_bytes / rate / seconds for seconds in found.seconds]
 
     def _loss_diff(self) -> float:
         """The largest difference of the losses of one step, in the steps before turns."""

@@ -50,37 +50,37 @@ class OneSide:
         self._counts_links = counts_links
         parts.dmp.train()
 
-    def turn(self, steps: int) -> tuple[float, float, LinkBytes]:
-        """Train; wall seconds, processor seconds of this rank, and its node's link, of a step.
-
-        Only ranks that count links have other bytes than 0. A collective call.
-        """
+    def turn(self, steps: int) -> tuple[float, float]:
+        """Train; wall seconds of a step, and processor seconds of this rank. A collective call."""
         self._steps(1)
-        before = self._link()
         dist.barrier()
         start, processor = time.perf_counter(), time.process_time()
         self._steps(steps)
         dist.barrier()
         wall = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
         processor = time.process_time() - processor
-        link = self._link().since(before)
-        # None goes on before all counters are read.
         dist.all_reduce(wall, dist.ReduceOp.MAX)
-        sent, received = link.sent / steps, link.received / steps
-        return float(wall) / steps, processor / steps, LinkBytes(round(sent), round(received))
+        return float(wall) / steps, processor / steps
 
-    def payload(self, ranks_per_node: int) -> tuple[float, float]:
-        """Bytes of a step of this rank, all and those between nodes: one round of all batches.
+    def sent(self, ranks_per_node: int) -> tuple[float, float, float]:
+        """Bytes of a step: of this rank, those of them between nodes, and of its node's link.
 
-        By our own counter, whose conventions docs/measuring.md has. A collective call.
+        The mean of one round of all batches. The first two by our own counter, whose conventions
+        docs/measuring.md has; the last is 0 but of ranks that count links. A collective call.
         """
+        dist.barrier()
+        before = self._link()
+        dist.barrier()
         with CollectiveBytes() as counter:
             self._steps(len(self.batches))
+        dist.barrier()
+        link = self._link().since(before)
         total = between = 0.0
         for traffic, num_bytes in counter.sent.items():
             total += num_bytes
             between += num_bytes * _share_between(traffic.kind, traffic.group, ranks_per_node)
-        return total / len(self.batches), between / len(self.batches)
+        steps = len(self.batches)
+        return total / steps, between / steps, max(link.sent, link.received) / steps
 
     def losses(self) -> list[float]:
         """By step of this rank."""

@@ -56,8 +56,8 @@ class Measured:
         seconds: wall time by turn.
         stock_seconds: of the fastest stock side of the same run, likewise.
         processor_seconds: of all ranks together, by turn.
-        link_bytes: of the node and direction that has most, by turn.
-        payload: bytes that all ranks send, by our own counter.
+        link_bytes: of the node and direction that has most, by the counters of its interface.
+        payload: bytes that all ranks send in the same steps, by our own counter.
         payload_between: of these, what a link has to carry: of the node that sends most.
         losses: by step, the mean over ranks.
         failure: why it could not be trained; nothing else is known then.
@@ -66,7 +66,7 @@ class Measured:
     seconds: list[float] = field(default_factory=list)
     stock_seconds: list[float] = field(default_factory=list)
     processor_seconds: list[float] = field(default_factory=list)
-    link_bytes: list[float] = field(default_factory=list)
+    link_bytes: float = 0.0
     payload: float = 0.0
     payload_between: float = 0.0
     losses: list[float] = field(default_factory=list)
@@ -92,19 +92,17 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
     gc.collect()
     gc.freeze()
     for name, side in sides.items():
-        payloads = _from_every_rank(side.payload(job.ranks_per_node), world_size)
-        found[name].payload = sum(total for total, _ in payloads)
-        between = [of_rank for _, of_rank in payloads]
-        found[name].payload_between = max(_by_node(between, job.ranks_per_node))
+        counted = _from_every_rank(side.sent(job.ranks_per_node), world_size)
+        found[name].payload = sum(total for total, *_ in counted)
+        between = _by_node([of_rank for _, of_rank, _ in counted], job.ranks_per_node)
+        found[name].payload_between = max(between)
+        found[name].link_bytes = max(link for *_, link in counted)
     for turn in range(job.turns + 1):
         for name, side in sides.items():
             ranks = _from_every_rank(side.turn(job.steps), world_size)
-            if turn == 0:
-                continue
-            found[name].seconds.append(ranks[0][0])
-            found[name].processor_seconds.append(sum(processor for _, processor, _ in ranks))
-            links = [link for *_, link in ranks]
-            found[name].link_bytes.append(max(max(each.sent, each.received) for each in links))
+            if turn:
+                found[name].seconds.append(ranks[0][0])
+                found[name].processor_seconds.append(sum(processor for _, processor in ranks))
         _tell(rank, f"turn {turn} of {job.turns}")
     for name, side in sides.items():
         curves = _from_every_rank(side.losses(), world_size)
