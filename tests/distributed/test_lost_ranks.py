@@ -7,7 +7,6 @@ import socket
 import threading
 from dataclasses import asdict
 from datetime import timedelta
-from typing import NoReturn
 
 import pytest
 import torch.distributed as dist
@@ -37,7 +36,7 @@ class Ranks:
         """Asked in a thread, while those that live beat."""
         said: list[str] = []
         thread = threading.Thread(
-            target=lambda: said.append(who_is_lost(lambda: self.store, rank, 3, LIMITS))  # type: ignore[arg-type, return-value]
+            target=lambda: said.append(who_is_lost(lambda _: self.store, rank, 3, LIMITS))  # type: ignore[arg-type, return-value]
         )
         thread.start()
         while thread.is_alive():
@@ -72,7 +71,7 @@ def test_where_all_live_the_network_is_named() -> None:
 
 
 def test_a_store_that_is_gone_names_the_node_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect() -> NoReturn:
+    def connect(_: timedelta) -> dist.HashStore:
         raise dist.DistNetworkError("no route to host")
 
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")

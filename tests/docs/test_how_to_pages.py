@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from tests.docs import how_to_cases as cases
+from tests.docs.pages import DOCS, blocks
 
 from recd_plugins import load_registry
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.testing.shaped_network import unavailable
 
 
 @pytest.fixture
@@ -21,6 +26,19 @@ def test_the_page_runs_as_one_program(folder: Path) -> None:
     registry, _pooling = cases.blocks("yaml")
     (folder / "registry.yaml").write_text(registry)
     exec(compile("\n".join(cases.blocks("python")), "your_model.md", "exec"), {})
+
+
+@pytest.mark.skipif(
+    settings.get_current_profile_name() != "nightly" or unavailable() is not None,
+    reason="starts torchrun on three nodes, by night",
+)
+def test_hosts_on_one_machine(folder: Path) -> None:
+    (code,) = blocks((DOCS / "how-to" / "cluster.md").read_text(encoding="utf-8"), "python")
+    (folder / "program.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("exit codes [0, 0, 0], ")
 
 
 @pytest.mark.parametrize("model", ["PooledModel", "SequenceModel", "GruModel"])

@@ -152,15 +152,19 @@ def key(rank: int) -> str:
     return f"recd/beat/{rank}"
 
 
-def connect() -> TCPStore:
-    """A connection to the store of the ranks that this process belongs to."""
+def connect(timeout: timedelta = timedelta(minutes=5)) -> TCPStore:
+    """A connection to the store of the ranks that this process belongs to.
+
+    Raises:
+        RuntimeError: it does not answer for so long.
+    """
     from torch._C._distributed_c10d import TCPStore
 
     return TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         is_master=False,
-        timeout=timedelta(minutes=5),
+        timeout=timeout,
     )
 
 

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from recd_plugins import activity
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 #: Beats in which a rank that lives gives a sign of it.
 _BEATS = 2.5
 _LOOKS = 10
+_PATIENCE = timedelta(seconds=10)
 
 
 def is_lost_connection(error: BaseException) -> bool:
@@ -33,14 +35,14 @@ def is_lost_connection(error: BaseException) -> bool:
 
 
 def who_is_lost(
-    connect: Callable[[], TCPStore], rank: int, world_size: int, limits: HangLimits
+    connect: Callable[[timedelta], TCPStore], rank: int, world_size: int, limits: HangLimits
 ) -> str:
     """In words, the same on all ranks that ask: the first that has found out tells the others.
 
     Takes 2.5 beats where none has said that it ended, as ranks that live beat meanwhile.
 
     Args:
-        connect: to the ranks' store.
+        connect: to the ranks' store, which has so long to answer.
         rank: that asks.
         world_size: ranks.
         limits: of the run; their interval is that of beats.
@@ -48,7 +50,7 @@ def who_is_lost(
     # A launcher that starts ranks anew keeps its store.
     verdict = f"recd/lost/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
-        store = connect()
+        store = connect(_PATIENCE)
         if store.check([verdict]):
             return store.get(verdict).decode()
         gone = _gone(store, rank, world_size, limits.interval)

@@ -213,7 +213,7 @@ class RegistryPlanner(ShardingPlanner):
             try:
                 return self.plan(module, sharders)
             except RecdError as error:
-                return error if dist.get_world_size(group) == 1 else portable(error)
+                return portable(error)
 
         found = invoke_on_rank_and_broadcast_result(group, 0, plan)
         if isinstance(found, RecdError):
