@@ -103,7 +103,7 @@ def _document(cell: Cell, folder: Path, size: Size) -> dict[str, Any]:
         text = rm_registry(
             cell.workload, folder=folder, rows=rows, scale=scale, batch_size=batch_size, ranks=ranks
         )
-    document: dict[str, Any] = YAML(typ="safe", pure=True).load(text)
+    document: dict[str, Any] = YAML(typ="safe").load(text)
     if size == "tiny":
         document["dataset"]["options"]["sparse"] = _FEW
         document["preprocessing"] = [{**document["preprocessing"][0], "features": ["*"]}]
