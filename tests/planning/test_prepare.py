@@ -9,8 +9,12 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from recd_plugins import Registry, load_registry
-from recd_plugins.errors import RegistryError
+from recd_plugins import Registry, load_registry, wrap
+from recd_plugins.errors import RegistryError, SetupError
+from recd_plugins.planning.stage_times import StageCosts
+from recd_plugins.planning.topologies import this_machine
+from recd_plugins.training.calibration_file import write_topology
+from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.values.model_input import Placement
 
 
@@ -100,3 +104,18 @@ def test_entries_for_tables_that_are_left_alone_are_refused(
     problem = raised.value.problems[-1]
     assert (problem.line, problem.field) == (5, f"{kind_of_entry}[0].tables")
     assert problem.message.startswith(f"table t_b is left alone: {why}")
+
+
+def test_a_topology_of_the_trainer_counts_where_it_is_planned(tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    spec = this_machine(1).model_copy(update={"ddr_bandwidth": 1e9, "ranks_per_node": 2})
+    write_topology(cluster, spec, "Own.")
+    registry = registry_with(tmp_path, "").with_training({"ranks": 2})
+    prepared = registry.prepare(model(build("processed")), topology=cluster)
+    profile = DataProfile({"x": FeatureProfile(1.0, False, 0.0, 0.0, 0.0)})
+    planner = prepared.planner(profile=profile)
+    assert planner._topology.ddr_mem_bw == 1e6  # bytes a millisecond
+    measured = tmp_path / "measured.yaml"
+    write_topology(measured, spec.model_copy(update={"costs": StageCosts()}), "Own.")
+    with pytest.raises(SetupError, match="on one node of 2 ranks, and this run has one node of 1"):
+        wrap(model(build("processed")), topology=measured)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from recd_plugins.errors import RecdError, RegistryError
+from recd_plugins.errors import RecdError, RegistryError, SetupError
+from recd_plugins.planning.named_topology import named_topology
+from recd_plugins.planning.planner import machine_of
 from recd_plugins.planning.stage_times import GemmCost, StageCosts
 from recd_plugins.planning.topologies import (
     MACHINE,
@@ -12,8 +14,9 @@ from recd_plugins.planning.topologies import (
     read_topology,
     topology_names,
 )
+from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.training.calibration_file import write_topology
-from recd_plugins.values.collective_rates import CollectiveRates
+from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
 
 OWN = """
 device: cpu
@@ -157,3 +160,38 @@ def test_a_topology_that_was_written_reads_the_same(own: Path, tmp_path: Path) -
 def test_more_ranks_than_any_cluster_has(name: str) -> None:
     with pytest.raises(RecdError, match=r"^\d[\d,]+ ranks: no more than 1,048,576"):
         load_topology(name, nodes=1 << 70, ranks_per_node=2)
+
+
+def test_ranks_that_run_have_the_figures_of_the_named_file(own: Path) -> None:
+    training = TrainingSpec(ranks=4, ranks_per_node=2, topology=str(own))
+    found = machine_of(training)  # a description without measurements holds for any ranks
+    assert (found.nodes, found.ranks_per_node, found.ddr_bytes) == (2, 2, 2_000_000)
+    assert found.inter_node_bandwidth == 1e9
+    with pytest.raises(SetupError, match="is of ranks on cuda, and this run trains on cpu"):
+        machine_of(TrainingSpec(ranks=8, topology="dgx-h100"))
+    assert machine_of(TrainingSpec(ranks=2, topology=MACHINE)) == machine_of(TrainingSpec(ranks=2))
+
+
+def test_what_was_measured_is_taken_over_where_it_is_true(own: Path) -> None:
+    spec = read_topology(own)
+    rates = CollectiveRates.of_topology(spec)
+    slower = {
+        name: CollectiveRate(bytes_per_second=rate.bytes_per_second / 2, seconds=1e-3)
+        for name, rate in rates
+    }
+    spec = spec.model_copy(update={"collectives": CollectiveRates(**slower)})
+    own.unlink()
+    write_topology(own, spec, "Measured.")
+    assert named_topology(str(own), 2, 4, "cpu") == spec
+    found = named_topology(str(own), 4, 4, "cpu")
+    assert found.world_size == 16
+    bound = CollectiveRates.of_topology(found)
+    for name, rate in found.collective_rates:
+        assert rate.seconds == 1e-3
+        assert rate.bytes_per_second == pytest.approx(getattr(bound, name).bytes_per_second / 2)
+    with pytest.raises(SetupError, match="on 2 nodes of 4 ranks each, and this run has 4 nodes of"):
+        named_topology(str(own), 4, 2, "cpu")
+    own.unlink()
+    write_topology(own, spec.model_copy(update={"nodes": 1}), "Measured.")
+    with pytest.raises(SetupError, match="of whose network it says nothing"):
+        named_topology(str(own), 2, 4, "cpu")

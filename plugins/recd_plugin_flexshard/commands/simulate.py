@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 def simulate(
     plugins_dir: Path | None,
     registry: Path,
-    topology: str,
+    topology: str | None,
     nodes: int | None,
     ranks_per_node: int | None,
     batch_size: int | None,
@@ -83,6 +83,7 @@ def simulate(
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     if batch_size is not None:
         loaded = loaded.with_training({"batch_size": batch_size})
+    topology = topology or loaded.training.topology or "machine"
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
     progress, console = Console(stderr=True), Console()
     with progress.status("planning tiers"):

@@ -105,11 +105,9 @@ def topology_options(command: _Command) -> _Command:
         click.option("--nodes", type=AT_LEAST_1, help="Nodes; the topology's own without it."),
         click.option(
             "--topology",
-            default="machine",
-            show_default=True,
             metavar="NAME|FILE",
             help="zionex-a100-40g, dgx-a100-80g, p4d.24xlarge, ndv4, dgx-h100, machine (this one), "
-            "or a YAML file.",
+            "or a YAML file. Without it training.topology, or where that is null machine.",
         ),
     ):
         command = option(command)

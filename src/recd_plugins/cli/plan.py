@@ -100,7 +100,7 @@ def plan(
     ctx: click.Context,
     /,
     registry: Path,
-    topology: str,
+    topology: str | None,
     nodes: int | None,
     ranks_per_node: int | None,
     batch_size: int | str | None,
@@ -124,7 +124,7 @@ def plan(
     mode = chosen or TablesPlan()
     auto = batch_size == "auto"
     given = {
-        "--topology": topology != MACHINE,
+        "--topology": topology not in (None, MACHINE),
         "--nodes": nodes,
         "--ranks-per-node": ranks_per_node,
         "--batch-size auto": auto,
@@ -132,7 +132,7 @@ def plan(
     }
     _refuse_others(mode, [name for name, value in given.items() if value])
     on_machine = calibrate_path is not None and mode.calibrates == "machine"
-    if on_machine and (topology != MACHINE or (nodes or 1) > 1):
+    if on_machine and (given["--topology"] or (nodes or 1) > 1):
         raise click.UsageError(
             "--calibrate measures this machine: leave out --topology and --nodes"
         )
@@ -140,8 +140,9 @@ def plan(
     check_reports(json_path, plot_path)
     upstream_noise.silence()
     loaded = load_registry(registry, plugins_dir=ctx.obj)
+    topology = topology or loaded.training.topology or MACHINE
     if on_machine:
-        nodes = 1  # whatever nodes its ranks stand for
+        topology, nodes = MACHINE, 1  # whatever nodes its ranks stand for
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
     rows = None if auto else int(batch_size or loaded.training.batch_size)
     console, status = Console(), Console(stderr=True).status("planning")

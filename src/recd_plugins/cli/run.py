@@ -284,9 +284,12 @@ def run(
 
 def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
     """What the run would do, as JSON and for a screen."""
-    from recd_plugins.cli.options import chosen_topology
+    import torch
+
     from recd_plugins.cli.plan_tables import TablesPlan
+    from recd_plugins.distributed.device import choose_device
     from recd_plugins.planning.plan_mode import PlanQuestion
+    from recd_plugins.planning.planner import machine_of
     from recd_plugins.planning.topologies import MACHINE
     from recd_plugins.training.dry_run import DryRun
 
@@ -297,8 +300,8 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
         PlanQuestion(
             registry,
             trainer.job.plugins_dir,
-            MACHINE,
-            chosen_topology(registry, MACHINE, None, None),
+            registry.training.topology or MACHINE,
+            machine_of(registry.training, device=torch.device(choose_device(registry))),
             registry.training.batch_size,
             {},
             lambda _: None,

@@ -71,6 +71,7 @@ def wrap(
     *,
     batch_size: int | None = None,
     plugins_dir: str | Path | None = None,
+    topology: str | Path | None = None,
 ) -> Wrapped:
     """A model of a trainer that has all else: loader, optimizer, sharders, pipeline.
 
@@ -81,6 +82,7 @@ def wrap(
         batch_size: rows in a batch of one rank, by which the planner reckons; of the registry's
             ``training``, 512 if it says nothing, without it.
         plugins_dir: a folder of plugin files besides the installed ones.
+        topology: the cluster, as ``training.topology`` takes it, in place of the registry's.
 
     Raises:
         SetupError: the model has no embedding module, an entry needs rows and there is no
@@ -108,6 +110,8 @@ def wrap(
         )
     if batch_size is not None:
         parsed = parsed.with_training({"batch_size": batch_size})
+    if topology is not None:
+        parsed = parsed.with_training({"topology": str(topology)})
     _warn_of_subclasses(model)
     dedup = Dedup(model)  # before plugins replace modules
     prepared = prepare_model(Registry(**vars(parsed)), model)

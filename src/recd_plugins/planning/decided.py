@@ -13,6 +13,7 @@ from recd_plugins.data.prepared import Prepared
 from recd_plugins.interfaces import Plugin
 from recd_plugins.model_tables import embedding_modules
 from recd_plugins.planning.table_optimizers import table_optimizers
+from recd_plugins.planning.topologies import MACHINE, load_topology
 from recd_plugins.registry import Entry, Registry
 from recd_plugins.registry.plugin_versions import plugin_versions
 from recd_plugins.values.data_profile import DataProfile
@@ -32,6 +33,9 @@ def decided(
     registry = prepared.registry
     seen = asdict(profile)
     del seen["source"]  # has the path of a file
+    named = registry.training.topology
+    # Each node reads a file of its own.
+    cluster = None if named in (None, MACHINE) else load_topology(str(named)).model_dump()
     return {
         "the versions": {
             "recd-plugins": __version__,
@@ -39,6 +43,7 @@ def decided(
             "plugins": plugin_versions(registry),
         },
         "the registry file": _document(registry),
+        **({"the topology": cluster} if cluster else {}),
         "the model's tables": {
             each.path: {table.name: asdict(table) for table in each.tables}
             for each in embedding_modules(module)

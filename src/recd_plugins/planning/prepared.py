@@ -72,9 +72,9 @@ class Prepared(data.Prepared):
 
         Args:
             topology: the ranks and their memory, as ``to_torchrec()`` of what
-                ``recd_plugins.api.planning.load_topology`` returns; without it
-                ``recd_plugins.api.planning.default_topology`` of the three arguments after
-                ``activation_bytes``.
+                ``recd_plugins.api.planning.load_topology`` returns; without it that of
+                ``training.topology``, or ``recd_plugins.api.planning.default_topology``, of the
+                three arguments after ``activation_bytes``.
             profile: lengths and dedupe factors of the features; without it they are measured, on
                 the first rows of the data.
             activation_bytes: to leave free on each rank for what a forward pass keeps beside
@@ -192,13 +192,20 @@ class Registry(parsed.Registry):
         """``dataset`` in its wrappers, which know no model: for who reads rows alone."""
         return wrapped_dataset(self)
 
-    def prepare(self, model: nn.Module, setting: Setting | None = None) -> Prepared:
+    def prepare(
+        self,
+        model: nn.Module,
+        setting: Setting | None = None,
+        *,
+        topology: str | Path | None = None,
+    ) -> Prepared:
         """The model with poolings, and with what sharding plugins replace, ready to be sharded.
 
         Args:
             model: not sharded; may stand on the meta device. It is changed in place.
             setting: the ranks that it will be sharded for; those that this process is one of, or
                 would start, without it.
+            topology: the cluster, as ``training.topology`` takes it, in place of the registry's.
 
         Raises:
             RegistryError: a pattern matches no table or feature, or two entries claim one.
@@ -206,7 +213,10 @@ class Registry(parsed.Registry):
         """
         from recd_plugins.planning.prepare import prepare_model
 
-        return Prepared(**vars(prepare_model(self, model, setting)))
+        registry = self
+        if topology is not None:
+            registry = self.with_training({"topology": str(topology)})
+        return Prepared(**vars(prepare_model(registry, model, setting)))
 
     if not TYPE_CHECKING:
 

@@ -126,6 +126,13 @@ class TrainingSpec(Spec):
         "pretend to be several nodes; null makes all ranks one node. Under torchrun its nodes "
         "count.",
     )
+    topology: str | None = Field(
+        default=None,
+        description="The cluster that tables are planned for: a file that `recd calibrate` wrote, "
+        "or a name that `recd plan --topology` takes. With null, `recd run` on several nodes "
+        "measures them at its start, for some seconds, and all else is planned for `machine`, of "
+        "which nothing is measured.",
+    )
     workers: StrictInt = Field(
         default=0,
         ge=0,
@@ -163,6 +170,13 @@ class TrainingSpec(Spec):
     validation: ValidationSpec | None = Field(
         default=None, description="Measure it while training goes on, too; null does not."
     )
+
+    @field_validator("topology")
+    @classmethod
+    def _names_one(cls, topology: str | None) -> str | None:
+        if topology is not None and (wrong := wrong_path(topology)):
+            raise ValueError(wrong)
+        return topology
 
     @field_validator("ranks_per_node")
     @classmethod

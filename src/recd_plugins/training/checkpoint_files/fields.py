@@ -12,7 +12,7 @@ FREE = (
     *(
         f"training.{name}"
         for name in (
-            *("ranks", "ranks_per_node", "workers", "epochs", "steps", "device"),
+            *("ranks", "ranks_per_node", "topology", "workers", "epochs", "steps", "device"),
             *("checkpoint", "evaluate", "validation", "hang_notice", "hang_timeout"),
         )
     ),
