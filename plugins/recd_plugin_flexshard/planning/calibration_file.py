@@ -9,14 +9,13 @@ import torch
 from rich.table import Table as TextTable
 
 from recd_plugin_flexshard.planning.calibrate import MemoryCalibration, calibrate_memory
-from recd_plugin_flexshard.planning.measure_collectives import measure_collectives
 from recd_plugin_flexshard.planning.report_text import COLLECTIVE_NAMES
 from recd_plugin_flexshard.planning.sections import SECTION
 from recd_plugin_flexshard.planning.tier_study import planned_tiers
 from recd_plugins.api import SetupError
 from recd_plugins.api.planning import CollectiveRates, TopologySpec
 from recd_plugins.api.registry import Registry
-from recd_plugins.api.training import refuse_existing, write_topology
+from recd_plugins.api.training import measure_collectives, refuse_existing, write_topology
 
 
 @dataclass(frozen=True)

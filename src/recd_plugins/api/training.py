@@ -12,6 +12,7 @@ from recd_plugins.training.calibration_file import calibration_job, refuse_exist
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
+from recd_plugins.training.cluster.collectives import measure_collectives
 from recd_plugins.training.compare import Comparison, loss_max_abs_diff
 from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
@@ -61,6 +62,7 @@ __all__ = [
     "host_seconds",
     "identity_of",
     "loss_max_abs_diff",
+    "measure_collectives",
     "peak_bytes",
     "read_profile",
     "refuse_existing",

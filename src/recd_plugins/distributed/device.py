@@ -24,7 +24,7 @@ def choose_device(registry: Registry) -> str:
         RegistryError: a cache cannot run there.
     """
     wanted = registry.training.device
-    lack = "" if wanted == "cpu" else _lack_for_cuda(registry)
+    lack = "" if wanted == "cpu" else lack_for_cuda(_ranks_here(registry))
     if lack and wanted == "cuda":
         raise SetupError(
             f"{registry.path}: training.device is cuda, but {lack}; cpu trains without CUDA"
@@ -49,13 +49,13 @@ def device_of_rank(kind: str) -> torch.device:
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
-def _lack_for_cuda(registry: Registry) -> str:
-    """What keeps the ranks of this machine from training on CUDA, and what helps; may be empty."""
+def lack_for_cuda(ranks: int) -> str:
+    """What keeps so many ranks of this machine from CUDA, and what helps; empty for nothing."""
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
     if not fbgemm_has_cuda():
         return "FBGEMM is the CPU build (recd doctor says how to get the other)"
-    devices, ranks = torch.cuda.device_count(), _ranks_here(registry)
+    devices = torch.cuda.device_count()
     if devices < ranks:
         return f"{ranks} ranks need a CUDA device each and there are {devices} (lower the ranks)"
     return ""

@@ -1,11 +1,10 @@
-"""M and c, and the latency and bandwidth of collectives, from what was measured."""
+"""M and c, from what was measured."""
 
 from __future__ import annotations
 
 import pytest
 
 from recd_plugin_flexshard.planning.calibrate import MemoryPoint, fit_memory
-from recd_plugin_flexshard.planning.measure_collectives import SIZES, fit_rate
 
 
 def point(hot: float, accesses: float, *, held: float = 0.0, others: float = 5e6) -> MemoryPoint:
@@ -36,12 +35,3 @@ def test_they_stay_within_what_the_cost_model_takes() -> None:
 
 def test_an_m_of_the_cost_model_has_the_row_wise_copy_too() -> None:
     assert fit_memory([*POINTS, POINTS[0]]).memory.multiplier(4) == pytest.approx(2.75)
-
-
-def test_latency_and_bandwidth_are_found_again() -> None:
-    rate = fit_rate([2e-3 + size / 5e8 for size in SIZES])
-    assert rate.seconds == pytest.approx(2e-3)
-    assert rate.bytes_per_second == pytest.approx(5e8)
-    # Where the bytes make no difference, the largest still took some time.
-    flat = fit_rate([1e-3] * len(SIZES))
-    assert flat.bytes_per_second == pytest.approx(SIZES[-1] / 1e-3)

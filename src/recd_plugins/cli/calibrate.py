@@ -1,0 +1,160 @@
+"""``recd calibrate``: measure the cluster, and write it as a topology."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+
+from recd_plugins.cli.options import AT_LEAST_1, OUTPUT, check_outputs, report_options
+from recd_plugins.cores import available_cores
+from recd_plugins.distributed.launch import (
+    backend_for,
+    join_torchrun,
+    launch,
+    torchrun_rank,
+    torchrun_ranks_per_node,
+)
+from recd_plugins.errors import SetupError
+from recd_plugins.files import write_json
+from recd_plugins.versions import __version__
+
+if TYPE_CHECKING:
+    from recd_plugins.training.cluster.measure import MeasuredCluster
+
+# More ranks than that say no more of one machine.
+_MOST_RANKS = 8
+# After which a rank that is waited for has ended.
+_TIMEOUT = timedelta(minutes=5)
+
+
+@click.command()
+@click.option("-o", "--output", type=OUTPUT, required=True, help="The topology, a YAML file.")
+@click.option(
+    "--ranks",
+    type=AT_LEAST_1,
+    help="Processes to start: as many as training will; without it one a GPU or a core, at most "
+    f"{_MOST_RANKS}. Under torchrun its ranks count.",
+)
+@click.option(
+    "--ranks-per-node",
+    type=AT_LEAST_1,
+    help="Ranks that make a node: this machine pretends to be several nodes.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Where tables will live; auto takes CUDA where there is a device for each rank.",
+)
+@click.option("--quick", is_flag=True, help="Some seconds in place of one or two minutes.")
+@click.option("--force", is_flag=True, help="Replace the file.")
+@report_options("Write every measurement here.", "Write a picture of collectives and links here")
+def calibrate(
+    output: Path,
+    ranks: int | None,
+    ranks_per_node: int | None,
+    device: str,
+    quick: bool,
+    force: bool,
+    json_path: Path | None,
+    plot_path: Path | None,
+) -> None:
+    """Measure the cluster that this runs on, and write it as a topology.
+
+    Links inside a node and between nodes, collectives by size, and what a rank does by itself:
+    copies, lookups, matrix products. `training.topology` and `recd plan --topology` take the file.
+    Without torchrun it starts ranks on this machine; under torchrun all ranks take part, and rank 0
+    writes.
+
+    \b
+    recd calibrate -o cluster.yaml --ranks 2
+    torchrun --nnodes 4 ... --no-python recd calibrate -o cluster.yaml
+    """
+    rank = torchrun_rank()
+    if rank is not None and (ranks or ranks_per_node):
+        raise click.UsageError("torchrun says which ranks there are: leave out --ranks")
+    if not rank:
+        check_outputs(output, force, json_path, plot_path)
+    from recd_plugins import upstream_noise
+
+    upstream_noise.silence()
+    if rank is None:
+        ranks = ranks or _default_ranks(device)
+        ranks_per_node = ranks_per_node or ranks
+        if ranks % ranks_per_node:
+            raise click.UsageError(
+                f"{ranks} ranks do not fill nodes of {ranks_per_node} each; every node needs as "
+                "many"
+            )
+        found = launch(
+            _measure,
+            ranks,
+            kind := _kind(device, ranks),
+            quick,
+            backend=backend_for(kind),
+            timeout=_TIMEOUT,
+            local_world_size=ranks_per_node,
+        )[0]
+    else:
+        kind = _kind(device, torchrun_ranks_per_node())
+        with join_torchrun(backend_for(kind), _TIMEOUT) as (rank, world_size):
+            found = _measure(rank, world_size, kind, quick)
+        if rank:
+            return
+    _tell(found, output, json_path, plot_path)
+
+
+def _default_ranks(device: str) -> int:
+    import torch
+
+    gpus = torch.cuda.device_count() if device != "cpu" else 0
+    return min(gpus or available_cores(), _MOST_RANKS)
+
+
+def _kind(device: str, ranks: int) -> str:
+    """``cpu`` or ``cuda``."""
+    from recd_plugins.distributed.device import lack_for_cuda
+
+    lack = "" if device == "cpu" else lack_for_cuda(ranks)
+    if lack and device == "cuda":
+        raise SetupError(f"--device cuda: {lack}; cpu measures without CUDA")
+    return "cpu" if device == "cpu" or lack else "cuda"
+
+
+def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredCluster:  # noqa: ARG001
+    from recd_plugins import upstream_noise
+    from recd_plugins.distributed.device import device_of_rank
+    from recd_plugins.training.cluster.measure import measure_cluster
+    from recd_plugins.training.cluster.timing import FULL, QUICK
+
+    upstream_noise.silence()
+    start = time.monotonic()
+
+    def say(what: str) -> None:
+        if rank == 0:
+            click.echo(f"{time.monotonic() - start:4.0f} s  measuring {what}", err=True)
+
+    return measure_cluster(device_of_rank(kind), QUICK if quick else FULL, say)
+
+
+def _tell(
+    found: MeasuredCluster, output: Path, json_path: Path | None, plot_path: Path | None
+) -> None:
+    from recd_plugins.training.calibration_file import write_topology
+    from recd_plugins.training.cluster.report import plot, render
+
+    spec = found.spec
+    Console().print(render(found))
+    when = time.strftime("%Y-%m-%d")
+    write_topology(output, spec, f"Measured by recd calibrate {__version__} on {when}.")
+    if json_path is not None:
+        write_json(json_path, found.as_json())
+    if plot_path is not None:
+        plot(found, plot_path)
+    click.echo(f"{output}: {spec.nodes} x {spec.ranks_per_node} ranks on {spec.device}", err=True)

@@ -1,0 +1,159 @@
+"""What collectives take by size, alone and two at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import combinations
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from recd_plugins.distributed.device import device_of_rank
+from recd_plugins.distributed.launch import backend_for, launch
+from recd_plugins.training.cluster.groups import NodeGroups, node_groups
+from recd_plugins.training.cluster.timing import QUICK, Effort, Spread, goes_on, rounds
+from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
+
+#: The collectives of ``CollectiveRates`` in words.
+NAMES = {
+    "a2a_global": "all-to-all, all ranks",
+    "a2a_intra": "all-to-all, in a node",
+    "ar_global": "all-reduce, all ranks",
+    "ar_cross": "all-reduce, across nodes",
+}
+# Sizes that the bandwidth is told by: of smaller ones latency and what links buffer decide.
+_LARGEST = 3
+
+#: Seconds by bytes that a rank puts in, of each collective.
+Sweeps = Mapping[str, Mapping[int, Spread]]
+_Collective = Callable[[torch.Tensor, dist.ProcessGroup], dist.Work]
+
+
+def measure_collectives(world_size: int, ranks_per_node: int, device_type: str) -> CollectiveRates:
+    """What they reach on ranks that are started here, on pretended nodes too, in some seconds.
+
+    Of a group of one rank it is what the call takes.
+
+    Args:
+        world_size: ranks.
+        ranks_per_node: of them that count as a node.
+        device_type: ``cpu`` (gloo) or ``cuda`` (NCCL).
+
+    Raises:
+        SetupError: the machine does not allow it.
+    """
+    return launch(
+        _rates,
+        world_size,
+        device_type,
+        backend=backend_for(device_type),
+        local_world_size=ranks_per_node,
+    )[0]
+
+
+def _rates(rank: int, world_size: int, device_type: str) -> CollectiveRates:  # noqa: ARG001
+    with node_groups() as groups:
+        return fit_rates(sweep(groups, device_of_rank(device_type), QUICK, lambda _: None))
+
+
+def sweep(
+    groups: NodeGroups, device: torch.device, effort: Effort, say: Callable[[str], None]
+) -> dict[str, dict[int, Spread]]:
+    """Seconds of each collective by size, until the slowest rank was done. Collective.
+
+    All groups of a kind are at it at once, as in training.
+    """
+    kinds: dict[str, tuple[_Collective, dist.ProcessGroup]] = {
+        "a2a_global": (_all_to_all, groups.everyone),
+        "a2a_intra": (_all_to_all, groups.node),
+        "ar_global": (_all_reduce, groups.everyone),
+        "ar_cross": (_all_reduce, groups.across),
+    }
+    found = {}
+    for name, (collective, group) in kinds.items():
+        say(NAMES[name])
+        found[name] = _by_size(device, collective, group, effort)
+    return found
+
+
+def _by_size(
+    device: torch.device, collective: _Collective, group: dist.ProcessGroup, effort: Effort
+) -> dict[int, Spread]:
+    collective(_values(effort.sizes[0], group, device), group).wait()  # connects the ranks
+    found: dict[int, Spread] = {}
+    for size in effort.sizes:
+        if found and not goes_on(size, (last := max(found)), found[last].median, effort):
+            break
+        values = _values(size, group, device)
+        _, slowest = rounds(lambda values=values: collective(values, group).wait(), device, effort)  # type: ignore[misc]
+        found[size] = Spread.of(slowest)
+    return found
+
+
+def at_once(groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Effort) -> float:
+    """Time of an all-to-all with an all-reduce beside it, over that of one after the other.
+
+    Both are of all ranks and of the largest size that has both: 1 where nothing is won. Collective.
+    """
+    size = max(sweeps["a2a_global"].keys() & sweeps["ar_global"].keys())
+    sent, reduced = (_values(size, groups.everyone, device) for _ in range(2))
+    _all_reduce(reduced, groups.beside).wait()  # connects the ranks
+
+    def both() -> None:
+        works = _all_to_all(sent, groups.everyone), _all_reduce(reduced, groups.beside)
+        for work in works:
+            work.wait()
+
+    _, slowest = rounds(both, device, effort)
+    alone = sweeps["a2a_global"][size].median + sweeps["ar_global"][size].median
+    return median(slowest) / alone
+
+
+def fit_rates(sweeps: Sweeps) -> CollectiveRates:
+    """Latency and bandwidth of each."""
+    return CollectiveRates(
+        **{
+            name: fit_rate({size: spread.median for size, spread in sizes.items()})
+            for name, sizes in sweeps.items()
+        }
+    )
+
+
+def fit_rate(seconds: Mapping[int, float]) -> CollectiveRate:
+    """Latency and bandwidth of what took so long by bytes.
+
+    The bandwidth is the median slope between the largest sizes, since links that are limited let
+    some bytes through at once; the latency is what the smallest size then leaves.
+    """
+    sizes = sorted(seconds)
+    slopes = [
+        (seconds[large] - seconds[small]) / (large - small)
+        for small, large in combinations(sizes[-_LARGEST:], 2)
+    ]
+    per_byte = median(slopes) if slopes else 0.0
+    if per_byte <= 0:
+        # Larger ones take no longer: the bandwidth is at least what the largest reached.
+        return CollectiveRate(
+            bytes_per_second=sizes[-1] / seconds[sizes[-1]], seconds=min(seconds.values())
+        )
+    return CollectiveRate(
+        bytes_per_second=1 / per_byte, seconds=max(0.0, seconds[sizes[0]] - sizes[0] * per_byte)
+    )
+
+
+def _values(size: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
+    ranks = dist.get_world_size(group)
+    return torch.zeros(max(1, size // 4 // ranks) * ranks, device=device)
+
+
+def _all_to_all(values: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    work = dist.all_to_all_single(torch.empty_like(values), values, group=group, async_op=True)
+    assert work is not None, "asynchronous"
+    return work
+
+
+def _all_reduce(values: torch.Tensor, group: dist.ProcessGroup) -> dist.Work:
+    work = dist.all_reduce(values, group=group, async_op=True)
+    assert work is not None, "asynchronous"
+    return work

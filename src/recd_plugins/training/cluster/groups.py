@@ -1,0 +1,80 @@
+"""The process groups that are measured: of all ranks, of nodes, and across nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from recd_plugins.errors import SetupError
+
+
+@dataclass(frozen=True)
+class NodeGroups:
+    """Where this rank is, and whom it measures with.
+
+    Attributes:
+        rank: this one.
+        nodes: nodes.
+        ranks_per_node: of each.
+        everyone: all ranks.
+        beside: all ranks once more, for a collective at the same time.
+        node: the ranks of this node.
+        across: the ranks with this one's place in their nodes.
+    """
+
+    rank: int
+    nodes: int
+    ranks_per_node: int
+    everyone: dist.ProcessGroup
+    beside: dist.ProcessGroup
+    node: dist.ProcessGroup
+    across: dist.ProcessGroup
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return self.nodes * self.ranks_per_node
+
+
+def ranks_of_each_node() -> int:
+    """Ranks a node, ``LOCAL_WORLD_SIZE`` consecutive ones; all where it is not set. Collective.
+
+    Raises:
+        SetupError: nodes have different numbers of ranks.
+    """
+    world_size = dist.get_world_size()
+    mine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    of_all: list[int] = [0] * world_size
+    dist.all_gather_object(of_all, mine)
+    if len(set(of_all)) > 1 or mine < 1 or world_size % mine:
+        raise SetupError(
+            f"{world_size} ranks on nodes of {', '.join(map(str, sorted(set(of_all))))} ranks "
+            "(LOCAL_WORLD_SIZE): start as many ranks on every node"
+        )
+    return mine
+
+
+@contextmanager
+def node_groups() -> Iterator[NodeGroups]:
+    """The groups of this process group's ranks, for the time of a context. Collective.
+
+    Raises:
+        SetupError: nodes have different numbers of ranks.
+    """
+    per_node, world_size, rank = ranks_of_each_node(), dist.get_world_size(), dist.get_rank()
+    everyone = list(range(world_size))
+    nodes = [everyone[first : first + per_node] for first in everyone[::per_node]]
+    # Every rank makes every group, its own or not.
+    whole, beside = (dist.new_group(everyone) for _ in range(2))
+    inside = [dist.new_group(ranks) for ranks in nodes][rank // per_node]
+    across = [dist.new_group(everyone[place::per_node]) for place in range(per_node)][
+        rank % per_node
+    ]
+    yield NodeGroups(rank, len(nodes), per_node, whole, beside, inside, across)
+    # Their threads cost. Not after an error, when nobody answers.
+    for group in (whole, beside, inside, across):
+        dist.destroy_process_group(group)

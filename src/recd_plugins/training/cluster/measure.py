@@ -1,0 +1,170 @@
+"""A cluster as its ranks find it, and the topology that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from recd_plugins.errors import SetupError
+from recd_plugins.planning.stage_times import (
+    AllReduceCost,
+    AllToAllCost,
+    GemmCost,
+    OtherCost,
+    StageCosts,
+)
+from recd_plugins.planning.topologies import TopologySpec, this_machine
+from recd_plugins.training.cluster.collectives import Sweeps, at_once, fit_rates, sweep
+from recd_plugins.training.cluster.groups import node_groups
+from recd_plugins.training.cluster.links import Link, between_nodes, inside_nodes
+from recd_plugins.training.cluster.timing import Effort
+from recd_plugins.training.cluster.work_rates import WorkRates, measure_work
+
+
+@dataclass(frozen=True)
+class MeasuredCluster:
+    """What was measured, the same on every rank.
+
+    Attributes:
+        machine: the ranks with what was not measured: memory, and links that are not there.
+        inside: links between ranks of a node.
+        between: links between nodes.
+        sweeps: seconds of collectives by size.
+        at_once: of an all-to-all with an all-reduce beside it, over one after the other; None of
+            one rank.
+        work: what ranks do by themselves.
+    """
+
+    machine: TopologySpec
+    inside: Sequence[Link]
+    between: Sequence[Link]
+    sweeps: Sweeps
+    at_once: float | None
+    work: WorkRates
+
+    @property
+    def spec(self) -> TopologySpec:
+        """The topology; of each figure the median."""
+        machine, rates = self.machine, {name: s.median for name, s in self.work.rates.items()}
+        changed: dict[str, Any] = {
+            "ddr_bandwidth": rates["copy"],
+            "flops": rates["matmul"],
+            "collectives": fit_rates(self.sweeps),
+        }
+        if "device_copy" in rates:
+            changed["hbm_bandwidth"] = rates["device_copy"]
+            changed["hbm_to_ddr_bandwidth"] = rates["to_device"]
+        for name, links in (("intra", self.inside), ("inter", self.between)):
+            if links:
+                bandwidth = median(link.rate.bytes_per_second for link in links)
+                changed[f"{name}_node_bandwidth"] = bandwidth
+        spec = machine.model_copy(update=changed)
+        return spec.model_copy(update={"costs": self._costs(spec)})
+
+    def _costs(self, spec: TopologySpec) -> StageCosts:
+        """What the stages cost as far as it can be told without a model; else the least."""
+        least, rates = spec.least_costs, spec.collective_rates
+        across, in_node = least.all_to_all.bytes_across_nodes, least.all_to_all.bytes_in_node
+        ranks, world = spec.ranks_per_node, spec.world_size
+        # Rates are of all that a rank puts in, costs of what leaves it.
+        if ranks > 1:
+            in_node = ranks / (ranks - 1) / rates.a2a_intra.bytes_per_second
+        if spec.nodes > 1:
+            left = 1 / rates.a2a_global.bytes_per_second - in_node * (ranks - 1) / world
+            across = max(across, left * world / (world - ranks))
+        reduced = AllReduceCost()
+        if world > 1:
+            sent = 2 * (world - 1) / world
+            reduced = AllReduceCost(
+                steps=rates.ar_global.seconds,
+                bytes_reduced=1 / rates.ar_global.bytes_per_second / sent,
+            )
+        work = {name: spread.median for name, spread in self.work.rates.items()}
+        return StageCosts(
+            lookup=self.work.lookup.model_copy(
+                update={
+                    "bytes_from_host": least.lookup.bytes_from_host,
+                    "bytes_from_file": least.lookup.bytes_from_file,
+                }
+            ),
+            gemm=GemmCost(matmul_flops=1 / work["matmul"], attention_flops=1 / work["attention"]),
+            all_to_all=AllToAllCost(
+                collectives=rates.a2a_global.seconds if world > 1 else 0.0,
+                bytes_in_node=in_node,
+                bytes_across_nodes=across,
+            ),
+            all_reduce=reduced,
+            other=OtherCost(element_bytes=1 / work["elements"]),
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values."""
+
+        def links(each: Sequence[Link]) -> list[dict[str, Any]]:
+            return [
+                {"from": link.source, "to": link.target, **link.rate.model_dump()} for link in each
+            ]
+
+        return {
+            "topology": self.spec.model_dump(exclude_none=True),
+            "links_in_nodes": links(self.inside),
+            "links_between_nodes": links(self.between),
+            "collectives": {
+                name: [{"bytes": size, **asdict(spread)} for size, spread in sizes.items()]
+                for name, sizes in self.sweeps.items()
+            },
+            "at_once": self.at_once,
+            "work": {name: asdict(spread) for name, spread in self.work.rates.items()},
+            "lookups": [
+                {"ids": ids, "dim": dim, **asdict(spread)}
+                for (ids, dim), spread in self.work.lookups.items()
+            ],
+        }
+
+
+def measure_cluster(
+    device: torch.device, effort: Effort, say: Callable[[str], None]
+) -> MeasuredCluster:
+    """Measure the ranks of this process group. Collective.
+
+    Args:
+        device: of this rank.
+        effort: how long.
+        say: told on each rank what is measured next.
+
+    Raises:
+        SetupError: nodes have different numbers of ranks, or another rank has ended.
+    """
+    told: list[str] = []
+
+    def tell(what: str) -> None:
+        told.append(what)
+        say(what)
+
+    try:
+        with node_groups() as groups:
+            work = measure_work(device, effort, tell)
+            inside = inside_nodes(groups, device, effort, tell)
+            between = between_nodes(groups, device, effort, tell)
+            sweeps = sweep(groups, device, effort, tell)
+            tell("an all-to-all and an all-reduce at once")
+            both = at_once(groups, device, sweeps, effort) if groups.world_size > 1 else None
+            machine = this_machine(groups.ranks_per_node, nodes=groups.nodes, device=device)
+        memory: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
+        dist.all_gather_object(memory, (machine.ddr_bytes, machine.hbm_bytes or 0))
+    except RuntimeError as error:  # of collectives whose partner is gone
+        step = told[-1] if told else "nodes"
+        raise SetupError(
+            f"measuring {step} failed on rank {dist.get_rank()}: "
+            f"{str(error).splitlines()[0]}. Has another rank ended? What it said comes first"
+        ) from error
+    # What the node with the least has.
+    least = {"ddr_bytes": min(host for host, _ in memory)}
+    if machine.hbm_bytes:
+        least["hbm_bytes"] = min(gpu for _, gpu in memory)
+    return MeasuredCluster(machine.model_copy(update=least), inside, between, sweeps, both, work)

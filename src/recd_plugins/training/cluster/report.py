@@ -1,0 +1,150 @@
+"""A measured cluster in words and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from recd_plugins.files import write_figure
+from recd_plugins.plots import COLORS, plot_style
+from recd_plugins.training.cluster.collectives import NAMES, fit_rates
+from recd_plugins.training.cluster.links import Link
+from recd_plugins.training.cluster.measure import MeasuredCluster
+from recd_plugins.training.cluster.timing import Spread
+from recd_plugins.training.cluster.work_rates import WORKS
+
+
+def render(found: MeasuredCluster) -> RenderableType:
+    """What was found, each figure with between what the middle half of rounds or ranks lies."""
+    return Group(_links(found), _collectives(found), _work(found))
+
+
+def _links(found: MeasuredCluster) -> Table:
+    table = _table("links of a rank, one way", "latency, ms", "MB/s", "middle half", "slowest")
+    for words, of, links in (
+        ("in a node", "rank", found.inside),
+        ("between nodes", "node", found.between),
+    ):
+        if not links:
+            continue
+        rates = Spread.of([link.rate.bytes_per_second / 1e6 for link in links])
+        slowest = min(links, key=lambda link: link.rate.bytes_per_second)
+        table.add_row(
+            words,
+            f"{median(link.rate.seconds for link in links) * 1e3:.3f}",
+            f"{rates.median:,.1f}",
+            f"{rates.low:,.1f} - {rates.high:,.1f}",
+            f"{of} {slowest.source} to {slowest.target}: "
+            f"{slowest.rate.bytes_per_second / 1e6:,.1f}",
+        )
+    if not found.inside and not found.between:
+        table.add_row("one rank alone has none", "", "", "", "")
+    return table
+
+
+def _collectives(found: MeasuredCluster) -> Table:
+    table = _table("collectives", "latency, ms", "MB/s", "largest", "took, ms", "middle half")
+    for name, rate in fit_rates(found.sweeps):
+        size, spread = max(found.sweeps[name].items())
+        table.add_row(
+            NAMES[name],
+            f"{rate.seconds * 1e3:.3f}",
+            f"{rate.bytes_per_second / 1e6:,.1f}",
+            f"{size / 2**20:g} MiB",
+            f"{spread.median * 1e3:,.2f}",
+            f"{spread.low * 1e3:,.2f} - {spread.high * 1e3:,.2f}",
+        )
+    if found.at_once is not None:
+        table.caption = (
+            "an all-to-all with an all-reduce beside it takes "
+            f"{found.at_once:.2f} of what they take one after the other"
+        )
+        table.caption_justify = "left"
+    return table
+
+
+def _work(found: MeasuredCluster) -> Table:
+    table = _table("a rank, while all of its node do the same", "", "middle half")
+    for name, spread in found.work.rates.items():
+        unit = "GFLOP/s" if name in ("matmul", "attention") else "GB/s"
+        low, high = spread.low / 1e9, spread.high / 1e9
+        table.add_row(
+            WORKS[name], f"{spread.median / 1e9:,.1f} {unit}", f"{low:,.1f} - {high:,.1f}"
+        )
+    for (ids, dim), spread in found.work.lookups.items():
+        table.add_row(
+            f"lookup of {ids:,} ids, dim {dim}, and back",
+            f"{spread.median * 1e3:,.2f} ms",
+            f"{spread.low * 1e3:,.2f} - {spread.high * 1e3:,.2f}",
+        )
+    return table
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(title, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", overflow="fold")
+    return table
+
+
+@plot_style()
+def plot(found: MeasuredCluster, path: Path) -> None:
+    """Seconds of collectives by size with what was fitted, and the bandwidths of the links.
+
+    Args:
+        found: what to show.
+        path: a file whose suffix says its format, as ``.png`` or ``.svg``.
+
+    Raises:
+        RecdError: the file cannot be written, or matplotlib knows no such format.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    sizes, links = figure.subplots(1, 2)
+    for color, (name, rate) in zip(COLORS, fit_rates(found.sweeps), strict=False):
+        points = found.sweeps[name]
+        of_bytes, spreads = list(points), list(points.values())
+        middle = [spread.median * 1e3 for spread in spreads]
+        errors = [
+            [(spread.median - spread.low) * 1e3 for spread in spreads],
+            [(spread.high - spread.median) * 1e3 for spread in spreads],
+        ]
+        fitted = [(rate.seconds + size / rate.bytes_per_second) * 1e3 for size in of_bytes]
+        sizes.errorbar(of_bytes, middle, yerr=errors, fmt="o", color=color, label=NAMES[name])
+        sizes.plot(of_bytes, fitted, color=color, linewidth=1)
+    sizes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="bytes of a rank",
+        ylabel="ms",
+        title="Collectives; lines: latency and bandwidth",
+    )
+    sizes.legend()
+    for label, color, of in (
+        ("in a node", COLORS[0], found.inside),
+        ("between nodes", COLORS[1], found.between),
+    ):
+        if of:
+            places, heights = zip(*_sorted(of), strict=True)
+            links.plot(places, heights, "o", color=color, label=label)
+    if found.inside or found.between:
+        links.set(yscale="log")
+        links.legend()
+    links.set(
+        xlabel="share of links that are slower", ylabel="MB/s", title="Links of a rank, one way"
+    )
+    spec = found.machine
+    figure.suptitle(f"{spec.nodes} x {spec.ranks_per_node} ranks on {spec.device}")
+    write_figure(path, figure)
+
+
+def _sorted(links: Sequence[Link]) -> Iterator[tuple[float, float]]:
+    rates = sorted(link.rate.bytes_per_second / 1e6 for link in links)
+    return ((place / max(1, len(rates) - 1), rate) for place, rate in enumerate(rates))

@@ -1,0 +1,86 @@
+"""How often a thing is done to know how long it takes, and how far the times lie apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+#: Rounds of one thing at least.
+LEAST_ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long a cluster is measured.
+
+    Attributes:
+        sizes: bytes that a rank puts into a collective: latency decides the first, bandwidth the
+            last.
+        rounds: of one thing at most.
+        seconds: for one thing, after which no round follows the first ``LEAST_ROUNDS``.
+        most_seconds: a size whose first rounds would take longer is left out.
+        partners: nodes, and ranks of its node, that each exchanges with one after the other.
+    """
+
+    sizes: tuple[int, ...]
+    rounds: int
+    seconds: float
+    most_seconds: float
+    partners: int
+
+
+#: One or two minutes.
+FULL = Effort(tuple(2**n for n in (12, 14, 16, 18, 20, 22, 24)), 15, 2.0, 8.0, 7)
+#: Some seconds.
+QUICK = Effort(tuple(2**n for n in (12, 16, 20, 22)), 5, 0.3, 1.0, 2)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of rounds or ranks, and between what the middle half of them lies."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Of one value or more."""
+        low, median, high = np.percentile(values, (25, 50, 75)).tolist()
+        return cls(median, low, high)
+
+
+def rounds(
+    run: Callable[[], object], device: torch.device, effort: Effort
+) -> tuple[list[float], list[float]]:
+    """Seconds of ``run`` by round: on this rank, and until the slowest was done. Collective."""
+    own: list[float] = []
+    slowest: list[float] = []
+    while len(own) < LEAST_ROUNDS or (len(own) < effort.rounds and sum(slowest) < effort.seconds):
+        wait_for(device)
+        dist.barrier()
+        start = time.perf_counter()
+        run()
+        wait_for(device)
+        own.append(time.perf_counter() - start)
+        longest = torch.tensor([own[-1]], dtype=torch.float64)
+        dist.all_reduce(longest, op=dist.ReduceOp.MAX)
+        slowest.append(longest.item())
+    return own, slowest
+
+
+def goes_on(size: int, last_size: int, last_seconds: float, effort: Effort) -> bool:
+    """Whether there is time for a larger size, by what the one before took."""
+    return LEAST_ROUNDS * last_seconds * size / last_size <= effort.most_seconds
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,33 @@
+"""What ranks of test_cluster do."""
+
+from __future__ import annotations
+
+import torch
+
+from recd_plugins.errors import SetupError
+from recd_plugins.training.cluster import measure as module
+from recd_plugins.training.cluster.measure import MeasuredCluster, measure_cluster
+from recd_plugins.training.cluster.timing import Effort
+
+TINY = Effort(sizes=(2**10, 2**12, 2**14), rounds=3, seconds=0.0, most_seconds=5.0, partners=1)
+
+
+def measured(rank: int, world_size: int, *_: object) -> MeasuredCluster:
+    told: list[str] = []
+    found = measure_cluster(torch.device("cpu"), TINY, told.append)
+    assert "all-to-all, all ranks" in told
+    return found
+
+
+def a_rank_has_ended(rank: int, world_size: int) -> str:
+    def ended(*_: object) -> None:
+        raise RuntimeError("Connection closed by peer\nmore")
+
+    kept, module.measure_work = module.measure_work, ended  # type: ignore[assignment]
+    try:
+        measure_cluster(torch.device("cpu"), TINY, lambda _: None)
+    except SetupError as error:
+        return str(error)
+    finally:
+        module.measure_work = kept
+    return ""

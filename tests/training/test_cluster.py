@@ -1,0 +1,116 @@
+"""What is measured of a cluster, and the topology that it makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.training import cluster_cases
+
+from recd_plugins.cli import calibrate, main
+from recd_plugins.planning.named_topology import named_topology
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.cluster.collectives import fit_rate
+from recd_plugins.training.cluster.measure import MeasuredCluster
+
+SIZES = (2**12, 2**16, 2**20, 2**22)
+
+
+@pytest.fixture(scope="module")
+def measured() -> MeasuredCluster:
+    """Two nodes of one rank."""
+    return run_on_ranks(cluster_cases.measured, 2, local_world_size=1)[0]
+
+
+def recd_calibrate(monkeypatch: pytest.MonkeyPatch, found: MeasuredCluster, *args: str) -> Result:
+    """The command on ranks that have measured already."""
+
+    def launch(*_: Any, **__: Any) -> list[MeasuredCluster]:
+        return [found]
+
+    monkeypatch.setattr(calibrate, "launch", launch)
+    return CliRunner().invoke(main, ["calibrate", *args])
+
+
+def test_latency_and_bandwidth_are_found_again() -> None:
+    rate = fit_rate({size: 2e-3 + size / 5e8 for size in SIZES})
+    assert rate.seconds == pytest.approx(2e-3)
+    assert rate.bytes_per_second == pytest.approx(5e8)
+    # What a limited link lets through at once takes no time, and hides no bandwidth.
+    free = fit_rate({size: 2e-3 + max(0, size - 2**17) / 5e8 for size in SIZES[1:]})
+    assert free.bytes_per_second == pytest.approx(5e8, rel=0.05)
+    # Where the bytes make no difference, the largest still took some time.
+    flat = fit_rate(dict.fromkeys(SIZES, 1e-3))
+    assert flat.bytes_per_second == pytest.approx(SIZES[-1] / 1e-3)
+    assert flat.seconds == 1e-3
+
+
+def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
+    spec = measured.spec
+    assert (spec.nodes, spec.ranks_per_node, spec.device) == (2, 1, "cpu")
+    assert [(link.source, link.target) for link in measured.between] == [(1, 0), (0, 1)]
+    assert not measured.inside
+    costs, rates = spec.costs, spec.collectives
+    assert costs is not None
+    assert rates is not None
+    # Half of what a rank puts in goes to the other one.
+    sent = max(2 / rates.a2a_global.bytes_per_second, 1 / spec.inter_node_bandwidth)
+    assert costs.all_to_all.bytes_across_nodes == pytest.approx(sent)
+    assert costs.all_to_all.collectives == rates.a2a_global.seconds
+    # Each sends as much as it reduces, 2 (n - 1) / n.
+    assert costs.all_reduce.bytes_reduced == pytest.approx(1 / rates.ar_global.bytes_per_second)
+    assert costs.gemm.matmul_flops == pytest.approx(1 / spec.flops)
+    assert costs.lookup.bytes_looked_up + costs.lookup.ids_looked_up > 0
+
+
+def test_the_command_writes_what_training_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = ["--json", "all.json", "--plot", "cluster.svg"]
+    result = recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml", "--ranks", "2", *files)
+    assert result.exit_code == 0, result.output
+    for words in ("between nodes", "all-reduce", "matrix products", "GFLOP/s"):
+        assert words in result.output
+    assert (tmp_path / "cluster.svg").read_text().startswith("<?xml")
+    report = json.loads((tmp_path / "all.json").read_text())
+    assert [each["bytes"] for each in report["collectives"]["ar_global"]] == [1024, 4096, 16384]
+    written = named_topology("cluster.yaml", 2, 1, "cpu")
+    assert written.model_dump(exclude_none=True) == measured.spec.model_dump(exclude_none=True)
+    again = recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml")
+    assert again.exit_code == 1
+    assert "cluster.yaml exists already" in again.output
+    assert recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml", "--force").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--ranks", "3", "--ranks-per-node", "2"], {}, "3 ranks do not fill nodes of 2 each"),
+        (["-o", "/proc/cluster.yaml"], {}, "/proc/cluster.yaml: cannot be written"),
+        (["--plot", "links.txt"], {}, "--plot links.txt ends in none of .png"),
+        (["--ranks", "2"], {"RANK": "0", "WORLD_SIZE": "2"}, "torchrun says which ranks there are"),
+        (["--device", "cuda"], {}, "--device cuda: "),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_measured(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    environment: dict[str, str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = [] if "-o" in arguments else ["-o", "cluster.yaml"]
+    result = CliRunner().invoke(main, ["calibrate", *output, *arguments], env=environment)
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())
+    assert not (tmp_path / "cluster.yaml").exists()
+
+
+def test_a_rank_that_ends_is_told_of() -> None:
+    (message,) = run_on_ranks(cluster_cases.a_rank_has_ended, 1)
+    assert message.startswith("measuring nodes failed on rank 0: Connection closed by peer. Has")
