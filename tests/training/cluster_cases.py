@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 
 from recd_plugins.errors import SetupError
+from recd_plugins.planning.topologies import MACHINE, TopologySpec
+from recd_plugins.registry import TrainingSpec
+from recd_plugins.training.cluster import at_start as at_start_module
 from recd_plugins.training.cluster import measure as module
+from recd_plugins.training.cluster.at_start import topology_at_start
 from recd_plugins.training.cluster.measure import MeasuredCluster, measure_cluster
 from recd_plugins.training.cluster.timing import Effort
 
@@ -31,3 +35,25 @@ def a_rank_has_ended(rank: int, world_size: int) -> str:
     finally:
         module.measure_work = kept
     return ""
+
+
+def at_start(rank: int, world_size: int, folder: str) -> tuple[list[TopologySpec | None], int]:
+    """What runs plan for: one anew, one that goes on, and those that measure nothing."""
+    kept, measurements = at_start_module.measure_cluster, [0]
+
+    def counted(*_: object) -> MeasuredCluster:
+        measurements[0] += 1
+        return measure_cluster(torch.device("cpu"), TINY, lambda _: None)
+
+    at_start_module.measure_cluster = counted  # type: ignore[assignment]
+    try:
+        training = TrainingSpec(checkpoint={"path": folder})
+        machine = TrainingSpec(topology=MACHINE)
+        return [
+            topology_at_start(training, "cpu", 1, resume=False),
+            topology_at_start(training, "cpu", 1, resume=True),
+            topology_at_start(machine, "cpu", 1, resume=False),
+            topology_at_start(training, "cpu", 2, resume=False),
+        ], measurements[0]
+    finally:
+        at_start_module.measure_cluster = kept

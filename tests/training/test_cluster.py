@@ -13,6 +13,7 @@ from tests.training import cluster_cases
 from recd_plugins.cli import calibrate, main
 from recd_plugins.planning.named_topology import named_topology
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.cluster.at_start import KEPT
 from recd_plugins.training.cluster.collectives import fit_rate
 from recd_plugins.training.cluster.measure import MeasuredCluster
 
@@ -114,3 +115,17 @@ def test_what_is_wrong_is_said_before_anything_is_measured(
 def test_a_rank_that_ends_is_told_of() -> None:
     (message,) = run_on_ranks(cluster_cases.a_rank_has_ended, 1)
     assert message.startswith("measuring nodes failed on rank 0: Connection closed by peer. Has")
+
+
+def test_a_run_on_several_nodes_measures_them_once(tmp_path: Path) -> None:
+    ranks = run_on_ranks(cluster_cases.at_start, 2, str(tmp_path), local_world_size=1)
+    (found, again, named, alone), measurements = ranks[0]
+    assert measurements == 1
+    assert found == again  # of the file beside the checkpoints
+    assert found is not None
+    assert (found.nodes, found.ranks_per_node) == (2, 1)
+    assert found.costs is not None
+    assert named is None
+    assert alone is None
+    assert ranks[1][0] == ranks[0][0]
+    assert (tmp_path / KEPT).exists()

@@ -265,6 +265,11 @@ def run(
             if each.validation is not None
         ]
         shown += [
+            f"{name}: {each.prediction}" if name else str(each.prediction)
+            for name, each in results.items()
+            if each.prediction is not None
+        ]
+        shown += [
             worse_than_base_rate(result.as_json()["test"] or {}, "test", name)
             for name, result in results.items()
         ]

@@ -26,6 +26,7 @@ from recd_plugins.planning.planner import build_planner, profile_of
 from recd_plugins.planning.prepare_parts import prepare_parts
 from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.planning.setting import RegistryData, setting_of
+from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights, first_weights
@@ -61,6 +62,7 @@ def assemble(
     device: torch.device,
     *,
     sharders: Sequence[ModuleSharder[torch.nn.Module]] | None = None,
+    topology: TopologySpec | None = None,
 ) -> Assembled:
     """Build, prepare, plan and shard the demo model. A collective call.
 
@@ -74,13 +76,14 @@ def assemble(
         side: with its plugins or without them.
         device: of this rank.
         sharders: other ones than the side's own.
+        topology: of these ranks; ``machine_of`` this process without it.
 
     Raises:
         RecdError: the registry, the data or the machine does not allow it.
     """
     schema = registry.dataset.schema()
     check_model_fits(registry, schema)
-    prepared, setting = _prepared(registry, schema, side, device)
+    prepared, setting = _prepared(registry, schema, side, device, topology)
     model = prepared.model
     own = stock_sharders(registry.training) if side == "baseline" else prepared.sharders()
     chosen = list(sharders) if sharders is not None else own
@@ -94,6 +97,7 @@ def assemble(
 
     planner = build_planner(
         prepared,
+        None if topology is None else topology.to_torchrec(),
         profile=profile,
         activation_bytes=activations,
         world_size=dist.get_world_size(),
@@ -125,7 +129,11 @@ def assemble(
 
 
 def _prepared(
-    registry: Registry, schema: FeatureSchema, side: Side, device: torch.device
+    registry: Registry,
+    schema: FeatureSchema,
+    side: Side,
+    device: torch.device,
+    topology: TopologySpec | None,
 ) -> tuple[Prepared, Setting | None]:
     """The model, whose tables have no memory until they are sharded.
 
@@ -133,36 +141,40 @@ def _prepared(
     """
     try:
         with deferred_tables() as deferred:
-            made = _whole(registry, schema, side, device)
+            made = _whole(registry, schema, side, device, topology)
         why = deferred.touched
     except PluginError as error:  # as of a table's values that are not there
         why = str(error)
     if not why:
         return made
-    made = _whole(registry, schema, side, device)
+    made = _whole(registry, schema, side, device, topology)
     logger.warning("each rank makes the whole model before it is sharded: %s", why)
     return made
 
 
 def _whole(
-    registry: Registry, schema: FeatureSchema, side: Side, device: torch.device
+    registry: Registry,
+    schema: FeatureSchema,
+    side: Side,
+    device: torch.device,
+    topology: TopologySpec | None,
 ) -> tuple[Prepared, Setting | None]:
     torch.manual_seed(registry.training.seed)
     model = build_model(registry, schema)
     if side == "plugins":
-        setting = setting_of(registry, model, device=device)
+        setting = setting_of(registry, model, topology, device=device)
         return registry.prepare(model, setting), setting
     prepared = without_plugins(registry, model, device.type)
     if registry.wrappers:
-        prepared = replace(prepared, batch_parts=_batch_parts(registry, prepared, device))
+        prepared = replace(prepared, batch_parts=_batch_parts(registry, prepared, device, topology))
     return prepared, None
 
 
 def _batch_parts(
-    registry: Registry, plain: Prepared, device: torch.device
+    registry: Registry, plain: Prepared, device: torch.device, topology: TopologySpec | None
 ) -> Mapping[str, TablePart]:
     """What the entries of ``registry`` do to the tables of a baseline's model, were it theirs."""
     # Nothing is coalesced of a baseline.
     data = RegistryData(replace(registry, sharding=()), plain.model)
-    setting = setting_of(registry, plain.model, device=device, data=data)
+    setting = setting_of(registry, plain.model, topology, device=device, data=data)
     return prepare_parts(registry, plain.tables, setting)

@@ -93,6 +93,11 @@ class Meter:
         if self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
             self._step, self._ids, self._bytes = 0, 0, CollectiveBytes()
 
+    @property
+    def timed_steps(self) -> int:
+        """Steps that were timed so far."""
+        return len(self._spans)
+
     def step_seconds(self) -> list[float]:
         """Wall time of each timed step, reading included."""
         return [self._clock.seconds(start, end) for start, end in self._spans]

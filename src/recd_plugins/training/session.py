@@ -25,6 +25,7 @@ from recd_plugins.distributed.launch import (
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.training.assembly import Side
+from recd_plugins.training.cluster.at_start import topology_at_start
 from recd_plugins.training.evaluation import splits_of
 from recd_plugins.training.hangs import hang_limits, train_beating, watched_by_each_other
 from recd_plugins.training.metrics import check_metrics
@@ -146,6 +147,8 @@ def session(
             with doing("preparing the data"):
                 stack.enter_context(_prepared(registry, world_size, resume))
         dist.barrier()
+        topology = topology_at_start(training, device, ranks_per_node, resume=resume)
+        job = replace(job, topology=topology)
         yield Session(registry, job, rank, world_size, ranks_per_node, limits)
 
 

@@ -23,12 +23,14 @@ from recd_plugins.interfaces.callback import Quality
 from recd_plugins.model.deferred_tables import generators_kept
 from recd_plugins.planning.prepared import load_registry
 from recd_plugins.planning.stages import StageTimes
+from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
+from recd_plugins.training.drift import Drift, Prediction
 from recd_plugins.training.dry_run import unused_line
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
@@ -69,6 +71,7 @@ class Job:
         settings: values in place of the file's, as ``load_registry`` takes them.
         log_every: seconds between lines that say how far the run is; None for a live line where
             stderr is a terminal.
+        topology: of the ranks, as they were measured; None for what the registry names.
     """
 
     registry: Path
@@ -81,6 +84,7 @@ class Job:
     allowed: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
     log_every: float | None = None
+    topology: TopologySpec | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ class Result:
         ingestion: figures of the ingestion by rank, of the training split; None without one.
         validation: of the test split while training went on; None where there was none.
         first_step: the step of the checkpoint that it was resumed at; 0 where it was started.
+        prediction: of a step, next to what was timed; None where no costs were measured.
     """
 
     samples_per_second: float | None
@@ -129,6 +134,7 @@ class Result:
     ingestion: list[Mapping[str, float]] | None = None
     validation: ValidationReport | None = None
     first_step: int = 0
+    prediction: Prediction | None = None
 
     def as_json(self) -> dict[str, Any]:
         """JSON values; each section under its name, metrics beside the quality of the split."""
@@ -137,6 +143,7 @@ class Result:
             "groups": self.groups,
             "stalls": self.stalls,
             "validation": self.validation,
+            "prediction": self.prediction,
         }
         shown = {name: report and report.as_json() for name, report in reports.items()}
         values = asdict(replace(self, sections={}))
@@ -174,7 +181,7 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
 
         start_server()
     device = device_of_rank(job.device)
-    parts = assemble(registry, job.side, device)
+    parts = assemble(registry, job.side, device, topology=job.topology)
     dmp, optimizer, prepared = parts.dmp, parts.optimizer, parts.prepared
     registry = prepared.registry
     pipeline = prepared.train_pipeline(dmp, optimizer, device)
@@ -252,6 +259,7 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
     profile = StepProfile(device, warmup=0)
     first = progress.step + 1 + Meter.COUNTED_STEPS
     profiled = range(first, first + PROFILED_STEPS if job.breakdown else first)
+    drift = Drift.of_run(parts, job.topology, device, profile) if rank == 0 else None
     predictions = Predictions()
     callbacks.start(progress, source.expected_steps, parts.tables)
     dmp.train()
@@ -286,6 +294,8 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
                 activity.reached(progress.step)
                 predictions.update(logits, labels)
                 advance(loss)
+                if drift is not None:
+                    drift.look(meter)
                 callbacks.trained(progress.step, loss, rate)
                 record.add(loss)
                 if validation is None or not validation.due(progress.step):
@@ -320,6 +330,7 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
         callbacks.evaluated(progress.step, "test", newest)
     test, metrics = newest
     seconds = meter.step_seconds()
+    stages = StageTimes.mean([stages for stages, _ in profiles]) if profiles else None
     samples = training.batch_size * world_size * len(seconds)
     result = Result(
         samples_per_second=samples / sum(seconds) if seconds else None,
@@ -331,7 +342,7 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
         train=predictions.summarize(),
         test=test,
         metrics=metrics,
-        stages=StageTimes.mean([stages for stages, _ in profiles]) if profiles else None,
+        stages=stages,
         step_memory=max(
             (memory for _, memory in profiles), key=lambda memory: memory.peak, default=None
         ),
@@ -351,6 +362,7 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
         ingestion=None if registry.ingestion is None else _from_every_rank(dict(loader.report())),
         validation=None if validation is None else validation.report(),
         first_step=first_step,
+        prediction=_from_every_rank(None if drift is None else drift.of(meter, stages))[0],
     )
     callbacks.ended(progress.step, record.losses)
     close_kernels(dmp)

@@ -1,0 +1,77 @@
+"""The topology of a run on several nodes that names none: measured at its start."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import torch.distributed as dist
+
+from recd_plugins.activity import doing
+from recd_plugins.distributed.device import device_of_rank
+from recd_plugins.planning.topologies import TopologySpec, read_topology
+from recd_plugins.registry import TrainingSpec
+from recd_plugins.training.calibration_file import write_topology
+from recd_plugins.training.cluster.measure import measure_cluster
+from recd_plugins.training.cluster.timing import QUICK
+
+#: Beside checkpoints: what the run was planned for, which it is again when it is resumed.
+KEPT = "topology.yaml"
+
+
+def topology_at_start(
+    training: TrainingSpec, device: str, ranks_per_node: int, *, resume: bool
+) -> TopologySpec | None:
+    """What a run on several nodes measures in some seconds, the same on every rank. Collective.
+
+    A run that goes on takes what stands beside its checkpoints, so that its plan stays what it was,
+    unless it is on other nodes now.
+
+    Args:
+        training: None is measured where it names a topology.
+        device: ``cpu`` or ``cuda``.
+        ranks_per_node: under torchrun.
+        resume: whether it goes on.
+
+    Returns:
+        None where nothing is to be measured: on one node, and where a topology is named.
+
+    Raises:
+        SetupError: nodes have different numbers of ranks, or a rank has ended.
+    """
+    nodes = dist.get_world_size() // ranks_per_node
+    if training.topology is not None or nodes == 1:
+        return None
+    folder = training.checkpoint.path
+    path = None if folder is None else Path(folder) / KEPT
+    first = dist.get_rank() == 0
+    told: list[Any] = [None]
+    if first and resume and path is not None and path.exists():
+        kept = read_topology(path)
+        if (kept.nodes, kept.ranks_per_node, kept.device) == (nodes, ranks_per_node, device):
+            click.echo(f"planned for the nodes as {path} has them, as before", err=True)
+            told = [kept.model_dump(include={*TopologySpec.model_fields})]
+    dist.broadcast_object_list(told)
+    if told[0] is None:
+        start = time.monotonic()
+        with doing("measuring the cluster"):
+            spec = measure_cluster(device_of_rank(device), QUICK, lambda _: None).spec
+        if first:
+            click.echo(_line(spec, time.monotonic() - start), err=True)
+            if path is not None:
+                write_topology(path, spec, "Measured at the start of the run.")
+        told = [spec.model_dump()]
+        dist.broadcast_object_list(told)
+    return TopologySpec.model_validate(told[0])
+
+
+def _line(spec: TopologySpec, seconds: float) -> str:
+    rates = spec.collective_rates
+    return (
+        f"measured {spec.nodes} nodes in {seconds:.0f} s: {spec.inter_node_bandwidth / 1e6:,.1f} "
+        f"MB/s of a rank between them, {rates.a2a_global.seconds * 1e3:.2f} ms for the least "
+        "all-to-all. training.topology names a file of recd calibrate instead, or machine, which "
+        "measures nothing"
+    )
