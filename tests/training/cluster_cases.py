@@ -7,6 +7,7 @@ import torch
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.topologies import MACHINE, TopologySpec
 from recd_plugins.registry import TrainingSpec
+from recd_plugins.registry.training_spec import CheckpointSpec
 from recd_plugins.training.cluster import at_start as at_start_module
 from recd_plugins.training.cluster import measure as module
 from recd_plugins.training.cluster.at_start import topology_at_start
@@ -47,7 +48,7 @@ def at_start(rank: int, world_size: int, folder: str) -> tuple[list[TopologySpec
 
     at_start_module.measure_cluster = counted  # type: ignore[assignment]
     try:
-        training = TrainingSpec(checkpoint={"path": folder})
+        training = TrainingSpec(checkpoint=CheckpointSpec(path=folder))
         machine = TrainingSpec(topology=MACHINE)
         return [
             topology_at_start(training, "cpu", 1, resume=False),

@@ -13,6 +13,7 @@ from tests.training import cluster_cases
 from recd_plugins.cli import calibrate, main
 from recd_plugins.planning.named_topology import named_topology
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.calibration_file import write_topology
 from recd_plugins.training.cluster.at_start import KEPT
 from recd_plugins.training.cluster.collectives import fit_rate
 from recd_plugins.training.cluster.measure import MeasuredCluster
@@ -129,3 +130,20 @@ def test_a_run_on_several_nodes_measures_them_once(tmp_path: Path) -> None:
     assert alone is None
     assert ranks[1][0] == ranks[0][0]
     assert (tmp_path / KEPT).exists()
+
+
+def test_other_ranks_are_refused_before_the_data_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_topology(Path("cluster.yaml"), measured.spec, "Measured.")
+    Path("registry.yaml").write_text(
+        "version: 1\n"
+        "dataset: {use: recd.session_parquet, options: {path: table, generate: {rows: 64}}}\n"
+        "converter: {use: recd.kjt}\nmodel: {}\n"
+        "training: {ranks: 2, device: cpu, topology: cluster.yaml}\n"
+    )
+    result = CliRunner().invoke(main, ["run", "registry.yaml"])
+    assert result.exit_code == 1
+    assert "was measured on 2 nodes of 1 rank each, and this run has one node of 2" in result.output
+    assert not Path("table").exists()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from recd_plugins.activity import doing
@@ -21,9 +22,12 @@ from recd_plugins.distributed.launch import (
     launch,
     torchrun_rank,
     torchrun_ranks_per_node,
+    torchrun_world_size,
 )
 from recd_plugins.errors import RecdError, SetupError
+from recd_plugins.planning.planner import machine_of
 from recd_plugins.planning.prepared import Registry, load_registry
+from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.cluster.at_start import topology_at_start
 from recd_plugins.training.evaluation import splits_of
@@ -129,6 +133,7 @@ def session(
     limits = hang_limits(registry)
     if torchrun_rank() is None:
         ranks_per_node = training.ranks_per_node or training.ranks
+        _check_topology(training, training.ranks, ranks_per_node, device)
         with _prepared(registry, training.ranks, resume):
             yield Session(registry, job, 0, training.ranks, ranks_per_node, limits)
         return
@@ -138,6 +143,7 @@ def session(
             f"{path}: training.ranks_per_node is {training.ranks_per_node}, but torchrun starts "
             f"{ranks_per_node} ranks a node; leave it out (null) under torchrun"
         )
+    _check_topology(training, torchrun_world_size(), ranks_per_node, device)
     with (
         join_torchrun(backend_for(device)) as (rank, world_size),
         watched_by_each_other(rank, world_size, limits),
@@ -150,6 +156,14 @@ def session(
         topology = topology_at_start(training, device, ranks_per_node, resume=resume)
         job = replace(job, topology=topology)
         yield Session(registry, job, rank, world_size, ranks_per_node, limits)
+
+
+def _check_topology(
+    training: TrainingSpec, world_size: int, ranks_per_node: int, device: str
+) -> None:
+    """Refuse what does not suit the ranks before the data is prepared for them."""
+    if training.topology is not None:
+        machine_of(training, world_size, ranks_per_node, torch.device(device))
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def fit_rate(seconds: Mapping[int, float]) -> CollectiveRate:
     """Latency and bandwidth of what took so long by bytes.
 
     The bandwidth is the median slope between the largest sizes, since links that are limited let
-    some bytes through at once; the latency is what the smallest size then leaves.
+    some bytes through at once; the latency is what the fastest size takes, which is a small one.
     """
     sizes = sorted(seconds)
     slopes = [
@@ -138,7 +138,8 @@ def fit_rate(seconds: Mapping[int, float]) -> CollectiveRate:
             bytes_per_second=sizes[-1] / seconds[sizes[-1]], seconds=min(seconds.values())
         )
     return CollectiveRate(
-        bytes_per_second=1 / per_byte, seconds=max(0.0, seconds[sizes[0]] - sizes[0] * per_byte)
+        bytes_per_second=1 / per_byte,
+        seconds=max(0.0, min(seconds.values()) - sizes[0] * per_byte),
     )
 
 

@@ -134,8 +134,11 @@ def plot(found: MeasuredCluster, path: Path) -> None:
         if of:
             places, heights = zip(*_sorted(of), strict=True)
             links.plot(places, heights, "o", color=color, label=label)
+    if found.inside and found.between:
+        links.set_yscale("log")
+    elif found.inside or found.between:
+        links.set_ylim(bottom=0)
     if found.inside or found.between:
-        links.set(yscale="log")
         links.legend()
     links.set(
         xlabel="share of links that are slower", ylabel="MB/s", title="Links of a rank, one way"
