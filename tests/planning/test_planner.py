@@ -26,7 +26,8 @@ from recd_plugins.errors import PluginError, RecdError, RegistryError, SetupErro
 from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints
-from recd_plugins.planning.planner import SortedEnumerator, build_planner, default_topology
+from recd_plugins.planning.machines import default_topology
+from recd_plugins.planning.planner import SortedEnumerator, build_planner
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.registry import Entry
 from recd_plugins.registry.schema import RegistrySpec

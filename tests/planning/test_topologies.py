@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.errors import RecdError, RegistryError, SetupError
-from recd_plugins.planning.named_topology import named_topology
-from recd_plugins.planning.planner import machine_of
+from recd_plugins.planning.machines import machine_of, named_topology
 from recd_plugins.planning.stage_times import GemmCost, StageCosts
 from recd_plugins.planning.topologies import (
     MACHINE,

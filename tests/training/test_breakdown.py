@@ -21,7 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder, fused_params
-from recd_plugins.planning.planner import default_topology
+from recd_plugins.planning.machines import default_topology
 from recd_plugins.planning.stages import STAGES, StageTimes, stage_of
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.testing.gloo import run_on_ranks

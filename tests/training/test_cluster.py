@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from tests.training import cluster_cases
 
 from recd_plugins.cli import calibrate, main
-from recd_plugins.planning.named_topology import named_topology
+from recd_plugins.planning.machines import named_topology
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.calibration_file import write_topology
 from recd_plugins.training.cluster.at_start import KEPT

@@ -8,7 +8,7 @@ from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.fitting import fit_costs
-from recd_plugins.planning.planner import default_topology
+from recd_plugins.planning.machines import default_topology
 from recd_plugins.planning.report_text import size_text, topology_line
 from recd_plugins.planning.setting import RegistryData
 from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND

@@ -293,8 +293,8 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
 
     from recd_plugins.cli.plan_tables import TablesPlan
     from recd_plugins.distributed.device import choose_device
+    from recd_plugins.planning.machines import machine_of
     from recd_plugins.planning.plan_mode import PlanQuestion
-    from recd_plugins.planning.planner import machine_of
     from recd_plugins.planning.topologies import MACHINE
     from recd_plugins.training.dry_run import DryRun
 

@@ -13,7 +13,7 @@ from recd_plugins.access.profile import AccessProfile
 from recd_plugins.data.measure_access import measure_access
 from recd_plugins.interfaces import Setting, Table, TrainingData
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
-from recd_plugins.planning.planner import machine_of
+from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import Registry

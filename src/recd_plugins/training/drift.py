@@ -12,7 +12,7 @@ import torch
 
 from recd_plugins.model.deferred_tables import generators_kept
 from recd_plugins.planning.compute import measure_compute
-from recd_plugins.planning.planner import machine_of
+from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.stage_times import predict
 from recd_plugins.planning.stages import STAGES, Stage, StageTimes
 from recd_plugins.planning.topologies import TopologySpec

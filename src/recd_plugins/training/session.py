@@ -25,7 +25,7 @@ from recd_plugins.distributed.launch import (
     torchrun_world_size,
 )
 from recd_plugins.errors import RecdError, SetupError
-from recd_plugins.planning.planner import machine_of
+from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.assembly import Side

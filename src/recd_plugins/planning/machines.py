@@ -1,10 +1,75 @@
-"""The cluster that ``training.topology`` names, for the ranks that run."""
+"""The ranks that run: those of ``training.topology``, or on machines like this one."""
 
 from __future__ import annotations
 
+import os
+
+import torch
+import torch.distributed as dist
+from torchrec.distributed.planner import Topology
+
 from recd_plugins.errors import SetupError
-from recd_plugins.planning.topologies import TopologySpec, load_topology
+from recd_plugins.planning.topologies import MACHINE, TopologySpec, load_topology, this_machine
+from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
+
+
+def machine_of(
+    training: TrainingSpec,
+    world_size: int | None = None,
+    local_world_size: int | None = None,
+    device: torch.device | None = None,
+) -> TopologySpec:
+    """The ranks that a registry is trained on from here.
+
+    They are those of ``training.topology``; where that names none, on machines like this one.
+
+    Args:
+        training: says how many ranks, where there is no process group.
+        world_size: ranks; those of the process group, else of the registry, without it.
+        local_world_size: ranks a node; ``LOCAL_WORLD_SIZE``, else all ranks, without it; the
+            registry's where its ``world_size`` counts.
+        device: of the tables; CPU without it.
+
+    Raises:
+        SetupError: the ranks do not fill nodes, or are not those of ``training.topology``.
+        RecdError: there is no such topology, or its file is wrong.
+    """
+    if world_size is None:
+        if dist.is_initialized():
+            world_size = dist.get_world_size()
+        else:
+            world_size = training.ranks
+            local_world_size = local_world_size or training.ranks_per_node
+    if training.topology in (None, MACHINE):
+        return _machine(world_size, local_world_size, device)
+    nodes, local = _nodes(world_size, local_world_size)
+    return named_topology(str(training.topology), nodes, local, device.type if device else "cpu")
+
+
+def default_topology(
+    world_size: int, local_world_size: int | None = None, device: torch.device | None = None
+) -> Topology:
+    """Ranks on machines like this one, which share its memory, each with a GPU on CUDA."""
+    return _machine(world_size, local_world_size, device).to_torchrec()
+
+
+def _machine(
+    world_size: int, local_world_size: int | None, device: torch.device | None
+) -> TopologySpec:
+    nodes, local = _nodes(world_size, local_world_size)
+    return this_machine(local, nodes=nodes, device=device)
+
+
+def _nodes(world_size: int, local_world_size: int | None) -> tuple[int, int]:
+    """Nodes, and the ranks of each."""
+    local = local_world_size or int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    local = min(local, world_size)
+    if world_size % local:
+        raise SetupError(
+            f"{world_size} ranks do not fill nodes of {local} each; every node needs as many"
+        )
+    return world_size // local, local
 
 
 def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> TopologySpec:
