@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Literal
 
 import torch
 from torchrec.modules.embedding_configs import DataType
@@ -11,6 +12,8 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from recd_plugin_flexshard.runtime.tiers import RowTiers
 from recd_plugins.api import SetupError
 
+#: The tiers whose rows have copies.
+CopyTier = Literal["hot", "flex"]
 _SCALAR_BYTES = 4
 # Of a copy: which row of its table it is.
 _ROW_BYTES = 8
@@ -31,6 +34,8 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         tiers: by table name; tables without an entry have no tiers.
         retier_every: choose the tiers' rows anew after that many steps, from the accesses in them.
             Without it they stay. The tiers' sizes stay in any case.
+        sparse: tiers whose copies' gradients are summed over the ranks for the rows alone that some
+            rank looked up; those of other tiers for all.
 
     Raises:
         SetupError: tiers of a table that is not there, of rows that it does not have, or of one
@@ -42,6 +47,7 @@ class TieredEmbeddingCollection(EmbeddingCollection):
         collection: EmbeddingCollection,
         tiers: Mapping[str, RowTiers],
         retier_every: int | None = None,
+        sparse: Collection[CopyTier] = (),
     ) -> None:
         configs = collection.embedding_configs()
         super().__init__(
@@ -72,6 +78,7 @@ class TieredEmbeddingCollection(EmbeddingCollection):
             if config.name in tiers
         }
         self.retier_every = retier_every
+        self.sparse: frozenset[CopyTier] = frozenset(sparse)
 
     @property
     def num_hot(self) -> int:

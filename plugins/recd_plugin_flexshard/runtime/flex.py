@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime.overlay import LOOKUP_REGION, Overlay
 from recd_plugin_flexshard.runtime.split import TierSplit
+from recd_plugin_flexshard.runtime.touched import TouchedRows
 
 
 @dataclass
@@ -94,7 +95,7 @@ class FlexLookup:
     ) -> None:
         self._exchange = _Exchange(group, _totals(sizes.received), _totals(sizes.sent))
         self._token: Tensor = _TierSend.apply(  # type: ignore[no-untyped-call]
-            overlay.anchor(), overlay, positions, self._exchange
+            overlay.anchor(), overlay, positions, overlay.touched(positions), self._exchange
         )
 
     def wait(self) -> Tensor:
@@ -133,9 +134,15 @@ class _TierSend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, overlay: Overlay, positions: Tensor, exchange: _Exchange
+        ctx: Any,
+        anchor: Tensor,
+        overlay: Overlay,
+        positions: Tensor,
+        touched: TouchedRows | None,
+        exchange: _Exchange,
     ) -> Tensor:
-        ctx.overlay, ctx.rows, ctx.exchange = overlay, overlay.rows, exchange
+        ctx.overlay, ctx.rows, ctx.touched = overlay, overlay.rows, touched
+        ctx.exchange = exchange
         ctx.save_for_backward(positions)
         with record_function(LOOKUP_REGION):
             rows = overlay.weights.index_select(0, positions)
@@ -144,9 +151,9 @@ class _TierSend(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[None, None, None, None]:
-        ctx.overlay.train(ctx.rows, *ctx.saved_tensors, ctx.exchange.finish())
-        return None, None, None, None
+    def backward(ctx: Any, _: Tensor) -> tuple[None, None, None, None, None]:
+        ctx.overlay.train(ctx.rows, *ctx.saved_tensors, ctx.touched, ctx.exchange.finish())
+        return None, None, None, None, None
 
 
 class _TierReceive(torch.autograd.Function):

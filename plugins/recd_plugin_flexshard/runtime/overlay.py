@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from typing import Any
 
@@ -14,11 +14,14 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.profiler import record_function
 from torchrec.distributed import comm_ops
 
+from recd_plugin_flexshard.runtime.touched import TouchedRows
 from recd_plugin_flexshard.runtime.update_rule import UpdateRule
 from recd_plugins.api import ExactnessError
 
 # In a profile: the learning of copies is part of the lookup, as that of a fused kernel is.
 LOOKUP_REGION = "[lookup]_[tiers]"
+# And the exchange of touched rows is one of embeddings, as far as its time goes.
+SYNC_REGION = "[output_dist]_[tiers]"
 
 
 class Overlay:
@@ -33,6 +36,7 @@ class Overlay:
         rules: by table, how its rows are updated.
         group: ranks that hold the same rows and sum their gradients.
         device: of the copies.
+        sparse: sum gradients of the rows alone that some rank looked up, not of all.
 
     Attributes:
         weights: ``[num_rows, embedding_dim]`` float32; zeros until they are set.
@@ -48,6 +52,8 @@ class Overlay:
         rules: Mapping[str, UpdateRule],
         group: dist.ProcessGroup,
         device: torch.device,
+        *,
+        sparse: bool = False,
     ) -> None:
         num_rows = sum(map(len, rows.values()))
         self.weights = torch.zeros(num_rows, embedding_dim, device=device)
@@ -56,6 +62,7 @@ class Overlay:
         self.num_updates = 0
         self._rules = rules
         self._group = group
+        self._sparse = sparse
         self.hold(rows)
 
     def hold(self, rows: Mapping[str, Tensor]) -> None:
@@ -82,9 +89,21 @@ class Overlay:
         It does so without positions, too, as other ranks have some.
         """
         output: Tensor = _TierLookup.apply(  # type: ignore[no-untyped-call]
-            self.anchor(), self, positions
+            self.anchor(), self, positions, self.touched(positions)
         )
         return output
+
+    def touched(self, positions: Tensor) -> TouchedRows | None:
+        """Tell the other ranks what this one looks up, where a backward pass may follow.
+
+        None where they need not know.
+        """
+        if not self._sparse or not torch.is_grad_enabled():
+            return None
+        if self._group.size() == 1 or not len(self.weights):
+            return None
+        with torch.no_grad(), record_function(SYNC_REGION):
+            return TouchedRows(positions, len(self.weights), self._group)
 
     def anchor(self) -> Tensor:
         """A scalar that needs a gradient: without an input that does, there is no backward pass.
@@ -94,7 +113,13 @@ class Overlay:
         """
         return torch.zeros((), device=self.weights.device, requires_grad=True)
 
-    def train(self, rows: Mapping[str, Tensor], positions: Tensor, gradients: Tensor) -> None:
+    def train(
+        self,
+        rows: Mapping[str, Tensor],
+        positions: Tensor,
+        touched: TouchedRows | None,
+        gradients: Tensor,
+    ) -> None:
         """Update the rows at the end of the backward pass that is running, on all ranks.
 
         Starts to sum over the ranks at once.
@@ -102,6 +127,7 @@ class Overlay:
         Args:
             rows: those of the overlay at the time of the forward pass.
             positions: ``[n]``, repeated ones too.
+            touched: of that time.
             gradients: ``[n, embedding_dim]``, of the losses of the ranks, not of their mean.
 
         Raises:
@@ -113,44 +139,96 @@ class Overlay:
                 "pass, which would train other rows: leave retier_every away under a pipeline that "
                 "looks the next batch up before the backward pass of this one"
             )
+        divisor = dist.get_world_size() if comm_ops.get_gradient_division() else 1
+        if touched is None:
+            self._train_all(positions, gradients, divisor)
+        else:
+            self._train_touched(touched, positions, gradients, divisor)
+
+    def _train_all(self, positions: Tensor, gradients: Tensor, divisor: int) -> None:
         with record_function(LOOKUP_REGION):
             total = _sum_by_position(gradients, positions, len(self.weights))
         work = None
         if self._group.size() > 1 and len(total):
             work = dist.all_reduce(total, group=self._group, async_op=True)
-        divisor = dist.get_world_size() if comm_ops.get_gradient_division() else 1
 
         def finish() -> None:
             if work is not None:
                 work.wait()
-            with record_function(LOOKUP_REGION):
-                self._update(total.div_(divisor) if divisor > 1 else total)
+            self._update(total, None, divisor)
 
-        # torch has no public way to run something when a backward pass is over; DDP does it so.
-        engine: Any = Variable._execution_engine
-        engine.queue_callback(finish)
+        _at_end_of_backward(finish)
+
+    def _train_touched(
+        self, touched: TouchedRows, positions: Tensor, gradients: Tensor, divisor: int
+    ) -> None:
+        with record_function(SYNC_REGION):
+            total = touched.start(gradients, positions, _sum_by_position)
+
+        def pass_on() -> None:
+            with record_function(SYNC_REGION):
+                total.pass_on()
+            # After those of other overlays have started, too.
+            _at_end_of_backward(finish)
+
+        def finish() -> None:
+            with record_function(SYNC_REGION):
+                gradient = total.result()
+            self._update(gradient, total.rows, divisor)
+
+        _at_end_of_backward(pass_on)
 
     @torch.no_grad()
-    def _update(self, gradient: Tensor) -> None:
-        for rule, positions in self._updates:
-            state = None if self.state is None else self.state[positions]
-            rule.update(self.weights[positions], state, gradient[positions])
+    def _update(self, gradient: Tensor, touched: Tensor | None, divisor: int) -> None:
+        """``gradient`` of all positions, or of ``touched`` ones, ascending."""
+        with record_function(LOOKUP_REGION):
+            if divisor > 1:
+                gradient.div_(divisor)
+            parts: list[tuple[UpdateRule, slice | Tensor, slice]]
+            parts = [(rule, each, each) for rule, each in self._updates]
+            if touched is not None:
+                parts = self._touched_parts(touched)
+            for rule, positions, part in parts:
+                weights = self.weights[positions]
+                state = None if self.state is None else self.state[positions]
+                rule.update(weights, state, gradient[part])
+                if touched is not None:
+                    self.weights[positions] = weights
+                    if self.state is not None and state is not None:
+                        self.state[positions] = state
         self.num_updates += 1
+
+    def _touched_parts(self, touched: Tensor) -> list[tuple[UpdateRule, slice | Tensor, slice]]:
+        """``touched`` by rule, and where they are in it."""
+        if len(self._updates) == 1:
+            return [(self._updates[0][0], touched, slice(None))]
+        starts = torch.tensor([part.stop for _, part in self._updates], device=touched.device)
+        ends = torch.searchsorted(touched, starts).tolist()
+        slices = [slice(*ends_) for ends_ in zip([0, *ends], ends, strict=False)]
+        return [(rule, touched[s], s) for (rule, _), s in zip(self._updates, slices, strict=True)]
+
+
+def _at_end_of_backward(call: Callable[[], None]) -> None:
+    # torch has no public way to run something when a backward pass is over; DDP does it so.
+    engine: Any = Variable._execution_engine
+    engine.queue_callback(call)
 
 
 class _TierLookup(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, _: Tensor, overlay: Overlay, positions: Tensor) -> Tensor:
-        ctx.overlay, ctx.rows = overlay, overlay.rows
+    def forward(
+        ctx: Any, _: Tensor, overlay: Overlay, positions: Tensor, touched: TouchedRows | None
+    ) -> Tensor:
+        ctx.overlay, ctx.rows, ctx.touched = overlay, overlay.rows, touched
         ctx.save_for_backward(positions)
         with record_function(LOOKUP_REGION):
             return overlay.weights.index_select(0, positions)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None]:
-        ctx.overlay.train(ctx.rows, *ctx.saved_tensors, gradients)
-        return None, None, None
+    def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, None, None]:
+        ctx.overlay.train(ctx.rows, *ctx.saved_tensors, ctx.touched, gradients)
+        return None, None, None, None
 
 
 def _sum_by_position(gradients: Tensor, positions: Tensor, num_rows: int) -> Tensor:

@@ -111,9 +111,10 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             module.embedding_configs(), module.tiers, node.size(), groups.cold.size(), where
         )
         dim = module.embedding_dim()
-        self.hot = Overlay(self.index.hot_rows(), dim, rules, groups.hot, where)
+        hot, flex = self.index.hot_rows(), self.index.flex_rows(node.rank())
+        self.hot = Overlay(hot, dim, rules, groups.hot, where, sparse="hot" in module.sparse)
         self.flex = Overlay(
-            self.index.flex_rows(node.rank()), dim, rules, groups.flex_gradients, where
+            flex, dim, rules, groups.flex_gradients, where, sparse="flex" in module.sparse
         )
         self._has_tiers = self.index.num_hot + self.index.num_flex > 0
         self._retiering: Retiering | None = None

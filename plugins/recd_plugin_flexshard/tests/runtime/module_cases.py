@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollectionSharder,
     tier_groups,
 )
+from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugins.distributed.byte_counter import CollectiveBytes, lookup_ids
 from recd_plugins.distributed.sharders import ExactEmbeddingCollectionSharder
 from recd_plugins.errors import RecdError
@@ -46,6 +47,7 @@ ADAGRAD = {
     "eps": 1e-2,
 }
 TIERS = {"t": RowTiers([3, 0], [7, 4, 6]), "u": RowTiers([], [1])}
+COPIES: tuple[CopyTier, ...] = ("hot", "flex")
 # Fewer rows than a rank's block of t has: the last of four ranks has none of u.
 ROWS = {"t": 9, "u": 3}
 # Hot, flex and cold rows of t, repeated ones too, and rows of u.
@@ -91,12 +93,13 @@ def shard(
     *,
     module: EmbeddingCollection | None = None,
     generators: Mapping[str, Any] | None = None,
+    sparse: Collection[CopyTier] = (),
 ) -> DistributedModelParallel:
     module = module or collection()
     weights = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     sharder: Any = ExactEmbeddingCollectionSharder(dict(fused))
     if tiers is not None:
-        module = TieredEmbeddingCollection(module, tiers)
+        module = TieredEmbeddingCollection(module, tiers, sparse=sparse)
         sharder = TieredEmbeddingCollectionSharder(dict(fused))
     plan = construct_module_sharding_plan(
         module,
@@ -232,10 +235,10 @@ PROCEDURES: dict[str, Callable[[DistributedModelParallel, int], None]] = {
 def weights_after(
     rank: int, world_size: int, procedure: str, fused: Mapping[str, Any]
 ) -> list[dict[str, Tensor]]:
-    """Without tiers, and with."""
+    """Without tiers, with, and with touched rows alone."""
     trained = []
-    for tiers in (None, TIERS):
-        dmp = shard(tiers, fused)
+    for tiers, sparse in ((None, ()), (TIERS, ()), (TIERS, COPIES)):
+        dmp = shard(tiers, fused, sparse=sparse)
         PROCEDURES[procedure](dmp, rank)
         trained.append({name: _whole(tensor) for name, tensor in dmp.state_dict().items()})
     return trained
@@ -316,8 +319,8 @@ class Seen:
     rows: dict[str, list[int]] = field(default_factory=dict)
 
 
-def seen(rank: int, world_size: int, with_tiers: bool) -> Seen:
-    dmp = shard(TIERS if with_tiers else None, SGD)
+def seen(rank: int, world_size: int, with_tiers: bool, sparse: Collection[CopyTier] = ()) -> Seen:
+    dmp = shard(TIERS if with_tiers else None, SGD, sparse=sparse)
     result = Seen()
     table: dict[str, Tensor] = {}
 

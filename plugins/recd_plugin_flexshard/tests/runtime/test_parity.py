@@ -10,6 +10,7 @@ import torch
 from tests.covering import by_night, cells_of_today
 from tests.distributed.parity_cases import Optimizer
 
+from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugin_flexshard.tests.runtime.tier_cases import Case, Difference, Fault, run_cases
 from recd_plugin_flexshard.tests.runtime.tier_model import (
     FEATURES,
@@ -31,14 +32,15 @@ TWO_AND_THREE: tuple[Tiers, ...] = ("two", "three")
 ODD: tuple[Tiers, ...] = ("flex", "all", "few", "empty")
 OPTIMIZERS: tuple[Optimizer, ...] = ("sgd", "rowwise_adagrad")
 FORMS: tuple[Form, ...] = ("kjt", "ikjt")
+SYNCS: tuple[tuple[CopyTier, ...], ...] = ((), ("hot", "flex"))
 MATRIX = [
-    Case(tiers, optimizer, pipelined, form)
-    for tiers, optimizer, pipelined, form in product(
-        TWO_AND_THREE, OPTIMIZERS, (False, True), FORMS
+    Case(tiers, optimizer, pipelined, form, sparse=sparse)
+    for tiers, optimizer, pipelined, form, sparse in product(
+        TWO_AND_THREE, OPTIMIZERS, (False, True), FORMS, SYNCS
     )
 ]
 ODD_TIERS = [
-    Case(tiers, "rowwise_adagrad", pipelined, "ikjt")
+    Case(tiers, "rowwise_adagrad", pipelined, "ikjt", sparse=("hot", "flex") if pipelined else ())
     for tiers, pipelined in product(ODD, (False, True))
 ]
 UNTIERED = [
@@ -56,11 +58,11 @@ COALESCED = [
 @pytest.mark.parametrize("cluster", UP_TO_TWO)
 def test_parity(cluster: str) -> None:
     today = cells_of_today(
-        list(product(UP_TO_TWO, TWO_AND_THREE, OPTIMIZERS, (False, True), FORMS))
+        list(product(UP_TO_TWO, TWO_AND_THREE, OPTIMIZERS, (False, True), FORMS, SYNCS))
     )
     cases = [
-        Case(tiers, opt, pipelined, form)
-        for of, tiers, opt, pipelined, form in today
+        Case(tiers, opt, pipelined, form, sparse=sparse)
+        for of, tiers, opt, pipelined, form, sparse in today
         if of == cluster
     ]
     _check(cases, cluster)
@@ -71,8 +73,12 @@ def test_parity_on_more_nodes(cluster: str) -> None:
     """Of two nodes the other one is the next one, and the one before; of three it is not."""
     if cluster == "4x2" and not by_night():
         pytest.skip("8 ranks, which three nodes stand for by day")
-    today = cells_of_today(list(product(TWO_AND_THREE, OPTIMIZERS, (False, True))))
-    _check([Case(*cell, FORMS[cell[-1]]) for cell in today], cluster)
+    today = cells_of_today(list(product(TWO_AND_THREE, OPTIMIZERS, (False, True), SYNCS)))
+    cases = [
+        Case(tiers, opt, pipelined, FORMS[pipelined], sparse=sparse)
+        for tiers, opt, pipelined, sparse in today
+    ]
+    _check(cases, cluster)
 
 
 @pytest.mark.parametrize("cluster", TWO_AND_FOUR)
@@ -130,7 +136,9 @@ def test_the_batches_have_what_can_go_wrong() -> None:
 def _today(cases: list[Case], cluster: str) -> list[Case]:
     """Of cases on two ranks and on four, those of today on ``cluster``."""
     cells = {
-        (of, (case.tiers, case.form), case.pipelined): case for of in TWO_AND_FOUR for case in cases
+        (of, (case.tiers, case.form, case.sparse), case.pipelined): case
+        for of in TWO_AND_FOUR
+        for case in cases
     }
     return [cells[cell] for cell in cells_of_today(list(cells)) if cell[0] == cluster]
 
@@ -147,6 +155,7 @@ def _assert_equal(difference: Difference, case: Case, tolerance: float = TOLERAN
     assert difference.loss <= tolerance, case
     assert difference.output <= tolerance, case
     assert difference.weight <= tolerance, case
+    assert difference.apart == 0 or case.fault, case
     # Every table and layer learns, or equal weights would say nothing.
     assert difference.moved > 20 * tolerance, case
     assert difference.num_pipelined == (difference.num_modules if case.pipelined else 0), case

@@ -25,18 +25,20 @@ from recd_plugins.testing.gloo import run_on_ranks
 def test_it_trains_as_without_tiers(
     procedure: str, fused: Mapping[str, Any], ranks_per_node: int
 ) -> None:
-    for without, with_tiers in run_on_ranks(
+    for without, *with_tiers in run_on_ranks(
         cases.weights_after, 2, procedure, fused, local_world_size=ranks_per_node
     ):
-        torch.testing.assert_close(with_tiers, without, rtol=1e-5, atol=1e-6)
         initial = cases.collection().state_dict()
-        assert any(not torch.equal(each, initial[name]) for name, each in with_tiers.items())
+        assert any(not torch.equal(each, initial[name]) for name, each in without.items())
+        for weights in with_tiers:
+            torch.testing.assert_close(weights, without, rtol=1e-5, atol=1e-6)
 
 
 def test_a_row_that_never_had_a_gradient_stays_with_eps_0() -> None:
     fused = cases.ADAGRAD | {"eps": 0.0}
-    for without, with_tiers in run_on_ranks(cases.weights_after, 2, "a_step", fused):
-        torch.testing.assert_close(with_tiers, without)
+    for without, *with_tiers in run_on_ranks(cases.weights_after, 2, "a_step", fused):
+        for weights in with_tiers:
+            torch.testing.assert_close(weights, without)
 
 
 def test_a_collection_without_any_tiers() -> None:
@@ -87,6 +89,16 @@ def test_traffic_by_tier() -> None:
         assert seen.bytes["cold"] > 0
         # DistributedDataParallel is not there, so nothing else is sent.
         assert seen.bytes.get("other", 0) == 0
+
+
+def test_traffic_of_touched_rows() -> None:
+    """All ranks look up all rows that have copies, of which each tier has two on a rank."""
+    ranks = run_on_ranks(cases.seen, 4, True, ("hot", "flex"), local_world_size=2)
+    row, bits = 4 * cases.DIM, 1
+    # A rank sends its gradients, but those that it sums, and what it sums to all others.
+    assert sum(seen.bytes["hot"] for seen in ranks) == 4 * 3 * bits + (3 + 3) * 2 * row
+    for seen in ranks:
+        assert seen.bytes["flex_gradients"] == bits + 2 * row
 
 
 def table(name: str = "t", features: str = "f", **arguments: Any) -> EmbeddingConfig:

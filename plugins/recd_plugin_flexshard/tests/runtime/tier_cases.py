@@ -30,6 +30,7 @@ from recd_plugin_flexshard.runtime import (
     ShardedTieredEmbeddingCollection,
     TieredEmbeddingCollectionSharder,
 )
+from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugin_flexshard.tests.runtime.tier_model import (
     FEATURES,
     NUM_STEPS,
@@ -66,6 +67,8 @@ class Case:
     device_type: Literal["cpu", "cuda"] = "cpu"
     # Tables whose ids are made unique before they are sent.
     coalesced: tuple[str, ...] = ()
+    # Tiers of which the touched rows alone are summed.
+    sparse: tuple[CopyTier, ...] = ()
 
     def device(self, rank: int) -> torch.device:
         return CPU if self.device_type == "cpu" else torch.device("cuda", rank)
@@ -73,12 +76,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest absolute differences of one rank from the reference, and what makes them count."""
+    """Largest absolute differences of one rank from the reference, and what makes them count.
+
+    ``apart`` is that between the copies of a row.
+    """
 
     loss: float
     output: float
     weight: float
     moved: float
+    apart: float
     num_modules: int
     num_pipelined: int
 
@@ -106,10 +113,25 @@ def _run(rank: int, world_size: int, case: Case) -> Difference:
         loss=max(abs(float(got[0].cpu() - want[0])) for got, want in pairs),
         output=max(float((got[1].cpu() - want[1]).abs().max()) for got, want in pairs),
         weight=max(float((weights[name] - trained[name]).abs().max()) for name in weights),
+        apart=_apart(dmp),
         moved=min(float((trained[name] - initial[name]).abs().max()) for name in weights),
         num_modules=sum(isinstance(module, ShardedModule) for module in dmp.modules()),
         num_pipelined=num_pipelined,
     )
+
+
+def _apart(dmp: DistributedModelParallel) -> float:
+    (module,) = (m for m in dmp.modules() if isinstance(m, ShardedTieredEmbeddingCollection))
+    found = 0.0
+    for overlay, group in (
+        (module.hot, module.groups.hot),
+        (module.flex, module.groups.flex_gradients),
+    ):
+        copies = [torch.empty_like(overlay.weights) for _ in range(group.size())]
+        dist.all_gather(copies, overlay.weights, group=group)
+        differences = torch.stack(copies) - overlay.weights
+        found = max(found, float(differences.abs().max()) if differences.numel() else 0.0)
+    return found
 
 
 def shard(
@@ -119,7 +141,7 @@ def shard(
         optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
     )
     sharder = TieredEmbeddingCollectionSharder(fused_params(training), coalesced=case.coalesced)
-    model = TierModel(TIERS[case.tiers])
+    model = TierModel(TIERS[case.tiers], case.sparse)
     plan = construct_module_sharding_plan(
         model.sequences,
         {table: _generator(case, table, world_size) for table in FEATURES},

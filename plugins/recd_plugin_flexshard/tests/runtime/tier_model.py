@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 import torch
@@ -13,6 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugin_flexshard.runtime import RowTiers, TieredEmbeddingCollection
+from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugins.data.lower import lower
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.values.batch import Batch
@@ -47,7 +48,9 @@ TIERS: Mapping[Tiers, Mapping[str, RowTiers]] = {
 class TierModel(nn.Module):
     """One EmbeddingCollection, its features pooled and a head."""
 
-    def __init__(self, tiers: Mapping[str, RowTiers] | None) -> None:
+    def __init__(
+        self, tiers: Mapping[str, RowTiers] | None, sparse: Collection[CopyTier] = ()
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.sequences: nn.Module = EmbeddingCollection(
@@ -62,7 +65,7 @@ class TierModel(nn.Module):
             ]
         )
         if tiers is not None:
-            self.sequences = TieredEmbeddingCollection(self.sequences, tiers)
+            self.sequences = TieredEmbeddingCollection(self.sequences, tiers, sparse=sparse)
         self.attention = _Attention(_PLACEMENT.sequence)
         self.head = _Head(len(_PLACEMENT.sequence))
 

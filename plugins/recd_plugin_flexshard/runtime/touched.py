@@ -1,0 +1,197 @@
+"""Gradients of copies, summed over the ranks that hold them, of rows that were looked up alone.
+
+A row that no rank of the group looked up has no gradient, and stays as it is. The others travel
+once where one rank looked them up: it sends its gradient to all. A row of several ranks is summed
+by one of them, which sends the sum: over all ranks that is the fewest rows there are to send. Of
+two ranks each sends the other what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_BITS = 8
+
+#: Sums gradients ``[n, dim]`` by their positions among so many rows.
+SumByPosition = Callable[[Tensor, Tensor, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Hop:
+    """Rows that go to other ranks in one all-to-all, numbered among those that any rank touched.
+
+    Attributes:
+        send: by rank that gets them, ascending; none for this rank.
+        send_sizes: how many, by rank.
+        receive: by rank that sends them.
+        receive_sizes: how many, by rank.
+    """
+
+    send: Tensor
+    send_sizes: list[int]
+    receive: Tensor
+    receive_sizes: list[int]
+
+
+@dataclass(frozen=True)
+class Routes:
+    """How the gradients of one batch are summed: all ranks make it of the same bits.
+
+    Attributes:
+        rows: positions that any rank touched, ascending, ``[num_rows]``.
+        mine: the numbers among ``rows`` of those that this rank touched, ascending.
+        summed: of those, which are summed here: True or False.
+        gradients: to those who sum.
+        sums: from those who sum; None where all are summed by every rank.
+    """
+
+    rows: Tensor
+    mine: Tensor
+    summed: Tensor
+    gradients: Hop
+    sums: Hop | None
+
+
+class TouchedRows:
+    """Which positions of an overlay each rank of a group looked up: a bit a position and rank.
+
+    The bits are on their way from here on; all ranks make it together.
+
+    Args:
+        positions: that this rank looked up, repeated ones too.
+        num_positions: of the overlay.
+        group: that holds the same rows.
+    """
+
+    def __init__(self, positions: Tensor, num_positions: int, group: dist.ProcessGroup) -> None:
+        size = -(-num_positions // _BITS) * _BITS
+        self._group = group
+        self._touched = torch.zeros(size, dtype=torch.bool, device=positions.device)
+        self._touched.index_fill_(0, positions, True)
+        # Kept while they are on their way.
+        self._packed = (self._touched.view(-1, _BITS) * self._shifted(1)).sum(1, dtype=torch.uint8)
+        self._all = self._packed.new_empty(group.size() * len(self._packed))
+        self._work = dist.all_gather_into_tensor(
+            self._all, self._packed, group=group, async_op=True
+        )
+
+    def _shifted(self, value: int) -> Tensor:
+        bits = torch.arange(_BITS, dtype=torch.uint8, device=self._touched.device)
+        return torch.full_like(bits, value) << bits
+
+    def start(self, gradients: Tensor, positions: Tensor, by_position: SumByPosition) -> SparseSum:
+        """Send this rank's gradients: all ranks together.
+
+        Args:
+            gradients: ``[n, dim]``.
+            positions: ``[n]``, as they were looked up.
+            by_position: sums them.
+        """
+        places = self._touched.cumsum(0)[positions] - 1
+        own = by_position(gradients, places, len(self.routes.mine))
+        return SparseSum(self.routes, own, self._group)
+
+    @cached_property
+    def routes(self) -> Routes:
+        """Made when the bits of all ranks are there."""
+        self._work.wait()
+        rank, size = self._group.rank(), self._group.size()
+        packed = self._all.view(size, -1, 1)
+        bits = (packed & self._shifted(1)).ne(0).view(size, -1)
+        rows = bits.any(0).nonzero().squeeze(1)
+        bits = bits.index_select(1, rows)
+        turns = bits.cumsum(0, dtype=torch.int32)
+        count = turns[-1]
+        # In turns among the ranks that touched a row: they sum equally many.
+        summing = bits & (turns == rows % count + 1)
+        everywhere = (count == 1) | (size == 2)
+        here = summing[rank] | everywhere
+        send, receive = bits[rank] & (summing | everywhere), bits & here
+        passed_on, passed = (summing[rank] & ~everywhere).expand(size, -1), summing & ~everywhere
+        others = (torch.arange(size, device=rows.device) != rank).unsqueeze(1)
+        ways = [way & others for way in (send, receive, passed_on, passed)]
+        sizes = torch.stack([way.sum(1) for way in ways]).tolist()  # waits for the device once
+        ends = [way.nonzero()[:, 1] for way in ways]
+        mine = bits[rank].nonzero().squeeze(1)
+        return Routes(
+            rows,
+            mine,
+            here.index_select(0, mine),
+            Hop(ends[0], sizes[0], ends[1], sizes[1]),
+            Hop(ends[2], sizes[2], ends[3], sizes[3]) if any(sizes[2] + sizes[3]) else None,
+        )
+
+
+class SparseSum:
+    """Gradients on their way: first to the ranks that sum, then as sums from these.
+
+    Args:
+        routes: of the batch.
+        own: gradients of ``routes.mine``, ``[len(mine), dim]``.
+        group: of ranks.
+    """
+
+    def __init__(self, routes: Routes, own: Tensor, group: dist.ProcessGroup) -> None:
+        self._routes, self._own, self._group = routes, own, group
+        self._total = own.new_zeros(len(routes.rows), own.shape[1])
+        # By row of the union, so that what is sent is selected by the same numbers as what comes.
+        if len(routes.rows):
+            self._total.index_copy_(0, routes.mine, own)
+            self._under_way = self._exchange(routes.gradients)
+
+    @property
+    def rows(self) -> Tensor:
+        """Positions that any rank touched, ascending."""
+        return self._routes.rows
+
+    def pass_on(self) -> None:
+        """Add up what has come, rank by rank, and send the sums to the others."""
+        if not len(self.rows):
+            return
+        routes, here = self._routes, self._routes.mine[self._routes.summed]
+        own = self._own[routes.summed]
+        parts = list(zip(self._split(routes.gradients), self._arrived(), strict=True))
+        self._total.zero_()
+        for rank, (rows, gradients) in enumerate(parts):
+            if rank == self._group.rank():
+                rows, gradients = here, own
+            self._total.index_add_(0, rows, gradients)
+        if routes.sums is not None:
+            self._under_way = self._exchange(routes.sums)
+
+    def result(self) -> Tensor:
+        """Gradients of ``rows``, bit for bit those of the other ranks."""
+        sums = self._routes.sums
+        if sums is not None and len(self.rows):
+            for rows, gradients in zip(self._split(sums), self._arrived(), strict=True):
+                self._total.index_copy_(0, rows, gradients)
+        return self._total
+
+    def _exchange(self, hop: Hop) -> tuple[Tensor, Tensor, dist.Work, list[int]]:
+        output = self._own.new_empty(len(hop.receive), self._own.shape[1])
+        values = self._total.index_select(0, hop.send)
+        work = dist.all_to_all_single(
+            output,
+            values,
+            hop.receive_sizes,
+            hop.send_sizes,
+            group=self._group,
+            async_op=True,
+        )
+        assert work is not None
+        return output, values, work, hop.receive_sizes
+
+    def _arrived(self) -> tuple[Tensor, ...]:
+        output, _, work, sizes = self._under_way
+        work.wait()
+        return torch.split(output, sizes)
+
+    @staticmethod
+    def _split(hop: Hop) -> tuple[Tensor, ...]:
+        return torch.split(hop.receive, hop.receive_sizes)
