@@ -29,6 +29,7 @@ def demands_of(
         _check_features(options.dedupe, tables)
     of_data = options.dedupe == "data"
     profile = options.accesses(tables, setting, deduplicated=of_data)
+    distinct = {} if options.sync == "dense" else setting.data.distinct(tables)
     demands = []
     for table in tables:
         access = profile.covering(table.name, table.num_embeddings)
@@ -43,7 +44,9 @@ def demands_of(
                 "--all-rows"
             )
         demand = TableDemand.from_access(access, table.embedding_dim, factor)
-        demands.append(replace(demand, features=len(table.features)))  # a profile may know others
+        # A profile may know other features.
+        demand = replace(demand, features=len(table.features), distinct=distinct.get(table.name))
+        demands.append(demand)
     return demands
 
 

@@ -60,6 +60,11 @@ class TierOptions(AccessOptions):
         description="Seconds of all collectives: no row goes where it takes more time than it "
         "saves; or bytes of the all-to-all between all ranks.",
     )
+    sync: Literal["auto", "dense", "sparse"] = Field(
+        default="auto",
+        description="How gradients of copies are summed: of all rows (dense), of those that a step "
+        "touches (sparse), or of each tier as costs less.",
+    )
     coalesce: bool = Field(
         default=False,
         description="Send each id of a table once a batch and rank, and plan with that.",
@@ -102,4 +107,5 @@ class TierOptions(AccessOptions):
             "minimise": self.minimise,
             "overlap": self.overlap,
             "coalesce": self.coalesce,
+            "sync": self.sync,
         }

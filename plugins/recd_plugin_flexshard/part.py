@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugin_flexshard.planning import TierPlan
+from recd_plugin_flexshard.planning.sync import CopyGroup
 from recd_plugins.api import Section, StepShape, Table, TablePart, TrainedRun
 
 if TYPE_CHECKING:
@@ -16,11 +17,13 @@ if TYPE_CHECKING:
     from recd_plugins.api import Work
     from recd_plugins.api.distributed import Channel, CollectiveKind
 
-_COLLECTIVES: dict[str, CollectiveKind] = {
-    "cold": "all_to_all",
-    "hot": "all_reduce",
-    "flex": "all_to_all",
-    "flex_gradients": "all_reduce",
+# Gradients of touched rows take the last two kinds.
+_GRADIENTS: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather", "all_to_all")
+_COLLECTIVES: dict[str, tuple[CollectiveKind, ...]] = {
+    "cold": ("all_to_all",),
+    "hot": _GRADIENTS,
+    "flex": ("all_to_all",),
+    "flex_gradients": _GRADIENTS,
 }
 
 
@@ -80,7 +83,7 @@ class TieredPart(TablePart):
 
         Ids of hot rows are looked up where they are. Those of flex rows are dealt evenly to the
         ranks of the node, so a rank looks up as many as it sends. Gradients of the copies are
-        reduced, of hot rows over all ranks, of flex rows over those that hold the same ones.
+        summed, of hot rows over all ranks, of flex rows over those that hold the same ones.
         """
         from recd_plugins.api import Work
         from recd_plugins.api.planning import EVERY_RANK, ID_BYTES, SCALAR_BYTES
@@ -92,22 +95,49 @@ class TieredPart(TablePart):
         nodes, width = world_size // local, table.embedding_dim * SCALAR_BYTES
         ids = profile.ids(table, batch_size)
         hot, flex = ids * tiers.hot_share, ids * tiers.flex_share
+        syncs = self.plan.syncs
         yield (
             EVERY_RANK,
             Work(
                 ids_looked_up=hot + flex,
                 bytes_looked_up=(hot + flex) * width,
                 bytes_in_node=(local - 1) / local * flex * (ID_BYTES + 2 * width),
-                bytes_reduced=2 * (world_size - 1) / world_size * tiers.hot * width
-                + 2 * (nodes - 1) / nodes * tiers.flex / local * width,
+                bytes_reduced=2
+                * (world_size - 1)
+                / world_size
+                * (tiers.hot * width if syncs.hot == "dense" else 0.0)
+                + 2
+                * (nodes - 1)
+                / nodes
+                * (tiers.flex / local * width if syncs.flex == "dense" else 0.0),
             ),
         )
+        if syncs.hot == "sparse":
+            group = CopyGroup(world_size, 1)
+            sent = group.sent_sparsely(tiers.hot, tiers.hot_exchanged * width)
+            in_node = (local - 1) / max(1, world_size - 1)
+            yield (
+                EVERY_RANK,
+                Work(bytes_in_node=in_node * sent, bytes_across_nodes=(1 - in_node) * sent),
+            )
+        if syncs.flex == "sparse":
+            group = CopyGroup(nodes, local)
+            sent = group.sent_sparsely(tiers.flex / local, tiers.flex_exchanged / local * width)
+            yield EVERY_RANK, Work(bytes_across_nodes=sent)
 
     def collectives(self, tables: Collection[str]) -> int:
-        """The collectives of the flex rows, where a table has some."""
+        """The collectives of the flex rows, and of gradients of touched ones, where a table has
+        some."""
         from recd_plugins.api.planning import COLLECTIVES
 
-        return COLLECTIVES * any(t.flex for name, t in self._tables.items() if name in tables)
+        of_tables = [tiers for name, tiers in self._tables.items() if name in tables]
+        cluster, syncs = self.plan.cluster, self.plan.syncs
+        hot, flex = (any(getattr(t, tier) for t in of_tables) for tier in ("hot", "flex"))
+        return (
+            COLLECTIVES * flex
+            + CopyGroup.hot(cluster).calls(syncs.hot) * hot
+            + CopyGroup.flex(cluster).calls(syncs.flex) * flex
+        )
 
     def figures(self, table: str) -> Mapping[str, Any]:
         """Rows with a copy on every rank, rows with one in every node, and the others' share."""
@@ -133,9 +163,10 @@ class TieredPart(TablePart):
         from recd_plugin_flexshard.report.tiered_run import tiered_modules
 
         return {
-            (group, _COLLECTIVES[tier]): tier
+            (group, kind): tier
             for module in tiered_modules(model).values()
             for group, tier in module.groups.names.items()
+            for kind in _COLLECTIVES[tier]
         }
 
     @classmethod

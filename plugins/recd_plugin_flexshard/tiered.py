@@ -47,7 +47,7 @@ class TieredSharding(Sharding):
         if plan is None:
             return model
         rows = {table.name: RowTiers(table.hot_rows, table.flex_rows) for table in plan.tables}
-        return with_tiers(model, rows, self.options.retier_every)
+        return with_tiers(model, rows, self.options.retier_every, plan.syncs.sparse)
 
     def part(self, tables: Sequence[Table], setting: Setting) -> TieredPart | None:
         """The tiers of ``tables``, planned together.

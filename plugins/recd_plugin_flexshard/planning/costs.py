@@ -31,6 +31,9 @@ class CostOptions:
       ``bytes`` takes all rows that memory allows, for the fewest bytes in the global all-to-all.
     - ``stop``: where the data-parallel tier of ``three_tier`` ends: with the last row that takes
       less memory there than in the flex tier (``dp_flex``) or in the row-wise one (``dp_rw``).
+    - ``sync``: how gradients of copies are summed: ``dense``, as an all-reduce of all copies;
+      ``sparse``, of the rows alone that a step touches; ``auto``: of each tier the one that takes
+      less time, or fewer bytes where bytes are minimised.
     - ``memory_ratio``: the budget, in parts of what plain row-wise sharding takes (without
       deduplication and coalescing); ``memory_bytes``: the same in bytes of a rank.
     """
@@ -44,6 +47,7 @@ class CostOptions:
     overlap: float = 0.0
     minimise: Literal["time", "bytes"] = "time"
     stop: Literal["dp_flex", "dp_rw"] = "dp_flex"
+    sync: Literal["auto", "dense", "sparse"] = "dense"
     memory_ratio: float = 1.0
     memory_bytes: float | None = None
 
@@ -57,6 +61,7 @@ class CostOptions:
             ("overlap", 0 <= self.overlap <= 1),
             ("minimise", self.minimise in ("time", "bytes")),
             ("stop", self.stop in ("dp_flex", "dp_rw")),
+            ("sync", self.sync in ("auto", "dense", "sparse")),
             ("memory_ratio", self.memory_ratio > 0),
             ("memory_bytes", self.memory_bytes is None or self.memory_bytes > 0),
         ):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
+from typing import Literal
+
+import numpy as np
 
 from recd_plugin_flexshard.planning.cluster import ClusterShape, CollectiveSeconds
 from recd_plugin_flexshard.planning.costs import CostOptions, Load, RowCosts, row_wise
-from recd_plugin_flexshard.planning.ranking import Prefix, Ranking
+from recd_plugin_flexshard.planning.ranking import Prefix, Ranking, bits_float, float_bits
+from recd_plugin_flexshard.planning.sync import Copies, CopyGroup, Sync, Syncs
 from recd_plugins.api import SetupError
 
 # Of a sum over all rows, relative.
@@ -28,12 +33,16 @@ class CutModel:
     """What all cuts of the rows of ``ranking`` cost, and which of them memory allows.
 
     Per row costs are proportional to the row's elements, so that rows of all tables are compared by
-    how often they are sent, whatever their dimension.
+    how often they are sent, whatever their dimension. Of the bits of a sparse sync, one a row, this
+    is so of their mean.
+
+    ``syncs``: how gradients are summed while cuts are sought; None: as the options say of these.
     """
 
     ranking: Ranking
     cluster: ClusterShape
     options: CostOptions
+    syncs: Syncs | None = None
 
     @cached_property
     def costs(self) -> RowCosts:
@@ -79,14 +88,119 @@ class CutModel:
         """What the collectives take (FlexShard, table 6)."""
         collectives, options = self.cluster.collectives, self.options
         hot, flex, everything = cuts.hot, cuts.flex, self.ranking.everything
-        wire, scalar = 2 * options.wire_bytes, options.bytes_per_scalar
-        shard = (flex.scalars - hot.scalars) / self.cluster.ranks_per_node
+        wire = 2 * options.wire_bytes
+        syncs = self.syncs_of(cuts)
+        of_hot, of_flex = self.copies(cuts)
         return CollectiveSeconds(
             a2a_global=collectives.a2a_global.seconds_for(wire * _sent(flex, everything)),
             a2a_intra=collectives.a2a_intra.seconds_for(wire * _sent(hot, flex)),
-            ar_global=collectives.ar_global.seconds_for(scalar * hot.scalars),
-            ar_cross=collectives.ar_cross.seconds_for(scalar * shard),
+            ar_global=of_hot.seconds(syncs.hot),
+            ar_cross=of_flex.seconds(syncs.flex),
         )
+
+    def copies(self, cuts: Cuts) -> tuple[Copies, Copies]:
+        """Hot ones, and flex ones."""
+        collectives, scalar = self.cluster.collectives, self.options.bytes_per_scalar
+        (hot_group, flex_group), node = self.groups, self.cluster.ranks_per_node
+        hot, flex = cuts.hot, cuts.flex
+        of_hot, of_flex = 0.0, 0.0
+        if self.ranking.groups:
+            of_hot = hot.exchanged[0]
+            of_flex = max(0.0, flex.exchanged[1] - hot.exchanged[1]) / node
+        shard = (flex.scalars - hot.scalars) / node
+        rows = (flex.num_rows - hot.num_rows) / node
+        return (
+            Copies(
+                hot_group,
+                collectives.ar_global,
+                hot.num_rows,
+                scalar * hot.scalars,
+                scalar * of_hot,
+            ),
+            Copies(flex_group, collectives.ar_cross, rows, scalar * shard, scalar * of_flex),
+        )
+
+    def syncs_of(self, cuts: Cuts) -> Syncs:
+        """How gradients of the copies are summed."""
+        if self.syncs is not None:
+            return self.syncs
+        sync, minimise = self.options.sync, self.options.minimise
+        if sync != "auto":
+            return Syncs(sync, sync)
+        hot, flex = self.copies(cuts)
+        return Syncs(hot.cheapest(minimise), flex.cheapest(minimise))
+
+    @cached_property
+    def groups(self) -> tuple[CopyGroup, CopyGroup]:
+        if not self.ranking.groups:  # of dense syncs alone
+            return CopyGroup.hot(self.cluster), CopyGroup.flex(self.cluster)
+        hot, flex = self.ranking.groups
+        return hot, flex
+
+    @property
+    def with_each_syncs(self) -> list[CutModel]:
+        """This model for each choice that the options leave, in which a row costs what it costs
+        whichever cuts there are."""
+        if self.syncs is not None or self.options.sync == "dense":
+            return [self]
+        each: tuple[Sync, ...] = ("dense", "sparse") if self.options.sync == "auto" else ("sparse",)
+        return [replace(self, syncs=Syncs(hot, flex)) for hot in each for flex in each]
+
+    def hot_seconds(self, sent: float) -> float:
+        """Seconds of an element's gradients in the data-parallel tier, of a row with that ``w``."""
+        return self.costs.ar_global * self._summed("hot", sent)
+
+    def flex_seconds(self, sent: float) -> float:
+        """The same in the flex tier."""
+        return self.costs.ar_cross * self._summed("flex", sent)
+
+    def _summed(self, tier: Literal["hot", "flex"], sent: float) -> float:
+        """What the sum of a gradient sends, over what a dense one does."""
+        group = self.groups[tier == "flex"]
+        if self.syncs is None or getattr(self.syncs, tier) == "dense" or group.members == 1:
+            return 1.0
+        everything = self.ranking.everything
+        bits = group.bits(everything.num_rows / everything.scalars) / group.sent_of_reduced
+        exchanged = group.exchanged(np.array([sent]), self.options.coalesce)
+        return float(exchanged[0]) + bits / self.options.bytes_per_scalar
+
+    @cached_property
+    def comm_dp_rw(self) -> float:
+        """The w from which a row takes less time in the data-parallel than the row-wise tier."""
+        if self.syncs is None or self.syncs.hot == "dense":
+            return self.costs.comm_dp_rw
+        return self.threshold(lambda sent: sent * self.costs.a2a_global - self.hot_seconds(sent))
+
+    @cached_property
+    def comm_flex_rw(self) -> float:
+        """The same, in the flex than in the row-wise tier."""
+        if self.syncs is None or self.syncs.flex == "dense":
+            return self.costs.comm_flex_rw
+        saved = self.costs.a2a_global - self.costs.a2a_intra
+        return self.threshold(lambda sent: sent * saved - self.flex_seconds(sent))
+
+    @cached_property
+    def comm_dp_flex(self) -> float:
+        """The same, in the data-parallel than in the flex tier."""
+        costs = self.costs
+        if self.syncs is None or self.syncs == Syncs():
+            return (costs.ar_global - costs.ar_cross) / costs.a2a_intra
+        return self.threshold(
+            lambda sent: sent * costs.a2a_intra + self.flex_seconds(sent) - self.hot_seconds(sent)
+        )
+
+    def threshold(self, saved: Callable[[float], float]) -> float:
+        """The ``w`` up to which ``saved`` is not above 0, beyond which it is; below 0: none is."""
+        low, high = -1, float_bits(max(table.largest for table in self.ranking.tables))
+        if saved(bits_float(high)) <= 0:
+            return inf
+        while high - low > 1:
+            middle = (low + high) // 2
+            if saved(bits_float(middle)) > 0:
+                high = middle
+            else:
+                low = middle
+        return bits_float(low) if low >= 0 else -1.0
 
     @property
     def plain_seconds(self) -> CollectiveSeconds:
@@ -153,8 +267,16 @@ class CutModel:
         With the defaults that is FlexShard's memory-neutral plan: the most K rows with
         ``K (M - a) <= c B cum_p(K)``.
         """
-        hot = clip(self.ranking.above(self.costs.comm_dp_rw), self.hot_that_fit)
-        return Cuts(hot, hot)
+        ways = []
+        for model in self.with_each_syncs:
+            hot = clip(self.ranking.above(model.comm_dp_rw), self.hot_that_fit)
+            ways.append(Cuts(hot, hot))
+        return self.best(ways)
+
+    def best(self, each: Iterable[Cuts]) -> Cuts:
+        """The cuts that take the least time, of equals the least memory."""
+        overlap = 1 - self.options.exposed
+        return min(each, key=lambda cuts: (self.seconds(cuts).exposed(overlap), self.memory(cuts)))
 
     def three_tier(self) -> Cuts:
         """FlexShard's plan: rows that pay in memory data-parallel, then flex ones, then row-wise.
@@ -170,7 +292,10 @@ class CutModel:
             )
         by_stop = {"dp_flex": self.costs.mem_dp_flex, "dp_rw": self.costs.mem_dp_rw}
         hot = clip(self.ranking.above(by_stop[self.options.stop]), self.hot_that_fit)
-        return self.most_flex(hot, self.ranking.above(self.costs.comm_flex_rw))
+        return self.best(
+            self.most_flex(hot, self.ranking.above(model.comm_flex_rw))
+            for model in self.with_each_syncs
+        )
 
 
 def clip(prefix: Prefix, within: tuple[Prefix, Prefix]) -> Prefix:

@@ -13,6 +13,7 @@ from recd_plugins.api import DataError
 
 if TYPE_CHECKING:
     from recd_plugins.api.access import TableAccess
+    from recd_plugins.api.planning import DistinctIds
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,8 @@ class TableDemand:
     - ``tail_rows``: how many rows are in none of these; ``tail_probability``: of each of them.
     - ``dedupe_factor``: rows of a batch over its distinct rows, where these alone are looked up.
     - ``features``: how many features are looked up in the table.
+    - ``distinct``: distinct ids of a batch, by its size, as they were counted; None: as many as
+      independent accesses have.
 
     Raises ``DataError`` where these do not fit together.
     """
@@ -42,6 +45,7 @@ class TableDemand:
     tail_probability: float = 0.0
     dedupe_factor: float = 1.0
     features: int = 1
+    distinct: DistinctIds | None = None
     _known: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

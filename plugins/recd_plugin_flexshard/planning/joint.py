@@ -21,11 +21,7 @@ def joint(model: CutModel) -> Cuts:
     are enough, and where tables have one dimension no other assignment of rows is better. Where
     they have several, one may be, by less than a row. Of equals the cuts that take less memory.
     """
-    overlap = 1 - model.options.exposed
-    return min(
-        _candidates(model),
-        key=lambda cuts: (model.seconds(cuts).exposed(overlap), model.memory(cuts)),
-    )
+    return model.best(cuts for each in model.with_each_syncs for cuts in _candidates(each))
 
 
 def _candidates(model: CutModel) -> Iterator[Cuts]:
@@ -35,16 +31,15 @@ def _candidates(model: CutModel) -> Iterator[Cuts]:
         yield Cuts(hot, hot)
     if model.cluster.nodes == 1:
         return
-    last = model.ranking.above(model.costs.comm_flex_rw)
+    last = model.ranking.above(model.comm_flex_rw)
     yield model.most_flex(fewest, last)
     best = _best_hot(model, last)
     first = max(fewest.num_rows, best.num_rows - _TRIED)
     for num_rows in range(first, min(most.num_rows, best.num_rows + _TRIED) + 1):
         yield model.most_flex(model.ranking.first(num_rows), last)
     if model.hot_beside_flex is not None:
-        costs, everything = model.costs, model.ranking.everything
-        saving = (costs.ar_global - costs.ar_cross) / costs.a2a_intra
-        for sent in (saving, inf):
+        everything = model.ranking.everything
+        for sent in (model.comm_dp_flex, inf):
             hot = clip(model.ranking.above(sent), model.hot_beside_flex)
             yield Cuts(hot, everything)
 
@@ -63,9 +58,9 @@ def _best_hot(model: CutModel, last: Prefix) -> Prefix:
             return hot.num_rows <= fewest.num_rows
         sent = ranking.last_key(hot)
         if hot.num_rows > last.num_rows:
-            return sent * costs.a2a_global >= costs.ar_global
+            return sent * costs.a2a_global >= model.hot_seconds(sent)
         flex = model.most_flex(hot, last).flex
-        seconds = costs.ar_cross - costs.ar_global + sent * costs.a2a_intra
+        seconds = model.flex_seconds(sent) - model.hot_seconds(sent) + sent * costs.a2a_intra
         memory = costs.flex_static - costs.hot_static + sent * costs.saved
         return seconds + memory * _worth_of_a_byte(model, flex, last) >= 0
 
@@ -77,5 +72,6 @@ def _worth_of_a_byte(model: CutModel, flex: Prefix, last: Prefix) -> float:
     if flex.num_rows >= last.num_rows:
         return 0.0
     costs = model.costs
-    saved = (costs.a2a_global - costs.a2a_intra) * model.ranking.next_key(flex) - costs.ar_cross
+    sent = model.ranking.next_key(flex)
+    saved = (costs.a2a_global - costs.a2a_intra) * sent - model.flex_seconds(sent)
     return saved / (costs.flex_static - costs.row_wise_static)

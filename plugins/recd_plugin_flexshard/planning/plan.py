@@ -16,6 +16,7 @@ from recd_plugin_flexshard.planning.cuts import CutModel, Cuts
 from recd_plugin_flexshard.planning.demand import TableDemand
 from recd_plugin_flexshard.planning.joint import joint
 from recd_plugin_flexshard.planning.ranking import Ranking, TableRanking
+from recd_plugin_flexshard.planning.sync import DENSE, CopyGroup, Syncs
 from recd_plugins.api import SetupError
 
 Strategy = Literal["row_wise", "data_parallel", "two_tier", "three_tier", "joint"]
@@ -26,7 +27,9 @@ class TableTiers:
     """The tiers of a table: its ``hot`` most accessed rows, then ``flex`` rows, the rest cold.
 
     ``..._sent``: rows of a tier that the batch of a rank looks up (``costs.rows_sent``).
-    ``..._share``: the tier's of the table's accesses; with no access at all they are 0, 0 and 1.
+    ``..._exchanged``: rows of a tier whose all-reduce sends as much as their sparse sync; of dense
+    plans not known. ``..._share``: the tier's of the table's accesses; with no access at all they
+    are 0, 0 and 1.
     """
 
     demand: TableDemand
@@ -37,6 +40,8 @@ class TableTiers:
     hot_sent: float
     flex_sent: float
     cold_sent: float
+    hot_exchanged: float = 0.0
+    flex_exchanged: float = 0.0
 
     @property
     def name(self) -> str:
@@ -67,6 +72,7 @@ class TierPlan:
 
     ``memory_bytes`` are those of these tables and their activations on a rank, ``row_wise_...`` the
     same of plain row-wise sharding, without deduplication and coalescing but with the same dtypes.
+    ``syncs`` is how gradients of copies are summed.
     """
 
     tables: tuple[TableTiers, ...]
@@ -78,6 +84,7 @@ class TierPlan:
     row_wise_memory_bytes: float
     seconds: CollectiveSeconds
     row_wise_seconds: CollectiveSeconds
+    syncs: Syncs = DENSE
 
 
 def plan_tiers(
@@ -102,9 +109,10 @@ def plan_curve(
     each: Iterable[CostOptions],
 ) -> Iterator[TierPlan]:
     """The same for ``each`` of some options, in less time than one by one."""
-    for coalesce, alike in groupby(each, key=lambda options: options.coalesce):
-        ranking = _ranking(tables, cluster, coalesce)
-        for options in alike:
+    for _, alike in groupby(each, key=lambda options: (options.coalesce, options.sync == "dense")):
+        first, *others = alike
+        ranking = _ranking(tables, cluster, first)
+        for options in (first, *others):
             model = CutModel(ranking, cluster, options)
             yield _plan(tables, model, strategy, _cuts(model, strategy))
 
@@ -112,7 +120,7 @@ def plan_curve(
 def on_cluster(plan: TierPlan, cluster: ClusterShape) -> TierPlan:
     """The tiers of ``plan``, and what they take and send on another cluster."""
     tables = [table.demand for table in plan.tables]
-    ranking = _ranking(tables, cluster, plan.options.coalesce)
+    ranking = _ranking(tables, cluster, plan.options)
     hot = [table.hot for table in plan.tables]
     flex = [table.hot + table.flex for table in plan.tables]
     cuts = Cuts(ranking.prefix(hot), ranking.prefix(flex))
@@ -138,7 +146,7 @@ def two_tier_curve(
     hot_rows: Sequence[int],
 ) -> list[TierPlan]:
     """Plans with the ``hot_rows`` most accessed rows data-parallel, whatever memory they take."""
-    model = CutModel(_ranking(tables, cluster, options.coalesce), cluster, options)
+    model = CutModel(_ranking(tables, cluster, options), cluster, options)
     ends = [model.ranking.first(num_rows) for num_rows in hot_rows]
     return [_plan(tables, model, "two_tier", Cuts(end, end)) for end in ends]
 
@@ -156,11 +164,15 @@ def four_points(
     sharding; ``least_communication`` those that take less time there, whatever memory.
     """
     neutral = replace(options, memory_ratio=1.0, memory_bytes=None)
-    model = CutModel(_ranking(tables, cluster, options.coalesce), cluster, neutral)
+    model = CutModel(_ranking(tables, cluster, options), cluster, neutral)
+    least = model.best(
+        Cuts(end, end)
+        for end in (model.ranking.above(each.comm_dp_rw) for each in model.with_each_syncs)
+    )
     ends = (
         model.ranking.above(model.costs.mem_dp_rw),
         model.hot_that_fit[1],
-        model.ranking.above(model.costs.comm_dp_rw),
+        least.hot,
         model.ranking.everything,
     )
     return {
@@ -169,10 +181,11 @@ def four_points(
     }
 
 
-def _ranking(tables: Sequence[TableDemand], cluster: ClusterShape, coalesce: bool) -> Ranking:
+def _ranking(tables: Sequence[TableDemand], cluster: ClusterShape, options: CostOptions) -> Ranking:
     if not tables:
         raise SetupError("there is no table to plan tiers for")
-    return Ranking(tables, cluster.batch_size, coalesce)
+    groups = (CopyGroup.hot(cluster), CopyGroup.flex(cluster)) if options.sync != "dense" else ()
+    return Ranking(tables, cluster.batch_size, options.coalesce, groups)
 
 
 def _cuts(model: CutModel, strategy: Strategy) -> Cuts:
@@ -203,6 +216,7 @@ def _plan(
         row_wise_memory_bytes=model.plain_memory,
         seconds=model.seconds(cuts),
         row_wise_seconds=model.plain_seconds,
+        syncs=model.syncs_of(cuts),
     )
 
 
@@ -211,6 +225,10 @@ def _table_tiers(demand: TableDemand, ranking: TableRanking, hot: int, flex: int
     length = demand.length
     shares = [demand.accesses(end) / length if length else 0.0 for end in (hot, flex)]
     sent = [ranking.sent(end) for end in (hot, flex, ranking.num_rows)]
+    exchanged = [0.0, 0.0]
+    if of_both := ranking.exchanged(hot):
+        until = ranking.exchanged(flex)
+        exchanged = [of_both[0], max(0.0, until[1] - of_both[1])]
     return TableTiers(
         demand=demand,
         hot=hot,
@@ -220,4 +238,6 @@ def _table_tiers(demand: TableDemand, ranking: TableRanking, hot: int, flex: int
         hot_sent=sent[0],
         flex_sent=max(0.0, sent[1] - sent[0]),
         cold_sent=max(0.0, sent[2] - sent[1]),
+        hot_exchanged=exchanged[0],
+        flex_exchanged=exchanged[1],
     )

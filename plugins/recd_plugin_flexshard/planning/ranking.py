@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import exp, log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recd_plugin_flexshard.planning.costs import rows_sent
 from recd_plugin_flexshard.planning.demand import TableDemand
+from recd_plugin_flexshard.planning.sync import CopyGroup, log_missed
 
 # Sums are kept for every so many bins; what lies between is added up when it is asked for.
 _BLOCK = 8192
+# Of a row by one batch, that are not told from more.
+_MOST_REPEATS = 1e4
+_Measure = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -21,11 +26,14 @@ class Prefix:
     """The first rows of a ranking: so many of each table.
 
     ``scalars``: their elements. ``sent``: elements that are sent for them to a rank in a step.
+    ``exchanged``: elements that an all-reduce has which sends as much as a sparse sync of them, by
+    each group of the ranking.
     """
 
     rows: tuple[int, ...]
     scalars: float
     sent: float
+    exchanged: tuple[float, ...] = ()
 
     @cached_property
     def num_rows(self) -> int:
@@ -35,7 +43,12 @@ class Prefix:
 class TableRanking:
     """The rows of one table in bins of equal ``w`` (``costs.rows_sent``), non-increasing."""
 
-    def __init__(self, demand: TableDemand, batch_size: int, coalesce: bool) -> None:
+    def __init__(
+        self,
+        demand: TableDemand,
+        batch_size: int,
+        coalesce: bool,
+    ) -> None:
         self.dim = demand.embedding_dim
         self.num_rows = demand.num_embeddings
         tail = [demand.tail_probability] if demand.tail_rows else []
@@ -50,10 +63,9 @@ class TableRanking:
             repeats = np.append(demand.repeats, [demand.tail_rows] if tail else [])
             self._ends = np.concatenate([[0], np.cumsum(repeats)]).astype(np.int64)
             self._repeats = np.diff(self._ends)
-        self._sums = np.zeros(len(self._keys) // _BLOCK + 1)
-        for block in range(1, len(self._sums)):
-            self._sums[block] = self._sum((block - 1) * _BLOCK, block * _BLOCK)
-        np.cumsum(self._sums, out=self._sums)
+        self._sums = self._block_sums(np.asarray)
+        self._coalesce = coalesce
+        self._exchanged: list[tuple[_Measure, NDArray[np.float64]]] = []
         self.num_bins = len(self._keys)
         self.largest = float(self._keys[0]) if self.num_bins else 0.0
 
@@ -62,8 +74,14 @@ class TableRanking:
             return int(self._ends[bins])
         return bins if bins <= self._known else self.num_rows
 
-    def _sum(self, start: int, stop: int) -> float:
-        keys = self._keys[start:stop]
+    def _block_sums(self, of: _Measure) -> NDArray[np.float64]:
+        sums = np.zeros(len(self._keys) // _BLOCK + 1)
+        for block in range(1, len(sums)):
+            sums[block] = self._sum((block - 1) * _BLOCK, block * _BLOCK, of)
+        return np.cumsum(sums, out=sums)
+
+    def _sum(self, start: int, stop: int, of: _Measure) -> float:
+        keys = of(self._keys[start:stop])
         if self._ends is not None:
             return float(keys @ self._repeats[start:stop])
         rows = self._rows_before(stop) - self._rows_before(start)
@@ -89,21 +107,52 @@ class TableRanking:
 
     def sent(self, rows: int) -> float:
         """The sum of ``w`` over the first ``rows`` rows."""
+        return self._total(rows, self._sums, np.asarray)
+
+    def exchanged(self, rows: int) -> list[float]:
+        """The sum of ``CopyGroup.exchanged`` over the first ``rows`` rows, of each group."""
+        return [self._total(rows, sums, of) for of, sums in self._exchanged]
+
+    def know(self, groups: Sequence[CopyGroup]) -> None:
+        """Have ``exchanged`` tell of ``groups``."""
+        each = [partial(group.exchanged, coalesce=self._coalesce) for group in groups]
+        self._exchanged = [(of, self._block_sums(of)) for of in each]
+
+    def touched(self, repeats: float) -> float:
+        """Rows that a batch has, where so many accesses of a row come together."""
+
+        def of(keys: NDArray[np.float64]) -> NDArray[np.float64]:
+            return -np.expm1(log_missed(keys, self._coalesce) / repeats)
+
+        return self._total(self.num_rows, self._block_sums(of), of)
+
+    def _total(self, rows: int, sums: NDArray[np.float64], of: _Measure) -> float:
         bins = self.num_bins if rows == self.num_rows else self.bin_of(rows)
         block = bins // _BLOCK
-        total = float(self._sums[block]) + self._sum(block * _BLOCK, bins)
+        total = float(sums[block]) + self._sum(block * _BLOCK, bins, of)
         part = rows - self._rows_before(bins)
-        return total + part * float(self._keys[bins]) if part else total
+        return total + part * float(of(self._keys[bins : bins + 1])[0]) if part else total
 
 
 class Ranking:
     """Rows of ``tables`` by how often a batch of a rank has them sent; of equals the first table's.
 
     Cuts are thresholds, which are looked up in each table, so no list of all rows is made.
+    ``groups``: of which ``Prefix.exchanged`` is to be known.
     """
 
-    def __init__(self, tables: Sequence[TableDemand], batch_size: int, coalesce: bool) -> None:
+    def __init__(
+        self,
+        tables: Sequence[TableDemand],
+        batch_size: int,
+        coalesce: bool,
+        groups: Sequence[CopyGroup] = (),
+    ) -> None:
         self.tables = tuple(TableRanking(table, batch_size, coalesce) for table in tables)
+        repeats = _repeats(list(zip(self.tables, tables, strict=True)), batch_size) if groups else 1
+        self.groups = tuple(replace(group, repeats=repeats) for group in groups)
+        for table in self.tables:
+            table.know(self.groups)
         #: Elements that a batch of a rank looks up, and those without deduplication.
         self.lookups, self.plain_lookups = 0.0, 0.0
         for table in tables:
@@ -117,10 +166,12 @@ class Ranking:
     def prefix(self, rows: Sequence[int]) -> Prefix:
         """The first ``rows`` of each table."""
         counted = list(zip(self.tables, rows, strict=True))
+        exchanged = [[table.dim * sum_ for sum_ in table.exchanged(n)] for table, n in counted]
         return Prefix(
             tuple(rows),
             scalars=float(sum(table.dim * n for table, n in counted)),
             sent=sum(table.dim * table.sent(n) for table, n in counted),
+            exchanged=tuple(map(sum, zip(*exchanged, strict=True))),
         )
 
     def above(self, sent: float) -> Prefix:
@@ -158,14 +209,14 @@ class Ranking:
         if reaches(self.everything):
             return self.everything
         # Floats that are not negative are ordered as the integers of their bits are.
-        low, high = -1, _bits(max(table.largest for table in self.tables))
+        low, high = -1, float_bits(max(table.largest for table in self.tables))
         while high - low > 1:
             middle = (low + high) // 2
-            if reaches(self.above(_float(middle))):
+            if reaches(self.above(bits_float(middle))):
                 high = middle
             else:
                 low = middle
-        return self._with_ties(self.above(_float(high)), _float(high), reaches)
+        return self._with_ties(self.above(bits_float(high)), bits_float(high), reaches)
 
     def _with_ties(self, prefix: Prefix, sent: float, reaches: Callable[[Prefix], bool]) -> Prefix:
         """``prefix`` and as many of the rows that are sent ``sent`` times as hold, in order."""
@@ -188,9 +239,32 @@ class Ranking:
         return prefix
 
 
-def _bits(value: float) -> int:
+def _repeats(tables: list[tuple[TableRanking, TableDemand]], batch_size: int) -> float:
+    """How many accesses of a row come together, by the distinct ids that were counted.
+
+    One number for all tables, as one order of their rows is.
+    """
+    known = [(ranked, demand) for ranked, demand in tables if demand.distinct is not None]
+    counted = sum(
+        demand.embedding_dim * demand.distinct.of(batch_size)
+        for _, demand in known
+        if demand.distinct is not None
+    )
+    low, high = 0.0, log(_MOST_REPEATS)
+    if counted <= 0:
+        return 1.0
+    for _ in range(16):
+        middle = (low + high) / 2
+        touched = sum(ranked.dim * ranked.touched(exp(middle)) for ranked, _ in known)
+        low, high = (middle, high) if touched > counted else (low, middle)
+    return exp(low)
+
+
+def float_bits(value: float) -> int:
+    """The bits of a float that is not negative, which are ordered as floats are."""
     return int(np.float64(value).view(np.int64))
 
 
-def _float(bits: int) -> float:
+def bits_float(bits: int) -> float:
+    """The float with these bits."""
     return float(np.int64(bits).view(np.float64))

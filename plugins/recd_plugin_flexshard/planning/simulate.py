@@ -23,6 +23,7 @@ from recd_plugin_flexshard.planning.traffic import (
     Tier,
     cold_size_bytes,
     flex_size_bytes,
+    traffic,
 )
 
 ByRank = NDArray[np.int64]
@@ -66,7 +67,7 @@ class PlayedTier:
     """What one tier sends. Arrays are int64 ``[steps, world_size]``.
 
     Attributes:
-        collective: ``all_to_all`` or ``all_reduce``.
+        collective: ``all_to_all``, ``all_reduce``, or ``sparse`` for gradients of touched rows.
         group: the ranks of a collective: ``global``, ``node``, or ``cross`` for one of each node.
         sent_integers: bytes of ids, lengths and sizes that a rank sends to others.
         sent_floats: bytes of embeddings and gradients, forward and backward.
@@ -74,7 +75,7 @@ class PlayedTier:
         seconds: what the collective takes in each step, by the slowest rank, ``[steps]`` float64.
     """
 
-    collective: Literal["all_to_all", "all_reduce"]
+    collective: Literal["all_to_all", "all_reduce", "sparse"]
     group: Literal["global", "node", "cross"]
     sent_integers: ByRank
     sent_floats: ByRank
@@ -269,6 +270,8 @@ class _Side:
         )
         if not reduced:
             return {}
+        if plan.syncs.hot == "sparse":
+            return {"hot": self._predicted(plan, "hot")}
         seconds = plan.cluster.collectives.ar_global.seconds_for(reduced)
         by_rank = np.full(self._hot_ids.shape[1], reduced)
         return {"hot": self._all_reduce("global", by_rank, plan.cluster.world_size, seconds)}
@@ -291,10 +294,20 @@ class _Side:
                 received=ID_BYTES * flex.ids_received + sizes + floats,
                 seconds=_seconds(flex, plan, cluster.collectives.a2a_intra.seconds_for),
             ),
-            "flex_gradients": self._all_reduce(
-                "cross", np.tile(held, cluster.nodes), cluster.nodes, seconds
-            ),
+            "flex_gradients": self._predicted(plan, "flex_gradients")
+            if plan.syncs.flex == "sparse"
+            else self._all_reduce("cross", np.tile(held, cluster.nodes), cluster.nodes, seconds),
         }
+
+    def _predicted(self, plan: TierPlan, tier: Tier) -> PlayedTier:
+        """Of a sync of touched rows what the plan says: which rows batches share is not played."""
+        sent = traffic(plan)[tier]
+        bits, floats = (
+            np.full_like(self._hot_ids, round(num_bytes))
+            for num_bytes in (sent.integer_bytes, sent.float_bytes)
+        )
+        seconds = np.full(len(bits), sent.seconds)
+        return PlayedTier(sent.collective, sent.group, bits, floats, bits + floats, seconds)
 
     def _all_reduce(
         self,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recd_plugin_flexshard.planning.plan import TableTiers, TierPlan
+from recd_plugin_flexshard.planning.sync import CopyGroup, Sync
 
 Tier = Literal["cold", "hot", "flex", "flex_gradients"]
 TIERS: tuple[Tier, ...] = ("cold", "hot", "flex", "flex_gradients")
@@ -16,11 +17,12 @@ TIERS: tuple[Tier, ...] = ("cold", "hot", "flex", "flex_gradients")
 class TierTraffic:
     """The collective of a tier in a step: bytes that a rank sends to others, mean over ranks.
 
-    ``integer_bytes``: ids, lengths and sizes; ``float_bytes``: embeddings and gradients, forward
+    ``collective``: ``sparse`` is that of gradients of touched rows alone. ``integer_bytes``: ids,
+    lengths and sizes, and bits of touched rows; ``float_bytes``: embeddings and gradients, forward
     and backward; ``seconds``: the cost model's.
     """
 
-    collective: Literal["all_to_all", "all_reduce"]
+    collective: Literal["all_to_all", "all_reduce", "sparse"]
     group: Literal["global", "node", "cross"]
     integer_bytes: float
     float_bytes: float
@@ -56,9 +58,9 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
     """What each tier of ``plan`` sends in a step (conventions of docs/measuring.md).
 
     Of n ranks that ids are spread over, one sends (n - 1) / n of them to others, and 2 (n - 1) / n
-    of a tensor that is reduced. The global all-to-all also sends the lengths of all lists, to each
-    rank; coalesced, one a feature. All tables of the plan count as those of one
-    EmbeddingCollection, whose ranks tell each other once how much comes.
+    of a tensor that is reduced; of a sparse sync as ``CopyGroup`` says. The global all-to-all also
+    sends the lengths of all lists, to each rank; coalesced, one a feature. All tables of the plan
+    count as those of one EmbeddingCollection, whose ranks tell each other once how much comes.
     """
     cluster, options, tables = plan.cluster, plan.options, plan.tables
     ranks, node = cluster.world_size, cluster.ranks_per_node
@@ -68,6 +70,21 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
 
     def weights(rows: Callable[[TableTiers], float]) -> float:
         return options.bytes_per_scalar * sum(t.demand.embedding_dim * rows(t) for t in tables)
+
+    def gradients(
+        name: Literal["global", "cross"],
+        group: CopyGroup,
+        sync: Sync,
+        rows: Callable[[TableTiers], float],
+        exchanged: Callable[[TableTiers], float],
+        seconds: float,
+    ) -> TierTraffic:
+        if sync == "dense":
+            num_bytes = 2 * _others(group.members) * weights(rows)
+            return TierTraffic("all_reduce", name, 0.0, num_bytes, seconds)
+        bits = group.bits(sum(rows(t) for t in tables))
+        num_bytes = group.sent_of_reduced * weights(exchanged)
+        return TierTraffic("sparse", name, bits, num_bytes, seconds)
 
     lists = float(num_features(plan))
     if not options.coalesce:
@@ -84,12 +101,13 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
             float_bytes=_others(ranks) * embeddings(lambda t: t.cold_sent),
             seconds=plan.seconds.a2a_global,
         ),
-        "hot": TierTraffic(
-            "all_reduce",
+        "hot": gradients(
             "global",
-            integer_bytes=0.0,
-            float_bytes=2 * _others(ranks) * weights(lambda t: t.hot),
-            seconds=plan.seconds.ar_global,
+            CopyGroup.hot(cluster),
+            plan.syncs.hot,
+            lambda t: t.hot,
+            lambda t: t.hot_exchanged,
+            plan.seconds.ar_global,
         ),
         "flex": TierTraffic(
             "all_to_all",
@@ -98,12 +116,13 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
             float_bytes=_others(node) * embeddings(lambda t: t.flex_sent),
             seconds=plan.seconds.a2a_intra,
         ),
-        "flex_gradients": TierTraffic(
-            "all_reduce",
+        "flex_gradients": gradients(
             "cross",
-            integer_bytes=0.0,
-            float_bytes=2 * _others(cluster.nodes) * weights(lambda t: t.flex / node),
-            seconds=plan.seconds.ar_cross,
+            CopyGroup.flex(cluster),
+            plan.syncs.flex,
+            lambda t: t.flex / node,
+            lambda t: t.flex_exchanged / node,
+            plan.seconds.ar_cross,
         ),
     }
 

@@ -24,7 +24,7 @@ from recd_plugins.planning.work import (
 )
 from recd_plugins.training.turns import steps_in_turns
 from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
-from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.values.data_profile import DataProfile, DistinctIds
 
 __all__ = [
     "COLLECTIVES",
@@ -37,6 +37,7 @@ __all__ = [
     "CollectiveRate",
     "CollectiveRates",
     "DataProfile",
+    "DistinctIds",
     "RegistryData",
     "Stage",
     "StageTimes",

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.values.collective_rates import CollectiveRates
-from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.values.data_profile import DataProfile, DistinctIds
 from recd_plugins.values.table import Table
 
 
@@ -41,6 +41,14 @@ class TrainingData(ABC):
         Raises:
             DataError: the data is missing or wrong.
         """
+
+    def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:  # noqa: ARG002
+        """The distinct ids that a batch has of ``tables``, by table name; none that are not known.
+
+        Raises:
+            DataError: the data is missing or wrong.
+        """
+        return {}
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from statistics import mean
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from recd_plugins.data.row_pipeline import RowPipeline
+from recd_plugins.data.sent_reads import sent_reads
 from recd_plugins.data.transforms import Transforms
 from recd_plugins.interfaces import Rows, Table
 from recd_plugins.registry import Registry
+from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DistinctIds
 from recd_plugins.values.rows import Origin
 
 # A batch is halved so often, to see how its distinct ids grow.
 _HALVINGS = 4
+# So many batches are counted, one by one and several together, to see the same.
+_BATCHES, _TOGETHER = 32, (1, 2, 4)
 
 
 def measure_distinct(
@@ -58,6 +65,43 @@ def measure_distinct(
         )
         for table in tables
     }
+
+
+def distinct_reads(registry: Registry, tables: Sequence[Table]) -> dict[str, DistinctIds]:
+    """The distinct ids of each of ``tables`` in a batch as it is sent, by table name.
+
+    The mean of the first batches, of which one alone may have few sessions. None without data.
+
+    Args:
+        registry: its dataset, converter, preprocessing and batch size.
+        tables: with their features.
+    """
+    if isinstance(registry.dataset, NoDataset):
+        return {}
+    size = registry.training.batch_size
+    found: dict[str, list[NDArray[np.int64]]] = {table.name: [] for table in tables}
+    for reads in islice(sent_reads(registry, tables, None), _BATCHES):
+        for name, ids in reads.ids.items():
+            found[name].append(np.unique(np.concatenate(ids)))
+    return {
+        name: DistinctIds(
+            tuple(size * together for together in _TOGETHER if len(batches) >= together),
+            tuple(
+                _mean_distinct(batches, together)
+                for together in _TOGETHER
+                if len(batches) >= together
+            ),
+        )
+        for name, batches in found.items()
+    }
+
+
+def _mean_distinct(batches: Sequence[NDArray[np.int64]], together: int) -> float:
+    """Of so many adjacent batches as if they were one."""
+    starts = range(0, len(batches) - together + 1, together)
+    return mean(
+        len(np.unique(np.concatenate(batches[start : start + together]))) for start in starts
+    )
 
 
 def _behind(origins: Sequence[Origin], row: int) -> tuple[Origin, ...]:

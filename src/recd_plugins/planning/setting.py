@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
@@ -13,11 +13,12 @@ from recd_plugins.access.profile import AccessProfile
 from recd_plugins.data.measure_access import measure_access
 from recd_plugins.interfaces import Setting, Table, TrainingData
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
+from recd_plugins.planning.distinct import distinct_reads
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import Registry
-from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.values.data_profile import DataProfile, DistinctIds
 
 
 class RegistryData(TrainingData):
@@ -37,6 +38,7 @@ class RegistryData(TrainingData):
         self._num_embeddings = rows_by_feature(
             table for module in modules if module.takes_rows for table in module.tables
         )
+        self._distinct: dict[tuple[Table, ...], Mapping[str, DistinctIds]] = {}
         self._access: dict[tuple[tuple[Table, ...], int | None, bool], AccessProfile] = {}
 
     @cached_property
@@ -63,6 +65,14 @@ class RegistryData(TrainingData):
                     self._registry, tables, rows=rows, deduplicated=deduplicated
                 )
         return self._access[key]
+
+    def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:
+        """See ``TrainingData.distinct``."""
+        key = tuple(tables)
+        if key not in self._distinct:
+            with _off_meta():
+                self._distinct[key] = distinct_reads(self._registry, tables)
+        return self._distinct[key]
 
 
 def _off_meta() -> AbstractContextManager[object]:
