@@ -44,9 +44,10 @@ def demands_of(
                 "--all-rows"
             )
         demand = TableDemand.from_access(access, table.embedding_dim, factor)
+        # Of a distribution, which no sample follows, the data says nothing.
+        counted = distinct.get(table.name) if access.samples > 1 else None
         # A profile may know other features.
-        demand = replace(demand, features=len(table.features), distinct=distinct.get(table.name))
-        demands.append(demand)
+        demands.append(replace(demand, features=len(table.features), distinct=counted))
     return demands
 
 

@@ -11,6 +11,8 @@ from recd_plugin_flexshard.planning.ranking import Prefix
 # Cuts of whole rows are not quite where those of fractions of rows are: so many are tried on
 # either side.
 _TRIED = 12
+# And so many of all, evenly on a logarithmic scale.
+_SPREAD = 16
 
 
 def joint(model: CutModel) -> Cuts:
@@ -20,6 +22,12 @@ def joint(model: CutModel) -> Cuts:
     an access, it is best that the one that is sent more is in the one that costs less. So two cuts
     are enough, and where tables have one dimension no other assignment of rows is better. Where
     they have several, one may be, by less than a row. Of equals the cuts that take less memory.
+
+    With a sparse sync what a row's gradient takes is concave in how often the row is sent, and what
+    the row takes as a cold one is linear. So where a copy pays for a row it pays for all that are
+    sent more, as with dense syncs. Between hot and flex rows both are concave, and their difference
+    may change its sign more than once, where two cuts need not be the best. Each pair of syncs is
+    sought by itself: in it a row costs the same whatever the cuts are.
     """
     return model.best(cuts for each in model.with_each_syncs for cuts in _candidates(each))
 
@@ -37,11 +45,19 @@ def _candidates(model: CutModel) -> Iterator[Cuts]:
     first = max(fewest.num_rows, best.num_rows - _TRIED)
     for num_rows in range(first, min(most.num_rows, best.num_rows + _TRIED) + 1):
         yield model.most_flex(model.ranking.first(num_rows), last)
+    if model.syncs is not None and model.syncs.sparse:
+        # Where what hot rows save of flex ones has no single end, bisection may find another.
+        for hot_rows in _spread(fewest.num_rows, most.num_rows):
+            yield model.most_flex(model.ranking.first(hot_rows), last)
     if model.hot_beside_flex is not None:
         everything = model.ranking.everything
         for sent in (model.comm_dp_flex, inf):
             hot = clip(model.ranking.above(sent), model.hot_beside_flex)
             yield Cuts(hot, everything)
+
+
+def _spread(first: int, last: int) -> list[int]:
+    return sorted({first + round((last - first) ** (n / _SPREAD)) for n in range(_SPREAD)})
 
 
 def _best_hot(model: CutModel, last: Prefix) -> Prefix:

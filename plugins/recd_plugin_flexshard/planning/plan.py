@@ -161,18 +161,16 @@ def four_points(
     """The two-tier plans by name of ``POINTS`` (FlexShard, figure 5).
 
     ``memory_neutral`` has the most data-parallel rows that take no more memory than plain row-wise
-    sharding; ``least_communication`` those that take less time there, whatever memory.
+    sharding; ``least_communication`` those that take less time there, whatever memory: with dense
+    syncs, unless the options allow sparse ones alone.
     """
     neutral = replace(options, memory_ratio=1.0, memory_bytes=None)
     model = CutModel(_ranking(tables, cluster, options), cluster, neutral)
-    least = model.best(
-        Cuts(end, end)
-        for end in (model.ranking.above(each.comm_dp_rw) for each in model.with_each_syncs)
-    )
+    of_first_sync = model.with_each_syncs[0]
     ends = (
         model.ranking.above(model.costs.mem_dp_rw),
         model.hot_that_fit[1],
-        least.hot,
+        model.ranking.above(of_first_sync.comm_dp_rw),
         model.ranking.everything,
     )
     return {

@@ -18,6 +18,7 @@ from recd_plugin_flexshard.planning.tier_plan_report import (
     TiersReport,
     merged,
 )
+from recd_plugin_flexshard.planning.traffic import sync_bytes
 from recd_plugins.api.planning import size_text, topology_line
 
 # Tables up to this many have a line each; of more, those with the most accesses.
@@ -69,12 +70,29 @@ def _entry(entry: EntryTiers) -> Iterator[RenderableType]:
     yield _strategies(entry)
     yield _times(entry)
     yield _points(entry)
+    if syncs := "; ".join(_syncs(plan)):
+        yield Text(f"Gradients of copies, bytes of a rank: {syncs}")
     for strategy, problem in entry.problems.items():
         yield Text(f"no {words(strategy)}: {problem}")
     yield Text(
         f"Predicted against plain row-wise: {plan.a2a_reduction:.1%} less in the all-to-all of all "
         f"ranks, {_change(plan)} memory of a rank"
     )
+
+
+def _syncs(plan: TierPlan) -> Iterator[str]:
+    """How they are summed, and what the other way would send."""
+    words = {"dense": "all rows", "sparse": "touched rows"}
+    for tier, by_sync in sync_bytes(plan).items():
+        if any(getattr(table, tier) for table in plan.tables):
+            chosen = getattr(plan.syncs, tier)
+            others = [
+                f"{words[sync]}: {size_text(sent)}"
+                for sync, sent in by_sync.items()
+                if sync != chosen
+            ]
+            of_chosen = ", ".join([words[chosen], *others])
+            yield f"{tier} {size_text(by_sync[chosen])} ({of_chosen})"
 
 
 def _tables(entry: EntryTiers) -> Table:

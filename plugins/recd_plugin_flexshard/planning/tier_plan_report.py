@@ -8,6 +8,7 @@ from typing import Any
 
 from recd_plugin_flexshard.planning.cluster import CollectiveSeconds
 from recd_plugin_flexshard.planning.plan import Strategy, TierPlan
+from recd_plugin_flexshard.planning.traffic import sync_bytes
 from recd_plugins.api.planning import TopologySpec
 
 #: Strategies that stand side by side.
@@ -178,6 +179,10 @@ def _plan_json(plan: TierPlan) -> dict[str, Any]:
         "memory_bytes": plan.memory_bytes,
         "a2a_reduction": plan.a2a_reduction,
         "seconds": _seconds(plan.seconds, plan.options.overlap),
+        "sync": {
+            tier: {"chosen": getattr(plan.syncs, tier), "bytes": by_sync}
+            for tier, by_sync in sync_bytes(plan).items()
+        },
     }
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from recd_plugin_flexshard.planning.plan import TableTiers, TierPlan
-from recd_plugin_flexshard.planning.sync import CopyGroup, Sync
+from recd_plugin_flexshard.planning.sync import CopyGroup, Sync, Syncs
 
 Tier = Literal["cold", "hot", "flex", "flex_gradients"]
 TIERS: tuple[Tier, ...] = ("cold", "hot", "flex", "flex_gradients")
@@ -124,6 +124,19 @@ def traffic(plan: TierPlan) -> dict[Tier, TierTraffic]:
             lambda t: t.flex_exchanged / node,
             plan.seconds.ar_cross,
         ),
+    }
+
+
+def sync_bytes(plan: TierPlan) -> dict[Literal["hot", "flex"], dict[Sync, float]]:
+    """What a rank sends for gradients of the copies of each tier, by sync.
+
+    Sparse ones are known of a plan that may have them alone.
+    """
+    allowed: tuple[Sync, ...] = ("dense",) if plan.options.sync == "dense" else ("dense", "sparse")
+    by_sync = {sync: traffic(replace(plan, syncs=Syncs(sync, sync))) for sync in allowed}
+    return {
+        "hot": {sync: sent["hot"].bytes for sync, sent in by_sync.items()},
+        "flex": {sync: sent["flex_gradients"].bytes for sync, sent in by_sync.items()},
     }
 
 

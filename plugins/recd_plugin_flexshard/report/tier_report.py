@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 _SHOWN_RETIERINGS = 10
 _GROUPS = {"global": "all ranks", "node": "each node", "cross": "across nodes"}
-_COLLECTIVES = {"all_to_all": "all-to-all", "all_reduce": "all-reduce"}
+_COLLECTIVES = {
+    "all_to_all": "all-to-all",
+    "all_reduce": "all-reduce",
+    "sparse": "of touched rows",
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class TierBytes:
     Attributes:
         tier: ``cold``, ``hot``, ``flex``, or ``flex_gradients`` for what the flex tier's gradients
             are reduced by.
-        collective: ``all_to_all`` or ``all_reduce``.
+        collective: ``all_to_all``, ``all_reduce``, or ``sparse`` for gradients of touched rows.
         group: the ranks of a collective: ``global``, ``node``, or ``cross`` for one of each node.
         observed: by the byte counter; None for a run too short to tell.
         predicted: by the plan.
@@ -113,7 +117,8 @@ class TierReport(Section):
             tiers.append(
                 TierBytes(
                     tier,
-                    parts[0].collective,
+                    # Entries of one collection sum alike: touched rows if one of them does.
+                    max((part.collective for part in parts), key="sparse".__eq__),
                     parts[0].group,
                     None if observed is None else observed.get(tier, 0.0),
                     predicted + (others.predicted if tier == "cold" else 0.0),
