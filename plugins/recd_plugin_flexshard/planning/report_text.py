@@ -86,13 +86,12 @@ def _syncs(plan: TierPlan) -> Iterator[str]:
     for tier, by_sync in sync_bytes(plan).items():
         if any(getattr(table, tier) for table in plan.tables):
             chosen = getattr(plan.syncs, tier)
-            others = [
-                f"{words[sync]}: {size_text(sent)}"
+            others = "".join(
+                f" ({words[sync]}: {size_text(sent)})"
                 for sync, sent in by_sync.items()
                 if sync != chosen
-            ]
-            of_chosen = ", ".join([words[chosen], *others])
-            yield f"{tier} {size_text(by_sync[chosen])} ({of_chosen})"
+            )
+            yield f"{tier} {size_text(by_sync[chosen])} of {words[chosen]}{others}"
 
 
 def _tables(entry: EntryTiers) -> Table:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from tests.planning.test_work import NOTHING, plan
@@ -22,14 +24,18 @@ from recd_plugins.planning.work import work_of_step
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
 
-def test_tiers_send_what_their_plan_predicts() -> None:
+@pytest.mark.parametrize("sync", ["dense", "sparse"])
+def test_tiers_send_what_their_plan_predicts(sync: Literal["dense", "sparse"]) -> None:
     """4 ranks as 2 nodes: the same bytes as ``tiers.traffic``, apart from sizes told before."""
     weights = 1 / np.arange(1.0, 101)
     demand = TableDemand("t", 100, 8, 3 * weights / weights.sum(), features=1)
     slow, fast = Collective(1e9), Collective(1e12)
     cluster = ClusterShape(2, 2, 10, Collectives(slow, fast, fast, fast))
     plan_of_tiers = plan_tiers(
-        [demand], cluster, "three_tier", CostOptions(memory_multiplier=1.5, memory_ratio=1.0)
+        [demand],
+        cluster,
+        "three_tier",
+        CostOptions(memory_multiplier=1.5, memory_ratio=1.0, sync=sync),
     )
     (tiers,) = plan_of_tiers.tables
     assert min(tiers.hot, tiers.flex, tiers.cold) > 0
@@ -42,8 +48,13 @@ def test_tiers_send_what_their_plan_predicts() -> None:
     )  # fmt: skip
     for work in ranks:
         assert work.ids_looked_up == pytest.approx(30)  # as without tiers
-        assert work.bytes_reduced == pytest.approx(sent["hot"].bytes + sent["flex_gradients"].bytes)
+        gradients = sent["hot"].bytes + sent["flex_gradients"].bytes
         exchanged = work.bytes_in_node + work.bytes_across_nodes
+        if sync == "dense":
+            assert work.bytes_reduced == pytest.approx(gradients)
+        else:
+            assert work.bytes_reduced == 0
+            exchanged -= gradients
         sizes = cold_size_bytes(plan_of_tiers) + flex_size_bytes(plan_of_tiers)
         assert exchanged == pytest.approx(sent["cold"].bytes + sent["flex"].bytes - sizes)
-        assert work.collectives == 8
+        assert work.collectives == (8 if sync == "dense" else 8 + 3 + 2)

@@ -31,6 +31,7 @@ sharding:
     options:
       profile_rows: null
       retier_every: {retier_every}
+      sync: dense  # so that all-to-alls are those of ids and embeddings
       plan_for: {{topology: zionex-a100-40g, nodes: 2, batch_size: 128}}
 model: {{embedding_dim: 8, num_embeddings: 2000, bottom_mlp: [16], top_mlp: [16]}}
 training:

@@ -33,6 +33,7 @@ from recd_plugin_flexshard.runtime import (
     TieredEmbeddingCollection,
     TieredEmbeddingCollectionSharder,
 )
+from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.training.checkpoint import Checkpoints, Progress
@@ -146,7 +147,9 @@ class Job:
         collection = build_collection(rows)
         sharders = stock_sharders(training)
         if tiers is not None:
-            collection = TieredEmbeddingCollection(collection, tiers, retier_every)
+            # Both ways to sum gradients of copies, over the two optimizers.
+            sparse: tuple[CopyTier, ...] = ("hot", "flex") if optimizer == "sgd" else ("flex",)
+            collection = TieredEmbeddingCollection(collection, tiers, retier_every, sparse)
             sharders = [TieredEmbeddingCollectionSharder(fused_params(training))]
         model = Model(collection)
         nn.init.normal_(model.head.weight, std=0.5, generator=torch.Generator().manual_seed(4))
