@@ -151,8 +151,8 @@ class Ranking:
         self.tables = tuple(TableRanking(table, batch_size, coalesce) for table in tables)
         repeats = _repeats(list(zip(self.tables, tables, strict=True)), batch_size) if groups else 1
         self.groups = tuple(replace(group, repeats=repeats) for group in groups)
-        for table in self.tables:
-            table.know(self.groups)
+        for ranked in self.tables:
+            ranked.know(self.groups)
         #: Elements that a batch of a rank looks up, and those without deduplication.
         self.lookups, self.plain_lookups = 0.0, 0.0
         for table in tables:

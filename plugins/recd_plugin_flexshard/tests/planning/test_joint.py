@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -89,7 +90,9 @@ def best_by_enumeration(tables, cluster, options):
     return float(objective[fits].min()) if fits.any() else None
 
 
-def random_case(seed: int, tables: int, rows: int, sync: str = "dense"):
+def random_case(
+    seed: int, tables: int, rows: int, sync: Literal["auto", "dense", "sparse"] = "dense"
+):
     rng = np.random.default_rng(seed)
     demands = []
     for index in range(tables):
