@@ -7,6 +7,7 @@ import socket
 import threading
 from dataclasses import asdict
 from datetime import timedelta
+from typing import NoReturn
 
 import pytest
 import torch.distributed as dist
@@ -71,7 +72,7 @@ def test_where_all_live_the_network_is_named() -> None:
 
 
 def test_a_store_that_is_gone_names_the_node_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(_: timedelta) -> dist.HashStore:
+    def connect(_: timedelta) -> NoReturn:
         raise dist.DistNetworkError("no route to host")
 
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
