@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
 from recd_plugins.data.row_pipeline import RowPipeline, first_rows, fitted_transforms
+from recd_plugins.data.sent_reads import sent_reads
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.distinct import distinct_reads
 from recd_plugins.planning.report_text import render
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import this_machine
@@ -57,6 +60,18 @@ def test_of_the_first_batch_they_are_exact(make_registry: Any) -> None:
         assert candidate.profile.ids(table, 256) == pytest.approx(distinct)
         assert candidate.profile.ids(table, 16) < distinct
     assert not candidate.profile.plain().distinct
+
+
+def test_of_several_batches_they_are_the_mean(make_registry: Any) -> None:
+    candidate = with_plugins(make_registry(sharding=coalescing()))
+    registry, tables = candidate.prepared.registry, candidate.tables
+    size = registry.training.batch_size
+    batches = [reads.ids for reads in sent_reads(registry, tables, None)][:32]
+    assert len(batches) > 1
+    for name, distinct in distinct_reads(registry, tables).items():
+        counts = [len(np.unique(np.concatenate(ids[name]))) for ids in batches]
+        assert distinct.of(size) == pytest.approx(np.mean(counts))
+        assert distinct.of(size) <= distinct.of(2 * size) <= 2 * distinct.of(size)
 
 
 def test_the_planner_is_told_of_them(make_registry: Any) -> None:
