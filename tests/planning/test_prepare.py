@@ -11,11 +11,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins import Registry, load_registry, wrap
 from recd_plugins.errors import RegistryError, SetupError
-from recd_plugins.planning.stage_times import StageCosts
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.training.calibration_file import write_topology
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.values.model_input import Placement
+from recd_plugins.values.stage_costs import StageCosts
 
 
 class OwnBags(EmbeddingBagCollection):

@@ -8,18 +8,18 @@ import pytest
 from pydantic import ValidationError
 
 from recd_plugins import load_registry
-from recd_plugins.planning.stage_times import (
+from recd_plugins.planning.stage_times import predict
+from recd_plugins.planning.stages import STAGES, StageTimes
+from recd_plugins.planning.topologies import load_topology, this_machine
+from recd_plugins.training.calibrate import CalibrationPoint, calibrate, fit
+from recd_plugins.training.trainer import Job
+from recd_plugins.values.stage_costs import (
     AllToAllCost,
     GemmCost,
     LookupCost,
     OtherCost,
     StageCosts,
-    predict,
 )
-from recd_plugins.planning.stages import STAGES, StageTimes
-from recd_plugins.planning.topologies import load_topology, this_machine
-from recd_plugins.training.calibrate import CalibrationPoint, calibrate, fit
-from recd_plugins.training.trainer import Job
 from recd_plugins.values.work import Work
 
 COSTS = StageCosts(

@@ -6,7 +6,6 @@ import pytest
 
 from recd_plugins.errors import RecdError, RegistryError, SetupError
 from recd_plugins.planning.machines import machine_of, named_topology
-from recd_plugins.planning.stage_times import GemmCost, StageCosts
 from recd_plugins.planning.topologies import (
     MACHINE,
     load_topology,
@@ -16,6 +15,7 @@ from recd_plugins.planning.topologies import (
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.training.calibration_file import write_topology
 from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
+from recd_plugins.values.stage_costs import GemmCost, StageCosts
 
 OWN = """
 device: cpu

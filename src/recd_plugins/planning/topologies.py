@@ -29,9 +29,10 @@ from torchrec.distributed.planner.types import (
 
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.manager import PluginManager
-from recd_plugins.planning import stage_times
+from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND
 from recd_plugins.registry.loader import read_yaml
 from recd_plugins.registry.resolve import schema_problems
+from recd_plugins.values import stage_costs
 from recd_plugins.values.collective_rates import CollectiveRates
 from recd_plugins.words import did_you_mean
 
@@ -79,7 +80,7 @@ class TopologySpec(BaseModel):
         description="Of one rank to other nodes, one way, bytes a second."
     )
     flops: _Rate = Field(description="Dense float32 operations of a rank a second.")
-    costs: stage_times.StageCosts | None = Field(
+    costs: stage_costs.StageCosts | None = Field(
         default=None, description="What the stages of a step cost, as recd plan --calibrate wrote."
     )
     collectives: CollectiveRates | None = Field(
@@ -114,7 +115,7 @@ class TopologySpec(BaseModel):
         return self.collectives or CollectiveRates.of_topology(self)
 
     @property
-    def least_costs(self) -> stage_times.StageCosts:
+    def least_costs(self) -> stage_costs.StageCosts:
         """Lower bounds of ``costs``: nothing but bandwidths and operations a second.
 
         A lookup reads an embedding, and the backward pass reads and writes it again. Nothing hides
@@ -126,19 +127,19 @@ class TopologySpec(BaseModel):
         assert memory is not None, "checked when it was made"
         assert to_host is not None, "checked when it was made"
         slowest = self.inter_node_bandwidth if self.nodes > 1 else self.intra_node_bandwidth
-        return stage_times.StageCosts(
-            lookup=stage_times.LookupCost(
+        return stage_costs.StageCosts(
+            lookup=stage_costs.LookupCost(
                 bytes_looked_up=3 / memory,
                 bytes_from_host=1 / to_host,
-                bytes_from_file=1 / stage_times.FILE_BYTES_PER_SECOND,
+                bytes_from_file=1 / FILE_BYTES_PER_SECOND,
             ),
-            gemm=stage_times.GemmCost(matmul_flops=1 / self.flops, attention_flops=1 / self.flops),
-            all_to_all=stage_times.AllToAllCost(
+            gemm=stage_costs.GemmCost(matmul_flops=1 / self.flops, attention_flops=1 / self.flops),
+            all_to_all=stage_costs.AllToAllCost(
                 bytes_in_node=1 / self.intra_node_bandwidth,
                 bytes_across_nodes=1 / self.inter_node_bandwidth,
             ),
-            all_reduce=stage_times.AllReduceCost(bytes_reduced=1 / slowest),
-            other=stage_times.OtherCost(element_bytes=1 / memory),
+            all_reduce=stage_costs.AllReduceCost(bytes_reduced=1 / slowest),
+            other=stage_costs.OtherCost(element_bytes=1 / memory),
         )
 
     @property

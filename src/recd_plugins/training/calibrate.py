@@ -23,13 +23,14 @@ from recd_plugins.planning.candidates import as_plain, with_plugins
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.planning.prepared import Registry, load_registry
-from recd_plugins.planning.stage_times import StageCosts, predict
+from recd_plugins.planning.stage_times import predict
 from recd_plugins.planning.stages import STAGES, Stage, StageTimes
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.breakdown import StepProfile
 from recd_plugins.training.trainer import Job
 from recd_plugins.training.turns import steps_in_turns
+from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.work import Work
 
 SIDES: tuple[Side, ...] = ("baseline", "plugins")

@@ -11,19 +11,19 @@ import torch
 import torch.distributed as dist
 
 from recd_plugins.errors import SetupError
-from recd_plugins.planning.stage_times import (
-    AllReduceCost,
-    AllToAllCost,
-    GemmCost,
-    OtherCost,
-    StageCosts,
-)
 from recd_plugins.planning.topologies import TopologySpec, this_machine
 from recd_plugins.training.cluster.collectives import Sweeps, at_once, fit_rates, sweep
 from recd_plugins.training.cluster.groups import node_groups
 from recd_plugins.training.cluster.links import Link, between_nodes, inside_nodes
 from recd_plugins.training.cluster.timing import Effort
 from recd_plugins.training.cluster.work_rates import WorkRates, measure_work
+from recd_plugins.values.stage_costs import (
+    AllReduceCost,
+    AllToAllCost,
+    GemmCost,
+    OtherCost,
+    StageCosts,
+)
 
 
 @dataclass(frozen=True)

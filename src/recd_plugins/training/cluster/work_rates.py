@@ -19,8 +19,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from recd_plugins.planning.fitting import fit_costs
-from recd_plugins.planning.stage_times import LookupCost
 from recd_plugins.training.cluster.timing import Effort, Spread, wait_for
+from recd_plugins.values.stage_costs import LookupCost
 
 #: What a rank does by itself, in words.
 WORKS = {

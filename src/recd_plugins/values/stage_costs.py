@@ -1,0 +1,77 @@
+"""What the stages of a step cost on some machine, for each of what its work consists of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from recd_plugins.values.work import Work
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class StageCost(BaseModel):
+    """Seconds for one of each: the fields are those of ``Work``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    steps: Seconds = Field(default=0.0, description="For a step, however little it does.")
+
+    def seconds(self, work: Work) -> float:
+        """What this stage of ``work`` takes."""
+        return sum(getattr(self, name) * getattr(work, name) for name in type(self).model_fields)
+
+
+class LookupCost(StageCost):
+    """Embedding lookups, forward and backward."""
+
+    bytes_looked_up: Seconds = Field(default=0.0, description="For a byte of embeddings.")
+    ids_looked_up: Seconds = Field(default=0.0, description="For an id.")
+    rows_looked_up: Seconds = Field(
+        default=0.0, description="For a row of a deduplicated batch in a pooling lookup."
+    )
+    bytes_from_host: Seconds = Field(
+        default=0.0, description="For a byte that a cached table moves from host memory or back."
+    )
+    bytes_from_file: Seconds = Field(default=0.0, description="For one from a file or back.")
+
+
+class GemmCost(StageCost):
+    """Matrix products and attention, forward and backward."""
+
+    matmul_flops: Seconds = Field(default=0.0, description="For an operation of a product.")
+    attention_flops: Seconds = Field(default=0.0, description="For one of fused attention.")
+
+
+class AllToAllCost(StageCost):
+    """Input dist and output dist."""
+
+    collectives: Seconds = Field(default=0.0, description="For a collective.")
+    bytes_in_node: Seconds = Field(default=0.0, description="For a byte sent in the node.")
+    bytes_across_nodes: Seconds = Field(default=0.0, description="For one sent to another node.")
+
+
+class AllReduceCost(StageCost):
+    """All-reduces of dense gradients."""
+
+    bytes_reduced: Seconds = Field(default=0.0, description="For a byte sent.")
+
+
+class OtherCost(StageCost):
+    """All else."""
+
+    element_bytes: Seconds = Field(default=0.0, description="For a byte read or written.")
+    ids_read: Seconds = Field(default=0.0, description="For an id that the loader converts.")
+
+
+class StageCosts(BaseModel):
+    """What the stages of a step cost on some machine: the section ``costs`` of a topology."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    lookup: LookupCost = LookupCost()
+    gemm: GemmCost = GemmCost()
+    all_to_all: AllToAllCost = AllToAllCost()
+    all_reduce: AllReduceCost = AllReduceCost()
+    other: OtherCost = OtherCost()
