@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Never
 
 from recd_plugins.data.check_batch import check_rows
@@ -34,6 +35,13 @@ class FirstRows:
     rows: Rows
     dataset: Dataset
     left_out: tuple[Entry[DatasetWrapper], ...] = ()
+
+    def batches(self, count: int) -> Iterator[Rows]:
+        """The batches after it, of as many rows, until there are ``count`` with it."""
+        batch_size = len(self.rows)
+        reader = self.dataset.reader(rank=0, world_size=1, batch_size=batch_size, split="train")
+        with plugin_call(self.dataset, "reading"):
+            yield from islice(reader, 1, count)
 
 
 def read_first_rows(registry: Registry) -> FirstRows:

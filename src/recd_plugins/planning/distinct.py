@@ -31,17 +31,19 @@ def measure_distinct(
     registry: Registry,
     transforms: Transforms,
     rows: Rows,
-    batch: Batch,
+    batches: Sequence[Batch],
     tables: Sequence[Table],
 ) -> dict[str, DistinctIds]:
-    """The distinct ids of each of ``tables`` in a batch, by table name.
+    """The distinct ids of each of ``tables`` in a batch, the mean of some, by table name.
+
+    How they grow with the batch size is looked at in the first.
 
     Args:
         registry: whose dataset the rows are of.
-        transforms: that made ``batch`` of them.
-        rows: of the batch.
-        batch: what they become.
-        tables: whose features the batch has.
+        transforms: that made ``batches`` of them.
+        rows: of the first batch.
+        batches: of as many rows each.
+        tables: whose features the batches have.
     """
     if not tables:
         return {}
@@ -50,7 +52,7 @@ def measure_distinct(
     def of_parts(size: int) -> list[dict[str, Tensor]]:
         """The rows as batches of ``size``, ids by feature."""
         if size == len(rows):
-            return [_ids(batch)]
+            return [_ids(batches[0])]
         pipeline = RowPipeline(registry.with_training({"batch_size": size}), transforms)
         return [
             _ids(pipeline.batch(Rows(rows.data.slice(start, size), _behind(rows.origins, start))))
@@ -58,13 +60,13 @@ def measure_distinct(
         ]
 
     parts = [of_parts(size) for size in sizes]
-    return {
-        table.name: DistinctIds(
-            tuple(sizes),
-            tuple(mean(_distinct(ids, table) for ids in of_size) for of_size in parts),
-        )
-        for table in tables
-    }
+    whole = [_ids(batch) for batch in batches]
+    found = {}
+    for table in tables:
+        in_first = [mean(_distinct(ids, table) for ids in of_size) for of_size in parts]
+        growth = mean(_distinct(ids, table) for ids in whole) / in_first[-1] if in_first[-1] else 1
+        found[table.name] = DistinctIds(tuple(sizes), tuple(growth * ids for ids in in_first))
+    return found
 
 
 def distinct_reads(registry: Registry, tables: Sequence[Table]) -> dict[str, DistinctIds]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
 
 import torch
 
@@ -20,12 +22,16 @@ from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.values.model_input import Placement
 from recd_plugins.values.statistics import FeatureStatistics, TableStatistics
 
+# Features that share their unique rows.
+_Group = dict[str, FeatureProfile]
+
 
 def measure_profile(
     registry: Registry,
     *,
     num_embeddings: Mapping[str, int] | None = None,
     coalesced: Sequence[Table] = (),
+    least_rows: int = 1,
 ) -> DataProfile:
     """The profile of the training split as the registry converts and preprocesses it.
 
@@ -38,6 +44,7 @@ def measure_profile(
         registry: its dataset, converter and preprocessing.
         num_embeddings: rows of the table of each feature; ids of others are not checked.
         coalesced: tables whose ids are made unique before they are sent.
+        least_rows: to look at, in place of one batch where that has fewer: the mean of several.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -50,13 +57,16 @@ def measure_profile(
     rows, in_wrappers = first.rows, first.dataset is not registry.dataset
     fit_converter(registry, rows)
     transforms = Transforms.of(registry, Placement(), num_embeddings)  # nothing is lowered
-    batch = RowPipeline(registry, transforms).batch(rows)
-    distinct = measure_distinct(registry, transforms, rows, batch, coalesced)
-    groups = list(_groups(batch))
+    pipeline = RowPipeline(registry, transforms)
+    batch = pipeline.batch(rows)
+    further = [pipeline.batch(more) for more in first.batches(-(-least_rows // len(rows)))]
+    distinct = measure_distinct(registry, transforms, rows, [batch, *further], coalesced)
+    groups = _mean([list(_groups(each)) for each in (batch, *further)])
     seen = {name: profile for group in groups for name, profile in group.items()}
     known = registry.dataset.statistics()
     if in_wrappers or known is None or not known.features.keys() >= seen.keys():
-        source = f"the first {len(rows):,} rows{_order(registry, first)}"
+        num_rows = len(rows) * (1 + len(further))
+        source = f"the first {num_rows:,} rows{_order(registry, first)}"
         return DataProfile(seen, source, distinct=distinct)
     features = {
         name: profile
@@ -66,6 +76,25 @@ def measure_profile(
     source = f"the statistics that the table of {known.rows:,} rows carries"
     source += _order(registry, first)
     return DataProfile(features, source, known.samples_per_session, distinct)
+
+
+def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:
+    """The mean of the profiles of some batches, whose features are in the same groups."""
+    if len(batches) == 1:
+        return batches[0]
+    seen = [{name: found for group in batch for name, found in group.items()} for batch in batches]
+
+    def mean(name: str) -> FeatureProfile:
+        of_batches = [each[name] for each in seen if name in each]
+        return replace(
+            of_batches[0],
+            length=fmean(each.length for each in of_batches),
+            repeated_rows=fmean(each.repeated_rows for each in of_batches),
+            repeated_ids=fmean(each.repeated_ids for each in of_batches),
+            shared_ids=fmean(each.shared_ids for each in of_batches),
+        )
+
+    return [{name: mean(name) for name in group} for group in batches[0]]
 
 
 def _order(registry: Registry, first: FirstRows) -> str:
@@ -137,7 +166,7 @@ def _growth(profile: FeatureProfile, rows: Rows, name: str) -> float:
     return profile.length / stored if stored else 1.0
 
 
-def _groups(batch: Batch) -> Iterable[dict[str, FeatureProfile]]:
+def _groups(batch: Batch) -> Iterable[_Group]:
     """The features of a batch, those together that share their unique rows."""
     size = batch.batch_size
     if batch.kjt is not None:
