@@ -38,7 +38,7 @@ from recd_plugins.planning.no_plan import explain
 from recd_plugins.planning.partitioner import RankPartitioner
 from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.profile import measure_profile
-from recd_plugins.planning.proposers import UntilOneFits, proposers
+from recd_plugins.planning.proposers import UntilOneFits, few_proposers, proposers
 from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
@@ -183,16 +183,19 @@ class RegistryPlanner(ShardingPlanner):
         return self.plan_in_detail(module, sharders).sharding
 
     def plan_in_detail(
-        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]
+        self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]], *, haste: bool = False
     ) -> Planned:
         """The same plan with its estimates; ``module`` may stand on the meta device.
+
+        In ``haste`` it may be one that is hardly worse.
 
         Raises:
             RegistryError: a pattern matches no table, or two entries claim one.
             NoPlanError: no plan fits into memory; names the largest tables.
             SetupError: plugins and tables do not go together.
         """
-        return self._search(module, sharders, proposers(self._topology.world_size))
+        tried = few_proposers() if haste else proposers(self._topology.world_size)
+        return self._search(module, sharders, tried)
 
     def fits(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> bool:
         """Whether there is a plan, which takes less time than to find the best one.

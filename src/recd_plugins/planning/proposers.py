@@ -15,6 +15,7 @@ from torchrec.distributed.planner.types import Enumerator, Proposer, ShardingOpt
 # many ranks on it is told to give up an order of trying after so many plans that are no better.
 _MANY_RANKS = 64
 _PATIENCE = 32
+_HASTE = 8
 
 
 def proposers(world_size: int) -> list[Proposer]:
@@ -31,6 +32,11 @@ def proposers(world_size: int) -> list[Proposer]:
         GreedyProposer(use_depth=False, threshold=_PATIENCE),
         UniformProposer(),
     ]
+
+
+def few_proposers() -> list[Proposer]:
+    """Those that find a plan near the best one soon, for who compares many plans."""
+    return [GreedyProposer(use_depth=False, threshold=_HASTE), UniformProposer()]
 
 
 class UntilOneFits(Proposer):
