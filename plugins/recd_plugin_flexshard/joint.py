@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 from recd_plugin_flexshard.tiered import TieredSharding
+from recd_plugins.api import Setting, Table
 
 
 class Joint(TieredSharding):
@@ -12,3 +14,10 @@ class Joint(TieredSharding):
 
     name = "flexshard.joint"
     strategy: ClassVar[Literal["joint"]] = "joint"
+
+    @classmethod
+    def offers(cls, tables: Sequence[Table], setting: Setting) -> Sequence[Mapping[str, Any]]:
+        """For sequences, as they come and coalesced."""
+        if setting.world_size == 1 or any(table.pooled for table in tables):
+            return []
+        return [{}, {"coalesce": True}]

@@ -13,7 +13,7 @@ import pluggy
 
 from recd_plugins import built_in_kinds
 from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Kind, Plugin
+from recd_plugins.interfaces import Auto, Kind, Plugin
 from recd_plugins.plugin_call import PLUGIN_FAILURES
 from recd_plugins.plugin_check import check_api, check_class
 from recd_plugins.plugin_hooks import call_hook, hooks_of, listed
@@ -40,6 +40,10 @@ HOOKS = {
     "register_shardings": "sharding",
     "register_caches": "cache",
 }
+
+
+#: What kinds and plugins of recd-plugins itself come from.
+OWN = "recd-plugins"
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,10 @@ class PluginManager:
         # One of pluggy's for each module: what a hook returns can be traced back to it.
         self._modules: dict[ModuleType, tuple[pluggy.PluginManager, str, Package | None]] = {}
         self._kinds = Kinds()
-        self._found: dict[str, dict[str, list[Registered]]] = {}
-        self._register_kinds(built_in_kinds, "recd-plugins")
+        self._found: dict[str, dict[str, list[Registered]]] = {
+            Auto.kind: {Auto.name: [Registered(Auto, OWN)]}
+        }
+        self._register_kinds(built_in_kinds, OWN)
         files = [] if plugins_dir is None else list(modules_in_folder(Path(plugins_dir)))
         self._files = [origin for _, origin in files]
         hooks = [self._register_kinds(module, origin) for module, origin in files]

@@ -27,13 +27,15 @@ def test_training_stays_what_it_was(make_registry: MakeRegistry, optimizer: str)
     path = make_registry("flexshard.three_tier", THREE)
     others = ["flexshard.joint", "torchrec.row_wise", "torchrec.data_parallel"]
     if optimizer == "sgd":  # each part of a row has a row-wise Adagrad of its own
-        others.append("torchrec.column_wise")
+        others += ["torchrec.column_wise", "auto"]
     overrides = {"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-3}
     results = run_on_ranks(train_under_each, 4, path, overrides, others, local_world_size=2)[0]
     plain, tiered, *_ = results
     assert max(plain.losses) - min(plain.losses) > 1e-4  # it learns
     for result, name in zip(results[1:], ["flexshard.three_tier", *others], strict=True):
         assert np.abs(np.subtract(result.losses, plain.losses)).max() <= 1e-6, name
+    for result, name in zip(results[2:], others, strict=True):
+        assert ("auto" in result.sections) == (name == "auto")
     report = tiered.sections["tiers"]
     assert isinstance(report, TierReport)
     sent = {tier.tier: tier.observed for tier in report.tiers}

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 from recd_plugins.cli.contributions import check_contributions
 from recd_plugins.cli.options import tell_broken
 from recd_plugins.interfaces import DatasetWrapper
-from recd_plugins.manager import PluginManager, Registered
+from recd_plugins.manager import OWN, PluginManager, Registered
 
 
 @click.command()
@@ -53,7 +53,7 @@ def plugins(plugins_dir: Path | None, kind: str | None, kinds: bool, as_json: bo
         click.echo(json.dumps(found, indent=2))
         return
     console = Console()
-    for origin in manager.origins:
+    for origin in (OWN, *manager.origins):
         brought = [plugin for plugin in found if plugin["from"] == origin]
         if brought:
             console.print(f"[bold]{escape(origin)}[/]", soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from recd_plugins.interfaces import DatasetWrapper
+from recd_plugins.interfaces import Auto, DatasetWrapper
 from recd_plugins.manager import PluginManager, Registered
 from recd_plugins.registry.schema import registry_spec
 
@@ -65,6 +65,9 @@ def _put_entry(
         entry["allOf"] = [
             _options_of(what, name, registered, definitions) for name, registered in by_name
         ]
+    if Auto.name in plugins and what == Auto.kind:
+        entry["required"].remove("tables")
+        entry["allOf"].append({"if": _uses(Auto.name), "else": {"required": ["tables"]}})
     definitions[f"{what}_entry"] = entry
     holder["$ref"] = f"#/$defs/{what}_entry"
     return general
@@ -82,4 +85,8 @@ def _options_of(
     then: dict[str, Any] = {"properties": {"options": {"$ref": f"#/$defs/{prefix}"}}}
     if options.get("required"):
         then["required"] = ["options"]
-    return {"if": {"required": ["use"], "properties": {"use": {"const": name}}}, "then": then}
+    return {"if": _uses(name), "then": then}
+
+
+def _uses(name: str) -> dict[str, Any]:
+    return {"required": ["use"], "properties": {"use": {"const": name}}}

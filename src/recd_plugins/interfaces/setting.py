@@ -5,13 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.values.collective_rates import CollectiveRates
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
+from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.table import Table
+
+if TYPE_CHECKING:
+    from torchrec.distributed.planner import Topology
 
 
 class TrainingData(ABC):
@@ -65,6 +70,9 @@ class Setting:
         data: what the model is trained on.
         sections: of the topology, which packages of plugins declare, by name.
         memory_bytes: of a rank, where tables are looked up; None where it is not known.
+        costs: seconds of what a step does, measured or else the least they can be; None where
+            nothing is known of the machines.
+        topology: the ranks as TorchRec's planner takes them; None for those of machines like this.
     """
 
     world_size: int
@@ -76,6 +84,8 @@ class Setting:
     data: TrainingData
     sections: Mapping[str, BaseModel] = field(default_factory=dict)
     memory_bytes: int | None = None
+    costs: StageCosts | None = None
+    topology: Topology | None = None
 
     @property
     def nodes(self) -> int:

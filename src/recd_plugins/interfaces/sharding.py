@@ -46,6 +46,26 @@ class Sharding(Plugin, ABC):
     #: do not take variable batches.
     replicates: ClassVar[bool] = False
 
+    @classmethod
+    def offers(
+        cls,
+        tables: Sequence[Table],  # noqa: ARG003
+        setting: Setting,  # noqa: ARG003
+    ) -> Sequence[Mapping[str, Any]]:
+        """Options with which ``use: auto`` may try this plugin for tables that are alike.
+
+        ``{}`` are the defaults; nothing, the default, keeps it out. Each offer is made, prepared
+        and planned to predict its step, so only what may be the best for these tables is worth
+        offering, and what the plugin does beside sharding by TorchRec's types has to be in the
+        ``work`` and the memory of its part. Every rank asks by itself and must come to the same.
+
+        Args:
+            tables: of one module type, which are looked up alike.
+            setting: of the model. The profile of its data has the distinct ids of a batch of all
+                tables that auto chooses for, whether they are coalesced or not.
+        """
+        return ()
+
     @property
     def coalesces(self) -> bool:
         """Whether each id of these tables is sent once a batch: docs/coalescing.md."""

@@ -112,7 +112,8 @@ def with_plugins(
         model = build_model(registry, registry.dataset.schema())
         data = data or RegistryData(registry, model)
         prepared = registry.prepare(model, setting_of(registry, model, topology, data=data))
-    return Candidate(prepared, prepared.sharders(), data.profile())
+    assert prepared.setting is not None, "it was prepared for one"
+    return Candidate(prepared, prepared.sharders(), prepared.setting.data.profile())
 
 
 def as_plain(candidate: Candidate) -> Candidate:

@@ -27,6 +27,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingType
 
 from recd_plugins.interfaces import TablePart
+from recd_plugins.planning.work import COLLECTIVES
 from recd_plugins.registry.checked_part import one_answer
 
 # Milliseconds of a step for each sharding type of a module, however little it shards: a batch is
@@ -149,6 +150,11 @@ class StepTime(NoopPerfModel):
         }
         busiest: float = super().rate(plan)
         return busiest + self._each_type * len(types)
+
+
+def collective_seconds(device_type: str) -> float:
+    """What a collective is taken to take where nobody has measured it."""
+    return _SHARDING_TYPE_MS.get(device_type, 0.0) / 1000 / COLLECTIVES
 
 
 def _milliseconds_of_ids(ctx: ShardPerfContext, sharing_ranks: int) -> float:

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ShardingOption
 
-from recd_plugins.interfaces import Table
+from recd_plugins.interfaces import Section, Table
 from recd_plugins.planning.candidates import Candidate
 from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned
-from recd_plugins.planning.stage_times import StageCosts, predict
+from recd_plugins.planning.stage_times import predict
 from recd_plugins.planning.stages import StageTimes
 from recd_plugins.planning.storage import (
     RESERVED_SHARE,
@@ -28,6 +28,7 @@ from recd_plugins.planning.storage import (
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.values.stage_costs import StageCosts
 
 #: What takes the memory of a rank, beside what table parts name.
 COMPONENTS = (
@@ -151,6 +152,7 @@ class PlanReport:
         plugins: the plan that ``recd run`` takes.
         plain: TorchRec's own, without plugins; None where it does not fit.
         plain_problem: why not.
+        chosen: what ``auto`` came to; None without it.
     """
 
     topology: str
@@ -160,6 +162,7 @@ class PlanReport:
     plugins: SideReport
     plain: SideReport | None
     plain_problem: str = ""
+    chosen: Section | None = None
 
     @property
     def time_of_step(self) -> str:
@@ -211,6 +214,7 @@ class PlanReport:
             "plugins": self.plugins.as_json(),
             "plain": None if self.plain is None else self.plain.as_json(),
             "plain_problem": self.plain_problem or None,
+            **({} if self.chosen is None else {self.chosen.name: self.chosen.as_json()}),
             "ratios": self._ratios(),
             "changed": [
                 {"before": before, "after": after, "tables": names}

@@ -31,6 +31,7 @@ def render(report: PlanReport) -> RenderableType:
     parts: list[RenderableType] = [
         topology_line(report.topology, report.spec),
         _data(report),
+        *([] if report.chosen is None else report.chosen.shown("")),
         _shards(report.plugins),
         *_said(report.plugins),
         *_coalesced(report.plugins),

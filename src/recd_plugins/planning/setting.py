@@ -43,7 +43,7 @@ class RegistryData(TrainingData):
 
     @cached_property
     def _profile(self) -> DataProfile:
-        with _off_meta():
+        with off_meta():
             return measure_profile(
                 self._registry,
                 num_embeddings=self._num_embeddings,
@@ -60,7 +60,7 @@ class RegistryData(TrainingData):
         """See ``TrainingData.access``."""
         key = tuple(tables), rows, deduplicated
         if key not in self._access:
-            with _off_meta():
+            with off_meta():
                 self._access[key] = measure_access(
                     self._registry, tables, rows=rows, deduplicated=deduplicated
                 )
@@ -70,12 +70,12 @@ class RegistryData(TrainingData):
         """See ``TrainingData.distinct``."""
         key = tuple(tables)
         if key not in self._distinct:
-            with _off_meta():
+            with off_meta():
                 self._distinct[key] = distinct_reads(self._registry, tables)
         return self._distinct[key]
 
 
-def _off_meta() -> AbstractContextManager[object]:
+def off_meta() -> AbstractContextManager[object]:
     """A context in which tensors have values, also where a model is prepared on the meta device."""
     # In the context of a device each call of torch goes through Python, a third of all time.
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
@@ -123,5 +123,7 @@ def setting_of(
         rates=spec.collective_rates,
         sections=spec.sections,
         memory_bytes=spec.memory_bytes,
+        costs=spec.costs or spec.least_costs,
+        topology=spec.to_torchrec(),
         data=data or RegistryData(registry, model),
     )

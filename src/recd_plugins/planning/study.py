@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from recd_plugins.errors import NoPlanError
+from recd_plugins.interfaces import StepShape
+from recd_plugins.planning.auto.chosen import Chosen
 from recd_plugins.planning.candidates import Candidate, as_plain, data_of_model, with_plugins
 from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.largest_batch import largest_batch
 from recd_plugins.planning.plan_report import PlanReport, SideReport, report_side
 from recd_plugins.planning.prepared import Registry
+from recd_plugins.planning.stage_times import predict
 from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.planning.work import computed_work
 
 # By batch size.
 _Candidates = Callable[[int], Candidate]
@@ -67,7 +71,23 @@ class Study:
             mine,
             theirs,
             problem,
+            self._chosen(plugins(mine.batch_size)),
         )
+
+    def _chosen(self, candidate: Candidate) -> Chosen | None:
+        """What ``auto`` came to, with what the model computes besides."""
+        prepared = candidate.prepared
+        if not isinstance(prepared.chosen, Chosen):
+            return None
+        step = StepShape(
+            prepared.registry.training.batch_size,
+            self.spec.world_size,
+            self.spec.ranks_per_node,
+            candidate.profile,
+        )
+        work = replace(computed_work(candidate.tables, self.compute, step), steps=0.0)
+        costs = self.spec.costs or self.spec.least_costs
+        return prepared.chosen.with_compute(predict([work], costs))
 
     def _side(
         self, what: str, candidates: _Candidates, batch_size: int | None, start: int

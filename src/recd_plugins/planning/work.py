@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 from torchrec.distributed.types import (
@@ -141,8 +141,8 @@ def rows_pooled(
 
 def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> Work:
     """What every rank does apart from its tables."""
-    batch_size, world_size, _, profile = step
-    pooled_rows = rows_pooled(tables, profile, compute, batch_size)
+    batch_size, _, _, profile = step
+    computed = computed_work(tables, compute, step)
     expanded = sum(
         (batch_size + profile.of(feature).rows(batch_size)) * table.embedding_dim
         for table in tables
@@ -154,18 +154,27 @@ def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> W
             ids = sum(profile.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
             # Each id takes the row of its distinct one.
             expanded += (ids + distinct.of(batch_size)) * table.embedding_dim
+    return replace(
+        computed,
+        # Duplicates are made again from what is stored once, forward and backward.
+        element_bytes=computed.element_bytes + 2 * SCALAR_BYTES * expanded,
+        ids_read=batch_size
+        * sum(profile.of(feature).length for table in tables for feature in table.features),
+    )
+
+
+def computed_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> Work:
+    """What a rank computes apart from its tables, and the gradients of that: whatever the plan."""
+    batch_size, world_size, _, profile = step
+    pooled_rows = rows_pooled(tables, profile, compute, batch_size)
     return Work(
         bytes_reduced=2 * (world_size - 1) / world_size * compute.parameter_bytes,
         matmul_flops=compute.rest.matmul_flops * batch_size
         + compute.pooling.matmul_flops * pooled_rows,
         attention_flops=compute.rest.attention_flops * batch_size
         + compute.pooling.attention_flops * pooled_rows,
-        # Duplicates are made again from what is stored once, forward and backward.
         element_bytes=compute.rest.element_bytes * batch_size
-        + compute.pooling.element_bytes * pooled_rows
-        + 2 * SCALAR_BYTES * expanded,
-        ids_read=batch_size
-        * sum(profile.of(feature).length for table in tables for feature in table.features),
+        + compute.pooling.element_bytes * pooled_rows,
     )
 
 

@@ -25,12 +25,14 @@ class Entry(Generic[P]):
         patterns: names or globs of features or tables.
         field: where it stands in the file, as ``sharding[0]``.
         line: 1-based line in the file.
+        yields: whether it leaves to other entries what they name too.
     """
 
     plugin: P
     patterns: tuple[str, ...]
     field: str
     line: int
+    yields: bool = False
 
     def matches(self, name: str) -> bool:
         """Whether a pattern matches ``name``; case counts."""
@@ -71,7 +73,7 @@ def claim(path: Path, kind: Kind, entries: tuple[Entry[Plugin], ...], names: Ite
         if not any(fnmatchcase(name, pattern) for name in names)
     ]
     claims = {
-        name: claimants
+        name: tuple(entry for entry in claimants if not entry.yields) or claimants
         for name in names
         if (claimants := tuple(entry for entry in entries if entry.matches(name)))
     }

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recd_plugins.errors import Problem, RegistryError
+from recd_plugins.interfaces import Auto, Sharding
 from recd_plugins.manager import PluginManager
 from recd_plugins.registry.entries import Entry
 from recd_plugins.registry.loader import read_yaml, render
@@ -41,7 +43,8 @@ def read_registry(
     # What is there of these is made of the dataset's rows alone, and would be ignored without it.
     of_data = {"dataset", "converter", "preprocessing", "ingestion"}
     needs_data = needs_data or not of_data.isdisjoint(document.data)
-    found = resolve(document, PluginManager(plugins_dir), needs_data=needs_data)
+    manager = PluginManager(plugins_dir)
+    found = resolve(document, manager, needs_data=needs_data)
     spec: Any = found.spec
 
     def enabled(entries: list[ResolvedEntry], section: Any) -> tuple[Entry[Any], ...]:
@@ -53,6 +56,7 @@ def read_registry(
                 _patterns(spec),
                 render(item.location),
                 document.lines.get(item.location, 0),
+                yields=isinstance(item.plugin, Auto),
             )
             for item, spec in zip(entries, specs, strict=True)
             if getattr(spec, "enabled", True)
@@ -66,6 +70,15 @@ def read_registry(
         kind: entries[kind][0].plugin for kind in ("dataset", "converter") if entries[kind]
     }
     model = None if entries["model"] else spec.model
+    autos = [entry for entry in entries["sharding"] if isinstance(entry.plugin, Auto)]
+    if len(autos) > 1:
+        first, second = autos[:2]
+        problem = (
+            f"auto stands in {first.field} (line {first.line}) already, and chooses for all its "
+            "tables together: keep one, with the patterns of both, or give one enabled: false"
+        )
+        raise RegistryError([Problem(str(path), second.line, second.field, problem)])
+    of_sharding: Any = manager.plugins["sharding"].values() if autos else ()
     return Registry(
         path=path,
         # Without sections of kinds: it travels to readers, who know this class alone.
@@ -79,6 +92,7 @@ def read_registry(
         wrappers=enabled(found.wrappers, spec.dataset.wrap) if spec.dataset else (),
         ingestion=next(iter(entries["ingestion"]), None),
         kinds=found.kinds,
+        offering=tuple(sorted((each.cls for each in of_sharding), key=_simplest_first)),
         further={kind: of_kind for kind, of_kind in entries.items() if kind not in TYPED_KINDS},
     )
 
@@ -95,6 +109,11 @@ def registry_without_file() -> Registry:
         sharding=(),
         cache=(),
     )
+
+
+def _simplest_first(cls: type[Sharding]) -> tuple[bool, str]:
+    """Of equally good ones ``auto`` takes the first: what leaves modules as they are."""
+    return cls.rewrite is not Sharding.rewrite, cls.name
 
 
 def _patterns(spec: PluginSpec) -> tuple[str, ...]:

@@ -56,6 +56,7 @@ class Registry:
     ingestion: Entry[Ingestion] | None = None
     kinds: Mapping[str, Kind] = field(default_factory=lambda: dict(built_in_kinds.BY_NAME))
     further: Mapping[str, tuple[Entry[Any], ...]] = field(default_factory=dict)
+    offering: tuple[type[Sharding], ...] = ()
 
     @property
     def model(self) -> ModelSpec | None:

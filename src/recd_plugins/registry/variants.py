@@ -33,7 +33,7 @@ def with_sharding(document: Document, name: str) -> Document:
     tables = entries[first].get("tables")
     other = next((i for i, entry in enumerate(entries) if _is(entry, name, tables)), None)
     if other is None:
-        entries[first] = {**entries[first], "use": name, "options": {}}
+        entries[first] = {"tables": ["*"], **entries[first], "use": name, "options": {}}
     else:
         entries[first] = {**entries[first], "enabled": False}
         entries[other] = {**entries[other], "enabled": True}

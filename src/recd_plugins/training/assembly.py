@@ -13,6 +13,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ModuleSharder, ShardingEnv
 from torchrec.optim.keyed import CombinedOptimizer
 
+from recd_plugins import registry as parsed
 from recd_plugins.distributed.lookup_kernels import kept_tables
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError
@@ -20,6 +21,7 @@ from recd_plugins.interfaces import FeatureSchema, Setting, Table, TablePart
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables, generators_kept
 from recd_plugins.model_tables import tables_of
+from recd_plugins.planning.auto.choose import choose
 from recd_plugins.planning.candidates import activation_bytes, without_plugins
 from recd_plugins.planning.compute import measure_kept
 from recd_plugins.planning.planner import build_planner, profile_of
@@ -163,15 +165,19 @@ def _whole(
     model = build_model(registry, schema)
     if side == "plugins":
         setting = setting_of(registry, model, topology, device=device)
-        return registry.prepare(model, setting), setting
+        prepared = registry.prepare(model, setting)
+        return prepared, prepared.setting
+    entries: parsed.Registry = registry
+    if registry.wrappers:  # which the model is read by, as it is before it changes
+        entries, *_ = choose(registry, model, setting_of(registry, model, topology, device=device))
     prepared = without_plugins(registry, model, device.type)
     if registry.wrappers:
-        prepared = replace(prepared, batch_parts=_batch_parts(registry, prepared, device, topology))
+        prepared = replace(prepared, batch_parts=_batch_parts(entries, prepared, device, topology))
     return prepared, None
 
 
 def _batch_parts(
-    registry: Registry, plain: Prepared, device: torch.device, topology: TopologySpec | None
+    registry: parsed.Registry, plain: Prepared, device: torch.device, topology: TopologySpec | None
 ) -> Mapping[str, TablePart]:
     """What the entries of ``registry`` do to the tables of a baseline's model, were it theirs."""
     # Nothing is coalesced of a baseline.

@@ -211,6 +211,8 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
     if rank == 0 and job.side == "plugins":
         if unused := unused_line(registry):
             click.echo(unused, err=True)
+        if prepared.chosen is not None:
+            click.echo(str(prepared.chosen), err=True)
         click.echo(str(describe_tables(dmp)), err=True)
     if rank == 0 and progress.step:
         click.echo(f"resumed at step {progress.step} of {training.checkpoint.path}", err=True)
@@ -332,6 +334,7 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
     seconds = meter.step_seconds()
     stages = StageTimes.mean([stages for stages, _ in profiles]) if profiles else None
     samples = training.batch_size * world_size * len(seconds)
+    chosen = {} if prepared.chosen is None else {prepared.chosen.name: prepared.chosen}
     result = Result(
         samples_per_second=samples / sum(seconds) if seconds else None,
         step_seconds=statistics.median(seconds) if seconds else None,
@@ -346,11 +349,12 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
         step_memory=max(
             (memory for _, memory in profiles), key=lambda memory: memory.peak, default=None
         ),
-        sections=sections_of(
+        sections=chosen
+        | sections_of(
             parts,
             sum_by_kind([count.sent_by_channel for count in counts]) if counts else None,
             [observed for _, _, observed, *_ in ranks],
-            taken={field.name for field in fields(Result)},
+            taken={*(field.name for field in fields(Result)), *chosen},
         ),
         groups=GroupReport.of([groups for *_, groups, _ in ranks], prepared.expected_groups()),
         stalls=StallReport.of(

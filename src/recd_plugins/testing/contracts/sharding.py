@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from copy import copy, deepcopy
 
@@ -107,6 +108,20 @@ class ShardingContract(TablePartContract):
         (first, *others), (second, *other_others) = ranks
         _assert_equal(first, second)
         assert others == other_others
+
+    def test_what_it_offers_are_options(
+        self, plugin: Sharding, tables: Sequence[Table], setting: Setting
+    ) -> None:
+        """``use: auto`` makes, prepares and plans each offer, on every rank by itself."""
+        for pooled in (True, False):
+            alike = [table for table in tables[:-1] if table.pooled == pooled]
+            offers = [dict(options) for options in plugin.offers(alike, setting)]
+            assert [dict(options) for options in plugin.offers(alike, setting)] == offers
+            assert json.loads(json.dumps(offers)) == offers, "values of a registry file"
+            for options in offers:
+                offered = type(plugin)(type(plugin).Options.model_validate(options))
+                assert set(offered.constraints(alike)) <= {table.name for table in alike}
+                offered.part(alike, setting)
 
     def test_sharders_shard_modules(self, plugin: Sharding) -> None:
         sharders = plugin.sharders(SharderArguments({}, (), frozenset()))

@@ -1,0 +1,204 @@
+"""The report of what ``auto`` chose: what the next best would cost, and what limits a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table as TextTable
+from rich.text import Text
+
+from recd_plugins.interfaces import Section
+from recd_plugins.planning.auto.groups import Offer
+from recd_plugins.planning.auto.lines import entry_line, patterns_of
+from recd_plugins.planning.stages import StageTimes
+from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.work import Work
+
+_PLANNER = "the planner"
+# What a second of a stage is of, where the kind of work tells more.
+_LINKS = {
+    "bytes_across_nodes": "links between nodes",
+    "bytes_in_node": "links in nodes",
+    "collectives": "latency of collectives",
+}
+_STAGES = {
+    "lookup": "lookups in memory",
+    "gemm": "compute",
+    "all_reduce": "reducing gradients",
+    "other": "compute",
+}
+
+
+@dataclass(frozen=True)
+class GroupChoice:
+    """What was chosen for some tables.
+
+    Attributes:
+        tables: their names.
+        pooled: whether they are looked up in bags.
+        offer: that was chosen; None left them to the planner.
+        next: the second choice, and seconds of a step with it, all else as it is; None where
+            there is no other.
+        refused: offers that cannot be, with why.
+    """
+
+    tables: tuple[str, ...]
+    pooled: bool
+    offer: Offer | None
+    next: tuple[Offer | None, float] | None
+    refused: tuple[tuple[Offer, str], ...]
+
+
+@dataclass(frozen=True)
+class Chosen(Section):
+    """What ``auto`` chose.
+
+    Attributes:
+        groups: of its tables.
+        others: names of tables that it was not asked for.
+        seconds: of a step with what was chosen, without what the model computes.
+        busiest: the work of the rank that sends most.
+        planner: seconds of one with everything left to the planner; None where that has no plan.
+        costs: of what a step does.
+        num_trials: plans that were made.
+        compute: seconds of what the model computes, where that is known: whatever is chosen.
+    """
+
+    name: ClassVar[str] = "auto"
+
+    groups: tuple[GroupChoice, ...]
+    others: tuple[str, ...]
+    seconds: StageTimes
+    busiest: Work
+    planner: float | None
+    costs: StageCosts
+    num_trials: int
+    compute: StageTimes | None = None
+
+    def __str__(self) -> str:
+        chosen: dict[str, list[str]] = {}
+        for each in self.groups:
+            chosen.setdefault(str(each.offer or _PLANNER), []).extend(each.tables)
+        words = ", ".join(f"{offer} for {_named(names)}" for offer, names in chosen.items())
+        return f"auto takes {words}; {self._predicted()}"
+
+    def with_compute(self, compute: StageTimes) -> Chosen:
+        """The same with the seconds of a step that do not depend on the tables."""
+        return replace(self, compute=compute)
+
+    def milliseconds(self, seconds: float) -> float:
+        """Of a step that takes so many seconds without what the model computes."""
+        return 1000 * (seconds + (0.0 if self.compute is None else self.compute.total))
+
+    def limits(self) -> dict[str, float]:
+        """Milliseconds of the step by what they are spent on, the most first."""
+        found = dict.fromkeys((*_LINKS.values(), *_STAGES.values()), 0.0)
+        for name, words in _LINKS.items():
+            found[words] += getattr(self.costs.all_to_all, name) * getattr(self.busiest, name)
+        waited = self.seconds.all_to_all - sum(found.values())
+        found["waiting for the rank with the most to do"] = max(0.0, waited)
+        for times in (self.seconds, self.compute):
+            for stage, words in _STAGES.items():
+                found[words] += 0.0 if times is None else getattr(times, stage)
+        return dict(
+            sorted(((k, 1000 * s) for k, s in found.items() if s), key=lambda each: -each[1])
+        )
+
+    def lines(self) -> str:
+        """The section of a registry file that says the same without ``auto``."""
+        together: dict[str, tuple[Offer, list[str]]] = {}
+        left = list(self.others)
+        for each in self.groups:
+            if each.offer is None:
+                left += each.tables
+            else:
+                together.setdefault(each.offer.key, (each.offer, []))[1].extend(each.tables)
+        every = [*left, *(name for _, names in together.values() for name in names)]
+        lines = [
+            entry_line(offer, patterns_of(names, [n for n in every if n not in set(names)]))
+            for offer, names in together.values()
+        ]
+        return "\n".join(["sharding:", *lines]) if lines else "sharding: []"
+
+    def as_json(self) -> Any:
+        """JSON values."""
+        return {
+            "milliseconds": self.milliseconds(self.seconds.total),
+            "milliseconds_of_the_planner": self.planner and self.milliseconds(self.planner),
+            "with_compute": self.compute is not None,
+            "groups": [
+                {
+                    "tables": list(each.tables),
+                    "pooled": each.pooled,
+                    "chosen": _json(each.offer),
+                    "next_best": each.next
+                    and {
+                        "chosen": _json(each.next[0]),
+                        "milliseconds": self.milliseconds(each.next[1]),
+                    },
+                    "refused": [{**offer.as_json(), "why": why} for offer, why in each.refused],
+                }
+                for each in self.groups
+            ],
+            "limits": self.limits(),
+            "plans_tried": self.num_trials,
+            "registry": self.lines(),
+        }
+
+    def shown(self, run: str) -> Sequence[RenderableType]:
+        """What the terminal shows."""
+        return [
+            self._table(run),
+            Text("\n".join(self._words())),
+            Text(f"the same without auto:\n{self.lines()}"),
+        ]
+
+    def _table(self, run: str) -> TextTable:
+        table = TextTable(
+            title=f"{run} auto: what was chosen, for tables that are alike".strip(),
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            pad_edge=False,
+        )
+        for column in ("tables", "chosen", "next best"):
+            table.add_column(column, overflow="fold")
+        table.add_column("ms with that", justify="right")
+        for each in self.groups:
+            table.add_row(
+                _named(each.tables) + ("" if each.pooled else ", sequences"),
+                str(each.offer or _PLANNER),
+                "" if each.next is None else str(each.next[0] or _PLANNER),
+                "" if each.next is None else f"{self.milliseconds(each.next[1]):.1f}",
+            )
+        return table
+
+    def _words(self) -> Iterator[str]:
+        yield f"{self._predicted()} ({self.num_trials} plans were tried)"
+        limits = self.limits().items()
+        yield "it is spent on " + ", ".join(f"{words} {ms:.1f}" for words, ms in limits)
+        for each in self.groups:
+            for offer, why in each.refused:
+                yield f"not for {_named(each.tables)}: {offer}: {why}"
+
+    def _predicted(self) -> str:
+        without = "" if self.compute is not None else ", without what the model computes"
+        beside = "no plan fits"
+        if self.planner is not None:
+            beside = f"{self.milliseconds(self.planner):.1f} ms"
+        return (
+            f"predicted step: {self.milliseconds(self.seconds.total):.1f} ms{without}; with all of "
+            f"them left to the planner: {beside}"
+        )
+
+
+def _named(tables: Sequence[str]) -> str:
+    return tables[0] if len(tables) == 1 else f"{tables[0]} ... {tables[-1]} ({len(tables)})"
+
+
+def _json(offer: Offer | None) -> dict[str, Any] | None:
+    return None if offer is None else offer.as_json()

@@ -1,0 +1,260 @@
+"""What ``auto`` chooses: as good as the best by hand, the same each time, and told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from ruamel.yaml import YAML
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
+
+from recd_plugins import Registry, load_registry
+from recd_plugins.data.prepared import Prepared
+from recd_plugins.drop_in.wrap import wrap
+from recd_plugins.errors import NoPlanError, PluginError, RegistryError, SetupError
+from recd_plugins.interfaces import Setting
+from recd_plugins.model.build import build_model
+from recd_plugins.planning.auto.chosen import Chosen
+from recd_plugins.planning.auto.lines import patterns_of
+from recd_plugins.planning.candidates import Candidate, with_plugins
+from recd_plugins.planning.compute import Compute, Operations
+from recd_plugins.planning.report_text import render
+from recd_plugins.planning.setting import setting_of
+from recd_plugins.planning.stage_times import predict
+from recd_plugins.planning.study import Study
+from recd_plugins.planning.topologies import TopologySpec, load_topology
+from recd_plugins.planning.work import work_of_step
+from recd_plugins.training.identity import identity_of
+
+AUTO = [{"use": "auto"}]
+NO_COMPUTE = Compute(Operations(), Operations(), 0)
+SEQUENCES, BAGS = ["t_seq_*"], ["t_usr_*", "t_item_*"]
+COALESCED = {"coalesce": True}
+
+ACME = """
+from collections.abc import Sequence
+from pydantic import Field
+from recd_plugins.api import PluginOptions, Sharding, TablePart, hookimpl
+
+class Near(TablePart):
+    def __init__(self, share): self.share = share
+    def sharded_share(self, table): return self.share
+
+class Nearer(Sharding):
+    "All but a share of ids are somehow there already."
+    name = "acme.nearer"
+    class Options(PluginOptions):
+        share: float = Field(default=1.0, ge=0, le=1)
+    @classmethod
+    def offers(cls, tables, setting):
+        return [] if tables[0].pooled else OFFERS
+    def part(self, tables, setting):
+        return Near(self.options.share)
+
+@hookimpl
+def register_shardings():
+    return [Nearer]
+"""
+
+
+def slow(nodes: int = 2, **changed: Any) -> TopologySpec:
+    """Nodes of two ranks behind a link of 100 Mbit/s."""
+    spec = load_topology("machine", nodes=nodes, ranks=2)
+    return spec.model_copy(update={"inter_node_bandwidth": 6.25e6, "flops": 2e10, **changed})
+
+
+def chosen_of(prepared: Prepared) -> Chosen:
+    assert isinstance(prepared.chosen, Chosen)
+    return prepared.chosen
+
+
+def seconds_of(candidate: Candidate, spec: TopologySpec) -> float:
+    planned = candidate.plan(spec.to_torchrec(), 256)
+    works = work_of_step(
+        candidate.tables,
+        planned.sharding,
+        candidate.profile,
+        NO_COMPUTE,
+        batch_size=256,
+        world_size=spec.world_size,
+        local_world_size=spec.ranks_per_node,
+        parts=candidate.prepared.checked_parts,
+    )
+    return predict(works, spec.least_costs).total
+
+
+def by_hand() -> Iterator[list[dict[str, Any]]]:
+    of_sequences = [None, ("torchrec.planner", COALESCED), ("flexshard.joint", {})]
+    of_sequences.append(("flexshard.joint", COALESCED))
+    for sequences, bags in product(of_sequences, [None, ("torchrec.planner", COALESCED)]):
+        yield [
+            {"use": each[0], "tables": tables, "options": each[1]}
+            for each, tables in ((sequences, SEQUENCES), (bags, BAGS))
+            if each is not None
+        ]
+
+
+@pytest.mark.parametrize("converter", ["recd.kjt", "recd.ikjt"])
+def test_nothing_by_hand_is_much_better(make_registry, converter: str) -> None:
+    spec, given = slow(), {"converter": {"use": converter}}
+    auto = with_plugins(make_registry(sharding=AUTO, **given), spec)
+    found = chosen_of(auto.prepared)
+    least = min(
+        seconds_of(with_plugins(make_registry(sharding=entries, **given), spec), spec)
+        for entries in by_hand()
+    )
+    assert seconds_of(auto, spec) <= 1.1 * least
+    assert found.planner is not None
+    assert found.seconds.total < 0.7 * found.planner
+    assert any(each.offer for each in found.groups)
+
+
+def test_it_leaves_no_trace_and_comes_to_the_same(make_registry) -> None:
+    registry = make_registry(sharding=AUTO)
+    model = build_model(registry, registry.dataset.schema())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    setting = setting_of(registry, model, slow())
+    # The poolings that go into the model draw what they begin with.
+    twice = [registry.prepare(build_model(registry, registry.dataset.schema()), setting)]
+    torch.set_rng_state(state)
+    twice.append(registry.prepare(model, setting))
+    first, second = (json.dumps(chosen_of(each).as_json()) for each in twice)
+    assert first == second
+    after = [each.model.state_dict() for each in twice]
+    assert after[0].keys() == after[1].keys()
+    for name, value in before.items():
+        torch.testing.assert_close(after[1][name], value, rtol=0, atol=0)
+    drawn = [name for name in after[0] if name not in before]
+    assert drawn, "poolings"
+    for registry_of in twice:
+        assert not any(entry.plugin.name == "auto" for entry in registry_of.registry.sharding)
+
+
+def test_its_lines_say_the_same(make_registry) -> None:
+    spec = slow()
+    auto = with_plugins(make_registry(sharding=AUTO), spec).prepared
+    lines = YAML(typ="safe").load(chosen_of(auto).lines())
+    pasted = with_plugins(make_registry(**lines), spec).prepared
+    names = [table.name for table in auto.tables]
+
+    def entries(registry: Any) -> list[Any]:
+        return [
+            (entry.plugin.name, entry.plugin.options, [n for n in names if entry.matches(n)])
+            for entry in registry.sharding
+        ]
+
+    assert entries(pasted.registry) == entries(auto.registry)
+    assert pasted.coalesced == auto.coalesced != frozenset()
+    uses = [entry["use"] for entry in identity_of(auto.registry, auto.tables)["sharding"]]
+    assert uses == [entry["use"] for entry in lines["sharding"]]
+
+
+def test_a_plan_tells_why(make_registry) -> None:
+    compute = Compute(Operations(matmul_flops=1e6), Operations(matmul_flops=1e6), 10_000)
+    made = Study("slow", slow(), compute, lambda _: None).report(make_registry(sharding=AUTO), 256)
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(render(made))
+    shown, told = capture.get(), made.as_json()["auto"]
+    assert "auto: what was chosen" in shown
+    assert told["registry"] in shown
+    assert next(iter(told["limits"])) == "links between nodes"
+    assert told["with_compute"]
+    # The topology has collectives as free, which no choice may count on.
+    step = told["milliseconds"] - told["limits"]["latency of collectives"]
+    assert step == pytest.approx(1000 * made.plugins.seconds.total, rel=0.01)
+    assert told["milliseconds"] < told["milliseconds_of_the_planner"]
+    names = [name for group in told["groups"] for name in group["tables"]]
+    assert sorted(names) == sorted(table.name for table in made.plugins.tables)
+    for group in told["groups"]:
+        assert group["next_best"] is None or group["next_best"]["milliseconds"] > 0
+
+
+def test_others_keep_their_tables(make_registry) -> None:
+    entry = {"use": "torchrec.row_wise", "tables": ["t_seq_0_0", "t_usr_0"]}
+    found = with_plugins(make_registry(sharding=[*AUTO, entry]), slow()).prepared
+    names = [name for each in chosen_of(found).groups for name in each.tables]
+    assert not {"t_seq_0_0", "t_usr_0"} & set(names)
+    claims = found.registry.claim("sharding", [table.name for table in found.tables])
+    assert claims["t_usr_0"].plugin.name == "torchrec.row_wise"
+    assert "t_usr_0" not in chosen_of(found).lines()
+
+
+def with_acme(make_registry: Any, tmp_path: Path, offers: str, **sections: Any) -> Registry:
+    folder = tmp_path / "plugins"
+    folder.mkdir()
+    (folder / "acme_nearer.py").write_text(f"{ACME}\nOFFERS = {offers}\n")
+    path = make_registry(sharding=AUTO, **sections).path
+    return load_registry(path, plugins_dir=folder)
+
+
+def test_a_third_party_takes_part(make_registry, tmp_path: Path) -> None:
+    registry = with_acme(make_registry, tmp_path, "[{}, {'share': 0.0}, {'share': 0.1}]")
+    found = chosen_of(with_plugins(registry, slow()).prepared)
+    for each in found.groups:
+        if not each.pooled:
+            assert str(each.offer) == "acme.nearer {share: 0.0}"
+            assert each.next is not None
+            assert "share: 0.1" in str(each.next[0])
+
+
+def test_offers_that_are_no_options_name_the_plugin(make_registry, tmp_path: Path) -> None:
+    registry = with_acme(make_registry, tmp_path, "[{'shares': 0}]")
+    with pytest.raises(PluginError, match=r"acme\.nearer: offers \{'shares': 0\}, .*no options"):
+        with_plugins(registry, slow())
+
+
+def test_what_cannot_be_is_refused(make_registry) -> None:
+    with pytest.raises(RegistryError, match=r"sharding\[1\]: auto stands in sharding\[0\]"):
+        make_registry(sharding=[*AUTO, {"use": "auto", "tables": ["t_usr_0"]}])
+    with pytest.raises(RegistryError, match=r"sharding\[0\]\.options\.memory: unknown option"):
+        make_registry(sharding=[{"use": "auto", "options": {"memory": 1}}])
+    with pytest.raises(RegistryError, match=r"t_user\w* matches no table"):
+        with_plugins(make_registry(sharding=[{"use": "auto", "tables": ["t_user_0"]}]), slow())
+    with pytest.raises(NoPlanError, match=r"sharding\[0\]: auto finds nothing that fits"):
+        with_plugins(make_registry(sharding=AUTO), slow(ddr_bytes=100_000))
+
+
+def test_without_costs_every_choice_would_be_as_good(make_registry) -> None:
+    registry = make_registry(sharding=AUTO)
+    model = build_model(registry, registry.dataset.schema())
+    known = setting_of(registry, model, slow())
+    unknown = Setting(**{**vars(known), "costs": None})
+    with pytest.raises(SetupError, match="no costs"):
+        registry.prepare(model, unknown)
+
+
+def test_a_trainer_without_data_is_told_what_that_leaves_out(tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text("version: 1\nsharding: [{use: auto}]\ntraining: {ranks: 2}\n")
+    table = EmbeddingConfig(name="t_a", feature_names=["a"], num_embeddings=99, embedding_dim=8)
+    ready = wrap(EmbeddingCollection(tables=[table], device=torch.device("cpu")), path)
+    (group,) = chosen_of(ready).groups
+    assert group.offer is None
+    assert {str(offer) for offer, why in group.refused if "needs rows" in why} == {
+        "flexshard.joint", "flexshard.joint {coalesce: true}"
+    }  # fmt: skip
+    assert ready.registry.sharding == ()
+    assert chosen_of(ready).lines() == "sharding: []"
+
+
+@pytest.mark.parametrize(
+    ("names", "others", "patterns"),
+    [
+        (["t_seq_0", "t_seq_1"], ["t_usr_0"], ["t_seq_*"]),
+        (["t_seq_0", "t_seq_1"], ["t_seq_2", "t_usr_0"], ["t_seq_0", "t_seq_1"]),
+        (["t_a_1", "t_b_1", "t_b_2"], ["t_c"], ["t_a_1", "t_b_*"]),
+        (["t_[x]_1", "t_[x]_2"], ["t_x_1"], ["t_[[]x]_*"]),
+        (["t_a", "t_b"], [], ["t_*"]),
+    ],
+)
+def test_patterns_are_short(names: list[str], others: list[str], patterns: list[str]) -> None:
+    assert patterns_of(names, others) == patterns
