@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -18,13 +18,14 @@ from recd_plugins.interfaces import Setting, Sharding, Table, TrainingData
 from recd_plugins.model.deferred_tables import generators_kept
 from recd_plugins.planning.auto.groups import Group, Offer
 from recd_plugins.planning.compute import Compute, Operations
-from recd_plugins.planning.planner import build_planner, default_topology
+from recd_plugins.planning.machines import default_topology
+from recd_plugins.planning.planner import build_planner
 from recd_plugins.planning.prepare_entries import prepare_entries
 from recd_plugins.planning.stage_times import predict
 from recd_plugins.planning.stages import StageTimes
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.registry import Entry, Registry
-from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.values.data_profile import DataProfile, DistinctIds
 from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.work import Work
 
@@ -57,12 +58,18 @@ class DataOfChoices(TrainingData):
         self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
     ) -> AccessProfile:
         """See ``TrainingData.access``; data is read once for all tables that are alike in kind."""
+        found = self._data.access(self._alike(tables), rows, deduplicated=deduplicated)
+        return AccessProfile({t.name: found.tables[t.name] for t in tables}, found.source)
+
+    def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:
+        """See ``TrainingData.distinct``; likewise."""
+        found = self._data.distinct(self._alike(tables))
+        return {table.name: found[table.name] for table in tables if table.name in found}
+
+    def _alike(self, tables: Sequence[Table]) -> tuple[Table, ...]:
         kinds = {table.pooled for table in tables}
         together = tuple(table for table in self._tables if table.pooled in kinds)
-        if not set(tables) <= set(together):
-            together = tuple(tables)
-        found = self._data.access(together, rows, deduplicated=deduplicated)
-        return AccessProfile({t.name: found.tables[t.name] for t in tables}, found.source)
+        return together if set(tables) <= set(together) else tuple(tables)
 
     def coalesced(self, profile: DataProfile) -> DataOfChoices:
         """The same data with another profile."""
