@@ -12,8 +12,10 @@ from recd_plugins.training.calibration_file import calibration_job, refuse_exist
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
+from recd_plugins.training.cluster.at_start import topology_at_start
 from recd_plugins.training.cluster.collectives import measure_collectives
 from recd_plugins.training.compare import Comparison, loss_max_abs_diff
+from recd_plugins.training.drift import predicted_step
 from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.learning_rates import LearningRates
@@ -64,6 +66,7 @@ __all__ = [
     "loss_max_abs_diff",
     "measure_collectives",
     "peak_bytes",
+    "predicted_step",
     "read_profile",
     "refuse_existing",
     "sections_of",
@@ -71,6 +74,7 @@ __all__ = [
     "static_bytes",
     "step_profile",
     "sum_by_kind",
+    "topology_at_start",
     "whole_model",
     "write_topology",
 ]

@@ -88,6 +88,26 @@ class Prediction:
         return f"{line}{where}; recd calibrate measures the cluster as it is now"
 
 
+def predicted_step(parts: Assembled, topology: TopologySpec) -> StageTimes | None:
+    """A step of what is trained with plugins; None on ranks whose costs were not measured."""
+    if parts.setting is None or topology.costs is None:
+        return None
+    registry = parts.prepared.registry
+    with generators_kept():
+        compute = measure_compute(registry)
+    works = work_of_step(
+        parts.tables,
+        parts.dmp.plan,
+        parts.setting.data.profile(),
+        compute,
+        batch_size=registry.training.batch_size,
+        world_size=topology.world_size,
+        local_world_size=topology.ranks_per_node,
+        parts=parts.prepared.checked_parts,
+    )
+    return predict(works, topology.costs)
+
+
 class Drift:
     """Compares steps of a run with what was predicted, and says once where they are apart.
 
@@ -120,21 +140,8 @@ class Drift:
         if parts.setting is None or (topology is None and registry.training.topology is None):
             return None
         spec = topology or machine_of(registry.training, device=device)
-        if spec.costs is None:
-            return None
-        with generators_kept():
-            compute = measure_compute(registry)
-        works = work_of_step(
-            parts.tables,
-            parts.dmp.plan,
-            parts.setting.data.profile(),
-            compute,
-            batch_size=registry.training.batch_size,
-            world_size=spec.world_size,
-            local_world_size=spec.ranks_per_node,
-            parts=parts.prepared.checked_parts,
-        )
-        return cls(predict(works, spec.costs), profile)
+        predicted = predicted_step(parts, spec)
+        return None if predicted is None else cls(predicted, profile)
 
     def look(self, meter: Meter) -> None:
         """After a step: enough of them were timed, or not yet."""

@@ -21,6 +21,7 @@ HEADINGS = [
     "share of rate",
     "link, ms",
     "processors, ms",
+    "predicted, ms",
 ]
 
 
@@ -43,6 +44,8 @@ class CellFigures:
             if side.name in found and found[side.name].failure
         }
         self._ours = [side.name for side in trained if side.group != "stock"]
+        self._autos = [side for side in trained if side.group == "auto"]
+        self._deduplicated = {side.name: side.deduplicated for side in trained}
 
     def figures(self) -> Iterator[Figure]:
         """How much the best side, and ``auto``, gain over stock's best; and how links are used."""
@@ -51,13 +54,8 @@ class CellFigures:
         name = self._cell.name.replace(" ", "_")
         best = max(self._ours, key=lambda side: statistics.median(self._speedups(side)))
         yield Figure.of(f"{name}_speedup_best", self._speedups(best), unit="ratio", better="higher")
-        if "auto" in self._found:
-            yield Figure.of(
-                f"{name}_speedup_auto", self._speedups("auto"), unit="ratio", better="higher"
-            )
-            pairs = zip(self._speedups(best), self._speedups("auto"), strict=True)
-            over = [speedup / auto for speedup, auto in pairs]
-            yield Figure.of(f"{name}_auto_over_best", over, unit="ratio", better="lower")
+        for auto in self._autos:
+            yield from self._of_auto(name, auto)
         if (shares := self._shares(best)) is not None:
             yield Figure.of(f"{name}_share_of_rate", shares, unit="share", better="higher")
         found = self._found[best]
@@ -68,6 +66,25 @@ class CellFigures:
         yield Figure.of(
             f"{name}_loss_max_abs_diff", [self._loss_diff()], unit="loss", better="lower"
         )
+
+    def _of_auto(self, cell: str, side: Side) -> Iterator[Figure]:
+        """How near ``auto`` is to the best side with such batches, and to its prediction."""
+        own, words = self._speedups(side.name), "ikjt" if side.deduplicated else "kjt"
+        name = f"{cell}_{words}_auto"
+        yield Figure.of(f"{name}_speedup", own, unit="ratio", better="higher")
+        others = [
+            other
+            for other, deduplicated in self._deduplicated.items()
+            if deduplicated == side.deduplicated and other != side.name
+        ]
+        if others:
+            best = min(others, key=self._median)
+            over = [b / a for a, b in zip(own, self._speedups(best), strict=True)]
+            yield Figure.of(f"{name}_over_best", over, unit="ratio", better="lower")
+        found = self._found[side.name]
+        if found.predicted_seconds is not None:
+            factors = [found.predicted_seconds / seconds for seconds in found.seconds]
+            yield Figure.of(f"{name}_predicted_over_step", factors, unit="ratio", better="lower")
 
     def table(self) -> Detail:
         """All sides, the fastest first."""
@@ -89,6 +106,7 @@ class CellFigures:
                     "" if shares is None else statistics.median(shares),
                     "" if rate is None else 1e3 * link / rate,
                     1e3 * statistics.median(found.processor_seconds) / (os.cpu_count() or 1),
+                    "" if found.predicted_seconds is None else 1e3 * found.predicted_seconds,
                 ]
             )
         return Detail(self._cell.name, HEADINGS, rows)

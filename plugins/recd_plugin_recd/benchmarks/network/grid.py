@@ -151,7 +151,10 @@ def _sides() -> list[Side]:
             continue
         group: Group = "alone" if name in alone else "joined"
         named.append(Side(name, group, deduplicated, sequences, pooled))
-    named.append(Side("auto", "auto", True, {"use": "auto"}))
+    named += [
+        Side(f"{_batches(deduplicated)}, auto", "auto", deduplicated, {"use": "auto"})
+        for deduplicated in (False, True)
+    ]
     return [*named, *_every(named)]
 
 

@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recd_plugins.api.distributed import CollectiveBytes, resolve_group, stock_sharders
+from recd_plugins.api.planning import TopologySpec
 from recd_plugins.api.registry import load_registry
-from recd_plugins.api.training import assemble
+from recd_plugins.api.training import assemble, predicted_step
 from recd_plugins.testing.shaped_network import LinkBytes, link_bytes
 
 # Of collectives that go round in a ring in gloo; others send to each rank.
@@ -31,16 +32,32 @@ class OneSide:
         stock: with TorchRec's own sharders.
         num_batches: how many go round.
         counts_links: whether this rank reads the counters of its node's link.
+        topology: that is planned for.
+
+    Attributes:
+        predicted_seconds: of a step, where the topology's costs are known.
     """
 
     def __init__(
-        self, registry: Path, *, stock: bool, num_batches: int, counts_links: bool
+        self,
+        registry: Path,
+        *,
+        stock: bool,
+        num_batches: int,
+        counts_links: bool,
+        topology: TopologySpec | None,
     ) -> None:
         read = load_registry(registry)
         device = torch.device("cpu")
         parts = assemble(
-            read, "plugins", device, sharders=stock_sharders(read.training) if stock else None
+            read,
+            "plugins",
+            device,
+            sharders=stock_sharders(read.training) if stock else None,
+            topology=topology,
         )
+        predicted = None if topology is None else predicted_step(parts, topology)
+        self.predicted_seconds = None if predicted is None else predicted.total
         rank, world_size = dist.get_rank(), dist.get_world_size()
         loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
         self.batches = list(islice(loader, num_batches))

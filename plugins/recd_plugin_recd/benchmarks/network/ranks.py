@@ -17,6 +17,8 @@ from recd_plugin_recd.benchmarks.network.one_side import OneSide
 from recd_plugins.api import RecdError
 from recd_plugins.api.commands import silence_upstream
 from recd_plugins.api.distributed import join_torchrun
+from recd_plugins.api.registry import TrainingSpec
+from recd_plugins.api.training import topology_at_start
 from recd_plugins.testing.benchmark import keep_freed_memory
 
 T = TypeVar("T")
@@ -60,6 +62,7 @@ class Measured:
         payload: bytes that all ranks send in the same steps, by our own counter.
         payload_between: of these, what a link has to carry: of the node that sends most.
         losses: by step, the mean over ranks.
+        predicted_seconds: by the costs of the ranks as they were measured at the start.
         failure: why it could not be trained; nothing else is known then.
     """
 
@@ -70,6 +73,7 @@ class Measured:
     payload: float = 0.0
     payload_between: float = 0.0
     losses: list[float] = field(default_factory=list)
+    predicted_seconds: float | None = None
     failure: str | None = None
 
 
@@ -77,6 +81,9 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
     """Everything about the sides of a job, by name. A collective call."""
     found = {name: Measured() for name in job.registries}
     sides: dict[str, OneSide] = {}
+    topology = None
+    if job.counts_links:  # which are what there is to measure
+        topology = topology_at_start(TrainingSpec(), "cpu", job.ranks_per_node, resume=False)
     for name, registry in job.registries.items():
         try:
             sides[name] = OneSide(
@@ -84,7 +91,9 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
                 stock=name in job.stock,
                 num_batches=job.num_batches,
                 counts_links=job.counts_links and rank % job.ranks_per_node == 0,
+                topology=topology,
             )
+            found[name].predicted_seconds = sides[name].predicted_seconds
         except RecdError as error:  # of the plan or of the registry: all ranks have it
             found[name].failure = str(error)
         _tell(rank, f"{name}: {found[name].failure or 'there'}")
