@@ -126,7 +126,9 @@ class TopologySpec(BaseModel):
         to_host = self.hbm_to_ddr_bandwidth if on_device else self.ddr_bandwidth
         assert memory is not None, "checked when it was made"
         assert to_host is not None, "checked when it was made"
-        slowest = self.inter_node_bandwidth if self.nodes > 1 else self.intra_node_bandwidth
+        # Of a tensor that is reduced each rank sends 2 (U - 1) / U: what counts as reduced.
+        reduced = CollectiveRates.of_topology(self).ar_global.bytes_per_second
+        reduced *= 2 * (self.world_size - 1) / self.world_size or 1.0
         return stage_costs.StageCosts(
             lookup=stage_costs.LookupCost(
                 bytes_looked_up=3 / memory,
@@ -138,7 +140,7 @@ class TopologySpec(BaseModel):
                 bytes_in_node=1 / self.intra_node_bandwidth,
                 bytes_across_nodes=1 / self.inter_node_bandwidth,
             ),
-            all_reduce=stage_costs.AllReduceCost(bytes_reduced=1 / slowest),
+            all_reduce=stage_costs.AllReduceCost(bytes_reduced=1 / reduced),
             other=stage_costs.OtherCost(element_bytes=1 / memory),
         )
 

@@ -149,17 +149,20 @@ def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> W
         for feature in table.features
         if profile.of(feature).deduplicated
     )
+    made_unique = 0.0
     for table in tables:
         if (distinct := profile.distinct.get(table.name)) is not None:
             ids = sum(profile.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
             # Each id takes the row of its distinct one.
             expanded += (ids + distinct.of(batch_size)) * table.embedding_dim
+            made_unique += ids
     return replace(
         computed,
         # Duplicates are made again from what is stored once, forward and backward.
         element_bytes=computed.element_bytes + 2 * SCALAR_BYTES * expanded,
         ids_read=batch_size
         * sum(profile.of(feature).length for table in tables for feature in table.features),
+        ids_made_unique=made_unique,
     )
 
 

@@ -63,6 +63,9 @@ class OtherCost(StageCost):
 
     element_bytes: Seconds = Field(default=0.0, description="For a byte read or written.")
     ids_read: Seconds = Field(default=0.0, description="For an id that the loader converts.")
+    ids_made_unique: Seconds = Field(
+        default=0.0, description="For an id that coalescing makes unique."
+    )
 
 
 class StageCosts(BaseModel):

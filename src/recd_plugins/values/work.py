@@ -24,6 +24,7 @@ class Work:
         attention_flops: operations of torch's fused attention.
         element_bytes: read and written by all else that computes.
         ids_read: ids of the batch, which the loader converts.
+        ids_made_unique: of them, those that coalescing looks at before it sends each once.
     """
 
     steps: float = 1.0
@@ -40,6 +41,7 @@ class Work:
     attention_flops: float = 0.0
     element_bytes: float = 0.0
     ids_read: float = 0.0
+    ids_made_unique: float = 0.0
 
     def __add__(self, other: Work) -> Work:
         """Both in one step."""

@@ -21,6 +21,9 @@ from recd_plugins.registry import Entry, Registry
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
 
+# To make an id unique: by a hash table on a core, by sorting on a GPU. Assumed where it was not
+# measured.
+_UNIQUE_SECONDS = {"cpu": 15e-9, "cuda": 1e-9}
 # Rows of the data that are looked at, at least.
 _LEAST_ROWS = 2048
 
@@ -104,17 +107,20 @@ def _report(
 
 
 def _costs(setting: Setting) -> StageCosts:
-    """Those of the setting; collectives that it has as free take what is assumed of them."""
+    """Those of the setting; what it has as free, and is not, takes what is assumed of it."""
     if setting.costs is None:
         raise SetupError(
             "auto chooses by what a step costs, and the setting that the model is prepared for has "
             "no costs: leave the setting out, or make it by the costs of a topology"
         )
-    costs = setting.costs
-    if costs.all_to_all.collectives:
-        return costs
-    assumed = {"collectives": collective_seconds(setting.device_type)}
-    return costs.model_copy(update={"all_to_all": costs.all_to_all.model_copy(update=assumed)})
+    all_to_all, other = setting.costs.all_to_all, setting.costs.other
+    if not all_to_all.collectives:
+        assumed = {"collectives": collective_seconds(setting.device_type)}
+        all_to_all = all_to_all.model_copy(update=assumed)
+    if not other.ids_made_unique:
+        assumed = {"ids_made_unique": _UNIQUE_SECONDS[setting.device_type]}
+        other = other.model_copy(update=assumed)
+    return setting.costs.model_copy(update={"all_to_all": all_to_all, "other": other})
 
 
 def _profile(

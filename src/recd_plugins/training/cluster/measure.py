@@ -99,7 +99,9 @@ class MeasuredCluster:
                 bytes_across_nodes=across,
             ),
             all_reduce=reduced,
-            other=OtherCost(element_bytes=1 / work["elements"]),
+            other=OtherCost(
+                element_bytes=1 / work["elements"], ids_made_unique=1 / work["unique"]
+            ),
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -68,13 +68,20 @@ def _collectives(found: MeasuredCluster) -> Table:
     return table
 
 
+_UNITS = {
+    "matmul": ("GFLOP/s", 1e9),
+    "attention": ("GFLOP/s", 1e9),
+    "unique": ("million ids/s", 1e6),
+}
+
+
 def _work(found: MeasuredCluster) -> Table:
     table = _table("a rank, while all of its node do the same", "", "middle half")
     for name, spread in found.work.rates.items():
-        unit = "GFLOP/s" if name in ("matmul", "attention") else "GB/s"
-        low, high = spread.low / 1e9, spread.high / 1e9
+        unit, of_one = _UNITS.get(name, ("GB/s", 1e9))
+        low, high = spread.low / of_one, spread.high / of_one
         table.add_row(
-            WORKS[name], f"{spread.median / 1e9:,.1f} {unit}", f"{low:,.1f} - {high:,.1f}"
+            WORKS[name], f"{spread.median / of_one:,.1f} {unit}", f"{low:,.1f} - {high:,.1f}"
         )
     for (ids, dim), spread in found.work.lookups.items():
         table.add_row(

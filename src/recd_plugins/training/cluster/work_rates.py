@@ -18,6 +18,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
+from recd_plugins.distributed.coalesced.unique import unique_ids
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.training.cluster.timing import Effort, Spread, wait_for
 from recd_plugins.values.stage_costs import LookupCost
@@ -30,6 +31,7 @@ WORKS = {
     "elements": "small operations, bytes read or written",
     "matmul": "matrix products",
     "attention": "attention",
+    "unique": "making ids unique",
 }
 
 # More than caches of a processor hold, and what an operation of a step reads.
@@ -38,6 +40,8 @@ _COPIED_BYTES, _ELEMENT_BYTES = 1 << 26, 1 << 22
 _MATRIX = {"cpu": 512, "cuda": 4096}
 # Of attention: rows, heads, positions, columns.
 _ATTENTION = (16, 2, 64, 32)
+# Ids that are made unique, of so many distinct ones.
+_IDS, _DISTINCT_IDS = 1 << 16, 1 << 13
 # Lookups of a table: ids, ids of a bag, and columns.
 _TABLE_ROWS = 1 << 17
 _LOOKUPS = ((1 << 11, 16), (1 << 14, 16), (1 << 11, 128), (1 << 14, 128))
@@ -51,7 +55,7 @@ class WorkRates:
     """What a rank does, over all ranks.
 
     Attributes:
-        rates: bytes or operations a second by name of ``WORKS``; of GPUs on CUDA alone.
+        rates: bytes, operations or ids a second by name of ``WORKS``; of GPUs on CUDA alone.
         lookup: of embeddings by FBGEMM, forward and backward with row-wise Adagrad.
         lookups: seconds of each that it was fitted to, by ids and columns.
     """
@@ -111,6 +115,9 @@ def _works(device: torch.device) -> dict[str, tuple[float, Callable[[], object]]
     # Two products forward and five backward, as torch counts them.
     rows, heads, length, dim = _ATTENTION
     found["attention"] = 14.0 * rows * heads * length * length * dim, attention
+    ids = torch.randint(_DISTINCT_IDS, (_IDS,), generator=torch.Generator().manual_seed(0))
+    ids = ids.to(device)
+    found["unique"] = float(_IDS), lambda: unique_ids(ids, [_IDS])
     return found
 
 
