@@ -22,8 +22,8 @@ from recd_plugins.api import DataError, SetupError
 from recd_plugins.testing.benchmark import Size
 from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
 
-#: Sides that live in the ranks at once, besides the stock ones.
-_AT_ONCE = 15
+#: Sides that live in the ranks at once, besides the stock ones: each takes some 200 MB of a rank.
+_AT_ONCE = 8
 _RANKS = "recd_plugin_recd.benchmarks.network.ranks"
 _LINES_SHOWN = 15
 _SECONDS_BETWEEN_LOOKS = 0.5
