@@ -13,7 +13,8 @@ import pluggy
 
 from recd_plugins import built_in_kinds
 from recd_plugins.errors import PluginError
-from recd_plugins.interfaces import Auto, Kind, Plugin
+from recd_plugins.interfaces import Kind, Plugin
+from recd_plugins.interfaces.auto import Auto
 from recd_plugins.plugin_call import PLUGIN_FAILURES
 from recd_plugins.plugin_check import check_api, check_class
 from recd_plugins.plugin_hooks import call_hook, hooks_of, listed

@@ -2,7 +2,8 @@
 
 import pytest
 
-from recd_plugins.interfaces import Auto, Plugin, Table, TargetPooling
+from recd_plugins.interfaces import Plugin, Table, TargetPooling
+from recd_plugins.interfaces.auto import Auto
 from recd_plugins.manager import PluginManager
 from recd_plugins.testing.contracts import (
     CacheContract,

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from recd_plugins.interfaces import Auto, DatasetWrapper
+from recd_plugins.interfaces import DatasetWrapper
+from recd_plugins.interfaces.auto import Auto
 from recd_plugins.manager import PluginManager, Registered
 from recd_plugins.registry.schema import registry_spec
 

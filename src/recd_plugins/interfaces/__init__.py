@@ -1,6 +1,5 @@
 """The kinds of plugins, one abstract class a file; and table parts."""
 
-from recd_plugins.interfaces.auto import Auto
 from recd_plugins.interfaces.cache import Cache
 from recd_plugins.interfaces.callback import (
     Callback,
@@ -37,7 +36,6 @@ from recd_plugins.values.rows import FeatureSchema, Origin, Rows, SessionKeys
 from recd_plugins.values.table import Table
 
 __all__ = [
-    "Auto",
     "Cache",
     "Callback",
     "Converter",

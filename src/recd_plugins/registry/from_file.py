@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.errors import Problem, RegistryError
-from recd_plugins.interfaces import Auto, Sharding
+from recd_plugins.interfaces import Sharding
+from recd_plugins.interfaces.auto import Auto
 from recd_plugins.manager import PluginManager
 from recd_plugins.registry.entries import Entry
 from recd_plugins.registry.loader import read_yaml, render

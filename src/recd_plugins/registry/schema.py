@@ -15,7 +15,8 @@ from pydantic import (
 )
 
 from recd_plugins.built_in_kinds import BY_NAME
-from recd_plugins.interfaces import Auto, Kind
+from recd_plugins.interfaces import Kind
+from recd_plugins.interfaces.auto import Auto
 from recd_plugins.registry.spec import Count, Spec, Width
 from recd_plugins.registry.training_spec import TrainingSpec
 

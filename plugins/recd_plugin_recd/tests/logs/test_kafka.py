@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import sys
 from collections.abc import Iterator
 
@@ -245,15 +244,8 @@ def test_servers_that_do_not_answer(monkeypatch, tmp_path):
 
 
 def test_without_the_extra_it_is_named(monkeypatch, tmp_path):
-    load = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name == "confluent_kafka":
-            raise ImportError(name)
-        return load(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(SetupError, match=r"pip install 'recd-plugins\[kafka\]'"):
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(SetupError, match=r'pip install "recd-plugins\[kafka\]"'):
         KafkaConsumer("localhost:9092", "topic", "group", tmp_path)
     with pytest.raises(SetupError, match=r"recd-plugins\[kafka\]"):
         KafkaProducer("localhost:9092", "topic", SCHEMA, "session_id", {})

@@ -8,7 +8,8 @@ from dataclasses import replace
 from torch import nn
 
 from recd_plugins.errors import NoPlanError, SetupError
-from recd_plugins.interfaces import Auto, Setting, Sharding, Table
+from recd_plugins.interfaces import Setting, Sharding, Table
+from recd_plugins.interfaces.auto import Auto
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
 from recd_plugins.planning.auto.chosen import Chosen, GroupChoice
 from recd_plugins.planning.auto.groups import Group, groups_of

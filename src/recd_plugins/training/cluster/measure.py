@@ -99,9 +99,7 @@ class MeasuredCluster:
                 bytes_across_nodes=across,
             ),
             all_reduce=reduced,
-            other=OtherCost(
-                element_bytes=1 / work["elements"], ids_made_unique=1 / work["unique"]
-            ),
+            other=OtherCost(element_bytes=1 / work["elements"], ids_made_unique=1 / work["unique"]),
         )
 
     def as_json(self) -> dict[str, Any]:
