@@ -17,6 +17,7 @@ from recd_plugins.training.calibration_file import write_topology
 from recd_plugins.training.cluster.at_start import KEPT
 from recd_plugins.training.cluster.collectives import fit_rate
 from recd_plugins.training.cluster.measure import MeasuredCluster
+from recd_plugins.training.cluster.timing import QUICK, goes_on
 
 SIZES = (2**12, 2**16, 2**20, 2**22)
 
@@ -147,3 +148,10 @@ def test_other_ranks_are_refused_before_the_data_is_made(
     assert result.exit_code == 1
     assert "was measured on 2 nodes of 1 rank each, and this run has one node of 2" in result.output
     assert not Path("table").exists()
+
+
+def test_small_sizes_do_not_end_a_sweep() -> None:
+    """What they take is latency: it was taken for bandwidth, and nothing else was measured."""
+    assert goes_on(1 << 17, 256, 2e-3, QUICK)
+    assert goes_on(1 << 20, 1 << 19, 0.02, QUICK)
+    assert not goes_on(1 << 22, 1 << 20, 0.2, QUICK)

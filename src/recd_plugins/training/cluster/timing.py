@@ -15,6 +15,10 @@ import torch.distributed as dist
 LEAST_ROUNDS = 3
 
 
+# Up to so many bytes latency is most of what a collective takes.
+_LATENCY_BYTES = 1 << 16
+
+
 @dataclass(frozen=True)
 class Effort:
     """How long a cluster is measured.
@@ -77,7 +81,9 @@ def rounds(
 
 def goes_on(size: int, last_size: int, last_seconds: float, effort: Effort) -> bool:
     """Whether there is time for a larger size, by what the one before took."""
-    return LEAST_ROUNDS * last_seconds * size / last_size <= effort.most_seconds
+    # What a small one takes is latency, which does not grow with the size.
+    growth = size / max(last_size, min(size, _LATENCY_BYTES))
+    return LEAST_ROUNDS * last_seconds * growth <= effort.most_seconds
 
 
 def wait_for(device: torch.device) -> None:
