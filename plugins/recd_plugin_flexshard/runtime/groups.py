@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from recd_plugins.api import SetupError
+from recd_plugins.api.distributed import ranks_of_each_node
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def tier_groups() -> TierGroups:
 
 
 def _make_groups(rank: int, world_size: int) -> TierGroups:
-    per_node = _ranks_per_node(world_size)
+    per_node = ranks_of_each_node()
     num_nodes = world_size // per_node
     everyone = list(range(world_size))
     nodes = [everyone[node * per_node : (node + 1) * per_node] for node in range(num_nodes)]
@@ -71,15 +71,3 @@ def _make_groups(rank: int, world_size: int) -> TierGroups:
     flex = [dist.new_group(ranks) for ranks in nodes]
     flex_gradients = [dist.new_group(ranks) for ranks in across]
     return TierGroups(cold, hot, flex[rank // per_node], flex_gradients[rank % per_node])
-
-
-def _ranks_per_node(world_size: int) -> int:
-    mine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    of_all: list[int] = [0] * world_size
-    dist.all_gather_object(of_all, mine)
-    if len(set(of_all)) > 1 or mine < 1 or world_size % mine:
-        raise SetupError(
-            f"{world_size} ranks on nodes of {', '.join(map(str, sorted(set(of_all))))} ranks "
-            "(LOCAL_WORLD_SIZE): tiers need as many ranks on every node"
-        )
-    return mine

@@ -11,6 +11,7 @@ from recd_plugins.distributed.device import choose_device, device_of_rank
 from recd_plugins.distributed.guards import guard
 from recd_plugins.distributed.launch import Ranks, backend_for, join_torchrun, launch
 from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, row_kernels
+from recd_plugins.distributed.nodes import ranks_of_each_node
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.distributed.torchrec_internals import require_attributes
@@ -36,6 +37,7 @@ __all__ = [
     "join_torchrun",
     "launch",
     "lookup_ids",
+    "ranks_of_each_node",
     "refuse_inverse_indices",
     "require_attributes",
     "resolve_group",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from recd_plugins.errors import SetupError
+from recd_plugins.distributed.nodes import ranks_of_each_node
 
 
 @dataclass(frozen=True)
@@ -38,24 +37,6 @@ class NodeGroups:
     def world_size(self) -> int:
         """Ranks."""
         return self.nodes * self.ranks_per_node
-
-
-def ranks_of_each_node() -> int:
-    """Ranks a node, ``LOCAL_WORLD_SIZE`` consecutive ones; all where it is not set. Collective.
-
-    Raises:
-        SetupError: nodes have different numbers of ranks.
-    """
-    world_size = dist.get_world_size()
-    mine = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    of_all: list[int] = [0] * world_size
-    dist.all_gather_object(of_all, mine)
-    if len(set(of_all)) > 1 or mine < 1 or world_size % mine:
-        raise SetupError(
-            f"{world_size} ranks on nodes of {', '.join(map(str, sorted(set(of_all))))} ranks "
-            "(LOCAL_WORLD_SIZE): start as many ranks on every node"
-        )
-    return mine
 
 
 @contextmanager
