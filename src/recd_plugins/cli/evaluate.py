@@ -83,5 +83,5 @@ def evaluate(
     for name, value in report.items():
         table.add_row(name.replace("_", " "), "-" if math.isnan(value) else f"{value:.6g}")
     Console().print(table)
-    if told := worse_than_base_rate(found.as_json()["test"], "test"):
+    if told := worse_than_base_rate(found.test.normalized_entropy, "test"):
         click.echo(told)

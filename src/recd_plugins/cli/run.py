@@ -235,9 +235,9 @@ def run(
             compared = ShardingComparison(results, found[1:])
             report, shown = compared.as_json(), [compared.table()]
         elif compare:
-            sides: dict[str, Side] = {"baseline": "baseline", "plugins": "plugins"}
-            found = in_rounds([*sides], rounds, lambda name: trainer.train(sides[name]))
-            first, *others = [(each["baseline"], each["plugins"]) for each in found]
+            sides: tuple[Side, ...] = ("baseline", "plugins")
+            turns = in_rounds(sides, rounds, trainer.train)
+            first, *others = [(each["baseline"], each["plugins"]) for each in turns]
             comparison = Comparison(*first, others)
             report, shown = comparison.as_json(), [comparison.table()]
             results = {"plugins": comparison.plugins}
@@ -270,8 +270,9 @@ def run(
             if each.prediction is not None
         ]
         shown += [
-            worse_than_base_rate(result.as_json()["test"] or {}, "test", name)
+            worse_than_base_rate(result.test.normalized_entropy, "test", name)
             for name, result in results.items()
+            if result.test is not None
         ]
         if trainer.rank == 0:
             for each in filter(None, shown):

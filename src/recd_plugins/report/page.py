@@ -77,7 +77,8 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
             yield f"{named}{stalls['share']:.0%} of a step is waiting for data."
         for split in ("train", "test"):
             whose = run.name if len(runs) > 1 else ""
-            if told := worse_than_base_rate(run.values[split] or {}, split, whose):
+            entropy = (run.values[split] or {}).get("normalized_entropy")
+            if entropy is not None and (told := worse_than_base_rate(entropy, split, whose)):
                 yield f"{told}."
 
 

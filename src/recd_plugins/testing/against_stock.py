@@ -10,7 +10,7 @@ from recd_plugins.training.assembly import Side
 from recd_plugins.training.compare import Comparison, in_rounds
 from recd_plugins.training.session import session
 
-_SIDES: dict[str, Side] = {"baseline": "baseline", "plugins": "plugins"}
+_SIDES: tuple[Side, ...] = ("baseline", "plugins")
 
 
 def figures_over_stock(
@@ -36,7 +36,7 @@ def figures_over_stock(
         RecdError: the registry, the data or the machine does not allow it.
     """
     with session(registry, overrides={}, settings=settings) as trainer:
-        found = in_rounds([*_SIDES], rounds, lambda side: trainer.train(_SIDES[side]))
+        found = in_rounds(_SIDES, rounds, trainer.train)
     pairs = [Comparison(each["baseline"], each["plugins"]) for each in found]
     ratios: dict[str, list[float]] = {}
     for pair in pairs:

@@ -15,6 +15,7 @@ from recd_plugins.training.figures import shown, words
 from recd_plugins.training.spread import Spread
 from recd_plugins.training.trainer import Result
 
+S = TypeVar("S", bound=str)
 T = TypeVar("T")
 
 
@@ -128,7 +129,7 @@ class Comparison:
         return table
 
 
-def in_rounds(sides: Sequence[str], rounds: int, train: Callable[[str], T]) -> list[dict[str, T]]:
+def in_rounds(sides: Sequence[S], rounds: int, train: Callable[[S], T]) -> list[dict[S, T]]:
     """What each side gives in each round. Every other round begins with the last of them.
 
     So a machine that grows slower, or faster, does it to all of them alike.

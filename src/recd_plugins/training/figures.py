@@ -24,16 +24,15 @@ _TITLES = {
 }
 
 
-def worse_than_base_rate(of_split: Mapping[str, Any], split: str, whose: str = "") -> str:
+def worse_than_base_rate(entropy: float, split: str, whose: str = "") -> str:
     """A sentence where predictions are of no use; else an empty one.
 
     Args:
-        of_split: metrics of the split by name.
-        split: its name.
+        entropy: normalized entropy; NaN where all labels are the same.
+        split: that it is of.
         whose: predictions, if it has to be said.
     """
-    entropy = of_split.get("normalized_entropy")
-    if entropy is None or entropy <= 1:
+    if entropy <= 1:
         return ""
     whose = f"of {whose} " if whose else ""
     if math.isnan(entropy):
