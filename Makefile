@@ -46,19 +46,21 @@ test: setup
 test-fast: setup
 	$(PYTEST) -m "not slow"
 
-# Property tests with 20 times the examples, and others each time.
+# All of every matrix, and property tests with 20 times the examples, others each time.
 test-nightly: setup
 	$(PYTEST) --hypothesis-profile=nightly --timeout=3600
 
 # Every cell of the matrix of drop-in, and its page; fails where one trains something else in silence.
+# Goes on where it was stopped; rm build/matrix.jsonl begins anew, MATRIX="--minutes 8" is a part of it.
 matrix-page: setup
-	$(BIN)/python -m tests.drop_in.matrix --write docs/exactness_matrix.md
+	@mkdir -p build
+	$(BIN)/python -m tests.drop_in.matrix --keep build/matrix.jsonl --write docs/exactness_matrix.md $(MATRIX)
 
 # What holds this package to TorchRec, on every set of torch, FBGEMM and TorchRec that it takes, each
 # in an environment of its own in build/torchrec. Goes on where it was stopped; AGAIN=--again runs the
-# tests anew, VERSIONS="1.6 1.9" takes those alone.
+# tests anew, VERSIONS="1.6 1.9" takes those alone, MATRIX="--all-cells" the whole matrix of drop-in.
 matrix: setup
-	$(BIN)/python -m tests.torchrec_versions $(VERSIONS) $(AGAIN) --workers $(TESTERS) --pip="$(TORCH_INDEX)"
+	$(BIN)/python -m tests.torchrec_versions $(VERSIONS) $(AGAIN) $(MATRIX) --workers $(TESTERS) --pip="$(TORCH_INDEX)"
 
 # The site of the documentation, in build/site: open build/site/index.html.
 docs: setup

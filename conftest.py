@@ -3,6 +3,7 @@
 import gc
 import os
 from collections.abc import Generator, Iterator
+from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import is_hypothesis_test, settings
 from tests.absent import ABSENT, PRESENT, uses_what_is_absent
-from tests.covering import cells_of_today
+from tests.covering import by_night, cells_of_today
 
 os.environ["RECD_ONLY"] = ",".join(sorted(PRESENT))
 if ABSENT:  # what says that it is installed may still be there
@@ -18,6 +19,7 @@ if ABSENT:  # what says that it is installed may still be there
 # Before torch is imported, here and in programs: there are as many workers as cores, and threads of
 # OpenMP that wait for one another take the time of others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as recd does, before torch is imported
 # Until all tests are collected: what they import stays.
 gc.disable()
 # No test is timed: a kernel is compiled first, or another process has the cores.
@@ -81,6 +83,17 @@ _SLOW = (
     "model/test_dcn_run.py",
     "model/test_plugin.py::test_its_tables",
     "model/test_plugin.py::test_a_run_goes_on",
+    "model/test_plugin.py::test_it_trains",
+    "planning/test_auto.py::test_a_third_party",
+    "planning/test_auto.py::test_it_leaves_no_trace",
+    "planning/test_auto.py::test_its_lines",
+    "planning/test_auto.py::test_nothing_by_hand",
+    "recd_plugin_flexshard/tests/planning/test_report.py::test_the_plot",
+    "recd_plugin_recd/tests/logs/test_samples.py::test_rows_come_back",
+    "test_upstream_noise.py::test_tables",
+    "training/test_cluster.py::test_a_run_on_several",
+    "training/test_evaluation.py::test_every_row_is_scored_once[2]",
+    "training/test_optimizer_entries.py::test_parity",
     "training/test_pipeline_plugin.py",
     "recd_plugin_flexshard/tests/report/test_tiers.py",
     # Bad inputs of every kind, and every option with every value.
@@ -124,6 +137,32 @@ _SLOW = (
     "recd_plugin_dsi/tests/test_local_ray.py",
     "recd_plugin_dsi/tests/test_ray_ingestion.py",
 )
+#: Left to ``make test-nightly``, written as above: runs whose parts have slow tests of the day
+#: besides, and those that differ from one of the day in a value.
+_BY_NIGHT = (
+    # Runs of plans that tests of ranks, in tests/runtime of the plugin, have in every combination.
+    "recd_plugin_flexshard/tests/test_checkpoints.py",
+    "recd_plugin_flexshard/tests/test_run.py::test_training_stays_what_it_was[rowwise_adagrad]",
+    "recd_plugin_flexshard/tests/test_tiers_run.py",
+    "recd_plugin_recd/tests/models/test_training.py::test_losses_are_those_of_stock_torchrec[rm1]",
+    "recd_plugin_scars/tests/report/test_cached_run.py",
+    "recd_plugin_scars/tests/test_hot_batches_run.py::test_both_sides",
+    # Of two axes, by day the cells in which each value is.
+    "planning/test_work.py::test_ids_and_bytes_are_those_of_a_run[recd.kjt-false]",
+    "planning/test_work.py::test_ids_and_bytes_are_those_of_a_run[recd.ikjt-true]",
+    "recd_plugin_flexshard/tests/runtime/test_retier.py::test_checkpoints_in_between[plain]",
+    "recd_plugin_flexshard/tests/runtime/test_retier.py::test_evaluation_in_between[plain]",
+    "training/test_checkpoint_placement.py::test_replicated_and_row_wise[torchrec.row_wise-sgd]",
+    "training/test_checkpoint_placement.py::test_replicated_and_row_wise[torchrec.data_parallel-row",
+    # Other ways to the same end.
+    "cli/test_run.py::test_shardings_side_by_side",
+    "planning/test_stage_times.py::test_a_calibration_run",
+    "recd_plugin_dsi/tests/test_local_ray.py::test_a_lost_cluster_is_an_error[raylet]",
+    "recd_plugin_dsi/tests/test_local_ray.py::test_nothing_is_left_of_a_trainer_that_is_ended[2]",
+    "recd_plugin_dsi/tests/test_ray_ingestion.py::test_a_feed_has_the_readers_of_the_one_before",
+    "recd_plugin_dsi/tests/test_ray_ingestion.py::test_goes_on_elsewhere",
+    "recd_plugin_flexshard/tests/commands/test_plan_tiers.py::test_this_machine_is_measured",
+)
 #: One after the other, and first: they count or kill readers of Ray on the whole machine.
 _RAY = ("recd_plugin_dsi/tests/*", "examples/test_ray_readers.py")
 #: On one worker, too: a benchmark runs once for all tests that look at its report.
@@ -157,7 +196,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     if ABSENT and uses_what_is_absent(collection_path.read_text(encoding="utf-8")):
         return True
-    return (config.option.markexpr == "not slow" and "" in _slow_tests(collection_path)) or None
+    return (
+        config.option.markexpr == "not slow" and "" in _tests_of(collection_path, _SLOW)
+    ) or None
 
 
 def pytest_report_header() -> str | None:
@@ -167,15 +208,16 @@ def pytest_report_header() -> str | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     _leave_out_cells(config, items)
+    if not by_night():
+        _leave_out(config, items, {item for item in items if _is_of(item, _BY_NIGHT)})
     files = {item.path for item in items}
     on_ray = {file for file in files if any(map(file.match, _RAY))}
-    slow_tests = {file: _slow_tests(file) for file in files}
-    slow = {item for item in items if item.name.startswith(slow_tests[item.path])}
+    slow = {item for item in items if _is_of(item, _SLOW)}
     for item in slow:
         item.add_marker(pytest.mark.slow)
     # What takes longest first, so that no worker has it left when the others are done.
     items.sort(key=lambda item: (item.path not in on_ray, item not in slow))
-    if settings.get_current_profile_name() == "nightly":
+    if by_night():
         tests = {getattr(item, "function", None) for item in items}
         for test in filter(is_hypothesis_test, tests):
             _draw_more(test)
@@ -213,15 +255,23 @@ def _leave_out_cells(config: pytest.Config, items: list[pytest.Item]) -> None:
             matrices.setdefault(test, {})[tuple(map(repr, callspec.params.values()))] = item
     for matrix in matrices.values():
         chosen = set(cells_of_today(list(matrix)))
-        left_out = {item for cell, item in matrix.items() if cell not in chosen}
-        if left_out:
-            config.hook.pytest_deselected(items=list(left_out))
-            items[:] = [item for item in items if item not in left_out]
+        _leave_out(config, items, {item for cell, item in matrix.items() if cell not in chosen})
 
 
-def _slow_tests(file: Path) -> tuple[str, ...]:
-    """What names of slow tests of a file start with."""
-    parts = [pattern.partition("::") for pattern in _SLOW]
+def _leave_out(config: pytest.Config, items: list[pytest.Item], some: set[pytest.Item]) -> None:
+    if some:
+        config.hook.pytest_deselected(items=list(some))
+        items[:] = [item for item in items if item not in some]
+
+
+def _is_of(item: pytest.Item, patterns: tuple[str, ...]) -> bool:
+    return item.name.startswith(_tests_of(item.path, patterns))
+
+
+@cache
+def _tests_of(file: Path, patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """What the names of tests of a file start with."""
+    parts = [pattern.partition("::") for pattern in patterns]
     return tuple(tests for files, _, tests in parts if file.match(files))
 
 

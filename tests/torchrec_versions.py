@@ -37,7 +37,8 @@ RUNS: dict[str, list[str]] = {
     ],
 }
 _MATRIX = "tests.drop_in.matrix"
-_OF_SETS = re.compile("torch|torchrec|fbgemm-gpu.*|nvidia-.*|triton")
+# Of each set, or, as setuptools, what a version of torch asks for another of.
+_OF_SETS = re.compile("torch|torchrec|fbgemm-gpu.*|nvidia-.*|triton|setuptools")
 _OUTCOMES = ("passed", "failed", "skipped")
 
 
@@ -98,12 +99,15 @@ def run_tests(python: Path, torchrec: str, name: str, workers: str) -> Counter[s
     return Counter(map(_outcome, ElementTree.parse(report).iter("testcase")))
 
 
-def run_matrix(python: Path, torchrec: str) -> str:
-    """The last line of what the matrix of drop-in says."""
+def run_matrix(python: Path, torchrec: str, arguments: list[str]) -> tuple[str, bool]:
+    """The counts of the matrix of drop-in, and whether it came to its end without a fault.
+
+    Outcomes stay in a file, so one that was stopped goes on there.
+    """
     log = FOLDER / f"{torchrec}.matrix.log"
-    if not log.exists():
-        _logged([python, "-m", _MATRIX], log)
-    return log.read_text(encoding="utf-8").strip().rpartition("\n")[2]
+    kept = FOLDER / f"{torchrec}.matrix.jsonl"
+    status = _logged([python, "-m", _MATRIX, "--keep", kept, *arguments], log)
+    return log.read_text(encoding="utf-8").strip().rpartition("\n")[2], status == 0
 
 
 def _is_ours(name: str) -> bool:
@@ -124,14 +128,15 @@ def _version_in(python: Path, name: str) -> str:
     return done.stdout.strip()
 
 
-def _logged(command: list[str | Path], log: Path) -> None:
-    """Run a command with the packages of this checkout; its output is in ``log``."""
+def _logged(command: list[str | Path], log: Path) -> int:
+    """The status of a command with the packages of this checkout; its output is in ``log``."""
     packages = os.pathsep.join(str(ROOT / name) for name in ("src", "plugins"))
     environment = {**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}
     with log.open("w", encoding="utf-8") as file:
-        subprocess.run(
+        done = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False
         )
+    return done.returncode
 
 
 def _outcome(case: ElementTree.Element) -> str:
@@ -155,7 +160,16 @@ def main() -> int:
     parser.add_argument(
         "--pip", default="", help='of pip, for torch: "--extra-index-url https://..."'
     )
+    parser.add_argument(
+        "--all-cells",
+        action="store_true",
+        help="the whole matrix of drop-in, in place of a sample that has each value of its axes",
+    )
+    parser.add_argument("--only-matrix", action="store_true", help="of drop-in, no other tests")
+    parser.add_argument("--minutes", help="of each matrix; it goes on with the next call")
     given = parser.parse_args()
+    matrix = [] if given.all_cells else ["--sample"]
+    matrix += ["--minutes", given.minutes] if given.minutes else []
     FOLDER.mkdir(parents=True, exist_ok=True)
     all_well = True
     _print("torchrec", "torch", "fbgemm", "tests", *_OUTCOMES)
@@ -173,13 +187,15 @@ def main() -> int:
             continue
         names = ("torchrec", "torch", "fbgemm-gpu-cpu")
         versions = [_version_in(python, name) for name in names]
-        for name in RUNS:
+        for name in () if given.only_matrix else RUNS:
             found = run_tests(python, torchrec, name, given.workers)
             counts = [str(found[outcome]) if found else "-" for outcome in _OUTCOMES]
             _print(*versions, name, *counts)
             all_well &= found is not None and not found["failed"]
         if find_spec(_MATRIX.rpartition(".")[0]) and find_spec(_MATRIX):
-            _print(*versions, f"matrix of drop-in: {run_matrix(python, torchrec)}")
+            said, well = run_matrix(python, torchrec, matrix)
+            _print(*versions, f"matrix of drop-in: {said}")
+            all_well &= well
     if not all_well:
         print(f"What failed is in {FOLDER.relative_to(ROOT)}/*.log")
     return 0 if all_well else 1

@@ -17,7 +17,11 @@ class Joint(TieredSharding):
 
     @classmethod
     def offers(cls, tables: Sequence[Table], setting: Setting) -> Sequence[Mapping[str, Any]]:
-        """For sequences, as they come and coalesced."""
+        """For sequences, as they come and coalesced; between nodes with more memory, too."""
         if setting.world_size == 1 or any(table.pooled for table in tables):
             return []
-        return [{}, {"coalesce": True}]
+        offers: list[dict[str, Any]] = [{}, {"coalesce": True}]
+        if setting.nodes > 1:
+            # A coalesced table may take more than a plain one before a row is copied.
+            offers += [{**each, "budget": "2x"} for each in offers]
+        return offers

@@ -91,8 +91,9 @@ class TieredPart(TablePart):
         tiers = self._tables.get(table.name)
         if tiers is None:
             return
-        batch_size, world_size, local, profile = step
+        batch_size, world_size, local, profile, wire_bytes = step
         nodes, width = world_size // local, table.embedding_dim * SCALAR_BYTES
+        sent_width = table.embedding_dim * wire_bytes
         ids = profile.ids(table, batch_size)
         hot, flex = ids * tiers.hot_share, ids * tiers.flex_share
         syncs = self.plan.syncs
@@ -101,7 +102,7 @@ class TieredPart(TablePart):
             Work(
                 ids_looked_up=hot + flex,
                 bytes_looked_up=(hot + flex) * width,
-                bytes_in_node=(local - 1) / local * flex * (ID_BYTES + 2 * width),
+                bytes_in_node=(local - 1) / local * flex * (ID_BYTES + 2 * sent_width),
                 bytes_reduced=2
                 * (world_size - 1)
                 / world_size
@@ -114,7 +115,7 @@ class TieredPart(TablePart):
         )
         if syncs.hot == "sparse":
             group = CopyGroup(world_size, 1)
-            sent = group.sent_sparsely(tiers.hot, tiers.hot_exchanged * width)
+            sent = group.sent_sparsely(tiers.hot, tiers.hot_exchanged * sent_width)
             in_node = (local - 1) / max(1, world_size - 1)
             yield (
                 EVERY_RANK,
@@ -122,7 +123,9 @@ class TieredPart(TablePart):
             )
         if syncs.flex == "sparse":
             group = CopyGroup(nodes, local)
-            sent = group.sent_sparsely(tiers.flex / local, tiers.flex_exchanged / local * width)
+            sent = group.sent_sparsely(
+                tiers.flex / local, tiers.flex_exchanged / local * sent_width
+            )
             yield EVERY_RANK, Work(bytes_across_nodes=sent)
 
     def collectives(self, tables: Collection[str]) -> int:

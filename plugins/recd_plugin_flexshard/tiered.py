@@ -88,7 +88,11 @@ class TieredSharding(Sharding):
         from recd_plugin_flexshard.runtime import TieredEmbeddingCollectionSharder
 
         return [
-            TieredEmbeddingCollectionSharder(arguments.fused_params, coalesced=arguments.coalesced)
+            TieredEmbeddingCollectionSharder(
+                arguments.fused_params,
+                arguments.qcomm_codecs_registry,
+                coalesced=arguments.coalesced,
+            )
         ]
 
     def _refuse_pooled(self, tables: Sequence[Table]) -> None:

@@ -46,12 +46,14 @@ class Trainer:
         fused_params: of its sharder.
         codecs: whether collectives are quantised.
         in_base: whether these are passed in a sharder of TorchRec's.
+        wire: of the registry, in place of codecs.
     """
 
     in_backward: bool = False
     fused_params: dict[str, Any] = field(default_factory=dict)
     codecs: bool = False
     in_base: bool = False
+    wire: str = "fp32"
 
 
 @dataclass(frozen=True)
@@ -68,9 +70,12 @@ def both_sides(rank: int, world_size: int, trainer: Trainer) -> tuple[Trained, T
         config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=CommType.FP16)
         codecs = get_qcomm_codecs_registry(config, device=CPU)
     stock = EmbeddingBagCollectionSharder(dict(trainer.fused_params), codecs)
-    ready = prepared(registry(optimizer="sgd"), _model(trainer))  # a rule that must not be theirs
-    if trainer.in_base:
-        ours: Any = build_sharders(ready, [stock])
+    # A rule that must not be theirs.
+    ready = prepared(registry(optimizer="sgd", wire=trainer.wire), _model(trainer))
+    if trainer.wire != "fp32":
+        ours: Any = build_sharders(ready)
+    elif trainer.in_base:
+        ours = build_sharders(ready, [stock])
     else:
         ours = build_sharders(
             ready, fused_params=trainer.fused_params, qcomm_codecs_registry=codecs

@@ -24,8 +24,9 @@ from recd_plugins.testing.gloo import run_on_ranks
         Trainer(in_backward=True, fused_params={"gradient_clipping": True}, in_base=True),
         Trainer(in_backward=True, codecs=True),
         Trainer(in_backward=True, codecs=True, in_base=True),
+        Trainer(in_backward=True, codecs=True, wire="fp16"),
     ],
-    ids=["in backward", "argument", "base", "both", "codecs", "codecs in base"],
+    ids=["in backward", "argument", "base", "both", "codecs", "codecs in base", "wire"],
 )
 def test_a_trainer_keeps_its_optimizer_and_its_codecs(trainer: Trainer) -> None:
     for ours, stock in run_on_ranks(cases.both_sides, 2, trainer):

@@ -1,9 +1,21 @@
 from __future__ import annotations
 
+import pytest
+import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.distributed import table_report_cases as cases
+from torchrec.distributed.fbgemm_qcomm_codec import (
+    CommType,
+    QCommsConfig,
+    get_qcomm_codecs_registry,
+)
 
-from recd_plugins.distributed.table_report import DENSE, ShardedTables, TableLine
+from recd_plugins.distributed.table_report import (
+    DENSE,
+    ShardedTables,
+    TableLine,
+    note_of_codecs,
+)
 from recd_plugins.testing.gloo import run_on_ranks
 
 SGD = "exact_sgd, lr 0.25"
@@ -65,3 +77,13 @@ def test_tables_that_the_plan_forgot_are_told() -> None:
 def test_an_optimizer_that_nobody_chose_is_fbgemms() -> None:
     params = {"optimizer": EmbOptimType.EXACT_ADAGRAD}
     assert run_on_ranks(cases.with_params, 1, params) == [["exact_adagrad, lr 0.01"] * 2]
+
+
+@pytest.mark.parametrize("backward", CommType)
+def test_rounded_gradients_of_rows_that_are_stored_once_are_told(backward: CommType) -> None:
+    config = QCommsConfig(forward_precision=CommType.FP16, backward_precision=backward)
+    codecs = get_qcomm_codecs_registry(config, device=torch.device("cpu"))
+    note = note_of_codecs("bags", codecs)
+    assert note.startswith("bags: gradients are sent in ") == (backward != CommType.FP32)
+    assert ("in 16 bits" in note) == (backward in (CommType.FP16, CommType.BF16))
+    assert str(ShardedTables((), (note,))).endswith(note)

@@ -1,10 +1,12 @@
 """The code of docs/plugins runs: each page's plugin loads and passes its kind's contract."""
 
 import re
+import sys
 
 import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
+from tests import forked
 from tests.absent import uses_what_is_absent
 from tests.docs.pages import DOCS, blocks, page, run_tests_of_plugins
 
@@ -118,6 +120,14 @@ def test_the_mode_of_recd_plan_runs(tmp_path):
     command = ["--plugins-dir", str(tmp_path), "plan", str(registry), "--epoch", "--batch-size"]
     result = CliRunner().invoke(main, [*command, "100", "--nodes", "1", "--ranks-per-node", "2"])
     assert result.stdout == "5000 steps of 200 rows\n", result.output
+
+
+def test_the_fake_device_refuses_to_mix(tmp_path):
+    pages = blocks(page("plugins/README.md"), "python")
+    (tmp_path / "check.py").write_text(next(block for block in pages if "fake_device" in block))
+    done = forked.run([sys.executable, tmp_path / "check.py"])
+    assert done.returncode == 1
+    assert "RuntimeError: aten.addmm.default has tensors of cpu and of fake_device" in done.stderr
 
 
 def test_the_kind_has_a_section_and_its_entries_are_called(tmp_path):

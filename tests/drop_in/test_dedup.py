@@ -7,6 +7,7 @@ import logging
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.drop_in import dedup_cases as cases
 from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
@@ -51,14 +52,30 @@ def test_features_without_duplicates_are_not_looked_at_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     same, other = torch.zeros(6, dtype=torch.long), torch.arange(6)
-    kjt = KeyedJaggedTensor(
-        cases.FEATURES, torch.cat([same, same, other]), lengths=torch.ones(18).int()
-    )
-    dedup = Dedup(cases.Model())
-    stored = dedup.batch([kjt])[0]
+    ids = torch.cat([same, same, other]).repeat_interleave(2)
+    kjt = KeyedJaggedTensor(cases.FEATURES, ids, lengths=torch.full((18,), 2))
+    stored = Dedup(cases.Model()).batch([kjt])[0]
     assert stored.stride_per_key() == [1, 1, 6]
     assert "batch[0]: 6.0 ids for one that is stored, in f0, f1\n" in caplog.text
     assert "batch[0]: hardly any duplicates in f2" in caplog.text
+
+
+@pytest.mark.parametrize("ranks_here", ["1", "2"])
+def test_one_id_a_row_is_left_alone_without_a_network(
+    ranks_here: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of its vector costs what the lookup did."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda group=None: 2)
+    monkeypatch.setattr(dist, "get_rank", lambda group=None: 0)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks_here)
+    monkeypatch.setattr("recd_plugins.drop_in.dedup.tell_all", lambda step, value, group: [value])
+    kjt = KeyedJaggedTensor(
+        cases.FEATURES, torch.zeros(18, dtype=torch.long), lengths=torch.ones(18).int()
+    )
+    stored = Dedup(cases.Model()).batch([kjt])[0]
+    assert (stored is kjt) == (ranks_here == "2")
+    assert ("it has 1.0 ids a row and feature" in caplog.text) == (ranks_here == "2")
 
 
 def test_a_loader_is_what_it_was_but_for_its_batches() -> None:
@@ -95,10 +112,10 @@ def test_what_is_left_alone_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
     config = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=9, feature_names=["s"])
     model = nn.ModuleDict({"bags": cases.Model(), "mine": Mine([config])})
-    twice = torch.zeros(2, dtype=torch.long)
+    twice = torch.zeros(4, dtype=torch.long)
 
     def kjt(*names: str) -> KeyedJaggedTensor:
-        lengths = torch.ones(2 * len(names)).int()
+        lengths = torch.full((2 * len(names),), 2)
         return KeyedJaggedTensor(list(names), twice.repeat(len(names)), lengths=lengths)
 
     stored = Dedup(model).batch(kjt("f0"))

@@ -25,7 +25,7 @@ def model() -> EmbeddingBagCollection:
 
 
 def batch(_: Any = None) -> KeyedJaggedTensor:
-    return KeyedJaggedTensor(["f"], torch.zeros(4).long(), lengths=torch.ones(4).long())
+    return KeyedJaggedTensor(["f"], torch.zeros(8).long(), lengths=torch.full((4,), 2))
 
 
 def sequences() -> EmbeddingCollection:

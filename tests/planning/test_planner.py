@@ -61,12 +61,14 @@ class Model(nn.Module):
         )
 
 
-def registry(*sharding: Any, cache: Sequence[Any] = (), optimizer: str = "sgd") -> Registry:
+def registry(
+    *sharding: Any, cache: Sequence[Any] = (), optimizer: str = "sgd", wire: str = "fp32"
+) -> Registry:
     """Of (plugin, patterns) pairs; without data."""
     spec = RegistrySpec.model_validate(
         {
             "version": 1,
-            "training": {"batch_size": BATCH_SIZE, "optimizer": optimizer},
+            "training": {"batch_size": BATCH_SIZE, "optimizer": optimizer, "wire": wire},
         }
     )
 

@@ -20,6 +20,7 @@ from recd_plugins import load_registry
 from recd_plugins.interfaces import Table, TablePart
 from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations, count_operations, measure_compute
+from recd_plugins.planning.products import ProductsAsZeros
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.planning.work import bytes_of_tables, work_of_step
 from recd_plugins.training.session import session
@@ -55,15 +56,24 @@ training: {{batch_size: 64, ranks: 2, epochs: 2, evaluate: false}}
 NOTHING = Compute(Operations(), Operations(), 0)
 
 
-@pytest.mark.parametrize("coalesce", ["false", "true"])
-@pytest.mark.parametrize("converter", ["recd.kjt", "recd.ikjt"])
-def test_ids_and_bytes_are_those_of_a_run(tmp_path: Path, converter: str, coalesce: str) -> None:
+@pytest.mark.parametrize(
+    ("converter", "coalesce", "wire"),
+    [
+        ("recd.kjt", "false", "fp32"),
+        ("recd.kjt", "true", "fp32"),
+        ("recd.ikjt", "false", "bf16"),
+        ("recd.ikjt", "true", "fp32"),
+    ],
+)
+def test_ids_and_bytes_are_those_of_a_run(
+    tmp_path: Path, converter: str, coalesce: str, wire: str
+) -> None:
     path = tmp_path / "registry.yaml"
     text = REGISTRY.format(folder=tmp_path, converter=converter, coalesce=coalesce)
     path.write_text(text, encoding="utf-8")
-    with session(path, overrides={}) as trainer:
+    with session(path, overrides={"wire": wire}) as trainer:
         seen = trainer.train("plugins")
-    registry = load_registry(path)
+    registry = load_registry(path).with_training({"wire": wire})
     candidate = with_plugins(registry.with_training({"batch_size": ROWS}))
     works = work_of_step(
         candidate.tables,
@@ -72,6 +82,7 @@ def test_ids_and_bytes_are_those_of_a_run(tmp_path: Path, converter: str, coales
         measure_compute(registry),
         batch_size=BATCH_SIZE,
         world_size=RANKS,
+        wire=wire,
     )
     kinds = ("all_to_all", "reduce_scatter", "all_gather")
     exchanged = sum(seen.collective_bytes.get(kind, 0.0) for kind in kinds)
@@ -193,6 +204,15 @@ def test_operations_of_products_and_attention() -> None:
     assert compute.rest.attention_flops * 8 == (2 + 5) * 2 * 2 * 4 * 4 * 5
     assert compute.rest.element_bytes > 0
     assert compute.pooling == Operations()
+
+
+def test_products_that_are_left_out_count_as_those_that_are_made() -> None:
+    batch = ModelInput(torch.ones(8, 6), None, torch.ones(8))
+    made, left_out = Products(), Products()
+    with ProductsAsZeros():
+        counted = count_operations(left_out, batch)
+        assert not left_out.layer(batch.dense_features).any()
+    assert counted == count_operations(made, batch)
 
 
 class Hot(TablePart):

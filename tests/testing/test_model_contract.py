@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.model.plugins.tower import Tower
 
-from recd_plugins.errors import RecdError
+from recd_plugins.errors import RankError, RecdError
 from recd_plugins.interfaces import Model, ModelFeatures
-from recd_plugins.manager import PluginManager
 from recd_plugins.testing.contracts import ModelContract
 
-FOLDER = Path(__file__).parents[1] / "model" / "plugins"
 FEATURES = ModelFeatures(num_dense=2, pooled=("user", "item"), sequence=("seen", "bought"))
 
 
 def tower(fault: str = "") -> Model:
-    cls: Any = PluginManager(FOLDER).plugins["model"]["test.tower"].cls
-    return cls(cls.Options(fault=fault))
+    return Tower(Tower.Options(fault=fault))
 
 
 class TestTower(ModelContract):
@@ -38,6 +35,7 @@ class TestTower(ModelContract):
         ("one_value", "test_every_parameter_is_trained"),
         ("counts_stored_ids", "test_deduplicated_batches_have_the_same_loss"),
         ("mixes_copies", "test_replicated_tables_stand_apart"),
+        ("stays_on_cpu", "test_mixes_no_devices"),
     ],
 )
 def test_a_fault_is_noticed(fault: str, test: str) -> None:
@@ -47,5 +45,5 @@ def test_a_fault_is_noticed(fault: str, test: str) -> None:
     given: dict[str, Any] = {"plugin": plugin, "features": FEATURES}
     given["model"] = _model(plugin, FEATURES)
     named = method.__code__.co_varnames[1 : method.__code__.co_argcount]
-    with pytest.raises((AssertionError, RecdError)):
+    with pytest.raises((AssertionError, RecdError, RankError)):
         method(**{name: given[name] for name in named})

@@ -20,8 +20,9 @@ import recd_plugins
 from recd_plugins import load_registry
 from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.distributed.rank_agreement import check_agreement
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.planning import decided
+from recd_plugins.planning.auto import choose
 from recd_plugins.training.assembly import assemble
 
 CPU = torch.device("cpu")
@@ -91,6 +92,31 @@ def run_on_other_data(differs: bool, path: Any) -> None:
         options = registry.dataset.options.model_copy(update={"seed": 9})
         registry = replace(registry, dataset=type(registry.dataset)(options))
     assemble(registry, "plugins", CPU)
+
+
+def auto_on_other_data(differs: bool, path: Any) -> None:
+    """`recd run` of files whose rows differ, though all that is said of them does not."""
+    other = patch.object(choose, "_digest", lambda _: "of other rows")
+    with other if differs else nullcontext():
+        assemble(load_registry(path), "plugins", CPU)
+
+
+def auto_finds_nothing(differs: bool, path: Any) -> None:
+    """Rank 0 chooses, and fails."""
+
+    def find(*_: Any) -> None:
+        assert not differs, "rank 0 alone chooses"
+        raise NoPlanError("nothing fits here")
+
+    with patch.object(choose, "_find", find):
+        assemble(load_registry(path), "plugins", CPU)
+
+
+def chosen(rank: int, world_size: int, path: Any) -> list[Any]:
+    """The entries that rank 0 chose, of its search on one rank."""
+    found = assemble(load_registry(path), "plugins", CPU)
+    entries = found.prepared.registry.sharding
+    return [str(found.prepared.chosen), [(e.plugin.name, e.patterns) for e in entries]]
 
 
 def said(rank: int, world_size: int, cases: list[Case], *paths: Any) -> list[str]:

@@ -47,6 +47,19 @@ def test_a_run_is_told_what_differs(tmp_path: Path) -> None:
             assert "give all ranks one installation, one registry file" in text
 
 
+def test_auto_chooses_on_one_rank_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text(REGISTRY + "sharding: [{use: auto}]\n")
+    of_auto = [cases.auto_on_other_data, cases.auto_finds_nothing]
+    for told in run_on_ranks(cases.said, 2, of_auto, path):
+        assert '(choosing by auto): the first rows of the data: "' in told[0]
+        assert 'on rank 0, "of other rows" on rank 1' in told[0]
+        assert told[1] == "nothing fits here"
+    first, second = run_on_ranks(cases.chosen, 2, path)
+    assert first == second
+    assert first[0].startswith("auto takes ")
+
+
 def test_it_counts_no_bytes_and_no_addresses() -> None:
     for num_bytes, text in run_on_ranks(cases.counted, 2):
         assert num_bytes == 0

@@ -22,7 +22,7 @@ dataset:
     path: {folder}/table
     test_path: {folder}/table
     sparse: [seq_0_0, usr_0, item_0]
-    generate: {{rows: 768, row_group_rows: 128}}
+    generate: {{rows: 320, row_group_rows: 64}}
 converter: {{use: recd.ikjt}}
 preprocessing:
   - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 100}}}}

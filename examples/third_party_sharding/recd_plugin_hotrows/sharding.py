@@ -70,8 +70,11 @@ class HotRows(Sharding):
     def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
         from recd_plugin_hotrows.sharded import HotSharder
 
-        params, kernels, coalesced = arguments
-        return [HotSharder(params, kernels=kernels, coalesced=coalesced)]
+        return [
+            HotSharder(
+                arguments.fused_params, kernels=arguments.kernels, coalesced=arguments.coalesced
+            )
+        ]
 
     def _read(self, tables: Sequence[Table], setting: Setting) -> list[tuple[str, Any]]:
         """How often each row of a table is read, by its name."""

@@ -17,6 +17,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugin_flexshard.runtime.overlay import LOOKUP_REGION, Overlay
 from recd_plugin_flexshard.runtime.split import TierSplit
 from recd_plugin_flexshard.runtime.touched import TouchedRows
+from recd_plugin_flexshard.runtime.wire import Codec, Wire
 
 
 @dataclass
@@ -88,12 +89,18 @@ class FlexLookup:
         positions: that the ranks of the node want of it, rank by rank.
         sizes: how many those are, and how many this rank wants.
         group: the ranks of the node.
+        wire: how they travel.
     """
 
     def __init__(
-        self, overlay: Overlay, positions: Tensor, sizes: FlexSizes, group: dist.ProcessGroup
+        self,
+        overlay: Overlay,
+        positions: Tensor,
+        sizes: FlexSizes,
+        group: dist.ProcessGroup,
+        wire: Wire,
     ) -> None:
-        self._exchange = _Exchange(group, _totals(sizes.received), _totals(sizes.sent))
+        self._exchange = _Exchange(group, _totals(sizes.received), _totals(sizes.sent), wire)
         self._token: Tensor = _TierSend.apply(  # type: ignore[no-untyped-call]
             overlay.anchor(), overlay, positions, overlay.touched(positions), self._exchange
         )
@@ -110,23 +117,26 @@ class _Exchange:
     """Rows that go from their owners to those who want them, and gradients that go back."""
 
     def __init__(
-        self, group: dist.ProcessGroup, held: Sequence[int], wanted: Sequence[int]
+        self, group: dist.ProcessGroup, held: Sequence[int], wanted: Sequence[int], wire: Wire
     ) -> None:
         self._group, self._held, self._wanted = group, list(held), list(wanted)
-        self._under_way: tuple[Tensor, Tensor, dist.Work] | None = None
+        self._wire = wire
+        self._under_way: tuple[Tensor, Tensor, dist.Work, Codec] | None = None
 
     def start(self, rows: Tensor, *, back: bool = False) -> None:
         send, receive = (self._wanted, self._held) if back else (self._held, self._wanted)
-        rows = rows.contiguous()
+        codec = self._wire.gradients if back else self._wire.rows
+        rows = codec.encode(rows.contiguous())
         output = rows.new_empty(sum(receive), rows.shape[1])
-        self._under_way = (rows, output, _start(output, rows, self._group, receive, send))
+        work = _start(output, rows, self._group, receive, send)
+        self._under_way = (rows, output, work, codec)
 
     def finish(self) -> Tensor:
         assert self._under_way is not None
-        _, output, work = self._under_way
+        _, output, work, codec = self._under_way
         self._under_way = None
         work.wait()
-        return output
+        return codec.decode(output)
 
 
 class _TierSend(torch.autograd.Function):

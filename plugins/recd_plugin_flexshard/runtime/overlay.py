@@ -16,6 +16,7 @@ from torchrec.distributed import comm_ops
 
 from recd_plugin_flexshard.runtime.touched import TouchedRows
 from recd_plugin_flexshard.runtime.update_rule import UpdateRule
+from recd_plugin_flexshard.runtime.wire import Codec
 from recd_plugins.api import ExactnessError
 
 # In a profile: the learning of copies is part of the lookup, as that of a fused kernel is.
@@ -37,6 +38,7 @@ class Overlay:
         group: ranks that hold the same rows and sum their gradients.
         device: of the copies.
         sparse: sum gradients of the rows alone that some rank looked up, not of all.
+        codec: of such gradients; those of all rows are reduced in 32 bits.
 
     Attributes:
         weights: ``[num_rows, embedding_dim]`` float32; zeros until they are set.
@@ -54,6 +56,7 @@ class Overlay:
         device: torch.device,
         *,
         sparse: bool = False,
+        codec: Codec | None = None,
     ) -> None:
         num_rows = sum(map(len, rows.values()))
         self.weights = torch.zeros(num_rows, embedding_dim, device=device)
@@ -63,6 +66,7 @@ class Overlay:
         self._rules = rules
         self._group = group
         self._sparse = sparse
+        self._codec = codec or Codec(None)
         self.hold(rows)
 
     def hold(self, rows: Mapping[str, Tensor]) -> None:
@@ -103,7 +107,7 @@ class Overlay:
         if self._group.size() == 1 or not len(self.weights):
             return None
         with torch.no_grad(), record_function(SYNC_REGION):
-            return TouchedRows(positions, len(self.weights), self._group)
+            return TouchedRows(positions, len(self.weights), self._group, self._codec)
 
     def anchor(self) -> Tensor:
         """A scalar that needs a gradient: without an input that does, there is no backward pass.

@@ -33,6 +33,7 @@ from recd_plugin_flexshard.runtime.split import TierIndex, TierSplit
 from recd_plugin_flexshard.runtime.state import CopiedRows, FoldingOptimizer
 from recd_plugin_flexshard.runtime.tracking import flex_lookup, hot_lookup
 from recd_plugin_flexshard.runtime.update_rule import update_rules
+from recd_plugin_flexshard.runtime.wire import Wire
 from recd_plugins.api import (
     ExactnessError,
     ExactSequenceContext,
@@ -80,6 +81,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         **arguments: Any,
     ) -> None:
         _check_plan(module, table_name_to_parameter_sharding)
+        self._wire = Wire(arguments.get("qcomm_codecs_registry"))
         self._has_tiers = False  # while the base class loads the tables
         groups = tier_groups()
         super().__init__(
@@ -112,9 +114,10 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         )
         dim = module.embedding_dim()
         hot, flex = self.index.hot_rows(), self.index.flex_rows(node.rank())
-        self.hot = Overlay(hot, dim, rules, groups.hot, where, sparse="hot" in module.sparse)
+        codec, sparse = self._wire.gradients, module.sparse
+        self.hot = Overlay(hot, dim, rules, groups.hot, where, sparse="hot" in sparse, codec=codec)
         self.flex = Overlay(
-            flex, dim, rules, groups.flex_gradients, where, sparse="flex" in module.sparse
+            flex, dim, rules, groups.flex_gradients, where, sparse="flex" in sparse, codec=codec
         )
         self._has_tiers = self.index.num_hot + self.index.num_flex > 0
         self._retiering: Retiering | None = None
@@ -181,7 +184,8 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             assert ctx.flex is not None
             sizes = ctx.flex.sizes
             assert sizes is not None
-            flex = FlexLookup(self.flex, wanted.values(), sizes, self.groups.flex)
+            group = self.groups.flex
+            flex = FlexLookup(self.flex, wanted.values(), sizes, group, self._wire)
             if self.post_lookup_tracker_fn is not None:
                 features = ctx.split.index.features
                 lookup = flex_lookup(features, wanted.values(), sizes, self.flex)

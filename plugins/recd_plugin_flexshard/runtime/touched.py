@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recd_plugin_flexshard.runtime.wire import Codec
+
 _BITS = 8
 
 #: Sums gradients ``[n, dim]`` by their positions among so many rows.
@@ -67,11 +69,14 @@ class TouchedRows:
         positions: that this rank looked up, repeated ones too.
         num_positions: of the overlay.
         group: that holds the same rows.
+        codec: of gradients.
     """
 
-    def __init__(self, positions: Tensor, num_positions: int, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, positions: Tensor, num_positions: int, group: dist.ProcessGroup, codec: Codec
+    ) -> None:
         size = -(-num_positions // _BITS) * _BITS
-        self._group = group
+        self._group, self._codec = group, codec
         self._touched = torch.zeros(size, dtype=torch.bool, device=positions.device)
         self._touched.index_fill_(0, positions, True)
         # Kept while they are on their way.
@@ -95,7 +100,7 @@ class TouchedRows:
         """
         places = self._touched.cumsum(0)[positions] - 1
         own = by_position(gradients, places, len(self.routes.mine))
-        return SparseSum(self.routes, own, self._group)
+        return SparseSum(self.routes, own, self._group, self._codec)
 
     @cached_property
     def routes(self) -> Routes:
@@ -135,10 +140,12 @@ class SparseSum:
         routes: of the batch.
         own: gradients of ``routes.mine``, ``[len(mine), dim]``.
         group: of ranks.
+        codec: of gradients. Sums are of what others get, this rank's own part too.
     """
 
-    def __init__(self, routes: Routes, own: Tensor, group: dist.ProcessGroup) -> None:
-        self._routes, self._own, self._group = routes, own, group
+    def __init__(self, routes: Routes, own: Tensor, group: dist.ProcessGroup, codec: Codec) -> None:
+        own = codec.rounded(own)
+        self._routes, self._own, self._group, self._codec = routes, own, group, codec
         self._total = own.new_zeros(len(routes.rows), own.shape[1])
         # By row of the union, so that what is sent is selected by the same numbers as what comes.
         if len(routes.rows):
@@ -163,6 +170,9 @@ class SparseSum:
                 rows, gradients = here, own
             self._total.index_add_(0, rows, gradients)
         if routes.sums is not None:
+            passed_on = routes.sums.send
+            sums = self._total.index_select(0, passed_on)
+            self._total.index_copy_(0, passed_on, self._codec.rounded(sums))
             self._under_way = self._exchange(routes.sums)
 
     def result(self) -> Tensor:
@@ -174,8 +184,8 @@ class SparseSum:
         return self._total
 
     def _exchange(self, hop: Hop) -> tuple[Tensor, Tensor, dist.Work, list[int]]:
-        output = self._own.new_empty(len(hop.receive), self._own.shape[1])
-        values = self._total.index_select(0, hop.send)
+        values = self._codec.encode(self._total.index_select(0, hop.send))
+        output = values.new_empty(len(hop.receive), self._own.shape[1])
         work = dist.all_to_all_single(
             output,
             values,
@@ -190,7 +200,7 @@ class SparseSum:
     def _arrived(self) -> tuple[Tensor, ...]:
         output, _, work, sizes = self._under_way
         work.wait()
-        return torch.split(output, sizes)
+        return torch.split(self._codec.decode(output), sizes)
 
     @staticmethod
     def _split(hop: Hop) -> tuple[Tensor, ...]:

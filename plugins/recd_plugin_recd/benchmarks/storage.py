@@ -28,7 +28,7 @@ _LARGE = Settings("list_dict", row_group_rows=65_536, compression_level=9)
 
 
 def _rows(size: Size) -> int:
-    return {"tiny": 2048, "small": 16_384, "reference": 131_072}[size]
+    return {"tiny": 512, "small": 16_384, "reference": 131_072}[size]
 
 
 def workload(size: Size) -> str:

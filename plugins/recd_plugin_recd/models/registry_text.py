@@ -58,10 +58,10 @@ preprocessing:
 pooling:
   - {{use: {pooling}, features: ["seq_*"], options: {{{pooling_options}}}}}
 
-# Where the rows of tables live. `torchrec.planner` leaves it to TorchRec's planner, which knows
-# what deduplication saves.
+# Where the rows of tables live, and what is sent: `auto` takes, of what installed plugins offer,
+# what the shortest step is predicted for.
 sharding:
-  - {{use: torchrec.planner, tables: ["t_*"]}}
+  - {{use: auto, tables: ["t_*"]}}
 
 cache: []
 

@@ -39,9 +39,9 @@ converter:
   use: recd.ikjt
   options: {{groups: auto, min_dedupe_factor: 1.5}}
 
-{preprocessing}{pooling}# Where the rows of tables live: TorchRec's planner decides.
+{preprocessing}{pooling}# Where the rows of tables live, by the shortest predicted step.
 sharding:
-  - {{use: torchrec.planner, tables: ["t_*"]}}
+  - {{use: auto, tables: ["t_*"]}}
 
 # Rows of each feature's table: the ids that were seen, and room for others.
 model:

@@ -29,6 +29,7 @@ from recd_plugins.training.profile_events import (
     device_seconds,
     host_seconds,
     read_profile,
+    stages_over_time,
 )
 from recd_plugins.training.quality import Predictions
 from recd_plugins.training.session import session
@@ -71,6 +72,7 @@ __all__ = [
     "refuse_existing",
     "sections_of",
     "session",
+    "stages_over_time",
     "static_bytes",
     "step_profile",
     "sum_by_kind",

@@ -201,5 +201,8 @@ def main(ctx: click.Context, plugins_dir: Path | None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             # Names of files that are not UTF-8 are shown as the bytes that they are.
             stream.reconfigure(errors="surrogateescape")
+    # Before torch is imported, by ranks too: DistributedDataParallel's native code says in every
+    # run that summed_in_fixed_buckets() walks over the graph.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     # What click.pass_obj hands to commands.
     ctx.obj = plugins_dir

@@ -77,7 +77,7 @@ def evaluate(
         write_json(json_path, found.as_json())
     table = Table(title=f"{chosen.name}, test split")
     table.add_column("")
-    table.add_column("value", justify="right")
+    table.add_column("value", justify="right", overflow="fold")
     report = found.as_json()["test"]
     table.add_row("rows", f"{report.pop('num_samples'):,}")
     for name, value in report.items():

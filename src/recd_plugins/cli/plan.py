@@ -19,6 +19,7 @@ from recd_plugins.cli.options import (
     topology_options,
 )
 from recd_plugins.cli.plan_modes import PlanModes
+from recd_plugins.cli.plan_scaling import ScalingPlan
 from recd_plugins.cli.plan_tables import TablesPlan
 from recd_plugins.files import write_json
 from recd_plugins.manager import PluginManager
@@ -76,7 +77,9 @@ def _modes(ctx: click.Context) -> tuple[PlanModes, PluginManager]:
 
 def plan_modes() -> PlanModes:
     """Where ``register_plans`` adds modes to those options that ``recd plan`` has itself."""
-    return PlanModes([*plan.params, click.Option(["-h", "--help"])])
+    modes = PlanModes([*plan.params, click.Option(["-h", "--help"])])
+    modes.add(ScalingPlan, "recd plan")
+    return modes
 
 
 @click.command(cls=_Plan)
@@ -86,6 +89,11 @@ def plan_modes() -> PlanModes:
     "--batch-size",
     type=_BatchSize(),
     help="Rows of a rank, in place of training.batch_size; auto finds the most that fit.",
+)
+@click.option(
+    "--auto",
+    is_flag=True,
+    help="Choose the sharding as use: auto does, in place of the first sharding entry.",
 )
 @report_options("Write the whole report here.", "Write a picture of memory and times here")
 @click.option(
@@ -104,6 +112,7 @@ def plan(
     nodes: int | None,
     ranks_per_node: int | None,
     batch_size: int | str | None,
+    auto: bool,
     json_path: Path | None,
     plot_path: Path | None,
     calibrate_path: Path | None,
@@ -122,12 +131,12 @@ def plan(
 
     chosen, options = _modes(ctx)[0].chosen(ctx)
     mode = chosen or TablesPlan()
-    auto = batch_size == "auto"
+    largest = batch_size == "auto"
     given = {
         "--topology": topology not in (None, MACHINE),
         "--nodes": nodes,
         "--ranks-per-node": ranks_per_node,
-        "--batch-size auto": auto,
+        "--batch-size auto": largest,
         "--calibrate": calibrate_path,
     }
     _refuse_others(mode, [name for name, value in given.items() if value])
@@ -136,15 +145,16 @@ def plan(
         raise click.UsageError(
             "--calibrate measures this machine: leave out --topology and --nodes"
         )
-    mode.check(options, auto)
+    mode.check(options, largest)
     check_reports(json_path, plot_path)
     upstream_noise.silence()
-    loaded = load_registry(registry, plugins_dir=ctx.obj)
+    sharding = "auto" if auto else None
+    loaded = load_registry(registry, plugins_dir=ctx.obj, sharding=sharding)
     topology = topology or loaded.training.topology or MACHINE
     if on_machine:
         topology, nodes = MACHINE, 1  # whatever nodes its ranks stand for
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
-    rows = None if auto else int(batch_size or loaded.training.batch_size)
+    rows = None if largest else int(batch_size or loaded.training.batch_size)
     console, status = Console(), Console(stderr=True).status("planning")
     question = PlanQuestion(loaded, ctx.obj, topology, spec, rows, options, status.update)
     if calibrate_path is not None:

@@ -33,6 +33,7 @@ from recd_plugins.distributed.sharded_modules import (
     ExactShardedEmbeddingBagCollection,
     ExactShardedEmbeddingCollection,
 )
+from recd_plugins.distributed.wire import wire_codecs
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import SharderArguments
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
@@ -208,15 +209,16 @@ def build_sharders(
     registry, kernels = prepared.registry, prepared.lookup_kernels
     of_training = _of_training(registry.training) if defaults is None else defaults
     params = of_sequences.over(of_training)
+    codecs = wire_codecs(registry.training, of_sequences.qcomm_codecs_registry)
     bags = ExactEmbeddingBagCollectionSharder(
         of_bags.over(of_training),
-        of_bags.qcomm_codecs_registry,
+        wire_codecs(registry.training, of_bags.qcomm_codecs_registry),
         kernels=kernels,
         coalesced=prepared.coalesced,
     )
     sequences = ExactEmbeddingCollectionSharder(
         dict(params),
-        of_sequences.qcomm_codecs_registry,
+        codecs,
         of_sequences.use_index_dedup,
         kernels=kernels,
         coalesced=prepared.coalesced,
@@ -228,15 +230,16 @@ def build_sharders(
     ]
     made_by = {sharder.module_type: ("recd_plugins", sharder) for sharder in sharders}
     for entry in registry.sharding:
-        given = SharderArguments(dict(params), kernels, prepared.coalesced)
+        given = SharderArguments(dict(params), kernels, prepared.coalesced, codecs)
         for sharder in entry.plugin.sharders(given):
             name, first = made_by.setdefault(sharder.module_type, (entry.plugin.name, sharder))
             where = f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name}"
             if first is sharder:
-                if of_sequences.qcomm_codecs_registry:
+                if codecs and sharder.qcomm_codecs_registry is not codecs:
                     raise SetupError(
                         f"{where} shards {sharder.module_type.__name__} by a sharder of its own, "
-                        "which takes no qcomm_codecs_registry: leave one of the two away"
+                        "which takes no qcomm_codecs_registry (training.wire, or the trainer's): "
+                        "leave one of the two away"
                     )
                 sharders.append(sharder)
             elif type(first) is not type(sharder):

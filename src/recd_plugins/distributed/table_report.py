@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
 
+import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
@@ -16,7 +17,7 @@ from torchrec.distributed.embedding import ShardedEmbeddingCollection
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import get_unwrapped_module
-from torchrec.distributed.types import ShardedModule
+from torchrec.distributed.types import QuantizedCommCodecs, ShardedModule
 
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.model_tables import EmbeddingModule, embedding_modules
@@ -59,10 +60,11 @@ class ShardedTables:
     """All tables of a sharded model.
 
     ``str`` makes a table of it, with a line for all tables that share all but name and rows, which
-    are added up.
+    are added up, and the notes below it.
     """
 
     lines: tuple[TableLine, ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [_TITLES]
@@ -76,13 +78,14 @@ class ShardedTables:
             total = f"{sum(line.rows for line in alike):,}"
             rows.append((names, total, *(str(value) or "-" for value in shared)))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
+        table = [
             "  ".join(
                 cell.rjust(width) if title in ("rows", "dim") else cell.ljust(width)
                 for title, cell, width in zip(_TITLES, row, widths, strict=True)
             ).rstrip()
             for row in rows
-        )
+        ]
+        return "\n".join([*table, *self.notes])
 
 
 def describe_tables(dmp: nn.Module) -> ShardedTables:
@@ -97,7 +100,11 @@ def describe_tables(dmp: nn.Module) -> ShardedTables:
     lines = [line for path, module in outermost_sharded(model) for line in _lines(path, module)]
     for left in embedding_modules(model):
         lines += left_alone(left)
-    return ShardedTables(tuple(lines))
+    notes = [
+        note_of_codecs(path, getattr(module, "qcomm_codecs_registry", None))
+        for path, module in outermost_sharded(model)
+    ]
+    return ShardedTables(tuple(lines), tuple(note for note in notes if note))
 
 
 def outermost_sharded(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
@@ -138,6 +145,20 @@ def _lines(path: str, outermost: nn.Module) -> Iterator[TableLine]:
                         by,
                     )
         yield from (found[name] for name in module.module_sharding_plan if name in found)
+
+
+def note_of_codecs(path: str, codecs: Mapping[str, QuantizedCommCodecs] | None) -> str:
+    """What a module's quantised gradients mean for deduplicated batches; empty without them."""
+    types = {each.backward.quantized_dtype for each in (codecs or {}).values()}
+    # TorchRec's codec that does nothing has a method there.
+    bits = {8 * each.itemsize for each in types if isinstance(each, torch.dtype)} - {32}
+    if not bits:
+        return ""
+    return (
+        f"{path or 'the model'}: gradients are sent in {' or '.join(map(str, sorted(bits)))} bits. "
+        "Those of rows that are stored once are added up before they are rounded, so losses of "
+        "deduplicated batches are those of plain ones but for rounding"
+    )
 
 
 def optimizer_in_words(params: Mapping[str, Any]) -> str:

@@ -194,6 +194,17 @@ INTERNALS = (
     Internal("torch.nn:Module", ("_buffers", "_parameters"), "copying of kernels and of memory"),
     Internal("torch.nn:Module", ("_modules",), "the look for shared tables"),
     Internal("torch._ops:OpOverload", ("_schema",), "counting of bytes and of work"),
+    Internal("torch:Tensor", ("_make_wrapper_subclass",), "the fake device of tests"),
+    Internal(
+        "torch:_C",
+        ("_only_lift_cpu_tensors", "_set_only_lift_cpu_tensors"),
+        "the fake device of tests",
+    ),
+    Internal(
+        "torch.utils.backend_registration",
+        ("_DummyBackendModule", "_setup_privateuseone_for_python_backend"),
+        "the fake device of tests",
+    ),
     Internal("torch.utils", ("_python_dispatch",), "counting of bytes and of work"),
     Internal(
         "torch.utils._python_dispatch",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import get_worker_info
@@ -33,19 +35,24 @@ class Counted:
     Attributes:
         ids: of all rows.
         stored: of the rows that are left when equal ones are stored once.
+        rows: all of them.
     """
 
     ids: int
     stored: int
+    rows: int
 
     def __add__(self, other: Counted) -> Counted:
         """Of both."""
-        return Counted(self.ids + other.ids, self.stored + other.stored)
+        return Counted(self.ids + other.ids, self.stored + other.stored, self.rows + other.rows)
 
     @property
     def factor(self) -> float:
         """Ids for one that is stored; 1.0 without any."""
         return self.ids / self.stored if self.stored else 1.0
+
+
+_NONE = Counted(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class Decision:
     def __str__(self) -> str:
         lines = []
         for path, features in self.features.items():
-            total = sum((self.counted[path][name] for name in sorted(features)), Counted(0, 0))
+            total = sum((self.counted[path][name] for name in sorted(features)), _NONE)
             names = shortened(sorted(features))
             lines.append(f"{path}: {total.factor:.1f} ids for one that is stored, in {names}")
             rest = self.counted[path].keys() - features
@@ -142,7 +149,12 @@ class Dedup:
         look = _Look(self.pooled)
         replace_kjts(batch, look)
         step = "the first batch of dedup(loader)"
-        self.decision = _decide(tell_all(step, (look.counted, look.left), self._group))
+        told = tell_all(step, (look.counted, look.left, _on_one_machine()), self._group)
+        alone = all(here for *_, here in told)
+        self.decision = _decide(
+            [(counted, left) for counted, left, _ in told],
+            self.pooled.names - self.pooled.sequences if alone else frozenset(),
+        )
         if not dist.is_initialized() or dist.get_rank(self._group) == 0:
             logger.warning("%s", self.decision)
         return self.decision
@@ -199,7 +211,7 @@ class _Look:
             names = [key for key in kjt.keys() if key in self.pooled.names]  # noqa: SIM118
             found = deduplicate(kjt, [[name] for name in names])
             self.counted[path] = {
-                name: Counted(ids, unique.values.numel())
+                name: Counted(ids, unique.values.numel(), kjt.stride())
                 for name, unique, ids in zip(names, found, _num_ids(kjt, names), strict=True)
             }
         return kjt
@@ -210,8 +222,23 @@ def _num_ids(kjt: KeyedJaggedTensor, names: Iterable[str]) -> list[int]:
     return [num_ids[name] for name in names]
 
 
-def _decide(looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]]) -> Decision:
-    """One decision of what every rank saw."""
+def _on_one_machine() -> bool:
+    """Whether no vector goes over a network, and processors look it up."""
+    if torch.cuda.is_available():
+        return False
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) >= ranks
+
+
+def _decide(
+    looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]], copied: frozenset[str]
+) -> Decision:
+    """One decision of what every rank saw.
+
+    Args:
+        looks: of the ranks.
+        copied: features of which deduplication saves the lookup alone, and copies what came of it.
+    """
     seen = [(rank, look) for rank, look in enumerate(looks) if look != ({}, {})]
     if not seen:
         raise SetupError(
@@ -228,17 +255,19 @@ def _decide(looks: list[tuple[dict[str, dict[str, Counted]], dict[str, str]]]) -
                 f"rank {rank} {others or 'nothing'}: give all ranks batches of one make"
             )
     total = {
-        path: {
-            name: sum((look[path][name] for _, (look, _) in seen), Counted(0, 0))
-            for name in features
-        }
+        path: {name: sum((look[path][name] for _, (look, _) in seen), _NONE) for name in features}
         for path, features in counted.items()
     }
     left, chosen = dict(left), dict[str, frozenset[str]]()
     for path, features in total.items():
-        whole = sum(features.values(), Counted(0, 0))
+        whole = sum(features.values(), _NONE)
         if whole.factor < WORTHWHILE:
             left[path] = f"it has {whole.factor:.2f} ids for one that would be stored"
+        elif features.keys() <= copied and whole.ids <= whole.rows:
+            left[path] = (
+                f"it has {whole.ids / whole.rows:.1f} ids a row and feature, and without a network "
+                "between the ranks the copy of a vector into each row costs what its lookup does"
+            )
         else:
             chosen[path] = frozenset(n for n, each in features.items() if each.factor > 1.05)
     return Decision(chosen, total, left)

@@ -21,12 +21,14 @@ class PooledFeatures:
 
     Attributes:
         names: of those.
+        sequences: those of them that a PooledSequences looks up, and pools after that.
         expanded: the other features that the model looks up in modules that are sharded, with why:
             their modules get all rows, whatever the form of the batch.
         unsharded: features of modules that take a batch as it comes, and which module that is.
     """
 
     names: frozenset[str]
+    sequences: frozenset[str]
     expanded: dict[str, str]
     unsharded: dict[str, str]
 
@@ -37,7 +39,8 @@ class PooledFeatures:
         Raises:
             SetupError: it has no embedding module, as one has that is sharded already.
         """
-        names, expanded, unsharded = set[str](), dict[str, str](), dict[str, str]()
+        names, sequences = set[str](), set[str]()
+        expanded, unsharded = dict[str, str](), dict[str, str]()
         modules = list(embedding_modules(model))
         if not modules:
             raise SetupError(
@@ -50,6 +53,7 @@ class PooledFeatures:
                 unsharded |= dict.fromkeys(features, module.why_left)
             elif takes_stored_rows(module.shardable):
                 names |= features
+                sequences |= features
             elif isinstance(module.shardable, EmbeddingCollection):
                 why = "as an EmbeddingCollection has rows for ids; PooledSequences pools them"
                 expanded |= dict.fromkeys(features, why)
@@ -57,7 +61,7 @@ class PooledFeatures:
                 expanded |= dict.fromkeys(features, why)
             else:
                 names |= features
-        return cls(frozenset(names), expanded, unsharded)
+        return cls(frozenset(names), frozenset(sequences), expanded, unsharded)
 
     def why_not(self, keys: Sequence[str]) -> str:
         """Why a KeyedJaggedTensor of these features stays plain; empty where it need not."""

@@ -12,7 +12,7 @@ from recd_plugins.values.table import Table
 if TYPE_CHECKING:
     from torch import nn
     from torchrec.distributed.planner.types import ParameterConstraints
-    from torchrec.distributed.types import ModuleSharder
+    from torchrec.distributed.types import ModuleSharder, QuantizedCommCodecs
 
     from recd_plugins.interfaces.lookup_kernels import LookupKernels
     from recd_plugins.interfaces.setting import Setting
@@ -26,11 +26,14 @@ class SharderArguments(NamedTuple):
         fused_params: FBGEMM's, of the registry or of the trainer.
         kernels: of tables that TorchRec's kernels are not to look up.
         coalesced: tables whose ids are made unique before they are sent.
+        qcomm_codecs_registry: TorchRec's, of ``training.wire`` or of the trainer. Where there is
+            one, a sharder that was not made with it is refused.
     """
 
     fused_params: dict[str, Any]
     kernels: tuple[LookupKernels, ...]
     coalesced: frozenset[str]
+    qcomm_codecs_registry: dict[str, QuantizedCommCodecs] | None = None
 
 
 class Sharding(Plugin, ABC):
@@ -57,7 +60,7 @@ class Sharding(Plugin, ABC):
         ``{}`` are the defaults; nothing, the default, keeps it out. Each offer is made, prepared
         and planned to predict its step, so only what may be the best for these tables is worth
         offering, and what the plugin does beside sharding by TorchRec's types has to be in the
-        ``work`` and the memory of its part. Every rank asks by itself and must come to the same.
+        ``work`` and the memory of its part. One rank asks for all.
 
         Args:
             tables: of one module type, which are looked up alike.

@@ -36,12 +36,16 @@ class RowMemory(NamedTuple):
 
 
 class StepShape(NamedTuple):
-    """A step of all ranks: rows of a rank, ranks, ranks of a node, and what the rows look up."""
+    """A step of all ranks: rows of a rank, ranks, ranks of a node, and what the rows look up.
+
+    Of embeddings and gradients between ranks a scalar takes ``wire_bytes`` (``training.wire``).
+    """
 
     batch_size: int
     world_size: int
     ranks_per_node: int
     profile: DataProfile
+    wire_bytes: int = 4
 
 
 @dataclass(frozen=True)

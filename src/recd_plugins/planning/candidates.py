@@ -135,7 +135,8 @@ def without_plugins(
     registry: Registry, model: nn.Module, device_type: str | None = None
 ) -> Prepared:
     """The same data, values, model and optimizers; no deduplication, no sharding, cache or
-    pipeline plugin."""
+    pipeline plugin, and 32 bits between ranks."""
+    registry = registry.with_training({"wire": "fp32"})
     tables = tuple(tables_of(model))
     claims = registry.claim("sharding", [table.name for table in tables])
     placement = placement_of(model, {name: entry.plugin for name, entry in claims.items()})

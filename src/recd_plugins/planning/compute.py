@@ -28,6 +28,7 @@ from recd_plugins.model.one_row import one_row_tables
 from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.planning.activations import Saved, counting_saved
+from recd_plugins.planning.products import without_products
 from recd_plugins.planning.stages import stage_of
 from recd_plugins.registry import Registry
 from recd_plugins.values.model_input import ModelInput, Placement
@@ -103,7 +104,7 @@ def measure_compute(registry: Registry) -> Compute:
     """
     model, batch = _counted_on(registry)
     with model_code(registry, model):
-        return count_operations(model, batch)
+        return without_products(lambda: count_operations(model, batch))
 
 
 def measure_kept(registry: Registry) -> KeptActivations:
@@ -115,11 +116,15 @@ def measure_kept(registry: Registry) -> KeptActivations:
     """
     model, batch = _counted_on(registry)
     with model_code(registry, model):
-        pools_all_rows = _pools_all_rows(model)
-        with counting_saved(model.parameters()) as saved:
-            calls = _pooling_calls(model, batch)
-        with counting_saved(model.parameters()) as saved_by_pooling:
-            kept = [module(*args).sum() for module, args in calls]
+        return without_products(lambda: _count_kept(model, batch))
+
+
+def _count_kept(model: nn.Module, batch: ModelInput) -> KeptActivations:
+    pools_all_rows = _pools_all_rows(model)
+    with counting_saved(model.parameters()) as saved:
+        calls = _pooling_calls(model, batch)
+    with counting_saved(model.parameters()) as saved_by_pooling:
+        kept = [module(*args).sum() for module, args in calls]
     assert len(kept) == len(calls), "their graphs are alive while memory is told apart by address"
     return _kept(saved, saved_by_pooling, batch.labels.shape[0], pools_all_rows)
 

@@ -42,7 +42,7 @@ def decided(
             "packages": installed_set(),
             "plugins": plugin_versions(registry),
         },
-        "the registry file": _document(registry),
+        "the registry file": document(registry),
         **({"the topology": cluster} if cluster else {}),
         "the model's tables": {
             each.path: {table.name: asdict(table) for table in each.tables}
@@ -54,7 +54,7 @@ def decided(
     }
 
 
-def _document(registry: Registry) -> dict[str, Any]:
+def document(registry: Registry) -> dict[str, Any]:
     """What results depend on: options as plugins were made with, defaults too."""
     entries = {
         name: [_entry(entry) for entry in registry.entries(name)]

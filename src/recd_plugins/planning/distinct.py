@@ -11,15 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.sent_reads import sent_reads
-from recd_plugins.data.transforms import Transforms
-from recd_plugins.interfaces import Rows, Table
+from recd_plugins.interfaces import Table
 from recd_plugins.registry import Registry
 from recd_plugins.registry.no_data import NoDataset
+from recd_plugins.sparse.index_select import jagged_index_select
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.data_profile import DistinctIds
-from recd_plugins.values.rows import Origin
 
 # A batch is halved so often, to see how its distinct ids grow.
 _HALVINGS = 4
@@ -27,46 +25,55 @@ _HALVINGS = 4
 _BATCHES, _TOGETHER = 32, (1, 2, 4)
 
 
-def measure_distinct(
-    registry: Registry,
-    transforms: Transforms,
-    rows: Rows,
-    batches: Sequence[Batch],
-    tables: Sequence[Table],
-) -> dict[str, DistinctIds]:
+def measure_distinct(batches: Sequence[Batch], tables: Sequence[Table]) -> dict[str, DistinctIds]:
     """The distinct ids of each of ``tables`` in a batch, the mean of some, by table name.
 
     How they grow with the batch size is looked at in the first.
 
     Args:
-        registry: whose dataset the rows are of.
-        transforms: that made ``batches`` of them.
-        rows: of the first batch.
         batches: of as many rows each.
         tables: whose features the batches have.
     """
     if not tables:
         return {}
-    sizes = sorted({max(1, len(rows) >> halvings) for halvings in range(_HALVINGS + 1)})
-
-    def of_parts(size: int) -> list[dict[str, Tensor]]:
-        """The rows as batches of ``size``, ids by feature."""
-        if size == len(rows):
-            return [_ids(batches[0])]
-        pipeline = RowPipeline(registry.with_training({"batch_size": size}), transforms)
-        return [
-            _ids(pipeline.batch(Rows(rows.data.slice(start, size), _behind(rows.origins, start))))
-            for start in range(0, len(rows) - size + 1, size)
-        ]
-
-    parts = [of_parts(size) for size in sizes]
+    num_rows = batches[0].batch_size
+    sizes = sorted({max(1, num_rows >> halvings) for halvings in range(_HALVINGS + 1)})
+    of_rows = _every_row(batches[0])
     whole = [_ids(batch) for batch in batches]
     found = {}
     for table in tables:
-        in_first = [mean(_distinct(ids, table) for ids in of_size) for of_size in parts]
+        rows = [of_rows[name] for name in table.features if name in of_rows]
+        in_first = [mean(_distinct_in_parts(rows, num_rows, size)) for size in sizes]
         growth = mean(_distinct(ids, table) for ids in whole) / in_first[-1] if in_first[-1] else 1
         found[table.name] = DistinctIds(tuple(sizes), tuple(growth * ids for ids in in_first))
     return found
+
+
+def _distinct_in_parts(
+    features: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]], num_rows: int, size: int
+) -> list[int]:
+    """Distinct ids of the rows as batches of ``size``, whatever a converter makes of these."""
+    return [
+        len(np.unique(np.concatenate([ids[at[start] : at[start + size]] for ids, at in features])))
+        if features
+        else 0
+        for start in range(0, num_rows - size + 1, size)
+    ]
+
+
+def _every_row(batch: Batch) -> dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Ids of all rows, and where each row begins, by feature."""
+    found = {} if batch.kjt is None else batch.kjt.to_dict()
+    exact = [
+        ikjt
+        for partial in batch.partials
+        for ikjt in partial.to_ikjt([[key] for key in partial.keys()])  # noqa: SIM118
+    ]
+    for ikjt in (*batch.ikjts, *exact):
+        inverse = ikjt.inverse_lookup().long()
+        for name, jagged in ikjt.to_unique_kjt().to_dict().items():
+            found[name] = jagged_index_select(jagged, inverse)
+    return {name: (j.values().numpy(), j.offsets().numpy()) for name, j in found.items()}
 
 
 def distinct_reads(registry: Registry, tables: Sequence[Table]) -> dict[str, DistinctIds]:
@@ -104,15 +111,6 @@ def _mean_distinct(batches: Sequence[NDArray[np.int64]], together: int) -> float
     return mean(
         len(np.unique(np.concatenate(batches[start : start + together]))) for start in starts
     )
-
-
-def _behind(origins: Sequence[Origin], row: int) -> tuple[Origin, ...]:
-    """Where the rows from ``row`` on came from."""
-    for number, origin in enumerate(origins):
-        if row < origin.num_rows:
-            return (origin.slice(row, origin.num_rows - row), *origins[number + 1 :])
-        row -= origin.num_rows
-    return ()
 
 
 def _ids(batch: Batch) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.estimator import (
     EmbeddingPerfEstimatorConfig,
@@ -27,6 +28,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingType
 
 from recd_plugins.interfaces import TablePart
+from recd_plugins.planning.quick_option import QuickOption
 from recd_plugins.planning.work import COLLECTIVES
 from recd_plugins.registry.checked_part import one_answer
 
@@ -105,22 +107,11 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
     def estimate(
         self, sharding_options: list[ShardingOption], sharder_data_map: SharderDataMap
     ) -> None:
-        """See TorchRec's ``ShardEstimator.estimate``; it takes most of the time of a plan.
-
-        Shards of a table that have one size take one time, so one of them is estimated: of 1,024
-        ranks with a part of a table most have as large a part.
-        """
-        shards = [option.shards for option in sharding_options]
-        for option in sharding_options:
-            option.shards = list({tuple(shard.size): shard for shard in option.shards}.values())
+        """See TorchRec's ``ShardEstimator.estimate``."""
         super().estimate(sharding_options, sharder_data_map)
-        for option, all_shards in zip(sharding_options, shards, strict=True):
-            times = {tuple(shard.size): shard.perf for shard in option.shards}
-            for perf in times.values():
-                perf.prefetch_compute *= self._times_slower(option.name)
-            option.shards = all_shards
-            for shard in all_shards:
-                shard.perf = times[tuple(shard.size)]
+        for option in sharding_options:
+            for shard in option.shards:
+                shard.perf.prefetch_compute *= self._times_slower(option.name)
 
     def _times_slower(self, table: str) -> float:
         """Than from host memory, missing rows are fetched."""
@@ -139,6 +130,7 @@ class StepTime(NoopPerfModel):
 
     def __init__(self, topology: Topology) -> None:
         super().__init__(topology)
+        self._num_ranks = topology.world_size
         self._each_type = _SHARDING_TYPE_MS.get(topology.compute_device, 0.0)
 
     def rate(self, plan: list[ShardingOption]) -> float:
@@ -148,8 +140,11 @@ class StepTime(NoopPerfModel):
             for option in plan
             if option.sharding_type != ShardingType.DATA_PARALLEL.value
         }
-        busiest: float = super().rate(plan)
-        return busiest + self._each_type * len(types)
+        busy = np.zeros(self._num_ranks)
+        for option in plan:
+            assert isinstance(option, QuickOption), "the enumerator makes these"
+            np.add.at(busy, option.get_shards_assignment(), option.loads.milliseconds)
+        return float(busy.max()) + self._each_type * len(types)
 
 
 def collective_seconds(device_type: str) -> float:

@@ -259,6 +259,7 @@ def report_side(
         world_size=spec.world_size,
         local_world_size=spec.ranks_per_node,
         parts=candidate.prepared.checked_parts,
+        wire=candidate.prepared.registry.training.wire,
     )
     return SideReport(
         batch_size,

@@ -39,6 +39,7 @@ from recd_plugins.planning.partitioner import RankPartitioner
 from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, few_proposers, proposers
+from recd_plugins.planning.quick_option import QuickOption
 from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
@@ -251,7 +252,7 @@ class RegistryPlanner(ShardingPlanner):
             enumerator=enumerator,
             storage_reservation=Reservation(self._training, activation_bytes, self._parts),
             proposer=tried,
-            partitioner=RankPartitioner(groups) if groups else None,
+            partitioner=RankPartitioner(groups),
             performance_model=StepTime(self._topology),
             constraints=constraints,
             debug=False,
@@ -315,6 +316,24 @@ class SortedEnumerator(EmbeddingEnumerator):
             options, key=lambda o: (place[o.fqn], o.sharding_type, o.compute_kernel)
         )
         return self.options
+
+    def populate_estimates(self, sharding_options: list[ShardingOption]) -> None:
+        """See TorchRec's ``Enumerator``.
+
+        Shards of a table that have one size take as much, so one of them is estimated: of 1,024
+        ranks with a part of a table most have as large a part.
+        """
+        every = [option.shards for option in sharding_options]
+        for option in sharding_options:
+            option.shards = list({tuple(shard.size): shard for shard in option.shards}.values())
+        super().populate_estimates(sharding_options)
+        for option, shards in zip(sharding_options, every, strict=True):
+            estimated = {tuple(shard.size): shard for shard in option.shards}
+            for shard in shards:
+                alike = estimated[tuple(shard.size)]
+                shard.storage, shard.perf = alike.storage, alike.perf
+            option.shards = shards
+            QuickOption.adopt(option)
 
     def _get_num_buckets(self, parameter: str, module: nn.Module) -> int | None:
         """As the base class, which refuses managed collision by MCH on more than one rank.

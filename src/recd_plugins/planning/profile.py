@@ -60,7 +60,7 @@ def measure_profile(
     pipeline = RowPipeline(registry, transforms)
     batch = pipeline.batch(rows)
     further = [pipeline.batch(more) for more in first.batches(-(-least_rows // len(rows)))]
-    distinct = measure_distinct(registry, transforms, rows, [batch, *further], coalesced)
+    distinct = measure_distinct([batch, *further], coalesced)
     groups = _mean([list(_groups(each)) for each in (batch, *further)])
     seen = {name: profile for group in groups for name, profile in group.items()}
     known = registry.dataset.statistics()

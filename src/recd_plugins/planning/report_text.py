@@ -169,8 +169,8 @@ def _memory(report: PlanReport) -> Table:
     table.add_column("")
     sides = _sides(report)
     for name, _ in sides:
-        table.add_column(f"{name}: max", justify="right")
-        table.add_column("mean", justify="right")
+        table.add_column(f"{name}: max", justify="right", overflow="fold")
+        table.add_column("mean", justify="right", overflow="fold")
     fullest = {name: int(side.memory_by_rank.argmax()) for name, side in sides}
     for component in report.components:
         cells = [
@@ -218,9 +218,9 @@ def _times(report: PlanReport) -> Table:
     table.add_column("stage")
     sides = _sides(report)
     for name, side in sides:
-        table.add_column(f"{name} ({side.batch_size:,} rows)", justify="right")
+        table.add_column(f"{name} ({side.batch_size:,} rows)", justify="right", overflow="fold")
     if report.plain is not None:
-        table.add_column("plugins / plain", justify="right")
+        table.add_column("plugins / plain", justify="right", overflow="fold")
     rows = [side.seconds.as_dict() | {"total": side.seconds.total} for _, side in sides]
     for stage in rows[0]:
         if stage == "total":

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import torch
 from torch import nn
+from torch._C import DisableTorchFunction
 
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.data.measure_access import measure_access
@@ -77,8 +78,9 @@ class RegistryData(TrainingData):
 
 def off_meta() -> AbstractContextManager[object]:
     """A context in which tensors have values, also where a model is prepared on the meta device."""
-    # In the context of a device each call of torch goes through Python, a third of all time.
-    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+    # In the context of a device, of CPU too, each call of torch goes through Python: a third of all
+    # time.
+    return nullcontext() if torch.get_default_device().type == "cpu" else DisableTorchFunction()
 
 
 def coalesced_tables(registry: Registry, tables: Sequence[Table]) -> list[Table]:

@@ -22,6 +22,8 @@ from recd_plugins.values.work import Work
 
 #: Bytes of a float32.
 SCALAR_BYTES = 4
+#: Bytes of a scalar between ranks, by ``training.wire``.
+SCALAR_BYTES_OF = {"fp32": 4, "fp16": 2, "bf16": 2}
 #: Bytes of an id.
 ID_BYTES = 8
 LENGTH_BYTES = 4
@@ -43,6 +45,7 @@ def work_of_step(
     world_size: int,
     local_world_size: int | None = None,
     parts: Sequence[TablePart] = (),
+    wire: str = "fp32",
 ) -> list[Work]:
     """The work of each rank.
 
@@ -55,8 +58,10 @@ def work_of_step(
         world_size: ranks.
         local_world_size: ranks of a node; all of them without it.
         parts: of entries, which know what they do beside sharded lookups.
+        wire: format of embeddings and gradients between ranks.
     """
-    step = StepShape(batch_size, world_size, local_world_size or world_size, profile)
+    local = local_world_size or world_size
+    step = StepShape(batch_size, world_size, local, profile, SCALAR_BYTES_OF[wire])
     by_name = {table.name: table for table in tables}
     totals = {field.name: np.zeros(world_size) for field in fields(Work)}
 
@@ -141,7 +146,7 @@ def rows_pooled(
 
 def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> Work:
     """What every rank does apart from its tables."""
-    batch_size, _, _, profile = step
+    batch_size, profile = step.batch_size, step.profile
     computed = computed_work(tables, compute, step)
     expanded = sum(
         (batch_size + profile.of(feature).rows(batch_size)) * table.embedding_dim
@@ -168,7 +173,7 @@ def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> W
 
 def computed_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> Work:
     """What a rank computes apart from its tables, and the gradients of that: whatever the plan."""
-    batch_size, world_size, _, profile = step
+    batch_size, world_size, profile = step.batch_size, step.world_size, step.profile
     pooled_rows = rows_pooled(tables, profile, compute, batch_size)
     return Work(
         bytes_reduced=2 * (world_size - 1) / world_size * compute.parameter_bytes,
@@ -188,7 +193,7 @@ def _table_work(
     own_share: float = 1.0,
 ) -> Iterator[tuple[slice, Work]]:
     """What a table adds to the work of ranks: as owner of a shard, and as sender of ids."""
-    batch_size, world_size, local, profile = step
+    batch_size, world_size, local, profile, wire_bytes = step
     rows = profile.rows(table, batch_size)
     ids = own_share * profile.ids(table, batch_size)
     variable = table.name in profile.distinct or any(
@@ -210,7 +215,7 @@ def _table_work(
         # A rank sends its ids to the owner, which sends an embedding to each rank for each of its
         # rows or, of a sequence, of its ids; the gradients of these come back.
         sent = ids * share_of_rows
-        vectors = (rows if table.pooled else sent) * columns * SCALAR_BYTES
+        vectors = (rows if table.pooled else sent) * columns * wire_bytes
         inputs = sent * ID_BYTES + rows * LENGTH_BYTES
         # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
         across = inputs + (vectors / local if within_node else vectors)

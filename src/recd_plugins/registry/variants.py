@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from recd_plugins.errors import RegistryError
+from recd_plugins.interfaces.auto import Auto
 from recd_plugins.registry.loader import Document
 
 
@@ -21,6 +22,9 @@ def with_sharding(document: Document, name: str) -> Document:
     entries = document.data.get("sharding")
     entries = list(entries) if isinstance(entries, list) else []
     first = next((i for i, entry in enumerate(entries) if _enabled(entry)), None)
+    if first is None and name == Auto.name:  # which takes all that are left
+        entries.append({"use": name})
+        return replace(document, data={**document.data, "sharding": entries})
     if first is None:
         raise RegistryError(
             [

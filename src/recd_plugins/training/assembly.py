@@ -29,6 +29,7 @@ from recd_plugins.planning.prepare_parts import prepare_parts
 from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights, first_weights
@@ -114,6 +115,7 @@ def assemble(
         device=device,
         plan=plan,
         sharders=chosen,
+        data_parallel_wrapper=summed_in_fixed_buckets(),
     )
     state = dmp.state_dict()
     kept = kept_tables(dmp)

@@ -112,7 +112,9 @@ class Calibration:
         table.add_column("stage")
         shown = [point for point in self.points if not point.fitted]
         for point in shown:
-            table.add_column(f"{point.side}, batch {point.batch_size}", justify="right")
+            table.add_column(
+                f"{point.side}, batch {point.batch_size}", justify="right", overflow="fold"
+            )
         for stage in STAGES:
             table.add_row(stage.replace("_", "-"), *(self._cell(point, stage) for point in shown))
         table.caption = (

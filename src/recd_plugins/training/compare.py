@@ -111,7 +111,7 @@ class Comparison:
         table = Table(title="with the registry's plugins, and without: the same batches")
         table.add_column("", overflow="fold")
         for heading in ("baseline", "plugins", "plugins / baseline"):
-            table.add_column(heading, justify="right")
+            table.add_column(heading, justify="right", overflow="fold")
         for figure in self.figures():
             table.add_row(
                 words(figure.name),
@@ -146,7 +146,7 @@ def result_table(result: Result) -> Table:
     """The figures of one run."""
     table = Table(title=f"{len(result.losses)} steps")
     table.add_column("", overflow="fold")
-    table.add_column("value", justify="right")
+    table.add_column("value", justify="right", overflow="fold")
     for name, (value, unit) in figures(result).items():
         table.add_row(words(name), shown(value, unit))
     if result.first_step:

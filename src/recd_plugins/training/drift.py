@@ -104,6 +104,7 @@ def predicted_step(parts: Assembled, topology: TopologySpec) -> StageTimes | Non
         world_size=topology.world_size,
         local_world_size=topology.ranks_per_node,
         parts=parts.prepared.checked_parts,
+        wire=registry.training.wire,
     )
     return predict(works, topology.costs)
 

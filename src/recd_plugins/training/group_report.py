@@ -100,7 +100,7 @@ class GroupReport:
         table = Table(title=" ".join(filter(None, ["samples by group", title])))
         table.add_column("")
         for heading in ("samples", "expected", "batches", "steps of all ranks"):
-            table.add_column(heading, justify="right")
+            table.add_column(heading, justify="right", overflow="fold")
         for group in self.groups:
             table.add_row(
                 group.name,

@@ -50,6 +50,8 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
     training = registry.training.model_dump(mode="json")
     # Where it is null, the tables' counts.
     training["dense_learning_rate"] = training["dense_learning_rate"] or training["learning_rate"]
+    if training["wire"] == "fp32":  # as runs have it that say nothing of it, older ones too
+        del training["wire"]
     return {
         "format": FORMAT,
         "dataset": {
@@ -61,7 +63,7 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
         "preprocessing": [_entry(entry, "features", features) for entry in registry.preprocessing],
         "ingestion": registry.ingestion and _plugin(registry.ingestion.plugin),
         "pooling": [_entry(entry, "features", schema.sparse) for entry in registry.pooling],
-        "sharding": [_entry(entry, "tables", names) for entry in registry.sharding],
+        "sharding": sharding_identity(registry, names),
         "cache": [_entry(entry, "tables", names) for entry in registry.cache],
         "model": {
             **(
@@ -80,6 +82,12 @@ def identity_of(registry: Registry, tables: Iterable[Table]) -> dict[str, Any]:
         OBSERVERS: _further(registry, {"feature": features, "table": names}, observes=True),
         "versions": {"packages": installed_set(), **plugin_versions(registry)},
     }
+
+
+def sharding_identity(registry: Registry, tables: Iterable[str]) -> list[dict[str, Any]]:
+    """What it says of sharding, entry by entry; ``tables`` are names of the model's."""
+    names = list(tables)
+    return [_entry(entry, "tables", names) for entry in registry.sharding]
 
 
 def identity_text(identity: Mapping[str, Any]) -> str:
@@ -107,6 +115,17 @@ def read_fields(checkpoint: Path) -> dict[str, Any]:
     if not isinstance(identity, dict) or identity.get("format") != FORMAT:
         raise DamagedError(f"{path}: is not of format {FORMAT}, which this version reads")
     return fields
+
+
+def read_sharding(checkpoint: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """What a checkpoint says of the sharding of its run, and the names of the model's tables.
+
+    Raises:
+        DamagedError: it says nothing, or nothing that can be read.
+    """
+    read_fields(checkpoint)
+    identity = json.loads((checkpoint / IDENTITY).read_bytes())
+    return identity["sharding"], list(identity["model"]["tables"])
 
 
 def check_resumable(

@@ -135,7 +135,7 @@ def stall_table(reports: Mapping[str, StallReport]) -> Table:
     table.add_column("")
     for name in reports:
         for which in ("mean", "worst rank"):
-            table.add_column(f"{name} {which}".strip(), justify="right")
+            table.add_column(f"{name} {which}".strip(), justify="right", overflow="fold")
     columns = [
         shares
         for report in reports.values()

@@ -34,6 +34,7 @@ from recd_plugins.training.drift import Drift, Prediction
 from recd_plugins.training.dry_run import unused_line
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
+from recd_plugins.training.first_choice import resume_choice
 from recd_plugins.training.fitted import resume_fitted
 from recd_plugins.training.group_report import GroupReport
 from recd_plugins.training.identity import identity_of
@@ -175,6 +176,8 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
     )
     registry = registry.with_training(job.overrides)
     resume_fitted(registry)
+    if job.side == "plugins":
+        registry = resume_choice(registry, quiet=rank > 0)
     training = registry.training
     if training.workers:
         from recd_plugins.data.worker_processes import start_server

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from tests.drop_in.matrix.modules import FEATURES, MAX_LENGTH, ROWS
+from tests.drop_in.matrix.modules import Module
+from tests.drop_in.matrix.tables import FEATURES, MAX_LENGTH, ROWS
 from torch import Tensor
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+from recd_plugins.data.lower import lower
 from recd_plugins.drop_in.dedup import Dedup
+from recd_plugins.sparse import PartialInverseKeyedJaggedTensor
+from recd_plugins.values.batch import Batch as ReadBatch
+from recd_plugins.values.model_input import ModelInput, Placement
 
 NUM_ROWS, NUM_STEPS = 8, 3
 
@@ -27,8 +32,9 @@ class Batch(Pipelineable):
     sparse: KeyedJaggedTensor
     lengths: dict[str, Tensor]
     labels: Tensor
+    stored: ModelInput | None = None
 
-    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+    def to(self, device: torch.device, non_blocking: bool = False, **_: Any) -> Batch:
         """As TorchRec's pipelines ask."""
         return self
 
@@ -84,6 +90,28 @@ def stored_once(found: Rows, *, weighted: bool = False, keys: list[str] | None =
     )
 
 
+def _partial(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    """Of a PartialInverseKeyedJaggedTensor, for pooled features."""
+    pooled: Any = _stored(found, Placement(pooled=tuple(FEATURES))).sparse_features
+    return pooled
+
+
+def _stored(found: Rows, placement: Placement) -> ModelInput:
+    kjt = plain(found)
+    partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt)
+    num_rows = kjt.stride()
+    return lower(
+        ReadBatch(torch.zeros(num_rows, 1), torch.zeros(num_rows), partials=(partial,)), placement
+    )
+
+
+def partial_sequences(found: Rows) -> Batch:
+    """A batch of stored ids for an EmbeddingCollection, whose vectors rows gather."""
+    stored = _stored(found, Placement(sequence=tuple(FEATURES)))
+    assert stored.sequence_features is not None
+    return replace(batch_of(found, stored.sequence_features), stored=stored)
+
+
 def batch_of(found: Rows, sparse: KeyedJaggedTensor) -> Batch:
     num_rows = len(found[FEATURES[0]])
     lengths = {name: torch.tensor([len(ids) for ids, _ in found[name]]) for name in FEATURES}
@@ -101,6 +129,8 @@ class Form:
         plain_for_stock: whether TorchRec's side gets the rows as plain batches.
         truth: whether a model in one piece is given the same.
         noted: what FBGEMM itself says of it.
+        no_ids: step in which no row has an id.
+        partial: whether an EmbeddingCollection gets stored ids, which rows overlap in.
     """
 
     sparse: Callable[[Rows, int, int, bool], KeyedJaggedTensor]
@@ -109,6 +139,21 @@ class Form:
     plain_for_stock: bool = True
     truth: bool = True
     noted: str = ""
+    partial: bool = False
+    no_ids: int | None = None
+
+    def rows(self, rank: int, step: int) -> Rows:
+        """Of a step of a rank."""
+        found = rows(rank, step, self.num_rows(rank, step))
+        if step == self.no_ids:
+            return {name: [([], [])] * len(each) for name, each in found.items()}
+        return found
+
+    def batch(self, found: Rows, rank: int, step: int, module: Module) -> Batch:
+        """The batch of some rows."""
+        if self.partial and module.sequences:
+            return partial_sequences(found)
+        return batch_of(found, self.sparse(found, rank, step, module.weighted))
 
 
 def _plain(found: Rows, rank: int, step: int, weighted: bool) -> Any:
@@ -139,6 +184,13 @@ def _int32(found: Rows, rank: int, step: int, weighted: bool) -> Any:
     kjt = plain(found, weighted=weighted)
     return KeyedJaggedTensor(
         kjt.keys(), kjt.values().int(), kjt.weights_or_none(), lengths=kjt.lengths()
+    )
+
+
+def _long_lengths(found: Rows, rank: int, step: int, weighted: bool) -> Any:
+    kjt = plain(found, weighted=weighted)
+    return KeyedJaggedTensor(
+        kjt.keys(), kjt.values(), kjt.weights_or_none(), lengths=kjt.lengths().long()
     )
 
 
@@ -201,6 +253,11 @@ BATCHES: dict[str, Form] = {
     "with weights of ids": Form(_weighted, plain_for_stock=False),
     "deduplicated, with weights of ids": Form(_weighted, dedup=True, plain_for_stock=False),
     "without weights": Form(_without_weights, plain_for_stock=False),
+    "of partial IKJTs": Form(_partial, partial=True),
+    "lengths in 64 bits": Form(_long_lengths, plain_for_stock=False),
+    "no id in the last batch": Form(_plain, no_ids=NUM_STEPS - 1),
+    "deduplicated, no id in the first batch": Form(_plain, dedup=True, no_ids=0),
+    "deduplicated, no id in the last batch": Form(_plain, dedup=True, no_ids=NUM_STEPS - 1),
     "int32 ids": Form(_int32, plain_for_stock=False),
     "deduplicated, int32 ids": Form(_int32, dedup=True),
     "a feature is missing": Form(_missing, plain_for_stock=False),
@@ -218,27 +275,26 @@ BATCHES: dict[str, Form] = {
 }
 
 
-def loader(form: Form, rank: int, weighted: bool, dedup: Dedup | None) -> Iterator[Batch]:
+def loader(form: Form, rank: int, module: Module, dedup: Dedup | None) -> Iterator[Batch]:
     """Batches of a rank; as they come, or through ``dedup``."""
 
     def batches() -> Iterator[Batch]:
         for step in range(NUM_STEPS):
-            found = rows(rank, step, form.num_rows(rank, step))
-            yield batch_of(found, form.sparse(found, rank, step, weighted))
+            yield form.batch(form.rows(rank, step), rank, step, module)
 
     yield from dedup(batches()) if form.dedup and dedup is not None else batches()
 
 
-def stock_loader(form: Form, rank: int, weighted: bool) -> Iterator[Batch]:
+def stock_loader(form: Form, rank: int, module: Module) -> Iterator[Batch]:
     """The same rows for TorchRec's side."""
     if not form.plain_for_stock:
-        yield from loader(form, rank, weighted, None)
+        yield from loader(form, rank, module, None)
         return
-    yield from plain_loader(form, rank, weighted)
+    yield from plain_loader(form, rank, module)
 
 
-def plain_loader(form: Form, rank: int, weighted: bool) -> Iterator[Batch]:
+def plain_loader(form: Form, rank: int, module: Module) -> Iterator[Batch]:
     """The same rows as plain batches."""
     for step in range(NUM_STEPS):
-        found = rows(rank, step, form.num_rows(rank, step))
-        yield batch_of(found, plain(found, weighted=weighted))
+        found = form.rows(rank, step)
+        yield batch_of(found, plain(found, weighted=module.weighted))

@@ -7,6 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tests.drop_in.matrix.managed import (
+    POLICIES,
+    ManagedBags,
+    ManagedSequences,
+    adapted,
+    hashed_bags,
+    hashed_sequences,
+    itep,
+    managed_bags,
+    managed_sequences,
+    pec,
+    pec_sharder,
+    with_policy,
+)
+from tests.drop_in.matrix.tables import CPU, DIM, FEATURES, MAX_LENGTH, bags, tables
 from torch import Tensor, nn
 from torchrec.distributed.embedding_tower_sharding import (
     EmbeddingTowerCollectionSharder,
@@ -18,14 +33,11 @@ from torchrec.distributed.itep_embeddingbag import (
     ITEPEmbeddingCollectionSharder,
 )
 from torchrec.distributed.types import Awaitable
-from torchrec.modules.embedding_configs import (
-    DataType,
-    EmbeddingBagConfig,
-    EmbeddingConfig,
-    PoolingType,
-)
+from torchrec.models import deepfm, dlrm
+from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerCollection
+from torchrec.modules.feature_processor import PositionWeightedProcessor
 from torchrec.modules.feature_processor_ import (
     PositionWeightedModule,
     PositionWeightedModuleCollection,
@@ -35,27 +47,11 @@ from torchrec.modules.fused_embedding_modules import (
     FusedEmbeddingBagCollection,
     FusedEmbeddingCollection,
 )
-from torchrec.modules.itep_embedding_modules import (
-    ITEPEmbeddingBagCollection,
-    ITEPEmbeddingCollection,
-)
-from torchrec.modules.itep_modules import GenericITEPModule
 from torchrec.modules.keyed_jagged_tensor_pool import KeyedJaggedTensorPool
-from torchrec.modules.mc_embedding_modules import (
-    ManagedCollisionEmbeddingBagCollection,
-    ManagedCollisionEmbeddingCollection,
-)
-from torchrec.modules.mc_modules import (
-    DistanceLFU_EvictionPolicy,
-    ManagedCollisionCollection,
-    MCHManagedCollisionModule,
-)
 from torchrec.modules.tensor_pool import TensorPool
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
-CPU = torch.device("cpu")
-FEATURES = ["a", "b"]
-ROWS, DIM, MAX_LENGTH = 24, 8, 4
+from recd_plugins.values.model_input import ModelInput
 
 
 @dataclass(frozen=True)
@@ -66,6 +62,7 @@ class Module:
         build: makes it, with the weights that the generator gives.
         width: numbers of its vector of a row.
         weighted: whether its batches have to have weights.
+        sequences: whether it has a vector for each id.
         truth: whether one process without sharding computes the same; a collision map that each
             rank fills in its own order does not.
         sharders: of TorchRec's that a trainer with it has besides the defaults.
@@ -74,32 +71,9 @@ class Module:
     build: Callable[[], nn.Module]
     width: int = DIM * len(FEATURES)
     weighted: bool = False
+    sequences: bool = False
     truth: bool = True
     sharders: tuple[Callable[[], Any], ...] = ()
-
-
-def bags(**config: Any) -> list[EmbeddingBagConfig]:
-    return [
-        EmbeddingBagConfig(
-            **{
-                "name": f"t_{name}",
-                "embedding_dim": DIM,
-                "num_embeddings": ROWS,
-                "feature_names": [name],
-                **config,
-            }
-        )
-        for name in FEATURES
-    ]
-
-
-def tables() -> list[EmbeddingConfig]:
-    return [
-        EmbeddingConfig(
-            name=f"t_{name}", embedding_dim=DIM, num_embeddings=ROWS, feature_names=[name]
-        )
-        for name in FEATURES
-    ]
 
 
 class Bags(EmbeddingBagCollection):
@@ -108,6 +82,23 @@ class Bags(EmbeddingBagCollection):
 
 class Sequences(EmbeddingCollection):
     """A trainer's subclass."""
+
+
+class Processed(FeatureProcessedEmbeddingBagCollection):
+    """A trainer's subclass."""
+
+
+class ProcessedBefore(nn.Module):
+    """Weights by position, which the model itself makes before the lookup."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.processor = PositionWeightedProcessor(dict.fromkeys(FEATURES, MAX_LENGTH))
+        self.bags = EmbeddingBagCollection(tables=bags(), is_weighted=True)
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
+        found: KeyedTensor = self.bags(self.processor(features))
+        return found
 
 
 class Two(nn.Module):
@@ -170,62 +161,44 @@ def _equal_names() -> nn.Module:
     return Two(EmbeddingBagCollection(tables=bags()), EmbeddingBagCollection(tables=bags()))
 
 
+def _sequences_of_equal_names() -> nn.Module:
+    return Two(EmbeddingCollection(tables=tables()), EmbeddingCollection(tables=tables()))
+
+
 def _shared_table() -> nn.Module:
     return EmbeddingBagCollection(tables=bags(feature_names=FEATURES)[:1])
 
 
-def _processed(by_dict: bool = False) -> nn.Module:
+def _shared_table_of_sequences() -> nn.Module:
+    return EmbeddingCollection(tables=tables(feature_names=FEATURES)[:1])
+
+
+def _uneven() -> nn.Module:
+    wide, narrow = bags()[0], bags(embedding_dim=DIM // 2, pooling=PoolingType.MEAN)[1]
+    return EmbeddingBagCollection(tables=[wide, narrow])
+
+
+def _debugged(pooled: bool) -> nn.Module:
+    from torchrec.modules.debug_embedding_modules import (
+        DebugEmbeddingBagCollection,
+        DebugEmbeddingCollection,
+    )
+
+    if pooled:
+        return DebugEmbeddingBagCollection(bags(), CPU, debug_mode=True)
+    return DebugEmbeddingCollection(tables(), CPU, debug_mode=True)
+
+
+def _processed(
+    by_dict: bool = False,
+    kind: type[FeatureProcessedEmbeddingBagCollection] = FeatureProcessedEmbeddingBagCollection,
+) -> nn.Module:
     inside = EmbeddingBagCollection(tables=bags(), is_weighted=True)
     if by_dict:
         each = {feature: PositionWeightedModule(MAX_LENGTH) for feature in FEATURES}
-        return FeatureProcessedEmbeddingBagCollection(inside, each)
+        return kind(inside, each)
     collection = PositionWeightedModuleCollection(dict.fromkeys(FEATURES, MAX_LENGTH))
-    return FeatureProcessedEmbeddingBagCollection(inside, collection)
-
-
-def _maps(configs: Any) -> ManagedCollisionCollection:
-    return ManagedCollisionCollection(
-        {
-            config.name: MCHManagedCollisionModule(
-                zch_size=ROWS,
-                device=CPU,
-                eviction_policy=DistanceLFU_EvictionPolicy(),
-                eviction_interval=100,
-                input_hash_size=4000,
-            )
-            for config in configs
-        },
-        configs,
-    )
-
-
-def _managed_bags() -> nn.Module:
-    inside = EmbeddingBagCollection(tables=bags())
-    return ManagedCollisionEmbeddingBagCollection(inside, _maps(inside.embedding_bag_configs()))
-
-
-def _managed_sequences() -> nn.Module:
-    inside = EmbeddingCollection(tables=tables())
-    return ManagedCollisionEmbeddingCollection(inside, _maps(inside.embedding_configs()))
-
-
-def _itep(pooled: bool) -> nn.Module:
-    pruning = GenericITEPModule(dict.fromkeys(["t_a", "t_b"], 2 * ROWS), enable_pruning=False)
-    if pooled:
-        return ITEPEmbeddingBagCollection(EmbeddingBagCollection(tables=bags()), pruning)
-    return ITEPEmbeddingCollection(EmbeddingCollection(tables=tables()), pruning)
-
-
-def _pec() -> nn.Module:
-    from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
-
-    return PECEmbeddingCollection(EmbeddingCollection(tables=tables()))
-
-
-def _pec_sharder() -> Any:
-    from torchrec.distributed.pec_embedding import PECEmbeddingCollectionSharder
-
-    return PECEmbeddingCollectionSharder()
+    return kind(inside, collection)
 
 
 def _towers() -> nn.Module:
@@ -251,7 +224,11 @@ MODULES: dict[str, Module] = {
     "FP16 EmbeddingBagCollection": Module(
         lambda: EmbeddingBagCollection(tables=bags(data_type=DataType.FP16)), truth=False
     ),
-    "EmbeddingCollection": Module(lambda: EmbeddingCollection(tables=tables())),
+    "EmbeddingBagCollection of several widths and poolings": Module(_uneven, width=DIM + DIM // 2),
+    "EmbeddingCollection": Module(lambda: EmbeddingCollection(tables=tables()), sequences=True),
+    "FP16 EmbeddingCollection": Module(
+        lambda: EmbeddingCollection(tables=tables(data_type=DataType.FP16)), truth=False
+    ),
     "FusedEmbeddingBagCollection": Module(
         lambda: FusedEmbeddingBagCollection(tables=bags(), **_SGD), truth=False
     ),
@@ -262,15 +239,23 @@ MODULES: dict[str, Module] = {
     ),
     "FeatureProcessedEmbeddingBagCollection": Module(_processed),
     "the same with a dict": Module(lambda: _processed(by_dict=True)),
-    "ManagedCollisionEmbeddingBagCollection": Module(_managed_bags, truth=False),
-    "ManagedCollisionEmbeddingCollection": Module(_managed_sequences, truth=False),
+    "ManagedCollisionEmbeddingBagCollection": Module(managed_bags, truth=False),
+    "ManagedCollisionEmbeddingCollection": Module(managed_sequences, sequences=True, truth=False),
+    **{
+        f"ManagedCollisionEmbeddingBagCollection, {name}": Module(with_policy(policy), truth=False)
+        for name, policy in POLICIES.items()
+    },
+    "ManagedCollisionEmbeddingBagCollection, hash": Module(hashed_bags, truth=False),
+    "ManagedCollisionEmbeddingCollection, hash": Module(hashed_sequences, truth=False),
+    "McEmbeddingBagCollectionAdapter": Module(lambda: adapted(True), truth=False),
+    "McEmbeddingCollectionAdapter": Module(lambda: adapted(False), truth=False),
     "ITEPEmbeddingBagCollection": Module(
-        lambda: _itep(True), truth=False, sharders=(ITEPEmbeddingBagCollectionSharder,)
+        lambda: itep(True), truth=False, sharders=(ITEPEmbeddingBagCollectionSharder,)
     ),
     "ITEPEmbeddingCollection": Module(
-        lambda: _itep(False), truth=False, sharders=(ITEPEmbeddingCollectionSharder,)
+        lambda: itep(False), truth=False, sharders=(ITEPEmbeddingCollectionSharder,)
     ),
-    "PECEmbeddingCollection": Module(_pec, sharders=(_pec_sharder,)),
+    "PECEmbeddingCollection": Module(pec, sharders=(pec_sharder,)),
     "EmbeddingTower": Module(
         lambda: EmbeddingTower(EmbeddingBagCollection(tables=bags()), Interaction())
     ),
@@ -283,18 +268,47 @@ MODULES: dict[str, Module] = {
         _towers, sharders=(EmbeddingTowerCollectionSharder,)
     ),
     "KeyedJaggedTensorPool and TensorPool": Module(Pooled),
+    "DebugEmbeddingBagCollection": Module(lambda: _debugged(True)),
+    "DebugEmbeddingCollection": Module(lambda: _debugged(False)),
+    "SparseArch of DLRM": Module(lambda: dlrm.SparseArch(EmbeddingBagCollection(tables=bags()))),
+    "SparseArch of DeepFM": Module(
+        lambda: deepfm.SparseArch(EmbeddingBagCollection(tables=bags()))
+    ),
+    "PositionWeightedProcessor before an EmbeddingBagCollection": Module(ProcessedBefore),
     "a subclass of EmbeddingBagCollection": Module(lambda: Bags(tables=bags())),
     "a subclass of EmbeddingCollection": Module(lambda: Sequences(tables=tables())),
+    "a subclass of FeatureProcessedEmbeddingBagCollection": Module(
+        lambda: _processed(kind=Processed)
+    ),
+    "a subclass of ManagedCollisionEmbeddingBagCollection": Module(
+        lambda: managed_bags(kind=ManagedBags), truth=False
+    ),
+    "a subclass of ManagedCollisionEmbeddingCollection": Module(
+        lambda: managed_sequences(kind=ManagedSequences), truth=False
+    ),
     "two modules with tables of equal names": Module(_equal_names, width=4 * DIM),
+    "two EmbeddingCollections with tables of equal names": Module(
+        _sequences_of_equal_names, width=4 * DIM
+    ),
     "one module at two places": Module(_twice, width=4 * DIM),
     "a parameter of two modules": Module(_shared_parameter, width=4 * DIM),
     "a table of two features": Module(_shared_table),
+    "a table of two features of an EmbeddingCollection": Module(_shared_table_of_sequences),
 }
 
-#: Module types that a sharder of the library is for, and no cell trains, with why.
+#: Module types of TorchRec that have a sharder or take a KeyedJaggedTensor and that no cell trains,
+#: with why.
 NOT_TRAINED = {
+    "DLRM": "its tables are those of its SparseArch",
+    "DLRM_DCN": "its tables are those of its SparseArch",
+    "DLRM_Projection": "its tables are those of its SparseArch",
+    "SimpleDeepFMNN": "its tables are those of its SparseArch",
     "EmbeddingBag": "a part of an EmbeddingBagCollection; nn.EmbeddingBag has no features",
     "ManagedCollisionCollection": "a part of the managed collision modules",
+    "FeatureProcessorDictWrapper": "what FeatureProcessedEmbeddingBagCollection makes of a dict",
+    "GenericITEPModule": "a part of the ITEP modules",
+    "RowwiseShardedITEPModule": "a part of the ITEP modules",
+    "PooledEmbeddingArch": "in no public version; TorchRec 1.9 names its sharder in a comment",
     "QuantEmbeddingBagCollection": "quantised, for inference",
     "QuantEmbeddingCollection": "quantised, for inference",
     "QuantFeatureProcessedEmbeddingBagCollection": "quantised, for inference",
@@ -303,21 +317,38 @@ NOT_TRAINED = {
 }
 
 
-def vectors(found: Any, num_rows: int, lengths: dict[str, Tensor]) -> Tensor:
-    """The vectors of all rows, features next to each other; of sequences, the sums of a row."""
+def vectors(found: Any, lengths: dict[str, Tensor], stored: ModelInput | None = None) -> Tensor:
+    """The vectors of all rows, features next to each other; of sequences, the sums of a row.
+
+    Args:
+        found: what a module returned.
+        lengths: ids of each row, by feature.
+        stored: how rows gather their ids, where an EmbeddingCollection got those of partial IKJTs.
+    """
     if isinstance(found, Awaitable):
         found = found.wait()
     if isinstance(found, tuple):
         each = [part.wait() if isinstance(part, Awaitable) else part for part in found]
-        parts = [vectors(part, num_rows, lengths) for part in each if part is not None]
+        parts = [vectors(part, lengths, stored) for part in each if part is not None]
         return torch.cat(parts, dim=1)
     if isinstance(found, Tensor):
-        return found
-    return torch.cat([_vector(found[name], lengths[name], num_rows) for name in FEATURES], dim=1)
+        return found.flatten(1)
+    if stored is not None:
+        return torch.cat([_gathered(found[name], name, stored) for name in FEATURES], dim=1)
+    return torch.cat([_vector(found[name], lengths[name]) for name in FEATURES], dim=1)
 
 
-def _vector(found: Tensor | JaggedTensor, lengths: Tensor, num_rows: int) -> Tensor:
+def _vector(found: Tensor | JaggedTensor, lengths: Tensor) -> Tensor:
     if isinstance(found, Tensor):
         return found
-    row_of = torch.arange(num_rows).repeat_interleave(lengths.long())
-    return torch.zeros(num_rows, DIM).index_add(0, row_of, found.values().float())
+    return _sums(found.values(), lengths)
+
+
+def _gathered(found: JaggedTensor, feature: str, stored: ModelInput) -> Tensor:
+    unique = stored.unique_rows(feature, found)
+    return _sums(unique.values(), unique.lengths()).index_select(0, stored.inverse_lookup[feature])
+
+
+def _sums(values: Tensor, lengths: Tensor) -> Tensor:
+    row_of = torch.arange(lengths.numel()).repeat_interleave(lengths.long())
+    return torch.zeros(lengths.numel(), DIM).index_add(0, row_of, values.float())

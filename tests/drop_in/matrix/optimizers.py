@@ -13,6 +13,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMo
 from torch import nn
 from torch.optim import Optimizer
 from torchrec.distributed import utils
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 LR = 0.1
@@ -37,6 +38,7 @@ class TableOptimizer:
         in_backward: class that their parameters bring.
         arguments: of that class.
         of_table: arguments of one table besides.
+        class_of_table: class of one table in place of ``in_backward``; None of one that is dense.
         fused_params: of the sharder.
         dense: class of the dense optimizer that trains data-parallel tables.
         around: what wraps the optimizer of all parameters.
@@ -47,6 +49,7 @@ class TableOptimizer:
     in_backward: type[Optimizer] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     of_table: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    class_of_table: Mapping[str, type[Optimizer] | None] = field(default_factory=dict)
     fused_params: Mapping[str, Any] = field(default_factory=dict)
     dense: type[Optimizer] | None = None
     around: str = ""
@@ -60,9 +63,16 @@ class TableOptimizer:
         from torch.distributed.optim import _apply_optimizer_in_backward
 
         for name, parameter in model.named_parameters():
-            if table := table_of(name):
+            table = table_of(name)
+            kind = self.class_of_table.get(table, self.in_backward)
+            if table and kind is not None:
                 arguments = {**self.arguments, **self.of_table.get(table, {})}
-                _apply_optimizer_in_backward(self.in_backward, [parameter], arguments)
+                _apply_optimizer_in_backward(kind, [parameter], arguments)
+
+    def is_dense(self, table: str) -> bool:
+        """Whether the dense optimizer trains a table, which is data-parallel then."""
+        kind = self.class_of_table.get(table, self.in_backward)
+        return self.dense is not None and kind is None
 
     def of_whole(self, parameters: Iterable[tuple[str, nn.Parameter]]) -> Optimizer | None:
         """The same of tables that are not sharded."""
@@ -169,24 +179,71 @@ def _all() -> dict[str, TableOptimizer]:
     found["no optimizer said"] = TableOptimizer(
         arguments={"lr": 0.01}, reference=torch.optim.SGD
     )  # FBGEMM's default
-    found["other lr of a table"] = TableOptimizer(
-        RowWiseAdagrad, {"lr": LR}, {"t_b": {"lr": 0.3}}, reference=RowWiseAdagrad
-    )
     found["in backward before fused_params"] = TableOptimizer(
         torch.optim.SGD,
         {"lr": LR},
         fused_params={"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": 0.9},
         reference=torch.optim.SGD,
     )
-    for kind in (torch.optim.SGD, torch.optim.Adam, RowWiseAdagrad):
+    found |= _by_table()
+    for kind in (
+        torch.optim.SGD,
+        torch.optim.Adagrad,
+        torch.optim.Adam,
+        torch.optim.AdamW,
+        RowWiseAdagrad,
+    ):
         found[f"dense {_name(kind)}, data-parallel"] = TableOptimizer(
             arguments={"lr": LR}, dense=kind, reference=kind
         )
+    found["dense torch.optim.SGD weight_decay, data-parallel"] = TableOptimizer(
+        arguments={"lr": LR, "weight_decay": 0.1}, dense=torch.optim.SGD, reference=torch.optim.SGD
+    )
     for around in ("warm-up", "clipping by norm", "clipping by value", "a torch lr_scheduler"):
         found[f"RowWiseAdagrad with {around}"] = TableOptimizer(
             RowWiseAdagrad, {"lr": LR}, around=around, unlike=in_backward(RowWiseAdagrad, lr=LR)
         )
     return found
+
+
+def _by_table() -> dict[str, TableOptimizer]:
+    """Optimizers that are not the same for both tables."""
+    found = {
+        f"other {name} of a table": TableOptimizer(
+            RowWiseAdagrad, {"lr": LR}, {"t_b": {name: value}}, reference=RowWiseAdagrad
+        )
+        for name, value in (("lr", 0.3), ("eps", 0.5), ("weight_decay", 0.1))
+    }
+    found["other class of a table"] = TableOptimizer(
+        RowWiseAdagrad,
+        {"lr": LR},
+        class_of_table={"t_b": torch.optim.SGD},
+        reference=_each(RowWiseAdagrad, torch.optim.SGD),
+    )
+    found["in backward of a table, dense of the other"] = TableOptimizer(
+        RowWiseAdagrad,
+        {"lr": LR},
+        class_of_table={"t_b": None},
+        dense=torch.optim.SGD,
+        reference=_each(RowWiseAdagrad, torch.optim.SGD),
+    )
+    return found
+
+
+def _each(*kinds: type[Optimizer]) -> Callable[..., Any]:
+    """An optimizer of tables of which each has a class of its own."""
+
+    def build(groups: list[dict[str, Any]], **arguments: Any) -> CombinedOptimizer:
+        return CombinedOptimizer(
+            [
+                KeyedOptimizerWrapper(
+                    {"weight": group["params"][0]}, lambda p, kind=kind: kind(p, **arguments)
+                )
+                for kind, group in zip(kinds, groups, strict=True)
+            ]
+        )
+
+    return build
 
 
 def _of_fbgemm(kind: EmbOptimType, name: str, arguments: Mapping[str, Any]) -> TableOptimizer:

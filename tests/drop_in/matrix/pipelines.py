@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torchrec.distributed import train_pipeline
 from torchrec.distributed.train_pipeline import train_pipelines
 from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage, SparseDataDistUtil
+from torchrec.distributed.types import ShardingType
 
 CPU = torch.device("cpu")
 
@@ -32,12 +37,44 @@ class Loop:
     on_cuda: bool = False
 
 
-# They record tensors on streams, which are None on CPU (torchrec 1.8).
+# They record tensors on streams, pin memory or move states to a device (torchrec 1.8).
 _ON_CUDA = {
+    "EvalPipelineCPUSparse",
     "EvalPipelineFusedSparseDist",
     "PrefetchTrainPipelineSparseDist",
     "TrainPipelineFusedSparseDist",
+    "TrainPipelinePrefetchEMS",
+    "TrainPipelineSparseDistEmbStash",
+    "TrainPipelineSparseDistOptStash",
 }
+#: Those that work at one place of the backward pass: where vectors of this module come back.
+_AT_A_PLACE = {
+    "TrainPipelinePrefetchEMS",
+    "TrainPipelineSparseDistBwdOpt",
+    "TrainPipelineSparseDistEmbStash",
+    "TrainPipelineSparseDistOptStash",
+}
+#: The batch of a step is read by a thread.
+THREAD = "TrainPipelineBase fed by a DataLoadingThread"
+
+
+class _Fed:
+    """A TrainPipelineBase whose batches a DataLoadingThread reads."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self._pipeline: Any = train_pipelines.TrainPipelineBase(model, optimizer, CPU)
+        self._thread: Any = None
+        self._batches: Iterator[Any] = iter(())
+
+    def progress(self, batches: Iterator[Any]) -> Any:
+        if self._thread is None:
+            self._thread = train_pipeline.DataLoadingThread(CPU, batches, True)
+            self._thread.start()
+            self._batches = iter(self._thread.get_next_batch, None)
+        return self._pipeline.progress(self._batches)
+
+    def detach(self) -> None:
+        self._thread.stop()
 
 
 class _Staged:
@@ -65,36 +102,45 @@ class _Staged:
         return output
 
 
-def _of(name: str, **arguments: Any) -> Callable[[nn.Module, Optimizer], Any]:
-    kind = getattr(train_pipelines, name)
+def of_library() -> dict[str, type]:
+    """TorchRec's pipelines, by name."""
+    found: dict[str, type] = {}
+    for each in pkgutil.iter_modules(train_pipeline.__path__, f"{train_pipeline.__name__}."):
+        for name, kind in vars(importlib.import_module(each.name)).items():
+            if isinstance(kind, type) and issubclass(kind, train_pipelines.TrainPipeline):
+                found[name] = kind
+    del found["TrainPipeline"]  # abstract
+    return dict(sorted(found.items()))
 
-    def build(model: nn.Module, optimizer: Optimizer) -> Any:
-        return kind(model, optimizer, CPU, **arguments)
+
+def _of(name: str, kind: Any, **arguments: Any) -> Callable[[nn.Module, Optimizer], Any]:
+    def build(model: Any, optimizer: Optimizer) -> Any:
+        at = dict(arguments)
+        if name in _AT_A_PLACE:
+            at["site_fqn"] = "sparse"
+        if "sharding_type" in inspect.signature(kind).parameters:
+            (sharding,) = {each.sharding_type for each in model.plan.plan["sparse"].values()}
+            at["sharding_type"] = ShardingType(sharding)
+        return kind(model, optimizer, CPU, **at)
 
     return build
 
 
 def _all() -> dict[str, Loop]:
-    loops = {"a plain loop": Loop()}
-    of_library = [
-        name
-        for name, kind in vars(train_pipelines).items()
-        if isinstance(kind, type) and issubclass(kind, train_pipelines.TrainPipeline)
-    ]
-    for name in sorted(of_library):
-        if name == "TrainPipeline":  # abstract
-            continue
+    loops = {"a plain loop": Loop(), THREAD: Loop(_Fed)}
+    for name, kind in of_library().items():
+        on_cuda = name in _ON_CUDA
         if name == "StagedTrainPipeline":
             loops[name] = Loop(_Staged, on_cuda=True)
         elif name.startswith("Eval"):
-            loops[name] = Loop(_of(name), trains=False, on_cuda=name in _ON_CUDA)
+            loops[name] = Loop(_of(name, kind), trains=False, on_cuda=on_cuda)
         elif name == "TrainPipelineSemiSync":
-            loops[name] = Loop(_of(name), truth=False, on_cuda=True)
+            loops[name] = Loop(_of(name, kind), truth=False, on_cuda=True)
         elif name == "TrainPipelinePT2":
             configs = train_pipelines.TorchCompileConfig(backend="eager", fullgraph=False)
-            loops[name] = Loop(_of(name, compile_configs=configs))
+            loops[name] = Loop(_of(name, kind, compile_configs=configs))
         else:
-            loops[name] = Loop(_of(name), on_cuda=name in _ON_CUDA)
+            loops[name] = Loop(_of(name, kind), on_cuda=on_cuda)
     return loops
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from itertools import product
 from typing import Any
 
+from tests.covering import covering
 from tests.drop_in.matrix.batches import BATCHES
 from tests.drop_in.matrix.modules import MODULES
 from tests.drop_in.matrix.optimizers import OPTIMIZERS
@@ -30,7 +32,7 @@ _OTHERS = (
 #: Modules that an axis is tried with: those that have a path of their own to what it changes.
 _MODULES = {
     "batch": (*_KINDS, *_OTHERS),
-    "optimizer": _KINDS,
+    "optimizer": (*_KINDS, *_OTHERS[2:]),
     "pipeline": (*_KINDS, *_OTHERS[2:]),
     "rest": _KINDS,
 }
@@ -48,8 +50,14 @@ def modules_of(axis: str, trained: Sequence[str]) -> list[str]:
 def axis_cells(axis: str, trained: Sequence[str]) -> list[Cell]:
     """An axis against the modules that train at all."""
     values = [value for value in AXES[axis] if getattr(Cell(""), axis) != value]
-    return [
+    cells = [
         Cell(module, **{axis: value}) for value in values for module in modules_of(axis, trained)
+    ]
+    # Partial IKJTs have no weights.
+    return [
+        cell
+        for cell in cells
+        if not (BATCHES[cell.batch].partial and MODULES[cell.module].weighted)
     ]
 
 
@@ -112,6 +120,12 @@ def pair_cells() -> list[Cell]:
         left -= _pairs(chosen)
         cells.append(Cell(*chosen))
     return cells
+
+
+def sample(cells: Sequence[Cell]) -> list[Cell]:
+    """Some of the cells, in which each value of every axis is."""
+    of_tuple = {astuple(cell): cell for cell in cells}
+    return [of_tuple[found] for found in covering(list(of_tuple), 1)]
 
 
 def _widest(axes: Sequence[Sequence[str]], left: set[tuple[int, str, int, str]]) -> list[str]:

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.fbgemm_qcomm_codec import CommType
 from torchrec.distributed.types import ShardingType
+
+#: What TorchRec's numbers may differ by where unique rows are rounded as such.
+_NEAR = {"FP16": 1e-3, "BF16": 1e-2}
+#: Those that train: quantised ones are for inference.
+KERNELS = [kind for kind in EmbeddingComputeKernel if "quant" not in kind.value]
 
 
 @dataclass(frozen=True)
@@ -21,8 +28,11 @@ class Rest:
         mode: of the evaluation.
         two_d: whether DMPCollection takes DistributedModelParallel's place.
         codecs: precision of quantised collectives.
-        constrained: the sharding type that the trainer's constraints name for all tables.
+        loss_scale: of their backward pass.
+        constrained: the sharding types that the trainer's constraints name, table by table.
+        kernel: the compute kernel that they name.
         planner: whether the trainer plans by TorchRec's planner.
+        own_plan: whether the plan is the trainer's own.
         state: whose state dict goes into whose model after the first steps.
         metrics: whether a RecMetricModule sees predictions.
         sync: whether TorchRec's synchronous collectives are on.
@@ -37,8 +47,11 @@ class Rest:
     mode: str = "no_grad"
     two_d: bool = False
     codecs: str = ""
-    constrained: str = ""
+    loss_scale: float | None = None
+    constrained: tuple[str, ...] = ()
+    kernel: str = ""
     planner: bool = False
+    own_plan: bool = False
     state: str = ""
     metrics: bool = False
     sync: bool = False
@@ -59,10 +72,16 @@ REST: dict[str, Rest] = {
     "gradient accumulation": Rest(accumulate=3, truth=False),
     "evaluation in inference mode": Rest(mode="inference_mode"),
     "DMPCollection": Rest(two_d=True, truth=False),
-    "qcomms FP16": Rest(codecs="FP16", truth=False, near=1e-3),
-    "qcomms BF16": Rest(codecs="BF16", truth=False, near=1e-2),
-    **{f"constraints: {kind.value}": Rest(constrained=kind.value) for kind in ShardingType},
+    **{
+        f"qcomms {kind.name}": Rest(codecs=kind.name, truth=False, near=_NEAR.get(kind.name, 1e-6))
+        for kind in CommType
+    },
+    "qcomms FP16, scaled losses": Rest(codecs="FP16", loss_scale=8.0, truth=False, near=1e-3),
+    **{f"constraints: {kind.value}": Rest(constrained=(kind.value,)) for kind in ShardingType},
+    "constraints: table_wise and row_wise": Rest(constrained=("table_wise", "row_wise")),
+    **{f"constraints: kernel {kind.value}": Rest(kernel=kind.value) for kind in KERNELS},
     "TorchRec's planner": Rest(planner=True),
+    "a plan of the trainer's own": Rest(own_plan=True),
     "stock state dict into ours": Rest(state="stock to ours"),
     "our state dict into stock": Rest(state="ours to stock"),
     "unsharded state dict into ours": Rest(state="whole to ours"),

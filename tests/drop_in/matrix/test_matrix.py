@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torchrec.distributed
-from hypothesis import settings
-from tests.drop_in.matrix.__main__ import outcomes_of
+import torchrec.models
+import torchrec.modules
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from tests.covering import by_night
+from tests.drop_in.matrix.__main__ import OutOfTimeError, Run, outcomes_of
 from tests.drop_in.matrix.modules import MODULES, NOT_TRAINED
+from tests.drop_in.matrix.optimizers import CLASSES
+from tests.drop_in.matrix.outcome import Outcome
 from tests.drop_in.matrix.page import TITLES, signs
+from tests.drop_in.matrix.pipelines import PIPELINES, of_library
 from tests.drop_in.matrix.products import (
     AXES,
     axis_cells,
     base_cells,
     modules_of,
     pair_cells,
+    sample,
 )
+from tests.drop_in.matrix.rest import KERNELS
 from tests.drop_in.matrix.trainer import Cell
+from torch import nn
+from torchrec.distributed import train_pipeline
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
-from torchrec.distributed.types import ModuleSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType
+from torchrec.distributed.types import ModuleSharder, ShardingType
 
 PAGE = Path(__file__).parents[3] / "docs" / "exactness_matrix.md"
 _BY_DAY = 30
@@ -51,7 +65,7 @@ def test_the_page_is_true(page: dict[Cell, str]) -> None:
 
 def _of_today(page: dict[Cell, str]) -> list[Cell]:
     """All by night; by day some of all axes, but for those that compile or leave ranks waiting."""
-    if settings.get_current_profile_name() == "nightly":
+    if by_night():
         return list(page)
     quick = [
         cell
@@ -61,12 +75,72 @@ def _of_today(page: dict[Cell, str]) -> list[Cell]:
     return quick[:: len(quick) // _BY_DAY]
 
 
-def test_every_module_type_that_has_a_sharder_is_named() -> None:
-    for found in pkgutil.iter_modules(torchrec.distributed.__path__, "torchrec.distributed."):
-        importlib.import_module(found.name)
+def test_every_module_type_of_the_library_is_named() -> None:
+    """Those that have a sharder, and those that take a KeyedJaggedTensor."""
+    for package in (torchrec.distributed, torchrec.modules, torchrec.models):
+        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(found.name)
     types = {kind for sharder in _below(ModuleSharder) if (kind := _module_type(sharder))}
-    built = {type(part).__name__ for part in _parts()}
-    assert types - built - NOT_TRAINED.keys() - _ON_CUDA == set()
+    takers = {kind.__name__ for kind in _below(nn.Module) if _takes_a_kjt(kind)}
+    assert {"EmbeddingBagCollection", "EmbeddingCollection"} <= types & takers
+    built = {kind.__name__ for part in _parts() for kind in type(part).__mro__}
+    assert (types | takers) - built - NOT_TRAINED.keys() - _ON_CUDA == set()
+
+
+def test_every_pipeline_of_the_library_is_in_the_axis() -> None:
+    public = {
+        name
+        for name, kind in vars(train_pipeline).items()
+        if isinstance(kind, type) and ("Pipeline" in name or "Thread" in name)
+    }
+    helpers = {"TrainPipeline", "TrainPipelineContext"}
+    named = " ".join(PIPELINES)
+    assert [name for name in public - helpers if name not in named] == []
+    assert of_library().keys() <= PIPELINES.keys()
+
+
+@pytest.mark.parametrize(
+    ("axis", "kinds", "value"),
+    [
+        ("optimizer", EmbOptimType, "{0.name} by fused_params"),
+        ("optimizer", CLASSES, "{0.__name__} in backward"),
+        ("rest", CommType, "qcomms {0.name}"),
+        ("rest", ShardingType, "constraints: {0.value}"),
+        ("rest", KERNELS, "constraints: kernel {0.value}"),
+    ],
+)
+def test_every_kind_of_the_library_is_in_its_axis(
+    axis: str, kinds: Iterable[Any], value: str
+) -> None:
+    assert [kind for kind in kinds if not any(value.format(kind) in v for v in AXES[axis])] == []
+
+
+def test_a_run_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cells = [Cell(module) for module in list(MODULES)[:8]]
+    ran: list[Cell] = []
+
+    def outcomes(part: list[Cell]) -> dict[Cell, Outcome]:
+        ran.extend(part)
+        return {cell: Outcome("r", "said") for cell in part}
+
+    monkeypatch.setattr("tests.drop_in.matrix.__main__.outcomes_of", outcomes)
+    kept = tmp_path / "kept"
+    Run(kept).run(cells[:3])
+    with pytest.raises(OutOfTimeError, match="5 of 8 cells are left"):
+        Run(kept, minutes=-1).run(cells)
+    assert Run(kept).run(cells) == dict.fromkeys(cells, Outcome("r", "said"))
+    assert ran == cells
+
+
+def test_the_sample_has_every_value() -> None:
+    cells = [cell for axis in AXES for cell in axis_cells(axis, list(MODULES))] + pair_cells()
+    sampled = sample(cells)
+    assert len(sampled) < len(cells) / 3
+    for place, axis in enumerate(("module", *AXES)):
+        values = {astuple(cell)[place] for cell in cells}
+        assert {astuple(cell)[place] for cell in sampled} == values, axis
 
 
 #: Their constructors refuse CPU, and their cells say so.
@@ -86,6 +160,14 @@ def _module_type(sharder: type) -> str:
         return str(sharder.module_type.fget(object.__new__(sharder)).__name__)  # type: ignore[attr-defined]
     except (AttributeError, TypeError):  # abstract
         return ""
+
+
+def _takes_a_kjt(kind: type) -> bool:
+    """Of the library's models and modules; those that others make of them are theirs."""
+    if not kind.__module__.startswith(("torchrec.modules.", "torchrec.models.")):
+        return False
+    arguments = inspect.signature(kind.forward).parameters.values()  # type: ignore[attr-defined]
+    return any("KeyedJaggedTensor" in str(each.annotation) for each in arguments)
 
 
 def _parts() -> Iterator[object]:

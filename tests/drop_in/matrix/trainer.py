@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ from tests.drop_in.matrix.batches import (
     rows,
     stock_loader,
 )
-from tests.drop_in.matrix.modules import CPU, DIM, MODULES, vectors
+from tests.drop_in.matrix.modules import MODULES, vectors
 from tests.drop_in.matrix.optimizers import LR, OPTIMIZERS, TableOptimizer, table_of
 from tests.drop_in.matrix.pipelines import PIPELINES
 from tests.drop_in.matrix.rest import REST
+from tests.drop_in.matrix.tables import CPU, DIM
 from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -42,7 +44,12 @@ from torchrec.distributed.model_parallel import (
 )
 from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    get_default_sharders,
+    row_wise,
+    table_wise,
+)
 from torchrec.distributed.train_pipeline import (
     GradientAccumulationConfig,
     GradientAccumulationWrapper,
@@ -87,7 +94,7 @@ class Model(nn.Module):
 
 @torch.fx.wrap
 def loss_of(top: nn.Module, found: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    predictions = top(vectors(found, len(batch.labels), batch.lengths)).squeeze(1)
+    predictions = top(vectors(found, batch.lengths, batch.stored)).squeeze(1)
     return (predictions - batch.labels).square().sum(), predictions.detach()
 
 
@@ -134,12 +141,7 @@ class Side:
     def _sharded(self, group: dist.ProcessGroup) -> nn.Module:
         base = self._base()
         world_size = 1 if self.rest.two_d else dist.get_world_size()
-        kind = self.rest.constrained or ("data_parallel" if self.optimizer_of_tables.dense else "")
-        constraints = {
-            table: ParameterConstraints(sharding_types=[kind], min_partition=DIM // 2)
-            for table in sorted({table_of(name) for name in self.before} - {""})
-            if kind
-        }
+        constraints = self._constraints()
         sharders = base
         topology = Topology(world_size=world_size, compute_device="cpu")
         planner: Any = EmbeddingShardingPlanner(topology=topology, constraints=constraints or None)
@@ -148,6 +150,8 @@ class Side:
             self.dedup, sharders = ready.dedup, ready.sharders(base)
             if not self.rest.planner:
                 planner = ready.planner(world_size=world_size, constraints=constraints or None)
+        if self.rest.own_plan:
+            self.made[0] = _own_plan(self.model, sharders)
         plan = self.made[0] = self.made[0] or planner.plan(self.model, sharders)
         if self.rest.two_d:
             return DMPCollection(
@@ -171,12 +175,31 @@ class Side:
         copy_weights(tables, self.before)
         return dmp
 
+    def _constraints(self) -> dict[str, ParameterConstraints]:
+        """The trainer's, of its tables in order."""
+        tables = sorted({table_of(name) for name in self.before} - {""})
+        constraints = {}
+        for table, kind in zip(tables, cycle(self.rest.constrained or [""]), strict=False):
+            if self.optimizer_of_tables.is_dense(table):
+                kind = kind or "data_parallel"
+            if kind or self.rest.kernel:
+                constraints[table] = ParameterConstraints(
+                    sharding_types=[kind] if kind else None,
+                    compute_kernels=[self.rest.kernel] if self.rest.kernel else None,
+                    min_partition=DIM // 2,
+                )
+        return constraints
+
     def _base(self) -> list[Any]:
         params = dict(self.optimizer_of_tables.fused_params) or None
         codecs: Any = None
         if self.rest.codecs:
             precision = CommType[self.rest.codecs]
-            config = QCommsConfig(forward_precision=precision, backward_precision=precision)
+            config = QCommsConfig(
+                forward_precision=precision,
+                backward_precision=precision,
+                backward_loss_scale=self.rest.loss_scale,
+            )
             codecs = get_qcomm_codecs_registry(config, device=CPU)
         bags = EmbeddingBagCollectionSharder(params, codecs)
         chosen: list[Any] = [
@@ -219,10 +242,10 @@ class Side:
         """Of a rank, this one without it."""
         form, rank = BATCHES[self.cell.batch], self.rank if rank is None else rank
         if self.side == "whole":
-            return plain_loader(form, rank, self.module.weighted)
+            return plain_loader(form, rank, self.module)
         if self.side == "stock":
-            return stock_loader(form, rank, self.module.weighted)
-        return loader(form, rank, self.module.weighted, self.dedup)
+            return stock_loader(form, rank, self.module)
+        return loader(form, rank, self.module, self.dedup)
 
     def train(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Loss, where the loop tells it, and predictions of each step."""
@@ -296,16 +319,27 @@ class Side:
     def evaluate(self) -> Tensor:
         """Predictions of plain rows."""
         found = rows(self.rank, 99)
-        form, weighted = BATCHES[self.cell.batch], self.module.weighted
-        sparse = plain(found, weighted=weighted)
+        form = BATCHES[self.cell.batch]
+        batch = batch_of(found, plain(found, weighted=self.module.weighted))
         if self.side == "ours" or (self.side == "stock" and not form.plain_for_stock):
-            sparse = form.sparse(found, self.rank, 0, weighted)
-        batch = batch_of(found, sparse)
+            batch = form.batch(found, self.rank, 0, self.module)
         self.dmp.eval()
         with getattr(torch, self.rest.mode)():
             predictions: Tensor = self.dmp(batch)[1]
         self.dmp.train()
         return predictions
+
+
+def _own_plan(model: Model, sharders: Sequence[Any]) -> ShardingPlan:
+    """One table on a rank, the others by rows."""
+    names = sorted({table_of(name) for name in model.state_dict()} - {""})
+    how = {name: row_wise() if place else table_wise(rank=1) for place, name in enumerate(names)}
+    (sharder,) = (each for each in sharders if each.module_type is type(model.sparse))
+    ranks = dist.get_world_size()
+    plan = construct_module_sharding_plan(
+        model.sparse, how, sharder, local_size=ranks, world_size=ranks, device_type=CPU.type
+    )
+    return ShardingPlan({"sparse": plan})
 
 
 def _wrapped(optimizer: Any, of_tables: TableOptimizer) -> Any:

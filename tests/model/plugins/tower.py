@@ -100,6 +100,8 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             copies = None if self.copies is None else self.copies(batch.replicated_features)
             pooled = self.pooling(self.sequences(batch.sequence_features), batch)
             logits = self.logits(batch.dense_features, bags, copies, pooled)
+            if fault == "stays_on_cpu":
+                logits = logits + torch.zeros(len(logits))
             if fault == "counts_stored_ids":
                 logits = logits + batch.sequence_features.values().numel()
             loss = F.binary_cross_entropy_with_logits(logits, batch.labels)

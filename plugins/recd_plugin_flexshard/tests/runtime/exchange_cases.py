@@ -10,6 +10,7 @@ from torch import Tensor
 
 from recd_plugin_flexshard.runtime import exchange
 from recd_plugin_flexshard.runtime.exchange import ColdRows, RowBlocks, Slots
+from recd_plugins.testing.fake_device import fake_device
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,28 @@ class Case:
     piece_bytes: int = 64 << 20
 
 
+def exchange_rows_on_another_device(
+    rank: int, world_size: int, case: Case, ranks_per_node: int
+) -> list[str]:
+    """The same, where nothing of the CPU's may come in."""
+    with fake_device() as device:
+        return exchange_rows(rank, world_size, case, ranks_per_node, device)
+
+
+def exchange_rows_on_cuda(rank: int, world_size: int, case: Case, ranks_per_node: int) -> list[str]:
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return exchange_rows(rank, world_size, case, ranks_per_node, device)
+
+
 def exchange_rows(
-    rank: int, world_size: int, case: Case, ranks_per_node: int, on_cuda: bool = False
+    rank: int,
+    world_size: int,
+    case: Case,
+    ranks_per_node: int,
+    device: torch.device | str = "cpu",
 ) -> list[str]:
     """What is wrong on this rank, if anything."""
-    device = torch.device("cuda", rank) if on_cuda else torch.device("cpu")
-    if on_cuda:
-        torch.cuda.set_device(device)
     exchange.PIECE_BYTES = case.piece_bytes
     node = _node_group(world_size, ranks_per_node)
     random = torch.Generator().manual_seed(7)

@@ -8,7 +8,12 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import ShardedTensorMetadata
 
 from recd_plugin_flexshard.runtime.exchange import RowBlocks
-from recd_plugin_flexshard.tests.runtime.exchange_cases import Case, exchange_rows
+from recd_plugin_flexshard.tests.runtime.exchange_cases import (
+    Case,
+    exchange_rows,
+    exchange_rows_on_another_device,
+    exchange_rows_on_cuda,
+)
 from recd_plugins.distributed.launch import CUDA_BACKEND, launch
 from recd_plugins.errors import SetupError
 from recd_plugins.testing.gloo import run_on_ranks
@@ -33,11 +38,17 @@ def test_rows_move_bit_for_bit(name: str, nodes_and_ranks: tuple[int, int]) -> N
     assert wrong == [[]] * len(wrong)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_rows_move_on_another_device(name: str) -> None:
+    wrong = run_on_ranks(exchange_rows_on_another_device, 2, CASES[name], 1)
+    assert wrong == [[], []]
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("name", CASES)
 def test_rows_move_over_nccl(name: str) -> None:
     world_size = torch.cuda.device_count()
-    wrong = launch(exchange_rows, world_size, CASES[name], 1, True, backend=CUDA_BACKEND)
+    wrong = launch(exchange_rows_on_cuda, world_size, CASES[name], 1, backend=CUDA_BACKEND)
     assert wrong == [[]] * len(wrong)
 
 

@@ -96,6 +96,21 @@ def test_parity_of_coalesced_tables(cluster: str) -> None:
     _check(_today(COALESCED, cluster), cluster)
 
 
+@pytest.mark.parametrize("cluster", ["2x2", "3x2"])
+def test_formats_of_16_bits_round_and_halve(cluster: str) -> None:
+    """Copies of a row stay alike on all ranks, also where a rank sums for others (3x2)."""
+    exact = Case("three", "sgd", True, "ikjt", sparse=("hot", "flex"), coalesced=tuple(FEATURES))
+    cases = [exact, replace(exact, wire="fp16"), replace(exact, wire="bf16", pipelined=False)]
+    world_size, local_world_size = CLUSTERS[cluster]
+    for by_case in run_on_ranks(run_cases, world_size, cases, local_world_size=local_world_size):
+        fp32, fp16, bf16 = by_case
+        assert TOLERANCE < fp16.weight < bf16.weight < 1e-3
+        assert fp16.apart == bf16.apart == 0
+        for sent in (fp16.sent, bf16.sent):
+            assert sent == {tier: num_bytes // 2 for tier, num_bytes in fp32.sent.items()}
+        assert all(fp32.sent.values())
+
+
 @pytest.mark.parametrize("fault", ["sum", "hot", "flex"])
 def test_a_wrong_gradient_is_caught(fault: Fault) -> None:
     case = Case("three", "sgd", False, "kjt", fault=fault)

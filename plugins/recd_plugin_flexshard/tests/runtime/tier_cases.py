@@ -40,8 +40,10 @@ from recd_plugin_flexshard.tests.runtime.tier_model import (
     Tiers,
     model_input,
 )
+from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.distributed.guards import check_every_parameter_is_trained
 from recd_plugins.distributed.sharders import fused_params
+from recd_plugins.distributed.wire import wire_codecs
 from recd_plugins.registry.training_spec import TrainingSpec
 from recd_plugins.training.optimizer import build_optimizer
 from recd_plugins.training.weights import copy_weights
@@ -69,6 +71,7 @@ class Case:
     coalesced: tuple[str, ...] = ()
     # Tiers of which the touched rows alone are summed.
     sparse: tuple[CopyTier, ...] = ()
+    wire: Literal["fp32", "fp16", "bf16"] = "fp32"
 
     def device(self, rank: int) -> torch.device:
         return CPU if self.device_type == "cpu" else torch.device("cuda", rank)
@@ -78,7 +81,7 @@ class Case:
 class Difference:
     """Largest absolute differences of one rank from the reference, and what makes them count.
 
-    ``apart`` is that between the copies of a row.
+    ``apart`` is that between the copies of a row; ``sent`` are bytes by group of ranks.
     """
 
     loss: float
@@ -88,6 +91,7 @@ class Difference:
     apart: float
     num_modules: int
     num_pipelined: int
+    sent: dict[str, int]
 
 
 def run_cases(rank: int, world_size: int, cases: list[Case]) -> list[Difference]:
@@ -100,7 +104,7 @@ def _run(rank: int, world_size: int, case: Case) -> Difference:
     dmp, optimizer = shard(case, world_size, initial)
     if case.fault in ("hot", "flex"):
         _leave_alone(dmp, case.fault)
-    with _fault(case.fault == "sum"):
+    with _fault(case.fault == "sum"), CollectiveBytes() as counter:
         outputs, num_pipelined = _train(dmp, optimizer, case, rank)
     in_columns = tuple(table for table in FEATURES if _sharding(case, table) == "column_wise")
     reference = _reference(case.optimizer, in_columns, world_size)
@@ -117,7 +121,18 @@ def _run(rank: int, world_size: int, case: Case) -> Difference:
         moved=min(float((trained[name] - initial[name]).abs().max()) for name in weights),
         num_modules=sum(isinstance(module, ShardedModule) for module in dmp.modules()),
         num_pipelined=num_pipelined,
+        sent=_floats(counter, dmp),
     )
+
+
+def _floats(counter: CollectiveBytes, dmp: DistributedModelParallel) -> dict[str, int]:
+    """Bytes of rows and gradients by tier."""
+    (module,) = (m for m in dmp.modules() if isinstance(m, ShardedTieredEmbeddingCollection))
+    found = dict.fromkeys(module.groups.names.values(), 0)
+    for traffic, num_bytes in counter.sent.items():
+        if traffic.payload == "floats" and traffic.group in module.groups.names:
+            found[module.groups.names[traffic.group]] += num_bytes
+    return found
 
 
 def _apart(dmp: DistributedModelParallel) -> float:
@@ -138,9 +153,14 @@ def shard(
     case: Case, world_size: int, weights: dict[str, Tensor]
 ) -> tuple[DistributedModelParallel, CombinedOptimizer]:
     training = TrainingSpec(
-        optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
+        optimizer=case.optimizer,
+        learning_rate=LEARNING_RATE[case.optimizer],
+        eps=EPS,
+        wire=case.wire,
     )
-    sharder = TieredEmbeddingCollectionSharder(fused_params(training), coalesced=case.coalesced)
+    sharder = TieredEmbeddingCollectionSharder(
+        fused_params(training), wire_codecs(training, None), coalesced=case.coalesced
+    )
     model = TierModel(TIERS[case.tiers], case.sparse)
     plan = construct_module_sharding_plan(
         model.sequences,

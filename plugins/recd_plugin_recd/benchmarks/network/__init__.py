@@ -17,10 +17,17 @@ HELP = {
     "nodes x ranks (4x1, 2x2, 4x2), workloads (papercal, rm1, requests), groups of sides (stock, "
     "alone, joined, auto, every), sides.",
     "cells": "A file for what was measured of each cell; what is in it is not measured again.",
+    "trace": "A picture, as SVG: one step of each side that is measured, on the link of a node.",
 }
 
 
-def workload(size: Size, *, only: str | None = None, cells: Path | None = None) -> str:  # noqa: ARG001
+def workload(
+    size: Size,
+    *,
+    only: str | None = None,
+    cells: Path | None = None,  # noqa: ARG001
+    trace: Path | None = None,  # noqa: ARG001
+) -> str:
     """The input in words."""
     from recd_plugin_recd.benchmarks.network.cells import EFFORTS
     from recd_plugin_recd.benchmarks.network.grid import chosen
@@ -36,7 +43,9 @@ def workload(size: Size, *, only: str | None = None, cells: Path | None = None) 
     )
 
 
-def run(size: Size, *, only: str | None = None, cells: Path | None = None) -> Findings:
+def run(
+    size: Size, *, only: str | None = None, cells: Path | None = None, trace: Path | None = None
+) -> Findings:
     """One cell after the other."""
     # Imported here: `recd bench` reads this module for its summary.
     from recd_plugin_recd.benchmarks.network.cells import measure_cells
@@ -44,11 +53,18 @@ def run(size: Size, *, only: str | None = None, cells: Path | None = None) -> Fi
     from recd_plugin_recd.benchmarks.network.grid import chosen
 
     chosen_cells, sides = chosen(size, only)
-    measured = measure_cells(chosen_cells, sides, size, cells)
+    measured = measure_cells(chosen_cells, sides, size, cells, traces=trace is not None)
     found = [CellFigures(cell, sides, measured.of(cell)) for cell in chosen_cells]
+    traced = {name: each for cell in found for name, each in cell.traces().items()}
+    if trace is not None and traced:
+        from recd_plugin_recd.benchmarks.network.trace_plot import draw_traces
+
+        draw_traces(trace, traced)
     return Findings(
         figures=[figure for each in found for figure in each.figures()],
-        details=[each.table() for each in found],
+        details=[
+            detail for each in found for detail in (each.table(), each.lost()) if detail is not None
+        ],
         notes=[note for each in found for note in each.notes()],
     )
 

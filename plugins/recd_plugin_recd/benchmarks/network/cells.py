@@ -9,13 +9,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from recd_plugin_recd.benchmarks.network.grid import Cell, Side
+from recd_plugin_recd.benchmarks.network.link_trace import LinkTrace
 from recd_plugin_recd.benchmarks.network.ranks import PROGRESS, Job, Measured
 from recd_plugin_recd.benchmarks.network.workloads import write_registries
 from recd_plugins.api import DataError, SetupError
@@ -84,16 +85,21 @@ class MeasuredCells:
                 known[name] = each
         if self._path is not None:
             values = {
-                cell: {side: asdict(each) for side, each in sides.items()}
+                cell: {side: asdict(replace(each, traces=[])) for side, each in sides.items()}
                 for cell, sides in self._found.items()
             }
             self._path.write_text(json.dumps(values, indent=1), encoding="utf-8")
 
 
 def measure_cells(
-    cells: Sequence[Cell], sides: Sequence[Side], size: Size, path: Path | None
+    cells: Sequence[Cell],
+    sides: Sequence[Side],
+    size: Size,
+    path: Path | None,
+    *,
+    traces: bool = False,
 ) -> MeasuredCells:
-    """Measure what is not in the file yet, cell by cell.
+    """Measure what is not in the file yet, cell by cell; ``traces`` are not kept in it.
 
     Raises:
         SetupError: there can be no networks here, or a node failed.
@@ -116,7 +122,8 @@ def measure_cells(
             for first in range(0, 1 if only_stock else len(names), _AT_ONCE):
                 together = [*stock, *names[first : first + _AT_ONCE]]
                 own = frozenset(side.name for side in sides if side.stock)
-                found = _measure(cell, {name: files[name] for name in together}, own, size)
+                chosen = {name: files[name] for name in together}
+                found = _measure(cell, chosen, own, size, traces=traces)
                 trained = [found[name].seconds for name in stock if found[name].seconds]
                 best = min(trained, key=statistics.median, default=[])
                 for each in found.values():
@@ -126,7 +133,7 @@ def measure_cells(
 
 
 def _measure(
-    cell: Cell, files: Mapping[str, Path], stock: frozenset[str], size: Size
+    cell: Cell, files: Mapping[str, Path], stock: frozenset[str], size: Size, *, traces: bool
 ) -> dict[str, Measured]:
     effort = EFFORTS[size]
     rate = None if cell.rate == "unshaped" else cell.rate
@@ -140,6 +147,7 @@ def _measure(
             effort.turns,
             effort.steps,
             counts_links=True,
+            traces=traces,
         )
         job_path, found_path = logs / "job", logs / "found"
         job_path.write_bytes(pickle.dumps(job))
@@ -179,4 +187,7 @@ def _follow(cell: Cell, programs: Sequence[subprocess.Popen[bytes]], logs: Path)
 
 
 def _sides(values: Mapping[str, Any]) -> dict[str, Measured]:
-    return {side: Measured(**measured) for side, measured in values.items()}
+    sides = {side: Measured(**measured) for side, measured in values.items()}
+    for side in sides.values():
+        side.traces = [LinkTrace(**trace) for trace in side.traces]  # type: ignore[arg-type]
+    return sides

@@ -7,9 +7,11 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from recd_plugin_recd.benchmarks.network.grid import Cell, Side
+from recd_plugin_recd.benchmarks.network.link_trace import LinkTrace
 from recd_plugin_recd.benchmarks.network.ranks import Measured
 from recd_plugins.testing.benchmark import Detail, Figure
 
+_LOST = ("lookup", "gemm", "other", "all_to_all", "all_reduce")
 HEADINGS = [
     "",
     "ms a step",
@@ -110,6 +112,30 @@ class CellFigures:
                 ]
             )
         return Detail(self._cell.name, HEADINGS, rows)
+
+    def lost(self) -> Detail | None:
+        """Where a traced step leaves the link unused, the mean of all ranks; None without any."""
+        rate = self._cell.bytes_per_second
+        rows: list[list[str | float]] = []
+        for name, found in self._found.items():
+            if rate is None or not found.traces:
+                continue
+            lost = [trace.lost(rate) for trace in found.traces]
+            step = statistics.mean(trace.end for trace in found.traces)
+            by_stage = [statistics.mean(each.get(s, 0.0) for each in lost) for s in _LOST]
+            rows.append([name, step, step - sum(by_stage), *by_stage])
+        headings = ["ms of a traced step", "step", "link at its rate"]
+        headings += [f"less than that in {stage}" for stage in _LOST]
+        return Detail(f"{self._cell.name}: the link", headings, rows) if rows else None
+
+    def traces(self) -> dict[str, tuple[LinkTrace, float]]:
+        """The first rank's step of each traced side, and the rate of its link."""
+        rate = self._cell.bytes_per_second
+        return {
+            f"{self._cell.name}: {name}": (found.traces[0], rate)
+            for name, found in self._found.items()
+            if rate is not None and found.traces
+        }
 
     def notes(self) -> list[str]:
         """What could not be trained."""

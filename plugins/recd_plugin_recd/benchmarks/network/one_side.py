@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recd_plugin_recd.benchmarks.network.link_trace import LinkTrace, trace_step
 from recd_plugins.api.distributed import CollectiveBytes, resolve_group, stock_sharders
 from recd_plugins.api.planning import TopologySpec
 from recd_plugins.api.registry import load_registry
@@ -98,6 +99,11 @@ class OneSide:
             between += num_bytes * _share_between(traffic.kind, traffic.group, ranks_per_node)
         steps = len(self.batches)
         return total / steps, between / steps, max(link.sent, link.received) / steps
+
+    def trace(self) -> LinkTrace:
+        """One step of this rank on its node's link. A collective call."""
+        self._steps(1)
+        return trace_step(lambda: self._steps(1))
 
     def losses(self) -> list[float]:
         """By step of this rank."""

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from recd_plugin_recd.benchmarks.network.link_trace import LinkTrace
 from recd_plugin_recd.benchmarks.network.one_side import OneSide
 from recd_plugins.api import RecdError
 from recd_plugins.api.commands import silence_upstream
@@ -22,6 +23,8 @@ from recd_plugins.api.training import topology_at_start
 from recd_plugins.testing.benchmark import keep_freed_memory
 
 T = TypeVar("T")
+
+_TRACED = 5  # steps, of which the median one is kept
 
 #: How lines of the first rank begin that say how far it is.
 PROGRESS = "recd bench network: "
@@ -39,6 +42,7 @@ class Job:
         turns: of each side; one more warms up.
         steps: timed ones of a turn; one more before them warms up.
         counts_links: whether there are links to count.
+        traces: whether steps on the link are traced at the end.
     """
 
     registries: Mapping[str, Path]
@@ -48,6 +52,7 @@ class Job:
     turns: int
     steps: int
     counts_links: bool
+    traces: bool = False
 
 
 @dataclass
@@ -63,6 +68,7 @@ class Measured:
         payload_between: of these, what a link has to carry: of the node that sends most.
         losses: by step, the mean over ranks.
         predicted_seconds: by the costs of the ranks as they were measured at the start.
+        traces: of one step, by rank.
         failure: why it could not be trained; nothing else is known then.
     """
 
@@ -74,6 +80,7 @@ class Measured:
     payload_between: float = 0.0
     losses: list[float] = field(default_factory=list)
     predicted_seconds: float | None = None
+    traces: list[LinkTrace] = field(default_factory=list)
     failure: str | None = None
 
 
@@ -113,6 +120,10 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
                 found[name].seconds.append(ranks[0][0])
                 found[name].processor_seconds.append(sum(processor for _, processor in ranks))
         _tell(rank, f"turn {turn} of {job.turns}")
+    for name, side in sides.items() if job.traces else ():
+        rounds = [_from_every_rank(side.trace(), world_size) for _ in range(_TRACED)]
+        # Of rounds, not of ranks: what one rank waits for another does.
+        found[name].traces = sorted(rounds, key=lambda ranks: ranks[0].end)[_TRACED // 2]
     for name, side in sides.items():
         curves = _from_every_rank(side.losses(), world_size)
         found[name].losses = [sum(step) / world_size for step in zip(*curves, strict=True)]

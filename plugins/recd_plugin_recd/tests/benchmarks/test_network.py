@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +11,10 @@ import pytest
 from recd_plugin_recd.benchmarks.network.cells import MeasuredCells, measure_cells
 from recd_plugin_recd.benchmarks.network.figures import CellFigures
 from recd_plugin_recd.benchmarks.network.grid import Cell, Side, chosen
+from recd_plugin_recd.benchmarks.network.link_trace import LinkTrace
 from recd_plugin_recd.benchmarks.network.plots import draw
 from recd_plugin_recd.benchmarks.network.ranks import Job, Measured, measure
+from recd_plugin_recd.benchmarks.network.trace_plot import draw_traces
 from recd_plugin_recd.benchmarks.network.workloads import write_registries
 from recd_plugins.api import DataError, RecdError, SetupError
 from recd_plugins.testing import shaped_network
@@ -47,7 +49,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Side], dict[st
     assert list(refused) == ["auto"]
     assert "no.such" in refused["auto"]
     stock = frozenset(side.name for side in sides if side.stock)
-    job = Job(files, stock, 1, num_batches=2, turns=1, steps=1, counts_links=False)
+    job = Job(files, stock, 1, num_batches=2, turns=1, steps=1, counts_links=False, traces=True)
     measured = run_on_ranks(measure, 2, job)[0]
     for each in measured.values():
         each.stock_seconds = measured["stock planner"].seconds
@@ -64,6 +66,32 @@ def test_sides_train_alike_and_what_they_send_is_counted(
     assert stock.payload_between > 2 * ours.payload_between
     # Of two nodes with a rank each, all leaves the node; each link carries about half.
     assert stock.payload / 2 == pytest.approx(stock.payload_between, rel=0.2)
+
+
+def test_a_step_on_the_link(found: tuple[list[Side], dict[str, Measured]], tmp_path: Path) -> None:
+    """There is no link, so all of the step is lost, to the stages that it has."""
+    sides, measured = found
+    figures = CellFigures(CELL, sides, measured)
+    lost = figures.lost()
+    assert lost is not None
+    for _, step, carried, *by_stage in lost.rows:
+        assert sum(map(float, by_stage)) == pytest.approx(float(step))
+        assert float(carried) == pytest.approx(0.0, abs=1e-6)
+        assert float(by_stage[3]) > 0
+    for each in measured["stock planner"].traces:
+        assert {"all_to_all", "all_reduce"} <= {name for name, _, _ in each.collectives}
+    draw_traces(tmp_path / "trace.svg", figures.traces())
+    assert "stock planner" in (tmp_path / "trace.svg").read_text()
+
+
+def test_what_a_step_leaves_unused() -> None:
+    """2,000 bytes a second: full for 10 ms while it waits, half full while it computes."""
+    trace = LinkTrace(
+        20.0, [(0.0, 5, 7), (10.0, 25, 7), (20.0, 35, 8)],
+        thread=[("all_to_all", 0.0, 10.0), ("gemm", 10.0, 16.0), ("other", 16.0, 20.0)],
+    )  # fmt: skip
+    assert trace.share(0, 10, 2000.0) == (1.0, 0.0)
+    assert trace.lost(2000.0) == pytest.approx({"all_to_all": 0.0, "gemm": 3.0, "other": 2.0})
 
 
 def test_figures_a_table_and_a_picture(
@@ -92,13 +120,14 @@ def test_what_is_in_the_file_is_not_measured_again(
     MeasuredCells(path).add(CELL, {"stock planner": measured["stock planner"]})
     MeasuredCells(path).add(CELL, measured)
     again = MeasuredCells(path)
-    assert again.of(CELL) == measured
+    without_traces = {name: replace(each, traces=[]) for name, each in measured.items()}
+    assert again.of(CELL) == without_traces
     assert [again.has(CELL, side) for side in sides] == [True, True, False]
     module = "recd_plugin_recd.benchmarks.network.cells"
     monkeypatch.setattr(f"{module}.unavailable", lambda: None)
     monkeypatch.setattr(f"{module}.write_registries", None)
     kept = measure_cells([CELL], sides[:2], "tiny", path)
-    assert kept.of(CELL) == measured
+    assert kept.of(CELL) == without_traces
     path.write_text(json.dumps({"name": "wire"}))
     with pytest.raises(DataError, match="has no cells of recd bench network"):
         MeasuredCells(path)

@@ -33,7 +33,7 @@ def cases_of(world_size: int, sharding: str) -> list[Case]:
     # With the same rows and lookahead each has another turn, so that all of them meet.
     turns: Counter[tuple[int, int]] = Counter()
     cases = []
-    for ranks, by, form, optimizer, rows, lookahead in cells_of_today(cells):
+    for ranks, by, form, optimizer, rows, lookahead in cells_of_today(cells, together=3):
         training = Training(by, FORMS[form], OPTIMIZERS[optimizer])
         case = Case(training, ROWS[rows], lookahead=bool(lookahead), turn=turns[rows, lookahead])
         turns[rows, lookahead] += 1

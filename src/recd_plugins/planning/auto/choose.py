@@ -1,32 +1,56 @@
-"""The registry with what was chosen in place of ``auto``."""
+"""The registry with what was chosen in place of ``auto``: the same on all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 
+import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 
-from recd_plugins.errors import NoPlanError, SetupError
+from recd_plugins.data.arrow import sparse_column
+from recd_plugins.data.first_rows import first_rows
+from recd_plugins.data.row_pipeline import fit_converter
+from recd_plugins.distributed.rank_agreement import check_agreement
+from recd_plugins.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.interfaces import Setting, Sharding, Table
-from recd_plugins.interfaces.auto import Auto
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
 from recd_plugins.planning.auto.chosen import Chosen, GroupChoice
-from recd_plugins.planning.auto.groups import Group, groups_of
-from recd_plugins.planning.auto.search import best_choices, changed
-from recd_plugins.planning.auto.trials import Choices, DataOfChoices, Trials
+from recd_plugins.planning.auto.data import DataOfChoices, profile_of_choices
+from recd_plugins.planning.auto.entries import auto_of, with_offers
+from recd_plugins.planning.auto.groups import Group, Offer, groups_of
+from recd_plugins.planning.auto.search import best_choices
+from recd_plugins.planning.auto.trials import Choices, Trials
+from recd_plugins.planning.decided import document
 from recd_plugins.planning.performance import collective_seconds
-from recd_plugins.planning.profile import measure_profile
-from recd_plugins.planning.setting import RegistryData, off_meta
+from recd_plugins.processes import portable
 from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
 
 # To make an id unique: by a hash table on a core, by sorting on a GPU. Assumed where it was not
 # measured.
 _UNIQUE_SECONDS = {"cpu": 15e-9, "cuda": 1e-9}
-# Rows of the data that are looked at, at least.
-_LEAST_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What one rank tells the others.
+
+    Attributes:
+        offers: that were chosen, with the names of their tables.
+        profile: of the data, with what they coalesce.
+        report: of the choice.
+    """
+
+    offers: list[tuple[Offer, list[str]]]
+    profile: DataProfile
+    report: Chosen
 
 
 def choose(
@@ -34,7 +58,8 @@ def choose(
 ) -> tuple[Registry, Setting, Chosen | None]:
     """The registry and setting to go on with, and what ``auto`` came to; as they are without it.
 
-    The same in every process.
+    Where this process is one of the ranks that the setting is of, rank 0 chooses for all of them:
+    a collective call.
 
     Args:
         registry: that may have an entry ``auto``.
@@ -45,31 +70,89 @@ def choose(
         RegistryError: a pattern matches no table, or two entries claim one.
         NoPlanError: nothing that may be chosen fits into memory.
         PluginError: a plugin fails, or offers what it does not take.
+        SetupError: ranks have other registries, models or data than one another.
         RecdError: the data or the model does not go with the registry.
     """
-    auto = next((entry for entry in registry.sharding if isinstance(entry.plugin, Auto)), None)
+    auto = auto_of(registry)
     if auto is None:
         return registry, setting, None
-    modules = list(embedding_modules(model))
-    ours = [table for module in modules if module.ours for table in module.tables]
+    ours = [t for module in embedding_modules(model) if module.ours for t in module.tables]
     claims = registry.claim("sharding", [table.name for table in ours])
     tables = [table for table in ours if claims.get(table.name) is auto]
     others = tuple(table.name for table in ours if claims.get(table.name) is not auto)
+    # Tables that have no memory yet are looked at by a mode, and trials have models of their own.
+    with _disable_current_modes():
+        found = _of_one_rank(
+            registry, ours, setting, partial(_find, registry, auto, model, tables, others, setting)
+        )
+    data = DataOfChoices(setting.data, tables, found.profile)
+    chosen = with_offers(registry, auto, found.offers)
+    return chosen, replace(setting, data=data), found.report
+
+
+def _of_one_rank(
+    registry: Registry, tables: Sequence[Table], setting: Setting, find: Callable[[], _Found]
+) -> _Found:
+    if not dist.is_initialized() or not dist.get_world_size() == setting.world_size > 1:
+        return find()
+    asked = {
+        "the registry file": document(registry),
+        "the model's tables": {table.name: asdict(table) for table in tables},
+        "the first rows of the data": _digest(registry),
+    }
+    check_agreement("choosing by auto", asked)
+
+    def told() -> _Found | RecdError:
+        try:
+            return find()
+        except RecdError as error:
+            return portable(error)
+
+    found = invoke_on_rank_and_broadcast_result(dist.group.WORLD, 0, told)
+    if isinstance(found, RecdError):
+        raise found
+    return found
+
+
+def _digest(registry: Registry) -> str:
+    """Of the ids of the first batch; the converter is fitted by it, as by who chooses."""
+    if isinstance(registry.dataset, NoDataset):
+        return ""
+    rows = first_rows(registry)
+    fit_converter(registry, rows)
+    digest = hashlib.sha256()
+    for name in registry.dataset.schema().sparse:
+        values, offsets = sparse_column(rows, name)
+        digest.update(offsets.tobytes())
+        digest.update(values[offsets[0] : offsets[-1]].tobytes())
+    return digest.hexdigest()
+
+
+def _find(
+    registry: Registry,
+    auto: Entry[Sharding],
+    model: nn.Module,
+    tables: Sequence[Table],
+    others: tuple[str, ...],
+    setting: Setting,
+) -> _Found:
     costs = _costs(setting)
+    modules = list(embedding_modules(model))
     rows = rows_by_feature(
         table for module in modules if module.takes_rows for table in module.tables
     )
-    whole = _profile(registry, tables, setting, rows)
-    data = DataOfChoices(setting.data, tables, whole)
-    groups = groups_of(tables, registry.offering, replace(setting, data=data))
-    trials = Trials(registry, auto, groups, model, setting, data, costs)
+    ours = [table for module in modules if module.ours for table in module.tables]
+    profile = profile_of_choices(registry, tables, ours, setting.data, rows)
+    known = replace(setting, data=DataOfChoices(setting.data, tables, profile))
+    groups = groups_of(tables, registry.offering, known)
+    trials = Trials(registry, auto, groups, model, known, costs)
     best = best_choices(trials, groups)
-    start = trials((None,) * len(groups))
     if trials(best).seconds is None:
+        start = trials((None,) * len(groups))
         assert start.error is not None, "the search starts there"
         raise _nothing(registry, auto, start.error) from start.error
-    chosen = trials.registry(best)
-    return chosen, trials.setting(chosen), _report(trials, groups, best, costs, others)
+    report = _report(trials, groups, best, costs, others)
+    return _Found(trials.offers(best), trials.profile(best), report)
 
 
 def _report(
@@ -79,21 +162,23 @@ def _report(
     costs: StageCosts,
     others: tuple[str, ...],
 ) -> Chosen:
-    found, start = trials.as_planned(best), trials((None,) * len(groups))
-    assert found.seconds is not None, "what was planned in haste can be planned"
+    found, start = trials(best), trials((None,) * len(groups))
+    assert found.seconds is not None, "it is the best"
+    made = trials.made
     choices = []
     for number, (group, offer) in enumerate(zip(groups, best, strict=True)):
-        alone = changed(best, groups, (number,))
-        tried = [(other[number], trials(other)) for other in alone]
-        possible = [(other, trial.total) for other, trial in tried if trial.seconds is not None]
-        refused = [(other, trial.why) for other, trial in tried if other and trial.error]
+        tried = [(other[number], trial) for other, trial in made.items() if other[number] != offer]
+        # The shortest step with each comes last, and stays.
+        longest_first = sorted(tried, key=lambda each: -each[1].total)
+        possible = {o: trial.total for o, trial in longest_first if trial.seconds is not None}
+        refused = {o: trial.why for o, trial in tried if o and trial.error and o not in possible}
         choices.append(
             GroupChoice(
                 tuple(table.name for table in group.tables),
                 group.pooled,
                 offer,
-                min(possible, key=lambda each: each[1], default=None),
-                tuple(refused),
+                tuple(sorted(possible.items(), key=lambda each: each[1])),
+                tuple(refused.items()),
             )
         )
     return Chosen(
@@ -103,7 +188,7 @@ def _report(
         max(found.works, key=costs.all_to_all.seconds),
         None if start.seconds is None else start.total,
         costs,
-        trials.count,
+        len(made),
     )
 
 
@@ -122,24 +207,6 @@ def _costs(setting: Setting) -> StageCosts:
         assumed = {"ids_made_unique": _UNIQUE_SECONDS[setting.device_type]}
         other = other.model_copy(update=assumed)
     return setting.costs.model_copy(update={"all_to_all": all_to_all, "other": other})
-
-
-def _profile(
-    registry: Registry, tables: list[Table], setting: Setting, rows: dict[str, int]
-) -> DataProfile:
-    """Of the setting's data, with what coalescing any of ``tables`` would send.
-
-    That of a registry's own data is of more rows than one small batch has: what is chosen depends
-    on it.
-    """
-    known = setting.data.profile()
-    with off_meta():
-        measured = measure_profile(
-            registry, num_embeddings=rows, coalesced=tables, least_rows=_LEAST_ROWS
-        )
-    if isinstance(setting.data, RegistryData):
-        known = replace(measured, distinct=known.distinct)
-    return replace(known, distinct={**known.distinct, **measured.distinct})
 
 
 def _nothing(registry: Registry, auto: Entry[Sharding], error: Exception) -> Exception:

@@ -41,16 +41,21 @@ class GroupChoice:
         tables: their names.
         pooled: whether they are looked up in bags.
         offer: that was chosen; None left them to the planner.
-        next: the second choice, and seconds of a step with it, all else as it is; None where
-            there is no other.
+        others: other choices that were tried, and seconds of the shortest step that was found with
+            each, the shortest first.
         refused: offers that cannot be, with why.
     """
 
     tables: tuple[str, ...]
     pooled: bool
     offer: Offer | None
-    next: tuple[Offer | None, float] | None
+    others: tuple[tuple[Offer | None, float], ...]
     refused: tuple[tuple[Offer, str], ...]
+
+    @property
+    def next(self) -> tuple[Offer | None, float] | None:
+        """The second choice; None where no other was tried."""
+        return next(iter(self.others), None)
 
 
 @dataclass(frozen=True)
@@ -135,11 +140,8 @@ class Chosen(Section):
                     "tables": list(each.tables),
                     "pooled": each.pooled,
                     "chosen": _json(each.offer),
-                    "next_best": each.next
-                    and {
-                        "chosen": _json(each.next[0]),
-                        "milliseconds": self.milliseconds(each.next[1]),
-                    },
+                    "next_best": each.next and self._other(*each.next),
+                    "others": [self._other(*other) for other in each.others],
                     "refused": [{**offer.as_json(), "why": why} for offer, why in each.refused],
                 }
                 for each in self.groups
@@ -148,6 +150,9 @@ class Chosen(Section):
             "plans_tried": self.num_trials,
             "registry": self.lines(),
         }
+
+    def _other(self, offer: Offer | None, seconds: float) -> dict[str, Any]:
+        return {"chosen": _json(offer), "milliseconds": self.milliseconds(seconds)}
 
     def shown(self, run: str) -> Sequence[RenderableType]:
         """What the terminal shows."""
@@ -158,22 +163,24 @@ class Chosen(Section):
         ]
 
     def _table(self, run: str) -> TextTable:
+        side = "" if run == self.name else run
         table = TextTable(
-            title=f"{run} auto: what was chosen, for tables that are alike".strip(),
+            title=f"{side} auto: what was chosen, for tables that are alike".strip(),
             title_justify="left",
             box=SIMPLE_HEAD,
             padding=(0, 1, 0, 0),
             pad_edge=False,
         )
-        for column in ("tables", "chosen", "next best"):
+        for column in ("tables", "chosen", "others, and ms of a step with them"):
             table.add_column(column, overflow="fold")
-        table.add_column("ms with that", justify="right")
         for each in self.groups:
             table.add_row(
                 _named(each.tables) + ("" if each.pooled else ", sequences"),
                 str(each.offer or _PLANNER),
-                "" if each.next is None else str(each.next[0] or _PLANNER),
-                "" if each.next is None else f"{self.milliseconds(each.next[1]):.1f}",
+                "\n".join(
+                    f"{offer or _PLANNER}: {self.milliseconds(seconds):.1f}"
+                    for offer, seconds in each.others
+                ),
             )
         return table
 

@@ -36,6 +36,9 @@ class Offer:
         """What tells offers apart."""
         return f"{self.use} {json.dumps(self.options, sort_keys=True, default=str)}"
 
+    def __hash__(self) -> int:
+        return hash(self.key)
+
     def __str__(self) -> str:
         return f"{self.use} {self.written}" if self.options else self.use
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
 from torch import nn
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ModuleShardingPlan,
+    ShardingPlan,
+)
 
-from recd_plugins.access.profile import AccessProfile
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import NoPlanError, PluginError, RecdError, RegistryError, SetupError
-from recd_plugins.interfaces import Setting, Sharding, Table, TrainingData
+from recd_plugins.interfaces import Setting, Sharding
 from recd_plugins.model.deferred_tables import generators_kept
+from recd_plugins.planning.auto.data import DataOfChoices
+from recd_plugins.planning.auto.entries import with_offers
 from recd_plugins.planning.auto.groups import Group, Offer
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.machines import default_topology
@@ -25,7 +30,7 @@ from recd_plugins.planning.stage_times import predict
 from recd_plugins.planning.stages import StageTimes
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.registry import Entry, Registry
-from recd_plugins.values.data_profile import DataProfile, DistinctIds
+from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
 from recd_plugins.values.work import Work
 
@@ -36,44 +41,8 @@ _NO_COMPUTE = Compute(Operations(), Operations(), 0)
 Choices = tuple[Offer | None, ...]
 
 
-class DataOfChoices(TrainingData):
-    """Data whose profile suits tables that ``auto`` has coalesced.
-
-    Args:
-        data: of the model, whatever is coalesced.
-        tables: that are chosen for.
-        profile: its own, with these tables coalesced.
-    """
-
-    def __init__(self, data: TrainingData, tables: Sequence[Table], profile: DataProfile) -> None:
-        self._data = data
-        self._tables = tables
-        self._profile = profile
-
-    def profile(self) -> DataProfile:
-        """See ``TrainingData.profile``."""
-        return self._profile
-
-    def access(
-        self, tables: Sequence[Table], rows: int | None, *, deduplicated: bool = True
-    ) -> AccessProfile:
-        """See ``TrainingData.access``; data is read once for all tables that are alike in kind."""
-        found = self._data.access(self._alike(tables), rows, deduplicated=deduplicated)
-        return AccessProfile({t.name: found.tables[t.name] for t in tables}, found.source)
-
-    def distinct(self, tables: Sequence[Table]) -> Mapping[str, DistinctIds]:
-        """See ``TrainingData.distinct``; likewise."""
-        found = self._data.distinct(self._alike(tables))
-        return {table.name: found[table.name] for table in tables if table.name in found}
-
-    def _alike(self, tables: Sequence[Table]) -> tuple[Table, ...]:
-        kinds = {table.pooled for table in tables}
-        together = tuple(table for table in self._tables if table.pooled in kinds)
-        return together if set(tables) <= set(together) else tuple(tables)
-
-    def coalesced(self, profile: DataProfile) -> DataOfChoices:
-        """The same data with another profile."""
-        return DataOfChoices(self._data, self._tables, profile)
+# Accesses are counted in so many rows to compare choices.
+_SAMPLE = 4096
 
 
 @dataclass(frozen=True)
@@ -84,11 +53,13 @@ class Trial:
         seconds: of a step, without what the model computes; None where there is no plan.
         works: of each rank, likewise.
         error: why there is none.
+        work: that of the tables other than some, by rank.
     """
 
     seconds: StageTimes | None
     works: tuple[Work, ...] = ()
     error: RecdError | None = None
+    work: Callable[[Collection[str]], Sequence[Work]] = lambda _: ()
 
     @property
     def why(self) -> str:
@@ -111,8 +82,7 @@ class Trials:
         auto: that entry.
         groups: of its tables.
         model: not prepared; it stays as it is.
-        setting: of the model.
-        data: its data, with the distinct ids of all tables of the groups.
+        setting: of the model; the profile of its data has the distinct ids of all these tables.
         costs: of what a step does.
     """
 
@@ -123,7 +93,6 @@ class Trials:
         groups: Sequence[Group],
         model: nn.Module,
         setting: Setting,
-        data: DataOfChoices,
         costs: StageCosts,
     ) -> None:
         self._registry = registry
@@ -131,55 +100,50 @@ class Trials:
         self._groups = groups
         self._model = model
         self._setting = setting
-        self._data = data
         self._costs = costs
-        self._made: dict[tuple[str, ...], Trial] = {}
+        self._made: dict[Choices, Trial] = {}
+        self._settled: set[Choices] = set()
 
     @property
-    def count(self) -> int:
-        """How many were made."""
-        return len(self._made)
+    def made(self) -> Mapping[Choices, Trial]:
+        """Those that were made."""
+        return self._made
 
     def __call__(self, choices: Choices) -> Trial:
-        """The trial of one offer a group.
+        """The trial of one offer a group, made in haste: of a sample of the data, by few proposals.
 
         Raises:
             PluginError: a plugin failed.
         """
-        key = tuple("" if offer is None else offer.key for offer in choices)
-        if key not in self._made:
-            self._made[key] = self._trial(choices, haste=True)
-        return self._made[key]
+        if choices not in self._made:
+            self._made[choices] = self._trial(choices, haste=True)
+        return self._made[choices]
 
-    def registry(self, choices: Choices) -> Registry:
-        """The registry with entries for the choices in place of ``auto``."""
-        names: dict[str, list[str]] = {}
-        offers: dict[str, Offer] = {}
+    def settle(self, choices: Choices) -> bool:
+        """Whether a trial is of the plan that training makes; from now on it is."""
+        if settled := choices in self._settled:
+            return settled
+        self._settled.add(choices)
+        self._made[choices] = self._trial(choices, haste=False)
+        return settled
+
+    def seconds_without(self, choices: Choices, numbers: Collection[int]) -> float:
+        """Seconds of the step without the tables of some groups, of choices that have a plan."""
+        left_out = {table.name for number in numbers for table in self._groups[number].tables}
+        return predict(self(choices).work(left_out), self._costs).total
+
+    def offers(self, choices: Choices) -> list[tuple[Offer, list[str]]]:
+        """Each offer that was chosen, with its tables."""
+        names: dict[str, tuple[Offer, list[str]]] = {}
         for group, offer in zip(self._groups, choices, strict=True):
             if offer is not None:
-                offers[offer.key] = offer
-                names.setdefault(offer.key, []).extend(table.name for table in group.tables)
-        chosen = tuple(
-            Entry(
-                self._plugin(offer),
-                tuple(glob.escape(name) for name in names[key]),
-                f"{self._auto.field}.chosen[{number}]",
-                self._auto.line,
-            )
-            for number, (key, offer) in enumerate(offers.items())
-        )
-        at = self._registry.sharding.index(self._auto)
-        entries = self._registry.sharding
-        sharding = (*entries[:at], *chosen, *entries[at + 1 :])
-        return replace(self._registry, sharding=sharding, offering=())
+                names.setdefault(offer.key, (offer, []))[1].extend(t.name for t in group.tables)
+        return list(names.values())
 
-    def _plugin(self, offer: Offer) -> Sharding:
-        cls = next(cls for cls in self._registry.offering if cls.name == offer.use)
-        return cls(cls.Options.model_validate(offer.options))
-
-    def setting(self, registry: Registry) -> Setting:
-        """That of a registry that ``registry`` made, whose data knows what is coalesced."""
-        whole = self._data.profile()
+    def profile(self, choices: Choices) -> DataProfile:
+        """Of the data, with what these choices coalesce."""
+        registry = with_offers(self._registry, self._auto, self.offers(choices))
+        whole = self._setting.data.profile()
         plain = {
             table.name
             for group in self._groups
@@ -187,17 +151,17 @@ class Trials:
             if not any(e.plugin.coalesces and e.matches(table.name) for e in registry.sharding)
         }
         distinct = {name: each for name, each in whole.distinct.items() if name not in plain}
-        return replace(self._setting, data=self._data.coalesced(replace(whole, distinct=distinct)))
-
-    def as_planned(self, choices: Choices) -> Trial:
-        """The trial with the plan that training makes; others are made in haste."""
-        return self._trial(choices, haste=False)
+        return replace(whole, distinct=distinct)
 
     def _trial(self, choices: Choices, *, haste: bool) -> Trial:
-        registry = self.registry(choices)
+        tables = [table for group in self._groups for table in group.tables]
+        data = DataOfChoices(
+            self._setting.data, tables, self.profile(choices), _SAMPLE if haste else None
+        )
+        registry = with_offers(self._registry, self._auto, self.offers(choices))
         try:
             with generators_kept():
-                return self._planned(registry, self.setting(registry), haste)
+                return self._planned(registry, replace(self._setting, data=data), haste)
         except PluginError:
             raise
         except RecdError as error:
@@ -224,17 +188,31 @@ class Trials:
             if not haste:
                 raise
             planned = planner.plan_in_detail(prepared.model, sharders)
-        works = work_of_step(
-            prepared.tables,
-            planned.sharding,
-            profile,
-            _NO_COMPUTE,
-            batch_size=setting.batch_size,
-            world_size=setting.world_size,
-            local_world_size=setting.ranks_per_node,
-            parts=prepared.checked_parts,
-        )
-        return Trial(predict(works, self._costs), tuple(works))
+
+        def work(without: Collection[str]) -> Sequence[Work]:
+            return work_of_step(
+                [table for table in prepared.tables if table.name not in without],
+                _without(planned.sharding, without),
+                profile,
+                _NO_COMPUTE,
+                batch_size=setting.batch_size,
+                world_size=setting.world_size,
+                local_world_size=setting.ranks_per_node,
+                parts=prepared.checked_parts,
+                wire=prepared.registry.training.wire,
+            )
+
+        works = work(())
+        return Trial(predict(works, self._costs), tuple(works), work=work)
+
+
+def _without(plan: ShardingPlan, tables: Collection[str]) -> ShardingPlan:
+    modules: dict[str, ModuleShardingPlan] = {}
+    for path, module in plan.plan.items():
+        assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
+        left = {name: sharding for name, sharding in module.items() if name not in tables}
+        modules[path] = EmbeddingModuleShardingPlan(left)
+    return ShardingPlan(modules)
 
 
 def meta_copy(model: nn.Module) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.lower import lower
 from recd_plugins.data.placement import placement_of
+from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces import Model, ModelFeatures, PluginOptions, Pooling, Sharding
 from recd_plugins.model.build import model_of
 from recd_plugins.model.one_row import one_row_tables
@@ -19,6 +21,7 @@ from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.model_tables import tables_of
 from recd_plugins.sparse import InverseKeyedJaggedTensor
 from recd_plugins.testing.contracts.plugin import PluginContract
+from recd_plugins.testing.fake_device import fake_device
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.model_input import ModelInput, Placement
 
@@ -82,6 +85,11 @@ class ModelContract(PluginContract):
         plain, unique = (_batch(model, features, deduplicated=of) for of in (False, True))
         torch.testing.assert_close(model(unique)[1], model(plain)[1], rtol=1e-5, atol=1e-6)
 
+    def test_mixes_no_devices(self, plugin: Model, features: ModelFeatures) -> None:
+        (lack,) = launch(_on_another_device, 1, plugin, features)
+        if lack:
+            pytest.skip(f"the model uses what the fake device has not: {lack}")
+
     def test_replicated_tables_stand_apart(
         self, plugin: Model, features: ModelFeatures, model: nn.Module
     ) -> None:
@@ -114,6 +122,31 @@ class _Replicating(Sharding):
 
     name = "contract.replicating"
     replicates = True
+
+
+def _on_another_device(_rank: int, _world_size: int, plugin: Model, features: ModelFeatures) -> str:
+    """A step's loss and gradients are those of the CPU; what the device lacks, if anything."""
+    with fake_device() as device:
+        for deduplicated in (False, True):
+            model = _model(plugin, features).eval()  # what is drawn on a device is its own
+            batch = _batch(model, features, deduplicated=deduplicated)
+            moved = deepcopy(model).to(device)
+            # Before it is used: TorchRec's tensors keep what they computed where it was.
+            try:
+                found = moved(batch.to(device))[0]
+            except NotImplementedError as error:
+                return str(error)
+            found.backward()
+            assert found.device == device
+            loss = model(batch)[0]
+            loss.backward()
+            torch.testing.assert_close(found.cpu(), loss)
+            for (name, parameter), each in zip(
+                model.named_parameters(), moved.parameters(), strict=True
+            ):
+                if each.grad is not None:  # FBGEMM has gradients for CPU and CUDA alone
+                    torch.testing.assert_close(each.grad.cpu(), parameter.grad, msg=name)
+    return ""
 
 
 def _poolings(model: nn.Module) -> Sequence[SequencePooling]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import ClassVar
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from torchrec.sparse.jagged_tensor import JaggedTensor
 
+from recd_plugins.distributed.launch import launch
 from recd_plugins.interfaces import Pooling, TargetPooling
 from recd_plugins.testing.contracts.plugin import PluginContract
+from recd_plugins.testing.fake_device import fake_device
 
 _LENGTHS = [3, 0, 1, 3, 7, 0]
 
@@ -87,6 +90,9 @@ class PoolingContract(PluginContract):
         for name, parameter in module.named_parameters():
             assert parameter.grad is not None, f"no gradient reaches {name}"
 
+    def test_mixes_no_devices(self, plugin: Pooling) -> None:
+        launch(_on_another_device, 1, plugin, self.embedding_dim, None)
+
     def test_gradients_of_a_row_come_from_its_vector_alone(
         self, module: nn.Module, rows: list[Tensor]
     ) -> None:
@@ -159,6 +165,9 @@ class TargetPoolingContract(PluginContract):
         for row, vector in zip(_INVERSE, pooled, strict=True):
             assert _LENGTHS[row] > 0 or not vector.any(), "the vector of an empty row is zeros"
 
+    def test_mixes_no_devices(self, plugin: TargetPooling, targets: Tensor) -> None:
+        launch(_on_another_device, 1, plugin, self.embedding_dim, targets)
+
     @pytest.mark.parametrize("batch_size", [0, 4])
     def test_takes_input_without_values(self, module: nn.Module, batch_size: int) -> None:
         num_rows = min(batch_size, 2)
@@ -201,13 +210,37 @@ _GROUPS = [_LENGTHS, [1, 60, 2, 0, 9, 12], [0] * 6, [4] * 6, []]
 _INVERSE = [4, 0, 4, 1, 2, 4, 4, 3, 5, 0, 4, 4, 4]
 
 
-def _modules(plugin: Pooling, dim: int, num_features: int) -> list[nn.Module]:
+def _modules(plugin: Pooling | TargetPooling, dim: int, num_features: int) -> list[nn.Module]:
     torch.manual_seed(3)
     modules = [plugin.build(dim) for _ in range(num_features)]
     for module in modules:
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.3)  # else some start as zeros and hide mistakes
     return modules
+
+
+def _on_another_device(
+    _rank: int,
+    _world_size: int,
+    plugin: Pooling | TargetPooling,
+    dim: int,
+    targets: Tensor | None,
+) -> None:
+    """Vectors and gradients are those of the CPU."""
+
+    def pooled(device: torch.device) -> Tensor:
+        on = list(deepcopy(nn.ModuleList(modules)).to(device))
+        moved = [each.to(device) for each in sequences]
+        if not isinstance(plugin, TargetPooling):
+            return plugin.pool(on, moved)
+        assert targets is not None
+        return plugin.pool_for(on, moved, targets.to(device), torch.tensor(_INVERSE, device=device))
+
+    with fake_device() as device:
+        modules, sequences = _modules(plugin, dim, num_features=3), _group(_LENGTHS, dim)
+        found = pooled(device)
+        assert found.device == device
+        _assert_same(found.cpu(), pooled(torch.device("cpu")), [], sequences)
 
 
 def _group(lengths: list[int], dim: int) -> list[JaggedTensor]:

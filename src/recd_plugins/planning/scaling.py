@@ -1,0 +1,196 @@
+"""How the predicted step of models goes with the number of ranks, weak and strong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from recd_plugins.errors import RecdError
+from recd_plugins.interfaces import TrainingData
+from recd_plugins.planning.candidates import as_plain, data_of_model, with_plugins
+from recd_plugins.planning.compute import Compute, measure_compute
+from recd_plugins.planning.performance import collective_seconds
+from recd_plugins.planning.plan_report import report_side
+from recd_plugins.planning.prepared import Registry
+from recd_plugins.planning.stages import StageTimes
+from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.values.stage_costs import StageCosts
+
+#: Each rank has as many rows whatever the ranks, or all of them together.
+Scaling = Literal["weak", "strong"]
+#: The line of plain TorchRec.
+STOCK = "stock"
+
+
+@dataclass(frozen=True)
+class ScalingPoint:
+    """The plan of a side on some ranks.
+
+    Attributes:
+        ranks: how many.
+        batch_size: rows of each.
+        seconds: of a step by stage; None where there is no plan.
+        memory_bytes: of the fullest rank, likewise.
+        problem: why there is none.
+    """
+
+    ranks: int
+    batch_size: int
+    seconds: StageTimes | None = None
+    memory_bytes: int | None = None
+    problem: str | None = None
+
+    @property
+    def milliseconds(self) -> float | None:
+        """Of a step."""
+        return None if self.seconds is None else 1000 * self.seconds.total
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON values."""
+        seconds = self.seconds
+        return {
+            "ranks": self.ranks,
+            "batch_size": self.batch_size,
+            "step_seconds": None if seconds is None else seconds.total,
+            "samples_per_second": (
+                None if seconds is None else self.ranks * self.batch_size / seconds.total
+            ),
+            "stages": None if seconds is None else seconds.as_dict(),
+            "memory_bytes": self.memory_bytes,
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True)
+class ScalingReport:
+    """Points of every side.
+
+    Attributes:
+        topology: its name.
+        spec: of which the first nodes are taken, with one node more each time.
+        batch_size: rows of a rank, where scaling is weak.
+        global_batch: rows of all ranks, where it is strong.
+        points: of each kind of scaling, by side, in the order of ranks.
+    """
+
+    topology: str
+    spec: TopologySpec
+    batch_size: int
+    global_batch: int
+    points: Mapping[Scaling, Mapping[str, Sequence[ScalingPoint]]]
+
+    def as_json(self) -> dict[str, Any]:
+        """What ``recd plan --scaling --json`` writes."""
+        return {
+            "topology": {"name": self.topology, **self.spec.model_dump()},
+            "batch_size": self.batch_size,
+            "global_batch": self.global_batch,
+            **{
+                kind: {name: [each.as_json() for each in points] for name, points in sides.items()}
+                for kind, sides in self.points.items()
+            },
+        }
+
+
+@dataclass(frozen=True)
+class _Side:
+    registry: Registry
+    data: TrainingData
+    compute: Compute
+    is_plain: bool = False
+
+
+def study_scaling(
+    registries: Mapping[str, Registry],
+    topology: str,
+    spec: TopologySpec,
+    global_batch: int,
+    say: Callable[[str], None],
+) -> ScalingReport:
+    """Plan each registry, and plain TorchRec, on 1, 2, 4 ... nodes, up to those of ``spec``.
+
+    Args:
+        registries: by the name of their line. Plain TorchRec trains the first one's model.
+        topology: name of ``spec``.
+        spec: the nodes.
+        global_batch: rows of all ranks where scaling is strong. Where it is weak each rank has
+            ``training.batch_size`` of the first registry.
+        say: told what is being done, in words.
+
+    Raises:
+        RecdError: registry, data and model do not go together.
+    """
+    sides = _sides(registries, say)
+    batch_size = next(iter(registries.values())).training.batch_size
+    found: dict[Scaling, dict[str, list[ScalingPoint]]] = {
+        kind: {name: [] for name in sides} for kind in ("weak", "strong")
+    }
+    for nodes in _doubled(spec.nodes):
+        some = spec.model_copy(update={"nodes": nodes})
+        rows: dict[Scaling, int] = {
+            "weak": batch_size,
+            "strong": max(1, global_batch // some.world_size),
+        }
+        for kind, points in found.items():
+            for name, side in sides.items():
+                say(f"planning {name}, {kind} scaling, on {some.world_size:,} ranks")
+                points[name].append(_point(side, some, rows[kind]))
+    return ScalingReport(topology, spec, batch_size, global_batch, found)
+
+
+def _sides(registries: Mapping[str, Registry], say: Callable[[str], None]) -> dict[str, _Side]:
+    sides = {}
+    for name, registry in registries.items():
+        say(f"counting what the model of {name} computes")
+        registry.dataset.prepare()
+        sides[name] = _Side(registry, data_of_model(registry), measure_compute(registry))
+    first = next(iter(sides.values()))
+    # No entry is left: what they do with tables would be prepared for nothing.
+    plain = replace(first.registry, sharding=(), cache=())
+    return {STOCK: replace(first, registry=plain, is_plain=True), **sides}
+
+
+def _doubled(most: int) -> Iterator[int]:
+    nodes = 1
+    while nodes < most:
+        yield nodes
+        nodes *= 2
+    yield most
+
+
+def _point(side: _Side, spec: TopologySpec, batch_size: int) -> ScalingPoint:
+    try:
+        return _planned(side, spec, batch_size)
+    except RecdError as error:  # as what does not fit, or needs several nodes
+        return ScalingPoint(spec.world_size, batch_size, problem=str(error))
+
+
+def _planned(side: _Side, spec: TopologySpec, batch_size: int) -> ScalingPoint:
+    registry = side.registry.with_training({"batch_size": batch_size})
+    candidate = with_plugins(registry, spec, side.data)
+    if side.is_plain:
+        candidate = as_plain(candidate)
+    kept = candidate.activation_bytes(side.compute, batch_size)
+    report = report_side(
+        candidate,
+        candidate.plan(spec.to_torchrec(), batch_size, kept),
+        spec,
+        batch_size=batch_size,
+        largest_batch_size=None,
+        batch_step=None,
+        compute=side.compute,
+        costs=_costs(spec),
+    )
+    memory = int(report.memory_by_rank.max())
+    return ScalingPoint(spec.world_size, batch_size, report.seconds, memory)
+
+
+def _costs(spec: TopologySpec) -> StageCosts:
+    """Those that were measured, or lower bounds and what a collective is taken to take."""
+    costs = spec.costs or spec.least_costs
+    if costs.all_to_all.collectives:
+        return costs
+    # Where a rank has little left to do, that is most of a step.
+    waiting = {"collectives": collective_seconds(spec.device)}
+    return costs.model_copy(update={"all_to_all": costs.all_to_all.model_copy(update=waiting)})

@@ -1,0 +1,66 @@
+"""What ``auto`` came to when a run was started, for the run that goes on from its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recd_plugins.planning.auto.entries import auto_of, with_offers
+from recd_plugins.planning.auto.groups import Offer
+from recd_plugins.planning.prepared import Registry
+from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.folder import checkpoints_in
+from recd_plugins.training.identity import read_sharding, sharding_identity
+
+
+def resume_choice(registry: Registry, *, quiet: bool = False) -> Registry:
+    """The registry with the entries of the newest checkpoint that is whole in place of ``auto``.
+
+    What is measured at a start differs from start to start, and by it what ``auto`` would choose.
+
+    Args:
+        registry: as its file says; it stays as it is without ``auto`` or without a checkpoint.
+        quiet: do not say on stderr what becomes of ``auto``.
+    """
+    auto = auto_of(registry)
+    folder = registry.training.checkpoint.path
+    if auto is None or folder is None:
+        return registry
+    for checkpoint in reversed(checkpoints_in(Path(folder))):
+        try:
+            entries, tables = read_sharding(checkpoint)
+        except DamagedError:  # told when weights are loaded
+            continue
+        at = registry.sharding.index(auto)
+        own = sharding_identity(registry, tables)
+        before, after = own[:at], own[at + 1 :]
+        end = len(entries) - len(after)
+        chosen = entries[at:end]
+        installed = {cls.name for cls in registry.offering}
+        missing = [entry["use"] for entry in chosen if entry["use"] not in installed]
+        if end < at or entries[:at] != before or entries[end:] != after:
+            why = "other sharding entries are not those of then"
+        elif missing:
+            why = f"{missing[0]} is not installed"
+        else:
+            if not quiet:
+                click.echo(
+                    f"auto takes what {checkpoint} was trained with: {_words(chosen)}", err=True
+                )
+            offers = [(Offer(e["use"], e.get("options", {})), e["tables"]) for e in chosen]
+            return Registry(**vars(with_offers(registry, auto, offers)))
+        if not quiet:
+            words = (
+                f"auto does not take what {checkpoint} was trained with, and chooses anew: {why}"
+            )
+            click.echo(words, err=True)
+        return registry
+    return registry
+
+
+def _words(entries: Sequence[dict[str, Any]]) -> str:
+    words = (f"{entry['use']} for {len(entry['tables'])} tables" for entry in entries)
+    return ", ".join(words) or "the planner"

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tests.planning.test_planner import make, prepared, registry
+from torch import nn
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.types import ModuleSharder
+
+from recd_plugins.distributed.sharders import build_sharders
+from recd_plugins.distributed.wire import wire_codecs
+from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import PluginOptions, SharderArguments, Sharding
+from recd_plugins.registry.training_spec import TrainingSpec
+
+
+@pytest.mark.parametrize(("wire", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_all_sharders_have_the_format(wire: str, dtype: torch.dtype) -> None:
+    for sharder in build_sharders(prepared(registry(wire=wire))):
+        if not type(sharder).__name__.startswith("Quant"):  # those of inference
+            codecs = sharder.qcomm_codecs_registry
+            assert codecs is not None
+            assert len(codecs) == 3
+            for both in codecs.values():
+                assert both.forward.quantized_dtype == both.backward.quantized_dtype == dtype
+
+
+def test_fp32_has_none() -> None:
+    assert {each.qcomm_codecs_registry for each in build_sharders(prepared(registry()))} == {None}
+
+
+def test_two_formats_are_refused() -> None:
+    codecs: Any = {"a": None}
+    with pytest.raises(SetupError, match=r"training\.wire is bf16, and the sharders have a qcomm"):
+        build_sharders(prepared(registry(wire="bf16")), qcomm_codecs_registry=codecs)
+
+
+class _Sequences(nn.Module):
+    pass
+
+
+class _Sharder(EmbeddingCollectionSharder):
+    @property
+    def module_type(self) -> Any:
+        return _Sequences
+
+
+class Own(Sharding):
+    """Shards a module of its own, with what ``takes`` says."""
+
+    name = "test.own"
+    takes = False
+
+    class Options(PluginOptions):
+        pass
+
+    def sharders(self, arguments: SharderArguments) -> Sequence[ModuleSharder[nn.Module]]:
+        codecs = arguments.qcomm_codecs_registry if self.takes else None
+        sharder: Any = _Sharder(arguments.fused_params, codecs)
+        return [sharder]
+
+
+class Taking(Own):
+    takes = True
+
+
+def test_a_sharder_without_the_format_is_refused() -> None:
+    with pytest.raises(
+        SetupError, match=r"test\.own shards _Sequences by .* takes no qcomm_codecs"
+    ):
+        build_sharders(prepared(registry((make(Own), ["t"]), wire="fp16")))
+    *_, sharder = build_sharders(prepared(registry((make(Taking), ["t"]), wire="fp16")))
+    assert sharder.qcomm_codecs_registry is not None
+
+
+@pytest.mark.parametrize("wire", ["fp16", "bf16"])
+def test_gradients_pass_the_codecs(wire: str) -> None:
+    """TorchRec's synchronous collectives leave that to autograd; FBGEMM's bf16 loses it."""
+    codecs = wire_codecs(TrainingSpec.model_validate({"wire": wire}), None)
+    assert codecs is not None
+    for both in codecs.values():
+        numbers = torch.tensor([1.0, 2.5], requires_grad=True)
+        both.forward.decode(both.forward.encode(numbers)).sum().backward()
+        assert numbers.grad is not None
+        assert numbers.grad.tolist() == [1.0, 1.0]

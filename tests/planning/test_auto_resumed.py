@@ -1,0 +1,62 @@
+"""A run that goes on with ``auto`` takes the entries that it was started with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from recd_plugins import Registry
+from recd_plugins.model.build import build_model
+from recd_plugins.model_tables import tables_of
+from recd_plugins.training.first_choice import resume_choice
+from recd_plugins.training.identity import identity_of, identity_text
+
+SEQUENCES = ["t_seq_0_0", "t_seq_0_1"]
+ROW_WISE = {"use": "torchrec.row_wise", "tables": ["t_usr_0"]}
+CHOSEN = [
+    {"use": "flexshard.joint", "tables": SEQUENCES, "options": {"coalesce": True}},
+    {"use": "torchrec.planner", "tables": ["t_item_0"], "options": {"coalesce": True}},
+]
+
+
+def entries(registry: Registry) -> list[Any]:
+    names = [table.name for table in tables_of(build_model(registry, registry.dataset.schema()))]
+    return [
+        (entry.plugin.name, entry.plugin.options, [n for n in names if entry.matches(n)])
+        for entry in registry.sharding
+    ]
+
+
+def test_it_takes_what_it_was_started_with_or_says_why_not(
+    make_registry, tmp_path: Path, capsys
+) -> None:
+    training = {"ranks": 2, "batch_size": 256, "checkpoint": {"path": str(tmp_path / "kept")}}
+    started = make_registry(sharding=[ROW_WISE, *CHOSEN], training=training)
+    auto: list[dict[str, Any]] = [ROW_WISE, {"use": "auto"}]
+    unchanged = resume_choice(make_registry(sharding=auto, training=training))
+    assert [entry.plugin.name for entry in unchanged.sharding] == ["torchrec.row_wise", "auto"]
+    assert capsys.readouterr().err == "", "nothing to go on from"
+
+    tables = tables_of(build_model(started, started.dataset.schema()))
+    for step in (2, 4):
+        (tmp_path / "kept" / f"step-{step:09}").mkdir(parents=True)
+    whole, damaged = sorted((tmp_path / "kept").iterdir())
+    (whole / "identity.json").write_text(identity_text(identity_of(started, tables)))
+    (damaged / "identity.json").write_text("{")
+    resumed = resume_choice(make_registry(sharding=auto, training=training))
+    assert entries(resumed) == entries(started)
+    assert capsys.readouterr().err == (
+        f"auto takes what {whole} was trained with: flexshard.joint for 2 tables, torchrec.planner "
+        "for 1 tables\n"
+    )
+
+    for others in (
+        [{**ROW_WISE, "tables": ["t_usr_1"]}],
+        [ROW_WISE, {**ROW_WISE, "tables": ["t_usr_1"]}],
+    ):
+        sharding = [*others, {"use": "auto"}]
+        anew = resume_choice(make_registry(sharding=sharding, training=training))
+        assert anew.sharding[-1].plugin.name == "auto"
+        assert (
+            "chooses anew: other sharding entries are not those of then" in capsys.readouterr().err
+        )

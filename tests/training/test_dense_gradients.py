@@ -1,0 +1,53 @@
+"""Gradients of dense layers are summed in one order from the first step on."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed import DistributedModelParallel
+from torchrec.distributed.types import ShardingEnv, ShardingPlan
+
+from recd_plugins.distributed.launch import launch
+from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
+
+
+class Model(nn.Module):
+    """Layers that are registered in another order than they are used in, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused, self.last, self.first = (nn.Linear(31, 31) for _ in range(3))
+
+    def forward(self, features: Tensor) -> Tensor:
+        loss: Tensor = self.last(self.first(features).relu()).square().mean()
+        return loss
+
+
+def gradients(rank: int, world_size: int) -> list[list[float]]:
+    torch.manual_seed(0)
+    dmp = DistributedModelParallel(
+        Model(),
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=torch.device("cpu"),
+        plan=ShardingPlan({}),
+        sharders=[],
+        data_parallel_wrapper=summed_in_fixed_buckets(),
+    )
+    torch.manual_seed(rank)
+    features = torch.randn(64, 31)
+    steps = []
+    for _ in range(3):
+        dmp.zero_grad()
+        dmp(features).backward()
+        found = [p.grad for p in dmp.parameters() if p.grad is not None]
+        assert len(found) == 4
+        steps.append(torch.cat([gradient.flatten() for gradient in found]).tolist())
+    return steps
+
+
+def test_the_first_step_sums_as_the_later_ones() -> None:
+    ranks = launch(gradients, 3)
+    assert all(steps == ranks[0] for steps in ranks)
+    first, *later = ranks[0]
+    assert later == [first, first]
