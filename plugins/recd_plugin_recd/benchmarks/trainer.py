@@ -113,8 +113,6 @@ def _measure(model: Any, run: _Run, size: Size, device: Device) -> Any:
                 batch_size=run.batch_size,
                 ranks=ranks,
             )
-            # RecD is what is taken apart here: nothing of what else auto may choose.
-            text = text.replace("use: auto", "use: torchrec.planner")
             if run.sparse:
                 sparse = f"    sparse: [{', '.join(run.sparse)}]\n"
                 text = text.replace("    generate: ", f"{sparse}    generate: ", 1)

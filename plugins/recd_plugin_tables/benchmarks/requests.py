@@ -40,10 +40,10 @@ def run(size: Size) -> list[Figure]:
         pq.write_table(request_table(-(-rows // CANDIDATES)), table)
         guesses = guess(survey(open_source(table)), Wanted(session="user", request="request"))
         text = registry_text(guesses, location=str(table), file=registry, source={}, test=0)
-        # What deduplication saves is compared, and nothing of what else auto may choose.
-        text = text.replace("use: auto", "use: torchrec.planner")
         registry.write_text(text, encoding="utf-8")
         settings = [
+            # What deduplication saves is compared, and nothing of what else auto may choose.
+            "sharding[0].use=torchrec.planner",
             f"dataset.options.cache={folder}",
             f"training.batch_size={_batch_size(size)}",
             f"training.ranks={_RANKS}",

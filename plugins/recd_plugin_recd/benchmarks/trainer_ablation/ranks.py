@@ -119,9 +119,9 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:  # noq
 
 def _try(variant: Variant, job: Job, device: torch.device) -> tuple[OneTrainer | None, str | None]:
     """A trainer that has made a step; or None and, of TorchRec's index dedup, what it lacks."""
-    trainer = OneTrainer(
-        load_registry(job.registries[variant.layout]), variant, device, job.num_batches
-    )
+    # RecD is what is taken apart: nothing of what else auto may choose.
+    registry = load_registry(job.registries[variant.layout], sharding="torchrec.planner")
+    trainer = OneTrainer(registry, variant, device, job.num_batches)
     try:
         trainer.steps(1)
     except NotImplementedError as error:
