@@ -1,4 +1,7 @@
-"""Rows of ids and of their vectors, as a model's batch has them."""
+"""Rows of ids and of their vectors, as a model's batch has them.
+
+``shape[0]`` and not ``len``, which would write the example's size into a program of torch.export.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +24,18 @@ def padded_last(rows: JaggedTensor, most: int, fill: Tensor) -> tuple[Tensor, Te
         fill: what stands where a row has none, ``[1, ...]``.
 
     Returns:
-        ``[rows, L, ...]``, L being the most that a row has, and how many each has, int64.
+        ``[rows, L, ...]``, L being the most that a row has, or ``most`` in a program of
+        torch.export, whose sizes do not depend on values; and how many each has, int64.
     """
     lengths = rows.lengths().long()
     kept = lengths.clamp(max=most)
-    longest = int(kept.max()) if len(kept) else 0
+    longest = most
+    if not torch.compiler.is_exporting():
+        longest = int(kept.max()) if len(kept) else 0
     values = torch.cat([rows.values(), fill])
     place = torch.arange(longest, device=lengths.device)
     index = (lengths.cumsum(0) - kept).unsqueeze(1) + place
-    index = index.where(place < kept.unsqueeze(1), torch.full_like(index, len(values) - 1))
+    index = index.where(place < kept.unsqueeze(1), torch.full_like(index, rows.values().shape[0]))
     padded = values.index_select(0, index.flatten())
     return padded.view(*index.shape, *values.shape[1:]), kept
 
@@ -37,16 +43,16 @@ def padded_last(rows: JaggedTensor, most: int, fill: Tensor) -> tuple[Tensor, Te
 def row_sums(rows: JaggedTensor) -> Tensor:
     """The sum of each row's vectors, zeros for an empty one, ``[rows, D]``."""
     lengths = rows.lengths().long()
-    of_value = torch.arange(len(lengths), device=lengths.device).repeat_interleave(lengths)
     values = rows.values()
-    return values.new_zeros(len(lengths), values.shape[1]).index_add(0, of_value, values)
+    of_value = torch.repeat_interleave(lengths, output_size=values.shape[0])
+    return values.new_zeros(lengths.shape[0], values.shape[1]).index_add(0, of_value, values)
 
 
 def only_ids(rows: JaggedTensor) -> Tensor:
     """The id of each row that has one, -1 of all others, int64 ``[rows]``."""
     lengths = rows.lengths().long()
     values = torch.cat([rows.values(), rows.values().new_zeros(1)])
-    first = values[(lengths.cumsum(0) - lengths).clamp(max=len(values) - 1)]
+    first = values[(lengths.cumsum(0) - lengths).clamp(max=values.shape[0] - 1)]
     return first.where(lengths == 1, torch.full_like(first, -1))
 
 

@@ -92,7 +92,9 @@ class Top(nn.Module):
         users = self._expanded(_at(encoded, lengths), batch, self._options.history)
         items = self.item_vectors(embeddings, batch)
         logits = (users * items).sum(1)
-        if self._options.loss == "binary":
+        if torch.compiler.is_exporting():  # rows to score have no labels
+            loss = logits.new_zeros(())
+        elif self._options.loss == "binary":
             loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
         else:
             loss = self._softmax(embeddings, batch, encoded, lengths, users)
@@ -184,4 +186,4 @@ class Top(nn.Module):
 
 def _at(encoded: Tensor, lengths: Tensor) -> Tensor:
     """What follows the last item of each row, ``[U, D]``."""
-    return encoded[torch.arange(len(lengths), device=lengths.device), lengths]
+    return encoded[torch.arange(lengths.shape[0], device=lengths.device), lengths]

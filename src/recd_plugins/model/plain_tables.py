@@ -24,17 +24,23 @@ from recd_plugins.model.int8_rows import Int8Rows
 
 @dataclass(frozen=True)
 class StoredRows:
-    """A feature: ids of its stored rows, their lengths, and the stored row of each row.
+    """A feature's stored rows, which a model reads as a JaggedTensor; and the one of each row.
 
     Attributes:
-        values: int64 ``[num_values]``.
-        lengths: int64 ``[num_stored]``.
-        rows: int64 ``[B]``.
+        ids: of stored rows, int64 ``[num_values]``.
+        counts: ids of each stored row, int64 ``[num_stored]``.
+        rows: the stored row of each row, int64 ``[B]``.
     """
 
-    values: Tensor
-    lengths: Tensor
+    ids: Tensor
+    counts: Tensor
     rows: Tensor
+
+    def values(self) -> Tensor:
+        return self.ids
+
+    def lengths(self) -> Tensor:
+        return self.counts
 
 
 class PlainBags(nn.Module):
@@ -56,10 +62,10 @@ class PlainBags(nn.Module):
         vectors = []
         for table, feature, _ in self.outputs:
             stored = features[feature]
-            looked_up = self.tables[table](stored.values)
-            pooled = _sums(looked_up, stored.lengths)
+            looked_up = self.tables[table](stored.ids)
+            pooled = _sums(looked_up, stored.counts)
             if self.modes[table] == PoolingType.MEAN:
-                pooled = pooled / stored.lengths.clamp(min=1).unsqueeze(1)
+                pooled = pooled / stored.counts.clamp(min=1).unsqueeze(1)
             vectors.append(pooled.index_select(0, stored.rows))
         return KeyedTensor(
             keys=[name for *_, name in self.outputs],
@@ -82,7 +88,7 @@ class PlainSequences(nn.Module):
     def forward(self, features: Mapping[str, StoredRows]) -> dict[str, JaggedTensor]:
         return {
             name: JaggedTensor(
-                self.tables[table](features[feature].values), lengths=features[feature].lengths
+                self.tables[table](features[feature].ids), lengths=features[feature].counts
             )
             for table, feature, name in self.outputs
         }

@@ -57,7 +57,7 @@ class ServingModel(nn.Module):
             labels=dense.new_zeros(dense.shape[0]),
             replicated_features=features,
             sequence_features=features,
-            num_unique={name: each.lengths.shape[0] for name, each in features.items()},
+            num_unique={name: each.counts.shape[0] for name, each in features.items()},
             inverse_lookup={name: each.rows for name, each in features.items()},
         )
         _, (_, logits, _) = self.model(batch)
