@@ -129,10 +129,10 @@ _SLOW = (
     "recd_plugin_flexshard/tests/runtime/test_torchrec_oracle.py",
     "recd_plugin_scars/tests/test_hot_batches.py",
     "recd_plugin_scars/tests/test_window_reader.py::test_goes_on_at_every",
+    "recd_plugin_scoring/tests/test_predict.py",
     "testing/test_built_in_plugins.py",
     "training/test_checkpoint_placement.py",
     "training/test_lookahead.py",
-    "training/test_predict.py",
     # Ray starts dozens of processes.
     "recd_plugin_dsi/tests/test_local_ray.py",
     "recd_plugin_dsi/tests/test_ray_ingestion.py",

@@ -11,6 +11,8 @@ _ROOT = Path(__file__).parents[1]
 _BUILT_IN = set(
     re.findall(r'"recd-plugin-(\w+)', (_ROOT / "packaging/recd-plugins/pyproject.toml").read_text())
 )
+#: Commands of plugins that are used without another word of theirs.
+_COMMANDS = {"scoring": ("predict", "export", "embeddings")}
 PRESENT = {
     path.parent.name.removeprefix("recd_plugin_") for path in _ROOT.glob("plugins/*/pyproject.toml")
 }
@@ -19,8 +21,13 @@ ABSENT = _BUILT_IN - PRESENT
 
 def uses_what_is_absent(text: str) -> bool:
     """Whether code, a registry file or a page names an absent plugin's package or a part of it."""
+    if not ABSENT:
+        return False
     names = "|".join(ABSENT)
-    return bool(names) and bool(re.search(rf"\brecd_plugin_({names})\b|\b({names})\.[a-z]", text))
+    used = [rf"\brecd_plugin_({names})\b", rf"\b({names})\.[a-z]"]
+    if commands := "|".join(each for name in ABSENT for each in _COMMANDS.get(name, ())):
+        used += [rf"\brecd ({commands})\b", rf'"({commands})", ']  # on a page, and in a test
+    return bool(re.search("|".join(used), text))
 
 
 def skip_what_is_absent(text: str) -> None:

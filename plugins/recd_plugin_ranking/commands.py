@@ -6,7 +6,14 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, OUTPUT, silence_upstream
+from recd_plugins.api.commands import (
+    AT_LEAST_1,
+    CHECKPOINT,
+    COUNT_FROM_0,
+    OUTPUT,
+    chosen_checkpoint,
+    silence_upstream,
+)
 from recd_plugins.api.files import write_json
 
 
@@ -40,13 +47,7 @@ from recd_plugins.api.files import write_json
     metavar="FOLDER",
     help="Write the vectors of items and users here, as items.parquet and users.parquet.",
 )
-@click.option(
-    "--checkpoint",
-    default="newest",
-    show_default=True,
-    metavar="PATH|newest|best",
-    help="A checkpoint, or a folder of some, of which the newest is taken.",
-)
+@CHECKPOINT
 @click.option("--json", "json_path", type=OUTPUT, metavar="FILE", help="Write the figures here.")
 @click.pass_obj
 def rank_command(
@@ -69,7 +70,6 @@ def rank_command(
     """
     from recd_plugin_ranking.full_ranking import Rules, rank
     from recd_plugins.api.registry import load_registry
-    from recd_plugins.api.training import chosen_checkpoint
 
     silence_upstream()
     registry = load_registry(registry_path, plugins_dir=plugins_dir)

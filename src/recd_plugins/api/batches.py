@@ -5,6 +5,7 @@ TorchRec.
 """
 
 from recd_plugins.data.feature_steps import num_dense_inputs
+from recd_plugins.data.fitted_steps import fitted_steps
 from recd_plugins.data.lower import lower
 from recd_plugins.data.preprocess import Preprocess, build_preprocess
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
@@ -30,6 +31,7 @@ __all__ = [
     "Preprocess",
     "RowPipeline",
     "build_preprocess",
+    "fitted_steps",
     "fitted_transforms",
     "ikjts_from_columns",
     "ikjts_from_dictionaries",

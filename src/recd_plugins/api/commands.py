@@ -1,5 +1,8 @@
 """Parts of commands: types and groups of options, checks before the work, progress bars.
 
+``CHECKPOINT``, ``RANKS`` and ``BATCH_SIZE`` are options of commands that take a trained model, and
+``overrides`` makes fields of ``training:`` of the last two.
+
 For plugins that have commands of their own (``register_commands``) or modes of ``recd plan``.
 Needs click and no torch.
 """
@@ -7,30 +10,40 @@ Needs click and no torch.
 from recd_plugins.cli.options import (
     ABOVE_0,
     AT_LEAST_1,
+    BATCH_SIZE,
+    CHECKPOINT,
     COUNT_FROM_0,
     OUTPUT,
+    RANKS,
     SHARE,
     FiniteFloat,
     check_outputs,
     check_reports,
     chosen_topology,
+    overrides,
     report_options,
     topology_options,
 )
 from recd_plugins.progress import AddBar, progress_bars, row_progress
+from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
 from recd_plugins.upstream_noise import silence as silence_upstream
 
 __all__ = [
     "ABOVE_0",
     "AT_LEAST_1",
+    "BATCH_SIZE",
+    "CHECKPOINT",
     "COUNT_FROM_0",
     "OUTPUT",
+    "RANKS",
     "SHARE",
     "AddBar",
     "FiniteFloat",
     "check_outputs",
     "check_reports",
+    "chosen_checkpoint",
     "chosen_topology",
+    "overrides",
     "progress_bars",
     "report_options",
     "row_progress",

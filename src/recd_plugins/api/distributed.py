@@ -9,7 +9,7 @@ from recd_plugins.distributed.batch_form import refuse_inverse_indices
 from recd_plugins.distributed.byte_counter import CollectiveBytes, Traffic, lookup_ids
 from recd_plugins.distributed.device import choose_device, device_of_rank
 from recd_plugins.distributed.guards import guard
-from recd_plugins.distributed.launch import Ranks, backend_for, join_torchrun, launch
+from recd_plugins.distributed.launch import Ranks, backend_for, join_torchrun, launch, torchrun_rank
 from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, row_kernels
 from recd_plugins.distributed.nodes import ranks_of_each_node
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
@@ -43,4 +43,5 @@ __all__ = [
     "resolve_group",
     "row_kernels",
     "stock_sharders",
+    "torchrun_rank",
 ]

@@ -11,11 +11,12 @@ from recd_plugins.training.breakdown import StepProfile, static_bytes, step_prof
 from recd_plugins.training.calibration_file import calibration_job, refuse_existing, write_topology
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
-from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
+from recd_plugins.training.checkpoint_weights import table_weights
 from recd_plugins.training.cluster.at_start import topology_at_start
 from recd_plugins.training.cluster.collectives import measure_collectives
 from recd_plugins.training.compare import Comparison, loss_max_abs_diff
 from recd_plugins.training.drift import predicted_step
+from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.learning_rates import LearningRates
@@ -34,8 +35,9 @@ from recd_plugins.training.profile_events import (
 from recd_plugins.training.quality import Predictions
 from recd_plugins.training.session import session
 from recd_plugins.training.table_parts import sections_of
+from recd_plugins.training.trained import Trained, TrainedJob, load_trained, on_ranks
 from recd_plugins.training.trainer import Job, Result
-from recd_plugins.training.whole_model import whole_model
+from recd_plugins.training.whole_model import unchecked_model, whole_model
 from recd_plugins.versions import fbgemm_has_cuda
 
 __all__ = [
@@ -56,16 +58,20 @@ __all__ = [
     "Span",
     "StepEvents",
     "StepProfile",
+    "Trained",
+    "TrainedJob",
     "assemble",
     "build_train_pipeline",
     "calibration_job",
-    "chosen_checkpoint",
     "device_seconds",
     "fbgemm_has_cuda",
     "host_seconds",
     "identity_of",
+    "load_fitted",
+    "load_trained",
     "loss_max_abs_diff",
     "measure_collectives",
+    "on_ranks",
     "peak_bytes",
     "predicted_step",
     "read_profile",
@@ -76,7 +82,9 @@ __all__ = [
     "static_bytes",
     "step_profile",
     "sum_by_kind",
+    "table_weights",
     "topology_at_start",
+    "unchecked_model",
     "whole_model",
     "write_topology",
 ]

@@ -29,18 +29,6 @@ COMMANDS = {
         "recd_plugins.cli.evaluate:evaluate",
         "Evaluate a trained model of REGISTRY on every row of its test split.",
     ),
-    "predict": (
-        "recd_plugins.cli.predict:predict",
-        "Score every row of TABLE by a trained model of REGISTRY.",
-    ),
-    "export": (
-        "recd_plugins.cli.export:export",
-        "Export a trained model of REGISTRY as one program of torch.export.",
-    ),
-    "embeddings": (
-        "recd_plugins.cli.embeddings:embeddings",
-        "Write the rows of an embedding table of a trained model.",
-    ),
     "plan": (
         "recd_plugins.cli.plan:plan",
         "Plan the tables of REGISTRY's model for a cluster, without one.",

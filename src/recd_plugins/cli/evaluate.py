@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.cli.options import check_reports
-from recd_plugins.cli.trained_options import BATCH_SIZE, CHECKPOINT, RANKS, overrides
+from recd_plugins.cli.options import BATCH_SIZE, CHECKPOINT, RANKS, check_reports, overrides
 from recd_plugins.errors import RecdError
 from recd_plugins.files import json_text, write_json
 from recd_plugins.planning.prepared import load_registry

@@ -56,6 +56,20 @@ SHARE = FiniteFloat(min=0, max=1)
 #: A file to write.
 OUTPUT = click.Path(path_type=Path, dir_okay=False)
 
+# Of commands that take a trained model.
+CHECKPOINT = click.option(
+    "--checkpoint",
+    default="newest",
+    show_default=True,
+    metavar="PATH|newest|best",
+    help="A checkpoint, or a folder of some, of which the newest is taken; newest and best are "
+    "those of training.checkpoint.path.",
+)
+RANKS = click.option("--ranks", type=AT_LEAST_1, help="Overrides training.ranks.")
+BATCH_SIZE = click.option(
+    "--batch-size", type=AT_LEAST_1, help="Overrides training.batch_size: rows of a rank at a time."
+)
+
 _PICTURES = (".png", ".svg", ".pdf")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -130,6 +144,11 @@ def chosen_topology(
         ranks=registry.training.ranks,
         device=choose_device(registry) if topology == MACHINE else "cpu",
     )
+
+
+def overrides(**values: Any) -> dict[str, Any]:
+    """Fields of the ``training`` section that options set."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def manager_of(ctx: click.Context) -> PluginManager:

@@ -15,6 +15,7 @@ from recd_plugins.errors import RecdError
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.manifest import problems
 from recd_plugins.training.checkpoint_files.metadata import read_metadata
+from recd_plugins.training.checkpoint_files.tables import table_entry
 from recd_plugins.training.checkpoint_io import SafeLoadPlanner, SafeReader
 
 _MODEL = "model."
@@ -62,6 +63,17 @@ def read_weights(
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load(document, storage_reader=reader, planner=_SomeWeights(), no_dist=True)
     return weights
+
+
+def table_weights(checkpoint: Path, table: str) -> Tensor:
+    """The rows of an embedding table, ``[num_embeddings, embedding_dim]``.
+
+    Raises:
+        RecdError: the checkpoint is damaged, or has no such table; names those that it has.
+    """
+    wanted = table_entry(checkpoint, table)
+    check_whole(checkpoint)
+    return read_weights(checkpoint, lambda name: name == wanted)[wanted]
 
 
 def load_weights(checkpoint: Path, model: nn.Module) -> None:

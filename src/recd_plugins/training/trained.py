@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from recd_plugins import activity, upstream_noise
 from recd_plugins.activity import doing
 from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.data.loader import pinned
+from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.distributed.device import choose_device, device_of_rank
 from recd_plugins.distributed.launch import (
     backend_for,
@@ -27,6 +30,8 @@ from recd_plugins.training.assembly import Assembled, assemble
 from recd_plugins.training.checkpoint import Checkpoints
 from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.identity import check_same_model, identity_of
+from recd_plugins.training.steps import steps
+from recd_plugins.values.model_input import ModelInput
 
 J = TypeVar("J")
 T = TypeVar("T")
@@ -74,6 +79,18 @@ class Trained:
     step: int
     same_data: bool
 
+    def logits(self, batches: Iterator[ModelInput]) -> Iterator[Tensor]:
+        """Logits of each batch of this rank, float32 ``[B]``, in their order. A collective call.
+
+        Some batches are taken ahead. All ranks give as many.
+        """
+        parts = self.parts
+        registry = parts.prepared.registry
+        taken = map(pinned, batches) if self.device.type == "cuda" else batches
+        pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, self.device)
+        for _, logits, _ in steps(pipeline, taken, registry, parts.dmp.module):
+            yield logits
+
 
 def load_trained(job: TrainedJob) -> Trained:
     """Assemble the model of a registry and load a checkpoint into it. A collective call.
@@ -93,6 +110,7 @@ def load_trained(job: TrainedJob) -> Trained:
     parts = assemble(registry, "plugins", device)
     registry = parts.prepared.registry
     fitted_steps(registry, registry.dataset.schema())
+    fit_converter(registry)
     same_data, *_ = together(
         lambda: (
             check_same_model(job.checkpoint, identity_of(registry, parts.tables))

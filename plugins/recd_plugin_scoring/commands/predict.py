@@ -6,11 +6,18 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.cli.options import OUTPUT, check_outputs
-from recd_plugins.cli.trained_options import BATCH_SIZE, CHECKPOINT, RANKS, overrides
-from recd_plugins.errors import DataError
-from recd_plugins.planning.prepared import load_registry
-from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
+from recd_plugin_scoring.score_format import check_keep, format_of
+from recd_plugins.api import DataError
+from recd_plugins.api.commands import (
+    BATCH_SIZE,
+    CHECKPOINT,
+    OUTPUT,
+    RANKS,
+    check_outputs,
+    chosen_checkpoint,
+    overrides,
+)
+from recd_plugins.api.registry import load_registry
 
 
 @click.command()
@@ -59,8 +66,6 @@ def predict(
     recd predict registry.yaml new.parquet -o scores.parquet
     recd predict registry.yaml new.parquet -o scores.csv --keep user_id --checkpoint best
     """
-    from recd_plugins.training.score_format import check_keep, format_of
-
     kind = format_of(output, kind)
     check_keep(keep)
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
@@ -70,11 +75,10 @@ def predict(
     check_outputs(output, force, None, None)
     given = overrides(ranks=ranks, batch_size=batch_size, workers=0)
     read = read.with_training(given)
-    from recd_plugins.distributed.device import choose_device
-    from recd_plugins.distributed.launch import torchrun_rank
-    from recd_plugins.training.predict import PredictJob
-    from recd_plugins.training.predict import predict as on_rank
-    from recd_plugins.training.trained import on_ranks
+    from recd_plugin_scoring.predict import PredictJob
+    from recd_plugin_scoring.predict import predict as on_rank
+    from recd_plugins.api.distributed import choose_device, torchrun_rank
+    from recd_plugins.api.training import on_ranks
 
     job = PredictJob(
         registry,

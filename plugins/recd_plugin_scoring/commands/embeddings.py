@@ -6,12 +6,9 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.cli.options import OUTPUT, check_outputs
-from recd_plugins.cli.trained_options import CHECKPOINT
-from recd_plugins.errors import RecdError
-from recd_plugins.planning.prepared import load_registry
-from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
-from recd_plugins.training.checkpoint_files.tables import table_entry
+from recd_plugins.api import RecdError
+from recd_plugins.api.commands import CHECKPOINT, OUTPUT, check_outputs, chosen_checkpoint
+from recd_plugins.api.registry import load_registry
 
 
 @click.command()
@@ -44,9 +41,8 @@ def embeddings(
         raise RecdError(f"{output}: is written as Parquet; name it .parquet")
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
-    entry = table_entry(chosen, table)
     check_outputs(output, force, None, None)
-    from recd_plugins.training.embeddings import write_embeddings
+    from recd_plugin_scoring.embeddings import write_embeddings
 
-    rows = write_embeddings(read, chosen, table, entry, output)
+    rows = write_embeddings(read, chosen, table, output)
     click.echo(f"{output}: {rows:,} rows of {table} of {chosen}", err=True)

@@ -13,17 +13,15 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from recd_plugins.data.arrow import dense_features, sparse_column
-from recd_plugins.data.fitted_steps import fitted_steps
-from recd_plugins.data.training_rows import training_rows
-from recd_plugins.errors import RecdError
-from recd_plugins.files import new_file, write_json
-from recd_plugins.interfaces import FeatureSchema, Rows
-from recd_plugins.model.plain_tables import with_plain_tables
-from recd_plugins.model.serving import ServingModel
-from recd_plugins.planning.prepared import Registry
-from recd_plugins.sparse.from_columns import kjt_from_columns
-from recd_plugins.training.whole_model import unchecked_model
+from recd_plugin_scoring.plain_tables import with_plain_tables
+from recd_plugin_scoring.serving_model import ServingModel
+from recd_plugins.api import FeatureSchema, RecdError, Rows
+from recd_plugins.api.access import training_rows
+from recd_plugins.api.batches import fitted_steps, kjt_from_columns
+from recd_plugins.api.columns import dense_features, sparse_column
+from recd_plugins.api.files import new_file, write_json
+from recd_plugins.api.registry import Registry
+from recd_plugins.api.training import unchecked_model
 
 #: Files of an export.
 PROGRAM, INT8_PROGRAM, SIGNATURE = "model.pt2", "model_int8.pt2", "signature.json"

@@ -15,20 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recd_plugins.activity import doing
-from recd_plugins.data.kept_columns import KeptColumns
-from recd_plugins.data.loader import pinned
-from recd_plugins.data.row_pipeline import RowPipeline, fit_converter, fitted_transforms
-from recd_plugins.data.score_rows import Turn, turns
-from recd_plugins.distributed.lookup_kernels import close_kernels
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Dataset, FeatureSchema
-from recd_plugins.progress import row_progress
-from recd_plugins.training.score_file import ScoreWriter, score_file
-from recd_plugins.training.score_format import ROW, SCORE
-from recd_plugins.training.steps import steps
-from recd_plugins.training.trained import Trained, TrainedJob, load_trained
-from recd_plugins.values.model_input import ModelInput
+from recd_plugin_scoring.kept_columns import KeptColumns
+from recd_plugin_scoring.score_file import ScoreWriter, score_file
+from recd_plugin_scoring.score_format import ROW, SCORE
+from recd_plugin_scoring.turns import Turn, turns
+from recd_plugins.api import DataError, Dataset, FeatureSchema
+from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms
+from recd_plugins.api.commands import row_progress
+from recd_plugins.api.distributed import close_kernels
+from recd_plugins.api.ingestion import doing
+from recd_plugins.api.training import Trained, TrainedJob, load_trained
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,6 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     dataset = registry.dataset.to_score(job.table)
     dataset.prepare()
     _check_columns(job.table, dataset.schema(), registry.dataset.schema())
-    fit_converter(registry)
     scored = replace(registry, dataset=dataset, wrappers=())
     pipeline = RowPipeline(scored, fitted_transforms(scored, prepared))
     size = registry.training.batch_size
@@ -100,18 +95,15 @@ def _scores(
     trained: Trained, pipeline: RowPipeline, dealt: Iterator[Turn], world_size: int
 ) -> Iterator[tuple[Turn, np.ndarray]]:
     """Each turn with the probabilities of its rows, float64, rank after rank. Collective."""
-    parts, device = trained.parts, trained.device
     waiting: deque[Turn] = deque()
 
     def inputs() -> Iterator[ModelInput]:
         for turn in dealt:
             waiting.append(turn)
             (batch,) = pipeline.read([turn.rows])
-            yield pinned(batch) if device.type == "cuda" else batch
+            yield batch
 
-    prepared = parts.prepared
-    train_pipeline = prepared.train_pipeline(parts.dmp, parts.optimizer, device)
-    for _, logits, _ in steps(train_pipeline, inputs(), prepared.registry, parts.dmp.module):
+    for logits in trained.logits(inputs()):
         turn = waiting.popleft()
         of_ranks = [torch.empty_like(logits) for _ in range(world_size)]
         dist.all_gather(of_ranks, logits.contiguous())

@@ -6,11 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from recd_plugins.data.parquet import ParquetTable
-from recd_plugins.data.read_plan import Piece
-from recd_plugins.data.reader import concat_rows, slice_rows
-from recd_plugins.errors import DataError
-from recd_plugins.interfaces import Rows
+from recd_plugins.api import DataError, Rows
+from recd_plugins.api.reading import Piece, concat_rows, slice_rows
+from recd_plugins.api.tables import ParquetTable
 
 
 class KeptColumns:

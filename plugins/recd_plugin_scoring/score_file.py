@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from recd_plugins.errors import RecdError
-from recd_plugins.files import new_file
+from recd_plugins.api import RecdError
+from recd_plugins.api.files import new_file
 
 
 class ScoreWriter(ABC):

@@ -8,8 +8,8 @@ from itertools import islice
 
 import pyarrow as pa
 
-from recd_plugins.data.reader import concat_rows, rebatch, slice_rows
-from recd_plugins.interfaces import Rows
+from recd_plugins.api import Rows
+from recd_plugins.api.reading import concat_rows, rebatch, slice_rows
 
 
 @dataclass(frozen=True)

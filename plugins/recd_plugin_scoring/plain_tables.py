@@ -1,4 +1,4 @@
-"""Tables in one piece, in place of TorchRec's modules, for a model that leaves this package.
+"""Tables in one piece, in place of TorchRec's modules, for a model that leaves recd-plugins.
 
 They take a feature as its stored rows, and which of them each row of the batch is: that is how a
 request sends a history once for all of its candidates.
@@ -18,8 +18,8 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedTensor
 
-from recd_plugins.errors import RecdError
-from recd_plugins.model.int8_rows import Int8Rows
+from recd_plugin_scoring.int8_rows import Int8Rows
+from recd_plugins.api import RecdError
 
 
 @dataclass(frozen=True)

@@ -10,33 +10,28 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from recd_plugins.data.fitted_steps import fitted_steps
-from recd_plugins.files import new_file
-from recd_plugins.model_tables import table_name
-from recd_plugins.registry import Registry
-from recd_plugins.training.checkpoint_weights import check_whole, read_weights
-from recd_plugins.training.fitted import load_fitted
+from recd_plugins.api.batches import fitted_steps
+from recd_plugins.api.files import new_file
+from recd_plugins.api.model import table_name
+from recd_plugins.api.registry import Registry
+from recd_plugins.api.training import load_fitted, table_weights
 
 _ROWS_AT_ONCE = 65_536
 
 
-def write_embeddings(
-    registry: Registry, checkpoint: Path, table: str, entry: str, output: Path
-) -> int:
+def write_embeddings(registry: Registry, checkpoint: Path, table: str, output: Path) -> int:
     """Write ``id``, ``vector`` and maybe ``value`` of each row; says how many.
 
     Args:
         registry: whose model it is.
         checkpoint: of its run.
-        table: the name of a table.
-        entry: the name of its weights.
+        table: its name.
         output: a Parquet file.
 
     Raises:
-        RecdError: the checkpoint is damaged, or the place cannot be written.
+        RecdError: the checkpoint is damaged or has no such table, or the place cannot be written.
     """
-    check_whole(checkpoint)
-    weights = read_weights(checkpoint, lambda name: name == entry)[entry].numpy()
+    weights = table_weights(checkpoint, table).numpy()
     values = _values(registry, checkpoint, table, len(weights))
     with new_file(output) as temporary:
         writer: pq.ParquetWriter | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from recd_plugins.errors import RecdError
+from recd_plugins.api import RecdError
 
 #: Columns of every file of scores: the 0-based row of the table, and the probability.
 ROW, SCORE = "row", "score"

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.cli.trained_options import CHECKPOINT
-from recd_plugins.errors import RecdError
-from recd_plugins.files import check_writable
-from recd_plugins.planning.prepared import load_registry
-from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
+from recd_plugins.api import RecdError
+from recd_plugins.api.commands import CHECKPOINT, chosen_checkpoint, silence_upstream
+from recd_plugins.api.files import check_writable
+from recd_plugins.api.registry import load_registry
 
 
 @click.command()
@@ -56,10 +55,9 @@ def export(
     if (output / "model.pt2").exists() and not force:
         raise RecdError(f"{output}: holds an export; name another folder, or --force")
     check_writable(output / "model.pt2")
-    from recd_plugins import upstream_noise
-    from recd_plugins.training.export import export_to
+    from recd_plugin_scoring.export import export_to
 
-    upstream_noise.silence()
+    silence_upstream()
     read.dataset.prepare()
     error = export_to(read, chosen, output, int8=int8)
     click.echo(f"{output / 'model.pt2'}: the model of {chosen}", err=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recd_plugin_scoring.predict import PredictJob, predict
 from recd_plugins.errors import RecdError
 from recd_plugins.training.evaluate import evaluate_trained
-from recd_plugins.training.predict import PredictJob, predict
 from recd_plugins.training.trained import TrainedJob
 from recd_plugins.training.trainer import Job, train
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import settings
 from tests.training import evaluation_cases
-from tests.training import predict_cases as cases
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.quant.embedding_modules import (
@@ -18,15 +17,16 @@ from torchrec.quant.embedding_modules import (
 )
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugin_scoring.embeddings import write_embeddings
+from recd_plugin_scoring.export import INT8_PROGRAM, PROGRAM, export_to, inputs_of
+from recd_plugin_scoring.int8_rows import Int8Rows
+from recd_plugin_scoring.tests import predict_cases as cases
 from recd_plugins import load_registry
 from recd_plugins.errors import RecdError
 from recd_plugins.interfaces import Origin, Rows
-from recd_plugins.model.int8_rows import Int8Rows
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_files.tables import table_entry
 from recd_plugins.training.checkpoint_weights import read_weights
-from recd_plugins.training.embeddings import write_embeddings
-from recd_plugins.training.export import INT8_PROGRAM, PROGRAM, export_to, inputs_of
 from recd_plugins.training.quality import measure
 
 REGISTRY = """
@@ -149,16 +149,15 @@ def test_quantized_rows_are_those_of_torchrecs_inference_modules() -> None:
 @pytest.mark.parametrize("name", ["nothing", "cache"])
 def test_rows_of_a_table_are_written(folder: Path, name: str) -> None:
     checkpoint = cases.newest(folder / name)
-    entry = table_entry(checkpoint, "t_item")
     output = folder / f"{name}-rows.parquet"
     registry = load_registry(folder / f"{name}.yaml")
-    assert write_embeddings(registry, checkpoint, "t_item", entry, output) == 100
+    assert write_embeddings(registry, checkpoint, "t_item", output) == 100
     rows = pq.read_table(output)
     assert rows["id"].to_pylist() == list(range(100))
-    expected = read_weights(checkpoint)[entry]
+    expected = read_weights(checkpoint)[table_entry(checkpoint, "t_item")]
     assert np.array_equal(np.array(rows["vector"].to_pylist(), np.float32), expected.numpy())
     with pytest.raises(RecdError, match="no table t_itm; did you mean t_item"):
-        table_entry(checkpoint, "t_itm")
+        write_embeddings(registry, checkpoint, "t_itm", output)
 
 
 def test_another_model_is_refused(folder: Path) -> None:

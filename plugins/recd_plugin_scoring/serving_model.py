@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from recd_plugins.interfaces import FeatureSchema, Preprocessing
-from recd_plugins.model.plain_tables import StoredRows
-from recd_plugins.values.model_input import ModelInput
+from recd_plugin_scoring.plain_tables import StoredRows
+from recd_plugins.api import FeatureSchema, Preprocessing
+from recd_plugins.api.batches import ModelInput
 
 
 class ServingModel(nn.Module):
