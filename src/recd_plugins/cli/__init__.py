@@ -41,10 +41,6 @@ COMMANDS = {
         "recd_plugins.cli.report:report",
         "Show one run, or compare several, as a page of HTML that needs nothing else.",
     ),
-    "profile": (
-        "recd_plugins.cli.profile:profile",
-        "Count how often each row of a table is read.",
-    ),
     "checkpoint": (
         "recd_plugins.cli.checkpoint:checkpoint",
         "List, verify or show checkpoints.",

@@ -50,13 +50,12 @@ AT_LEAST_1 = WholeNumber(min=1)
 COUNT_FROM_0 = WholeNumber(min=0)
 #: A finite number above 0.
 ABOVE_0 = FiniteFloat(min=0, min_open=True)
-AT_LEAST_0 = FiniteFloat(min=0)
 #: A share, from 0 to 1.
 SHARE = FiniteFloat(min=0, max=1)
 #: A file to write.
 OUTPUT = click.Path(path_type=Path, dir_okay=False)
 
-# Of commands that take a trained model.
+#: The option of the checkpoint that a command takes a trained model from.
 CHECKPOINT = click.option(
     "--checkpoint",
     default="newest",
@@ -65,7 +64,9 @@ CHECKPOINT = click.option(
     help="A checkpoint, or a folder of some, of which the newest is taken; newest and best are "
     "those of training.checkpoint.path.",
 )
+#: The option of the number of ranks that score.
 RANKS = click.option("--ranks", type=AT_LEAST_1, help="Overrides training.ranks.")
+#: The option of how many rows a rank scores at a time.
 BATCH_SIZE = click.option(
     "--batch-size", type=AT_LEAST_1, help="Overrides training.batch_size: rows of a rank at a time."
 )

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from rich.console import Console
 
-from recd_plugins.cli.options import COUNT_FROM_0, OUTPUT, report_options
-from recd_plugins.errors import RecdError
-from recd_plugins.files import write_json
+from recd_plugins.api import RecdError
+from recd_plugins.api.commands import COUNT_FROM_0, OUTPUT, report_options
+from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
-    from recd_plugins.access import AccessProfile
+    from recd_plugins.api.access import AccessProfile
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -78,7 +78,7 @@ def finish(
 
 def show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) -> None:
     """Print what a profile says of its tables, and write it as JSON and as a picture."""
-    from recd_plugins.access.profile_report import as_json, plot, render
+    from recd_plugin_profiles.report import as_json, plot, render
 
     Console().print(render(made))
     if json_path is not None:

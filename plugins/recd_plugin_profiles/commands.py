@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.cli.options import ABOVE_0, AT_LEAST_0, AT_LEAST_1, check_outputs, check_reports
-from recd_plugins.cli.profile_output import (
+from recd_plugin_profiles.command_output import (
     finish,
     in_memory,
     of_distribution,
@@ -18,14 +17,23 @@ from recd_plugins.cli.profile_output import (
     shown,
     written,
 )
-from recd_plugins.errors import DataError, RecdError
-from recd_plugins.progress import row_progress
+from recd_plugins.api import DataError, RecdError, Table
+from recd_plugins.api.commands import (
+    ABOVE_0,
+    AT_LEAST_1,
+    FiniteFloat,
+    check_outputs,
+    check_reports,
+    row_progress,
+    silence_upstream,
+)
+from recd_plugins.api.registry import did_you_mean, load_registry, shortened
 
 if TYPE_CHECKING:
-    from recd_plugins.access import AccessProfile
-    from recd_plugins.interfaces import Table
-    from recd_plugins.registry import Registry
-from recd_plugins.words import did_you_mean, shortened
+    from recd_plugins.api.access import AccessProfile
+    from recd_plugins.api.registry import Registry
+
+_AT_LEAST_0 = FiniteFloat(min=0)
 
 
 @click.group()
@@ -89,12 +97,11 @@ def registry_command(
     plot_path: Path | None,
 ) -> None:
     """Count the training rows of REGISTRY's data, as preprocessing leaves them."""
-    from recd_plugins import load_registry, upstream_noise
-    from recd_plugins.data.fitted_steps import fitted_steps
-    from recd_plugins.data.measure_access import measure_access
+    from recd_plugins.api.access import measure_access
+    from recd_plugins.api.batches import fitted_steps
 
     check_outputs(output, force, json_path, plot_path)
-    upstream_noise.silence()
+    silence_upstream()
     loaded = load_registry(registry, plugins_dir=plugins_dir)
     loaded.dataset.prepare()
     chosen = _matching(_tables(loaded, own_tables), tables)
@@ -125,7 +132,7 @@ def registry_command(
     show_default=True,
     help="Of zipf and zipf-mandelbrot: row k is read in proportion to (k + shift)^-exponent.",
 )
-@click.option("--shift", type=AT_LEAST_0, default=0.0, help="Of zipf-mandelbrot.", metavar="Q")
+@click.option("--shift", type=_AT_LEAST_0, default=0.0, help="Of zipf-mandelbrot.", metavar="Q")
 @click.option(
     "--scale",
     type=ABOVE_0,
@@ -154,8 +161,7 @@ def distribution_command(
 
     FORM is zipf, zipf-mandelbrot, exponential or half-normal.
     """
-    from recd_plugins.access import AccessProfile
-    from recd_plugins.access.distributions import exponential, half_normal, zipf
+    from recd_plugins.api.access import AccessProfile, exponential, half_normal, zipf
 
     if (scale is None) == (form in ("exponential", "half-normal")):
         raise click.UsageError(
@@ -207,8 +213,11 @@ def reuse_command(
     plot_path: Path | None,
 ) -> None:
     """Make the profile of a table from a text file with histograms of how often rows are read."""
-    from recd_plugins.access import AccessProfile
-    from recd_plugins.access.reuse import from_reuse_histogram, read_reuse_histograms
+    from recd_plugins.api.access import (
+        AccessProfile,
+        from_reuse_histogram,
+        read_reuse_histograms,
+    )
 
     check_outputs(output, force, json_path, plot_path)
     found = read_reuse_histograms(histograms)
@@ -246,7 +255,7 @@ def merge_command(
     plot_path: Path | None,
 ) -> None:
     """Add up PROFILES of the same tables, as those of several days or parts of the data."""
-    from recd_plugins.access import AccessProfile
+    from recd_plugins.api.access import AccessProfile
 
     check_outputs(output, force, json_path, plot_path)
     made: AccessProfile | None = None
@@ -267,7 +276,7 @@ def merge_command(
 @shown
 def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> None:
     """Show the tables of the profile FILE."""
-    from recd_plugins.access import AccessProfile
+    from recd_plugins.api.access import AccessProfile
 
     check_reports(json_path, plot_path)
     show(AccessProfile.load(file), json_path, plot_path)
@@ -275,8 +284,6 @@ def show_command(file: Path, json_path: Path | None, plot_path: Path | None) -> 
 
 def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Table]:
     """Those of the command line, else those of the registry's model."""
-    from recd_plugins.interfaces import Table
-
     if own:
         tables = [
             Table(
@@ -295,8 +302,7 @@ def _tables(registry: Registry, own: Sequence[tuple[str, int, str]]) -> list[Tab
         )
     import torch
 
-    from recd_plugins.model.build import build_model
-    from recd_plugins.model_tables import tables_of
+    from recd_plugins.api.model import build_model, tables_of
 
     with torch.device("meta"):
         return tables_of(build_model(registry, registry.dataset.schema()))

@@ -10,10 +10,9 @@ from rich.box import SIMPLE
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from recd_plugins.access.profile import AccessProfile
-from recd_plugins.access.table_access import TableAccess
-from recd_plugins.files import write_figure
-from recd_plugins.plots import plot_style
+from recd_plugins.api.access import AccessProfile, TableAccess
+from recd_plugins.api.files import write_figure
+from recd_plugins.api.pages import plot_style
 
 _TOPS = {"0.1 %": 0.001, "1 %": 0.01, "10 %": 0.1}
 _MOST_CURVES = 12

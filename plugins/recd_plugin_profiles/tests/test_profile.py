@@ -11,9 +11,9 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from recd_plugin_profiles.commands import profile as command
 from recd_plugins.access import AccessProfile
 from recd_plugins.cli import main
-from recd_plugins.cli.profile import profile as command
 
 REGISTRY = """
 version: 1
@@ -29,7 +29,7 @@ preprocessing:
 model: {embedding_dim: 8, num_embeddings: 500, bottom_mlp: [16], top_mlp: [16]}
 training: {batch_size: 64}
 """
-PAGE = (Path(__file__).parents[2] / "docs" / "commands" / "profile.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "profile.md").read_text()
 
 
 @pytest.fixture
