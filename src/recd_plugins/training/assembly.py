@@ -25,7 +25,7 @@ from recd_plugins.planning.auto.choose import choose
 from recd_plugins.planning.candidates import activation_bytes, without_plugins
 from recd_plugins.planning.compute import measure_kept
 from recd_plugins.planning.planner import build_planner, profile_of
-from recd_plugins.planning.prepare_parts import prepare_parts
+from recd_plugins.planning.prepare_entries import prepare_parts
 from recd_plugins.planning.prepared import Prepared, Registry
 from recd_plugins.planning.setting import RegistryData, setting_of
 from recd_plugins.planning.topologies import TopologySpec
