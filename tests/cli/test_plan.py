@@ -91,25 +91,6 @@ def test_what_is_wrong_is_said(folder: Path, arguments: list[str], message: str)
     assert message in " ".join(result.output.split())
 
 
-def test_a_step_by_the_number_of_ranks(folder: Path) -> None:
-    other = REGISTRY.replace("num_embeddings: 500", "num_embeddings: 100000000000")
-    (folder / "huge.yaml").write_text(other, encoding="utf-8")
-    result = plan(
-        *("--scaling", "--topology", "ndv4", "--ranks-per-node", "2", "--nodes", "3"),
-        *("--global-batch", "120", "--beside", "huge.yaml", "--json", "p", "--plot", "p.png"),
-    )
-    assert result.exit_code == 0, result.output
-    assert "huge, weak, 2 ranks: no plan fits" in result.stdout
-    report = json.loads((folder / "p").read_text())
-    assert [each["ranks"] for each in report["weak"]["stock"]] == [2, 4, 6]
-    assert [each["batch_size"] for each in report["weak"]["registry"]] == [64] * 3
-    assert [each["batch_size"] for each in report["strong"]["registry"]] == [60, 30, 20]
-    assert all("no plan fits" in each["problem"] for each in report["strong"]["huge"])
-    assert (folder / "p.png").read_bytes().startswith(b"\x89PNG")
-    again = plan("--scaling", "--beside", "registry.yaml")
-    assert "there is a line named registry; rename the file" in again.output
-
-
 def test_no_plan_fits(folder: Path) -> None:
     text = REGISTRY.replace("num_embeddings: 500", "num_embeddings: 100000000000")
     (folder / "registry.yaml").write_text(text, encoding="utf-8")

@@ -10,7 +10,7 @@ from torchrec.distributed.planner.types import ShardingOption
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
-from recd_plugins.planning.candidates import Candidate, as_plain, with_plugins
+from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.planner import Planned
 from recd_plugins.planning.topologies import load_topology
@@ -49,7 +49,7 @@ class Model(nn.Module):
 
 def candidate(make_registry, side: str, model: nn.Module) -> Candidate:
     plugins = with_plugins(make_registry())
-    chosen = plugins if side == "plugins" else as_plain(plugins)
+    chosen = plugins if side == "plugins" else plugins.as_plain()
     return replace(chosen, prepared=replace(chosen.prepared, model=model))
 
 

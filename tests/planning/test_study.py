@@ -11,7 +11,7 @@ from rich.console import Console
 
 from recd_plugins import Registry
 from recd_plugins.errors import NoPlanError, RecdError
-from recd_plugins.planning.candidates import as_plain, with_plugins
+from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations, measure_compute
 from recd_plugins.planning.plan_report import COMPONENTS, PlanReport
 from recd_plugins.planning.report_text import compressed, render, size_text
@@ -87,7 +87,7 @@ def test_a_dedupe_factor_divides_what_is_read_and_held(make_registry) -> None:
     sharding = [{"use": "torchrec.row_wise", "tables": ["*"]}]
     made = report(make_registry(sharding=sharding, model={"embedding_dim": 64}), spec)
     plugins = with_plugins(make_registry(sharding=sharding, model={"embedding_dim": 64}))
-    plain = as_plain(plugins)
+    plain = plugins.as_plain()
     topology = spec.to_torchrec()
     mine = {o.name: o for o in plugins.plan(topology, 256).options}
     # The plain one is sharded as TorchRec likes; so compare lookups, by the same sharding.
@@ -109,7 +109,7 @@ def test_the_largest_batch(make_registry) -> None:
     made = report(registry, spec, None)
     assert made.plain is not None
     sides = {"plugins": with_plugins(registry)}
-    sides["plain"] = as_plain(sides["plugins"])
+    sides["plain"] = sides["plugins"].as_plain()
     topology = spec.to_torchrec()
     for name, candidate in sides.items():
         side = getattr(made, name)
@@ -202,7 +202,7 @@ def test_activations_are_counted(make_registry) -> None:
     assert compute.rest_saved_bytes > 4 * (6 * 16 + 15)
     plugins = with_plugins(registry)
     kept = plugins.activation_bytes(compute, 512)
-    assert kept < as_plain(plugins).activation_bytes(compute, 512)
+    assert kept < plugins.as_plain().activation_bytes(compute, 512)
     assert plugins.activation_bytes(compute, 1024) == pytest.approx(2 * kept, rel=0.05)
 
 

@@ -14,7 +14,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from recd_plugins import load_registry
 from recd_plugins.errors import NoPlanError, PluginError
 from recd_plugins.model.build import build_model
-from recd_plugins.planning.candidates import as_plain, with_plugins
+from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import KeptActivations, measure_compute, measure_kept
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.training import assembly
@@ -50,7 +50,7 @@ def one_rank() -> Iterator[None]:
 @pytest.mark.parametrize("side", ["plugins", "baseline"])
 def test_a_run_has_the_plan_of_recd_plan(registry: Any, side: Any) -> None:
     candidate = with_plugins(registry)
-    candidate = candidate if side == "plugins" else as_plain(candidate)
+    candidate = candidate if side == "plugins" else candidate.as_plain()
     kept = candidate.activation_bytes(measure_compute(registry), 16)
     planned = candidate.plan(this_machine(1).to_torchrec(), 16, kept).sharding
     assert str(assemble(registry, side, CPU).dmp.plan) == str(planned)

@@ -4,11 +4,13 @@ For table parts that say what they take, for plan modes, and for what they measu
 ``Work``, what a step takes, is a name of ``recd_plugins.api`` itself. Needs torch and TorchRec.
 """
 
-from recd_plugins.planning.candidates import Candidate, with_plugins
-from recd_plugins.planning.compute import measure_compute
+from recd_plugins.planning.candidates import Candidate, data_of_model, with_plugins
+from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.planning.machines import default_topology
+from recd_plugins.planning.performance import collective_seconds
+from recd_plugins.planning.plan_report import report_side
 from recd_plugins.planning.report_text import size_text, topology_line
 from recd_plugins.planning.setting import RegistryData
 from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND
@@ -25,6 +27,7 @@ from recd_plugins.planning.work import (
 from recd_plugins.training.turns import steps_in_turns
 from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
+from recd_plugins.values.stage_costs import StageCosts
 
 __all__ = [
     "COLLECTIVES",
@@ -36,17 +39,22 @@ __all__ = [
     "Candidate",
     "CollectiveRate",
     "CollectiveRates",
+    "Compute",
     "DataProfile",
     "DistinctIds",
     "RegistryData",
     "Stage",
+    "StageCosts",
     "StageTimes",
     "TopologySpec",
     "bytes_of_tables",
+    "collective_seconds",
+    "data_of_model",
     "default_topology",
     "fit_costs",
     "load_topology",
     "measure_compute",
+    "report_side",
     "shards_of",
     "size_text",
     "stage_of",

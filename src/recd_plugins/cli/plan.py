@@ -19,7 +19,6 @@ from recd_plugins.cli.options import (
     topology_options,
 )
 from recd_plugins.cli.plan_modes import PlanModes
-from recd_plugins.cli.plan_scaling import ScalingPlan
 from recd_plugins.cli.plan_tables import TablesPlan
 from recd_plugins.files import write_json
 from recd_plugins.manager import PluginManager
@@ -77,9 +76,7 @@ def _modes(ctx: click.Context) -> tuple[PlanModes, PluginManager]:
 
 def plan_modes() -> PlanModes:
     """Where ``register_plans`` adds modes to those options that ``recd plan`` has itself."""
-    modes = PlanModes([*plan.params, click.Option(["-h", "--help"])])
-    modes.add(ScalingPlan, "recd plan")
-    return modes
+    return PlanModes([*plan.params, click.Option(["-h", "--help"])])
 
 
 @click.command(cls=_Plan)

@@ -47,6 +47,14 @@ class Candidate:
         """The embedding tables of the model."""
         return tables_of(self.prepared.model)
 
+    def as_plain(self) -> Candidate:
+        """The same without plugins, fed plain KJTs: the baseline of ``recd run --compare``."""
+        registry = self.prepared.registry
+        with torch.device("meta"):
+            model = build_model(registry, registry.dataset.schema())
+            plain = without_plugins(registry, model)
+        return Candidate(plain, stock_sharders(registry.training), self.profile.plain())
+
     def plan(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> Planned:
         """The plan that training makes with so many rows a rank, with room for activations.
 
@@ -114,15 +122,6 @@ def with_plugins(
         prepared = registry.prepare(model, setting_of(registry, model, topology, data=data))
     assert prepared.setting is not None, "it was prepared for one"
     return Candidate(prepared, prepared.sharders(), prepared.setting.data.profile())
-
-
-def as_plain(candidate: Candidate) -> Candidate:
-    """The same without plugins, fed plain KJTs: the baseline of ``recd run --compare``."""
-    registry = candidate.prepared.registry
-    with torch.device("meta"):
-        model = build_model(registry, registry.dataset.schema())
-        plain = without_plugins(registry, model)
-    return Candidate(plain, stock_sharders(registry.training), candidate.profile.plain())
 
 
 def data_of_model(registry: Registry) -> RegistryData:

@@ -9,7 +9,7 @@ from functools import cache
 from recd_plugins.errors import NoPlanError
 from recd_plugins.interfaces import StepShape
 from recd_plugins.planning.auto.chosen import Chosen
-from recd_plugins.planning.candidates import Candidate, as_plain, data_of_model, with_plugins
+from recd_plugins.planning.candidates import Candidate, data_of_model, with_plugins
 from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.largest_batch import largest_batch
 from recd_plugins.planning.plan_report import PlanReport, SideReport, report_side
@@ -47,7 +47,7 @@ class Study:
         """
         data, start = data_of_model(registry), registry.training.batch_size
         at_start = with_plugins(registry, self.spec, data)
-        plain = as_plain(at_start)
+        plain = at_start.as_plain()
 
         @cache
         def plugins(rows: int) -> Candidate:

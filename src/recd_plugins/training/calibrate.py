@@ -19,7 +19,7 @@ from torchrec.distributed.types import ShardingPlan
 from recd_plugins import upstream_noise
 from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.launch import backend_for, launch
-from recd_plugins.planning.candidates import as_plain, with_plugins
+from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.fitting import fit_costs
 from recd_plugins.planning.prepared import Registry, load_registry
@@ -153,7 +153,7 @@ def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 
     sizes = _batch_sizes(registry.training.batch_size)
     by_rank = launch(_profile_sides, ranks, job, sizes, rounds, backend=backend_for(job.device))
     plugins = with_plugins(registry)
-    candidates = {"plugins": plugins, "baseline": as_plain(plugins)}
+    candidates = {"plugins": plugins, "baseline": plugins.as_plain()}
     compute = measure_compute(registry)
     measured = [
         CalibrationPoint(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.api import PlanAnswer, PlanMode, PlanQuestion
+from recd_plugins.api.registry import load_registry
 
 _GLOBAL_BATCH = 65_536
 
@@ -44,9 +45,8 @@ class ScalingPlan(PlanMode):
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Plan every registry for every number of nodes."""
-        from recd_plugins import load_registry
-        from recd_plugins.planning.scaling import STOCK, study_scaling
-        from recd_plugins.planning.scaling_report import plot, render
+        from recd_plugin_scaling.report import plot, render
+        from recd_plugin_scaling.study import STOCK, study_scaling
 
         registries = {
             Path(question.registry.path).stem: question.registry.with_training(

@@ -10,10 +10,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from recd_plugins.files import write_figure
-from recd_plugins.planning.report_text import topology_line
-from recd_plugins.planning.scaling import STOCK, Scaling, ScalingReport
-from recd_plugins.plots import GREY, plot_style
+from recd_plugin_scaling.study import STOCK, Scaling, ScalingReport
+from recd_plugins.api.files import write_figure
+from recd_plugins.api.pages import GREY, plot_style
+from recd_plugins.api.planning import topology_line
 
 
 def render(report: ScalingReport) -> RenderableType:

@@ -6,16 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from recd_plugins.errors import RecdError
-from recd_plugins.interfaces import TrainingData
-from recd_plugins.planning.candidates import as_plain, data_of_model, with_plugins
-from recd_plugins.planning.compute import Compute, measure_compute
-from recd_plugins.planning.performance import collective_seconds
-from recd_plugins.planning.plan_report import report_side
-from recd_plugins.planning.prepared import Registry
-from recd_plugins.planning.stages import StageTimes
-from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.api import RecdError, TrainingData
+from recd_plugins.api.planning import (
+    Compute,
+    StageCosts,
+    StageTimes,
+    TopologySpec,
+    collective_seconds,
+    data_of_model,
+    measure_compute,
+    report_side,
+    with_plugins,
+)
+from recd_plugins.api.registry import Registry
 
 #: Each rank has as many rows whatever the ranks, or all of them together.
 Scaling = Literal["weak", "strong"]
@@ -170,7 +173,7 @@ def _planned(side: _Side, spec: TopologySpec, batch_size: int) -> ScalingPoint:
     registry = side.registry.with_training({"batch_size": batch_size})
     candidate = with_plugins(registry, spec, side.data)
     if side.is_plain:
-        candidate = as_plain(candidate)
+        candidate = candidate.as_plain()
     kept = candidate.activation_bytes(side.compute, batch_size)
     report = report_side(
         candidate,
