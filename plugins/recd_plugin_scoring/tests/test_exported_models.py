@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from recd_plugin_scoring.export import exported
+from recd_plugin_scoring.plain_tables import with_plain_tables
+from recd_plugin_scoring.serving_model import ServingModel
 from recd_plugins import load_registry
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.build import build_model
-from recd_plugins.model.plain_tables import with_plain_tables
 from recd_plugins.model.poolings import put_poolings
-from recd_plugins.model.serving import ServingModel
-from recd_plugins.training.export import exported
 
 REGISTRY = """
 version: 1
