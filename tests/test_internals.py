@@ -128,7 +128,7 @@ def test_the_missing_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_missing(internal: Internal, what: str) -> None:
     assert list(internal.missing()) == [
-        f"torch {torch.__version__} lacks {what}, which a test needs"
+        f"torch {version('torch')} lacks {what}, which a test needs"
     ]
 
 
