@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.planner import shard_estimators
