@@ -39,6 +39,7 @@ $(VENV)/.installed: $(addsuffix /pyproject.toml,$(PARTS)) $(wildcard packaging/*
 demo: setup
 	$(BIN)/recd run registry.yaml --compare
 
+# Of much that is alike a part, another one each day: CONTRIBUTING.md says how.
 test: setup
 	$(PYTEST)
 

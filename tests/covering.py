@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Hashable, Sequence
 from itertools import combinations
 from math import prod
@@ -10,11 +11,21 @@ from typing import TypeVar
 from hypothesis import settings
 
 C = TypeVar("C", bound=Sequence[Hashable])
+T = TypeVar("T")
 
 
 def by_night() -> bool:
     """Whether all is to be run, however long it takes: with ``make test-nightly``."""
     return settings.get_current_profile_name() == "nightly"
+
+
+def of_today(some: Sequence[T], turns: int, first_day: int = 0) -> Sequence[T]:
+    """By night all; by day one of so many parts: every so many of them, the next day the next.
+
+    ``RECD_DAY`` is the number of the day, or ``all``.
+    """
+    day = os.environ["RECD_DAY"]
+    return some if by_night() or day == "all" else some[(int(day) + first_day) % turns :: turns]
 
 
 def cells_of_today(cells: Sequence[C], together: int = 2) -> list[C]:

@@ -131,7 +131,7 @@ def _version_in(python: Path, name: str) -> str:
 def _logged(command: list[str | Path], log: Path) -> int:
     """The status of a command with the packages of this checkout; its output is in ``log``."""
     packages = os.pathsep.join(str(ROOT / name) for name in ("src", "plugins"))
-    environment = {**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": packages, "OMP_NUM_THREADS": "1", "RECD_DAY": "all"}
     with log.open("w", encoding="utf-8") as file:
         done = subprocess.run(
             command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 from tests.absent import ABSENT
-from tests.benchmarks.tiny import MODULES, tiny
+from tests.benchmarks.tiny import MODULES, skip_what_is_not_of_today, tiny
 
 from recd_plugins.cli import main
 
@@ -84,6 +84,7 @@ def test_it_runs(name: str) -> None:
 @pytest.mark.parametrize("section", [each for each in SECTIONS if quoted(each)], ids=title)
 def test_the_page_quotes_what_is_measured(section: str) -> None:
     skip_what_is_slow(benchmarks(section))
+    skip_what_is_not_of_today(benchmarks(section))
     reports = [tiny(name) for name in benchmarks(section)]
     measured = [figure["figure"] for each in reports for figure in each["figures"]]
     left_out = " ".join(note for each in reports for note in each["notes"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from tests.covering import by_night
 from tests.training.checkpoint_cases import Trainer, reseal, save_two
 
 from recd_plugins.cli import main
@@ -65,10 +66,10 @@ def test_every_flipped_bit_is_noticed(saved: Path, name: str) -> None:
     assert problems(path.parent) == ([], [])
 
 
-def test_all_bits_of_the_manifest(saved: Path, tmp_path: Path) -> None:
+def test_bits_of_the_manifest(saved: Path, tmp_path: Path) -> None:
     shutil.copy(saved / "step-000000002" / MANIFEST, tmp_path)
     whole = (tmp_path / MANIFEST).read_bytes()
-    for bit in range(len(whole) * 8):
+    for bit in range(0, len(whole) * 8, 1 if by_night() else 7):  # by day one of each byte
         content = bytearray(whole)
         content[bit // 8] ^= 1 << bit % 8
         (tmp_path / MANIFEST).write_bytes(content)

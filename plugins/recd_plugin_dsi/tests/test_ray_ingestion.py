@@ -13,6 +13,17 @@ from recd_plugin_dsi.tests.numbered import BATCH, ROWS, registry
 from recd_plugins.data.loader import build_dataloader
 from recd_plugins.errors import RegistryError, SetupError
 from recd_plugins.testing.contracts import IngestionContract
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.trainer import Job, train
+
+REGISTRY = """
+version: 1
+dataset: {{use: dlrm.random, options: {{rows: 256, sparse: {{user: 90, item: 90}}}}}}
+converter: {{use: recd.ikjt, options: {{groups: [[item]]}}}}
+{ingestion}
+model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
+training: {{batch_size: 16, ranks: 2, evaluate: false, learning_rate: 0.5}}
+"""
 
 
 def options(ray_address, **more):
@@ -140,13 +151,14 @@ def test_more_readers_than_the_cluster_has_cores(ray_address):
 
 def test_a_read_that_is_left_ends_the_work_of_its_readers(ray_address):
     slow = registry(options(ray_address, readers=1, memory="1MB"), seconds=0.1)
+    expected = numbers(islice(build_dataloader(registry(None), 0, 1), 9))
     with build_dataloader(slow, 0, 1) as loader:
         batches = iter(loader)
         next(batches)
         assert soon(readers_of_ray)
         batches.close()
         assert soon(lambda: not readers_of_ray())
-        assert len(numbers(loader)) == ROWS - BATCH
+        assert numbers(islice(loader, 8)) == expected[BATCH:]
 
 
 def made(folder):
@@ -188,3 +200,22 @@ def test_readers_without_blocks_of_their_own_pass_on_each_batch(ray_address, tmp
     with build_dataloader(slow, 0, 1) as loader:
         next(iter(loader))
         assert made(tmp_path) < ROWS / BATCH / 2, "not the whole share of a reader"
+
+
+def trained(rank, world_size, jobs):
+    return [train(rank, world_size, job).losses for job in jobs]
+
+
+def test_training_is_that_of_ranks_that_read_by_themselves(ray_address, tmp_path):
+    paths = {}
+    for name, section in (
+        ("own", ""),
+        ("ray", f"ingestion: {{use: dsi.ray, options: {options(ray_address, readers=1)}}}"),
+    ):
+        paths[name] = tmp_path / f"{name}.yaml"
+        paths[name].write_text(REGISTRY.format(ingestion=section))
+    jobs = [Job(paths["own"], "baseline"), Job(paths["own"]), Job(paths["ray"])]
+    stock, own, fed = run_on_ranks(trained, 2, jobs)[0]
+    assert len(stock) == 8
+    assert max(stock) - min(stock) > 1e-4, "nothing was learned"
+    assert fed == own == pytest.approx(stock, abs=1e-6)

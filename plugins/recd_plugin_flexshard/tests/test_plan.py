@@ -167,7 +167,7 @@ def test_a_budget_that_cannot_be_kept(setting: Setting) -> None:
 
 def test_dedupe_factors(setting: Setting) -> None:
     def factors(**options: Any) -> list[float]:
-        return [table.demand.dedupe_factor for table in planned(Joint, setting, **options).tables]
+        return [table.demand.dedupe_factor for table in planned(TwoTier, setting, **options).tables]
 
     # Of t_b one of two features is deduplicated, 4 times.
     assert factors() == pytest.approx([4, 2 / (1 / 4 + 1)])

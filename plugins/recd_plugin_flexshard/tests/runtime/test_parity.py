@@ -73,7 +73,7 @@ def test_parity_on_more_nodes(cluster: str) -> None:
     """Of two nodes the other one is the next one, and the one before; of three it is not."""
     if cluster == "4x2" and not by_night():
         pytest.skip("8 ranks, which three nodes stand for by day")
-    today = cells_of_today(list(product(TWO_AND_THREE, OPTIMIZERS, (False, True), SYNCS)))
+    today = cells_of_today(list(product(TWO_AND_THREE, OPTIMIZERS, (False, True), SYNCS)), 1)
     cases = [
         Case(tiers, opt, pipelined, FORMS[pipelined], sparse=sparse)
         for tiers, opt, pipelined, sparse in today
@@ -149,13 +149,13 @@ def test_the_batches_have_what_can_go_wrong() -> None:
 
 
 def _today(cases: list[Case], cluster: str) -> list[Case]:
-    """Of cases on two ranks and on four, those of today on ``cluster``."""
+    """Of cases on two ranks and on four, those of today on ``cluster``: by day each on one."""
     cells = {
         (of, (case.tiers, case.form, case.sparse), case.pipelined): case
         for of in TWO_AND_FOUR
         for case in cases
     }
-    return [cells[cell] for cell in cells_of_today(list(cells)) if cell[0] == cluster]
+    return [cells[cell] for cell in cells_of_today(list(cells), 1) if cell[0] == cluster]
 
 
 def _check(cases: list[Case], cluster: str) -> None:
