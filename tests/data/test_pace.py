@@ -66,8 +66,3 @@ def test_unpacking_is_waiting_that_no_reader_takes_away():
     assert pace.stall_share(5) == pytest.approx(0.1)
     assert pace.readers_for(0.05) is None
     assert pace.readers_for(0.1) == 1
-
-
-def test_utilisation():
-    assert Pace(3.0, 1.0).utilisation(4) == pytest.approx(0.75)
-    assert Pace(3.0, 1.0).utilisation(2) == 1.0

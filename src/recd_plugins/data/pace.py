@@ -86,10 +86,6 @@ class Pace:
             readers = more if readers == MOST_READERS else min(more, MOST_READERS)
         return None
 
-    def utilisation(self, readers: int) -> float:
-        """The share of its time that each of so many readers is busy: at most 1."""
-        return min(1.0, self.making / (readers * self.taking)) if self.taking else 1.0
-
     def _follow(self, readers: int) -> tuple[float, float]:
         """Seconds waited, and all seconds, of ``_BLOCKS`` blocks."""
         ahead = readers * (1 + self.blocks_ahead)

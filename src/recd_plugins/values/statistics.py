@@ -96,11 +96,6 @@ class FeatureStatistics:
         return self.shared_ids / self.ids if self.ids else 0.0
 
     @property
-    def predicted_dedupe_factor(self) -> float:
-        """The paper's formula at this table's S and d, as in a batch of whole sessions."""
-        return dedupe_factor(self.samples_per_session, self.stays)
-
-    @property
     def dedupe_factor(self) -> float:
         """Ids over ids that are left where a row that equals the row before is stored once."""
         return _ratio(self.ids, self.ids - self.unchanged_ids)
