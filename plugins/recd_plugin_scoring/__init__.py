@@ -1,4 +1,4 @@
-"""What a trained model is taken out by: scores of tables, a program to serve, rows of tables."""
+"""What takes a trained model: its quality, scores of tables, a program to serve, rows of tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ REQUIRES_API = 2
 @hookimpl
 def register_commands(cli: click.Group) -> None:
     from recd_plugin_scoring.commands.embeddings import embeddings
+    from recd_plugin_scoring.commands.evaluate import evaluate
     from recd_plugin_scoring.commands.export import export
     from recd_plugin_scoring.commands.predict import predict
 
-    for command in (predict, export, embeddings):
+    for command in (evaluate, predict, export, embeddings):
         cli.add_command(command)

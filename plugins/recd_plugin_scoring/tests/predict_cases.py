@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from recd_plugin_scoring.evaluate import evaluate
 from recd_plugin_scoring.predict import PredictJob, predict
 from recd_plugins.errors import RecdError
-from recd_plugins.training.evaluate import evaluate_trained
 from recd_plugins.training.trained import TrainedJob
 from recd_plugins.training.trainer import Job, train
 
@@ -26,9 +26,7 @@ def scored(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> li
     for name in names:
         path, checkpoint = folder / f"{name}.yaml", newest(folder / name)
         overrides = {"evaluate": True}
-        found.append(
-            evaluate_trained(rank, world_size, TrainedJob(path, checkpoint, overrides=overrides))
-        )
+        found.append(evaluate(rank, world_size, TrainedJob(path, checkpoint, overrides=overrides)))
         output = folder / f"{name}-{world_size}.parquet"
         job = PredictJob(path, checkpoint, table=str(folder / "new.parquet"), output=output)
         assert predict(rank, world_size, job).rows == found[-1].test.num_samples

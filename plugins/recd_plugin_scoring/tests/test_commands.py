@@ -1,4 +1,4 @@
-"""What `recd predict`, `export` and `embeddings` refuse before anything is imported."""
+"""What `recd evaluate`, `predict`, `export` and `embeddings` refuse before anything is imported."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from recd_plugins.cli import main
 
 REGISTRY = """
 version: 1
-dataset: {{use: recd.session_parquet, options: {{path: train}}}}
+dataset: {{use: recd.session_parquet, options: {{path: train{test}}}}}
 converter: {{use: recd.kjt}}
 training: {{device: cpu{checkpoint}}}
 """
-KEPT = ", checkpoint: {path: kept}"
+TEST, KEPT = ", test_path: test", ", checkpoint: {path: kept}"
+EVALUATE = ["evaluate", "r.yaml"]
 PREDICT = ["predict", "r.yaml", "new.parquet", "-o", "scores.parquet"]
 EXPORT = ["export", "r.yaml", "-o", "exported"]
 ROWS = ["embeddings", "r.yaml", "t_item", "-o", "rows.parquet"]
 
 
-def refusal(words: list[str], checkpoint: str = KEPT) -> str:
-    Path("r.yaml").write_text(REGISTRY.format(checkpoint=checkpoint), encoding="utf-8")
+def refusal(words: list[str], test: str = TEST, checkpoint: str = KEPT) -> str:
+    Path("r.yaml").write_text(REGISTRY.format(test=test, checkpoint=checkpoint), encoding="utf-8")
     result = CliRunner().invoke(main, words)
     assert result.exit_code == 1, result.output
     return result.stderr
 
 
-@pytest.mark.parametrize("words", [PREDICT, EXPORT, ROWS])
+@pytest.mark.parametrize("words", [EVALUATE, PREDICT, EXPORT, ROWS])
 def test_without_a_checkpoint_they_say_how_to_make_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
@@ -45,6 +46,7 @@ def test_what_cannot_be_written_or_read_is_told_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    assert "no test split" in refusal(EVALUATE, test="")
     assert "names no format of .parquet, .csv, .jsonl" in refusal([*PREDICT[:-1], "scores.txt"])
     assert "--keep score" in refusal([*PREDICT, "--keep", "score"])
     assert "rows.csv: is written as Parquet" in refusal([*ROWS[:-1], "rows.csv"])
@@ -53,10 +55,10 @@ def test_what_cannot_be_written_or_read_is_told_first(
 
 
 def test_torch_is_not_imported_for_that(tmp_path: Path) -> None:
-    (tmp_path / "r.yaml").write_text(REGISTRY.format(checkpoint=KEPT), encoding="utf-8")
+    (tmp_path / "r.yaml").write_text(REGISTRY.format(test=TEST, checkpoint=KEPT), encoding="utf-8")
     code = (
         "import sys\nfrom recd_plugins.cli import main\n"
-        f"for words in {[PREDICT, EXPORT, ROWS]}:\n"
+        f"for words in {[EVALUATE, PREDICT, EXPORT, ROWS]}:\n"
         "    try: main(words)\n    except SystemExit as end: assert end.code == 1\n"
         "print([name for name in ('torch', 'torchrec') if name in sys.modules])"
     )

@@ -16,6 +16,7 @@ from recd_plugins.training.cluster.at_start import topology_at_start
 from recd_plugins.training.cluster.collectives import measure_collectives
 from recd_plugins.training.compare import Comparison, loss_max_abs_diff
 from recd_plugins.training.drift import predicted_step
+from recd_plugins.training.figures import worse_than_base_rate
 from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
@@ -86,5 +87,6 @@ __all__ = [
     "topology_at_start",
     "unchecked_model",
     "whole_model",
+    "worse_than_base_rate",
     "write_topology",
 ]

@@ -25,10 +25,6 @@ COMMANDS = {
         "recd_plugins.cli.run:run",
         "Train the model of REGISTRY on its data with its plugins.",
     ),
-    "evaluate": (
-        "recd_plugins.cli.evaluate:evaluate",
-        "Evaluate a trained model of REGISTRY on every row of its test split.",
-    ),
     "plan": (
         "recd_plugins.cli.plan:plan",
         "Plan the tables of REGISTRY's model for a cluster, without one.",

@@ -24,10 +24,13 @@ from recd_plugins.distributed.launch import (
     torchrun_rank,
     torchrun_ranks_per_node,
 )
+from recd_plugins.interfaces.callback import Quality
 from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.training.agreement import together
 from recd_plugins.training.assembly import Assembled, assemble
 from recd_plugins.training.checkpoint import Checkpoints
+from recd_plugins.training.evaluation import evaluate
+from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.identity import check_same_model, identity_of
 from recd_plugins.training.steps import steps
@@ -72,12 +75,14 @@ class Trained:
         device: of this rank.
         step: after which it was saved.
         same_data: whether the dataset is what it was trained on.
+        checkpoint: of its run.
     """
 
     parts: Assembled
     device: torch.device
     step: int
     same_data: bool
+    checkpoint: Path
 
     def logits(self, batches: Iterator[ModelInput]) -> Iterator[Tensor]:
         """Logits of each batch of this rank, float32 ``[B]``, in their order. A collective call.
@@ -90,6 +95,16 @@ class Trained:
         pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, self.device)
         for _, logits, _ in steps(pipeline, taken, registry, parts.dmp.module):
             yield logits
+
+    def evaluate(self, rank: int, world_size: int) -> tuple[Quality | None, Mapping[str, float]]:
+        """Quality and metrics on every row of the test split, as a run has them. Collective.
+
+        Raises:
+            RecdError: a loss is not finite, or the data is missing or wrong.
+        """
+        parts, finite = self.parts, FiniteRun(str(self.checkpoint))
+        pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, self.device)
+        return evaluate(parts.prepared, parts.dmp, pipeline, rank, world_size, self.device, finite)
 
 
 def load_trained(job: TrainedJob) -> Trained:
@@ -121,7 +136,7 @@ def load_trained(job: TrainedJob) -> Trained:
     checkpoints = Checkpoints(job.checkpoint.parent, keep=1)
     progress = checkpoints.load_one(job.checkpoint, parts.dmp, parts.optimizer)
     parts.dmp.eval()
-    return Trained(parts, device, progress.step, same_data)
+    return Trained(parts, device, progress.step, same_data, job.checkpoint)
 
 
 def on_ranks(registry: Registry, function: Callable[[int, int, J], T], job: J) -> T:

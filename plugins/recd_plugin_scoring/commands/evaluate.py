@@ -7,11 +7,17 @@ from pathlib import Path
 
 import click
 
-from recd_plugins.cli.options import BATCH_SIZE, CHECKPOINT, RANKS, check_reports, overrides
-from recd_plugins.errors import RecdError
-from recd_plugins.files import json_text, write_json
-from recd_plugins.planning.prepared import load_registry
-from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
+from recd_plugins.api import RecdError
+from recd_plugins.api.commands import (
+    BATCH_SIZE,
+    CHECKPOINT,
+    RANKS,
+    check_reports,
+    chosen_checkpoint,
+    overrides,
+)
+from recd_plugins.api.files import json_text, write_json
+from recd_plugins.api.registry import load_registry
 
 
 @click.command()
@@ -59,14 +65,12 @@ def evaluate(
     from rich.console import Console
     from rich.table import Table
 
-    from recd_plugins.distributed.device import choose_device
-    from recd_plugins.distributed.launch import torchrun_rank
-    from recd_plugins.training.evaluate import evaluate_trained
-    from recd_plugins.training.figures import worse_than_base_rate
-    from recd_plugins.training.trained import TrainedJob, on_ranks
+    from recd_plugin_scoring.evaluate import evaluate as on_rank
+    from recd_plugins.api.distributed import choose_device, torchrun_rank
+    from recd_plugins.api.training import TrainedJob, on_ranks, worse_than_base_rate
 
     job = TrainedJob(registry, chosen, plugins_dir, given, settings, choose_device(read))
-    found = on_ranks(read, evaluate_trained, job)
+    found = on_ranks(read, on_rank, job)
     if torchrun_rank() not in (None, 0):
         return
     if on_terminal:

@@ -8,12 +8,9 @@ from typing import Any
 
 import click
 
-from recd_plugins.distributed.lookup_kernels import close_kernels
-from recd_plugins.errors import RecdError
-from recd_plugins.interfaces.callback import Quality
-from recd_plugins.training.evaluation import evaluate
-from recd_plugins.training.finite import FiniteRun
-from recd_plugins.training.trained import TrainedJob, load_trained
+from recd_plugins.api import RecdError
+from recd_plugins.api.distributed import close_kernels
+from recd_plugins.api.training import Quality, TrainedJob, load_trained
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Evaluated:
         }
 
 
-def evaluate_trained(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
+def evaluate(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
     """Evaluate a checkpoint. A collective call in a process group that exists.
 
     Raises:
@@ -54,13 +51,8 @@ def evaluate_trained(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
             "stand in the test split now",
             err=True,
         )
-    parts, device = trained.parts, trained.device
-    pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
-    finite = FiniteRun(str(job.checkpoint))
-    quality, metrics = evaluate(
-        parts.prepared, parts.dmp, pipeline, rank, world_size, device, finite
-    )
-    close_kernels(parts.dmp)
+    quality, metrics = trained.evaluate(rank, world_size)
+    close_kernels(trained.parts.dmp)
     if quality is None:
         raise RecdError(f"{job.registry}: the test split has no row")
     return Evaluated(str(job.checkpoint), trained.step, quality, metrics)
