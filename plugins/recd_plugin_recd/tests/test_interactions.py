@@ -1,4 +1,4 @@
-"""Dataset ``recd.interactions``: formats, sessions, and features that know no future."""
+"""Dataset ``recd.interactions``: formats, sessions, features and splits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from recd_plugin_recd.interactions import Interactions
-from recd_plugin_recd.interactions_file import Events
-from recd_plugin_recd.interactions_log import DENSE, SCHEMA, InteractionLog
+from recd_plugin_recd.interactions_log import SCHEMA
 from recd_plugins.errors import DataError
 from recd_plugins.testing.contracts import DatasetContract
 
@@ -287,81 +284,6 @@ class TestContract(DatasetContract):
         path = tmp_path / "log.inter"
         path.write_text(inter([(i % 7, i * 5 % 11, i % 5 + 1, i * 400) for i in range(120)]))
         return dataset(path, test_fraction=0.1)
-
-
-logs = st.lists(
-    st.tuples(st.integers(0, 3), st.integers(0, 4), st.booleans(), st.integers(0, 12)),
-    min_size=1,
-    max_size=30,
-)
-refreshes = st.sampled_from(["event", "request", "session"])
-
-
-def log_of(events: list[tuple[int, int, bool, int]], refresh) -> InteractionLog:
-    """Sessions end at pauses of three seconds, requests after two events."""
-    users, items, liked, times = (np.array(column) for column in zip(*events, strict=True))
-    return InteractionLog(
-        Events(users, items, liked.astype(float), times.astype(float)),
-        liked.astype(bool),
-        session_gap=2,
-        refresh=refresh,
-        impressions=2,
-        history=3,
-    )
-
-
-def rows_of(log: InteractionLog) -> dict[int, dict[str, Any]]:
-    """Rows by place in the file."""
-    rows = log.rows(np.arange(len(log))).to_pylist()
-    return dict(zip(log.file_rows.tolist(), rows, strict=True))
-
-
-@given(logs, refreshes)
-def test_rows_do_not_know_later_events(events, refresh):
-    """Features and label of a row of a log that ends with it are those of the whole log."""
-    events.sort(key=lambda event: event[3])
-    whole = rows_of(log_of(events, refresh))
-    for last in range(len(events)):
-        assert rows_of(log_of(events[: last + 1], refresh))[last] == whole[last]
-
-
-@given(logs, refreshes)
-def test_features_do_not_know_their_own_label(events, refresh):
-    events.sort(key=lambda event: event[3])
-    user, item, liked, time = events[-1]
-    other = rows_of(log_of([*events[:-1], (user, item, not liked, time)], refresh))
-    last = rows_of(log_of(events, refresh))[len(events) - 1]
-    changed = {**last, "label": 1 - last["label"]}
-    assert other[len(events) - 1] == changed
-
-
-@given(logs)
-def test_features_are_those_of_a_plain_loop(events):
-    """The vectorised log against the definition, refreshed at every event."""
-    rows = rows_of(log_of(events, "event"))
-    order = sorted(range(len(events)), key=lambda index: events[index][3])
-    for rank, index in enumerate(order):
-        user, item, liked, time = events[index]
-        before = [events[other] for other in order[:rank]]
-        mine = [event for event in before if event[0] == user]
-        of_item = [event for event in before if event[1] == item]
-        expected: dict[str, Any] = {
-            "user_id": [user],
-            "item_id": [item],
-            "history_seen": [event[1] for event in mine][-3:],
-            "history_liked": [event[1] for event in mine if event[2]][-3:],
-            "history_disliked": [event[1] for event in mine if not event[2]][-3:],
-            "hour": [0],
-            "user_seen": np.log1p(len(mine)),
-            "user_liked_share": (sum(event[2] for event in mine) + 1) / (len(mine) + 2),
-            "user_idle": np.log1p((time - mine[-1][3]) / 60) if mine else 0,
-            "item_seen": np.log1p(len(of_item)),
-            "item_liked_share": (sum(event[2] for event in of_item) + 1) / (len(of_item) + 2),
-            "label": int(liked),
-        }
-        assert rows[index].keys() == expected.keys()
-        for name, value in expected.items():
-            assert rows[index][name] == (pytest.approx(value) if name in DENSE else value)
 
 
 def test_movielens_100k(movielens):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import time
 from pathlib import Path
 from typing import Any
@@ -155,90 +154,6 @@ def test_statistics_and_session_readers(path):
     assert rows_of(plain)["_row"] == list(range(60))
     with pytest.raises(DataError, match="does not say which rows"):
         plain.session_reader(rank=0, world_size=1, batch_size=4, split="train")
-
-
-def test_another_table_is_scored_by_the_same_ids(path, tmp_path):
-    new = clicks(20).drop_columns("clicked").append_column("extra", [["x"] * 20])
-    new = new.set_column(0, "user", [["unknown"] * 20])
-    pq.write_table(new, tmp_path / "new.parquet")
-    data = table(path, split={"by": "time", "test": 0.2})
-    scored = pickle.loads(pickle.dumps(data.to_score(str(tmp_path / "new.parquet"))))
-    scored.prepare()
-    assert scored.splits() == ("train",)
-    found = rows_of(scored)
-    assert found["_row"] == list(range(20))
-    assert found["clicked"] == [0] * 20
-    assert found["history"] == by_row(table(path))["history"][:20]
-    pq.write_table(new.drop_columns(["user", "when"]), tmp_path / "new.parquet")
-    bare = table(path, columns={**COLUMNS, "user": "session"})
-    nobody = bare.to_score(str(tmp_path / "new.parquet"))
-    assert rows_of(nobody)["_row"] == list(range(20))
-    assert nobody.keys() == {}
-    pq.write_table(new.drop_columns("history"), tmp_path / "new.parquet")
-    with pytest.raises(DataError, match=r"new.parquet: no column history"):
-        data.to_score(str(tmp_path / "new.parquet")).prepare()
-
-
-def test_another_table_may_be_of_another_format(tmp_path):
-    uses = {"user": "id", "item": "id", "clicked": "label"}
-    (tmp_path / "old.csv").write_text("user;item;clicked\na;1;1\nb;2;0\n")
-    source = {"separator": ";", "types": {"clicked": "bool"}}
-    data = table(tmp_path / "old.csv", columns=uses, source=source)
-    assert by_row(data)["item"] == [[1], [2]]
-    pq.write_table(pa.table({"item": [3], "user": ["a"]}), tmp_path / "new.parquet")
-    (tmp_path / "new.csv").write_text("item;user\n3;a\n")
-    for name in ("new.parquet", "new.csv"):
-        found = rows_of(data.to_score(str(tmp_path / name)))
-        assert (found["item"], found["user"]) == ([[3]], [[text_id("a")]])
-
-
-def test_ids_of_another_type_than_in_training_are_not_scored(path, tmp_path):
-    new = clicks(20)
-    pq.write_table(new.set_column(2, "item", new["item"].cast("string")), tmp_path / "new.parquet")
-    message = r"column item is text here, and numbers in .*clicks.parquet, .*write its values as n"
-    with pytest.raises(DataError, match=message):
-        table(path).to_score(str(tmp_path / "new.parquet")).prepare()
-    with pytest.raises(DataError, match=message):
-        table(path, test_path=tmp_path / "new.parquet").prepare()
-    (tmp_path / "new.csv").write_text("user,item,history,price\nu1,5,,1\nu2,A7,,2\n")
-    uses = {**COLUMNS, "history": "unused"}
-    with pytest.raises(
-        DataError, match=r"item is text here, as 'A7' \(.*new.csv: row 1 \(from 0\)\), and numbers"
-    ):
-        table(path, columns=uses).to_score(str(tmp_path / "new.csv")).prepare()
-    numbers = new.set_column(0, "user", pa.array(range(20)))
-    pq.write_table(numbers, tmp_path / "numbers.parquet")
-    with pytest.raises(DataError, match=r"user is numbers here, and text in .*its values as text$"):
-        table(path).to_score(str(tmp_path / "numbers.parquet")).prepare()
-
-
-def test_digits_of_a_file_without_types_are_text_where_training_has_text(tmp_path):
-    uses = {
-        "zip": "id",
-        "item": "id",
-        "clicked": "label",
-        "when": {"as": ["time", "id"], "by": "hour"},
-    }
-    old = {
-        "zip": ["0012", "x"],
-        "item": [1, 2],
-        "clicked": [0, 1],
-        "when": ["2026-01-01 01:00"] * 2,
-    }
-    pq.write_table(pa.table(old), tmp_path / "old.parquet")
-    (tmp_path / "new.csv").write_text("item,zip,when\n3,0012,2026-01-01 04:00\n")
-    data = table(tmp_path / "old.parquet", columns=uses)
-    found = rows_of(data.to_score(str(tmp_path / "new.csv")))
-    assert found["zip"] == [[text_id("0012")]]
-    assert found["when"] == [[4]]
-    folder = tmp_path / "parts"
-    for name in ("0012", "x"):
-        (folder / f"zip={name}").mkdir(parents=True)
-        pq.write_table(pa.table(old).drop_columns("zip"), folder / f"zip={name}" / "a.parquet")
-    data = table(folder, columns=uses)
-    assert by_row(data)["zip"] == [[text_id("0012")]] * 2 + [[text_id("x")]] * 2
-    found = rows_of(data.to_score(str(folder / "zip=0012")))
-    assert found["zip"] == [[text_id("0012")]] * 2
 
 
 def test_rows_are_named_as_the_table_has_them(tmp_path):
