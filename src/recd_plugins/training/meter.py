@@ -22,7 +22,7 @@ _UNREAD_WAITS = 64
 
 
 @dataclass(frozen=True)
-class Counted:
+class StepCounts:
     """What one rank did in one step.
 
     Attributes:
@@ -114,7 +114,7 @@ class Meter:
             seconds = self._clock.seconds(start, end)
             self._stalls.add(seconds, wait.by_cause(self._clock), wait.making)
 
-    def per_step(self) -> Counted | None:
+    def per_step(self) -> StepCounts | None:
         """What this rank did in one step, the mean of those counted.
 
         None for a run so short that the counted steps ran out of batches to read ahead.
@@ -125,7 +125,7 @@ class Meter:
         for traffic, num_bytes in self._bytes.sent.items():
             if (name := self._channels.get((traffic.group, traffic.kind))) is not None:
                 by_channel[name] += num_bytes
-        return Counted(
+        return StepCounts(
             self._mean(self._bytes.by_kind()),
             self._mean(by_channel),
             self._ids / self.COUNTED_STEPS,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.launch import backend_for, launch
 from recd_plugins.training.cluster.groups import NodeGroups, node_groups
-from recd_plugins.training.cluster.timing import QUICK, Effort, Spread, goes_on, rounds
+from recd_plugins.training.cluster.timing import QUICK, Effort, MiddleHalf, goes_on, rounds
 from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
 
 #: The collectives of ``CollectiveRates`` in words.
@@ -26,7 +26,7 @@ NAMES = {
 _LARGEST = 3
 
 #: Seconds by bytes that a rank puts in, of each collective.
-Sweeps = Mapping[str, Mapping[int, Spread]]
+Sweeps = Mapping[str, Mapping[int, MiddleHalf]]
 _Collective = Callable[[torch.Tensor, dist.ProcessGroup], dist.Work]
 
 
@@ -59,7 +59,7 @@ def _rates(rank: int, world_size: int, device_type: str) -> CollectiveRates:  # 
 
 def sweep(
     groups: NodeGroups, device: torch.device, effort: Effort, say: Callable[[str], None]
-) -> dict[str, dict[int, Spread]]:
+) -> dict[str, dict[int, MiddleHalf]]:
     """Seconds of each collective by size, until the slowest rank was done. Collective.
 
     All groups of a kind are at it at once, as in training.
@@ -79,15 +79,15 @@ def sweep(
 
 def _by_size(
     device: torch.device, collective: _Collective, group: dist.ProcessGroup, effort: Effort
-) -> dict[int, Spread]:
+) -> dict[int, MiddleHalf]:
     collective(_values(effort.sizes[0], group, device), group).wait()  # connects the ranks
-    found: dict[int, Spread] = {}
+    found: dict[int, MiddleHalf] = {}
     for size in effort.sizes:
         if found and not goes_on(size, (last := max(found)), found[last].median, effort):
             break
         values = _values(size, group, device)
         _, slowest = rounds(lambda values=values: collective(values, group).wait(), device, effort)  # type: ignore[misc]
-        found[size] = Spread.of(slowest)
+        found[size] = MiddleHalf.of(slowest)
     return found
 
 

@@ -15,7 +15,7 @@ from recd_plugins.plots import COLORS, plot_style
 from recd_plugins.training.cluster.collectives import NAMES, fit_rates
 from recd_plugins.training.cluster.links import Link
 from recd_plugins.training.cluster.measure import MeasuredCluster
-from recd_plugins.training.cluster.timing import Spread
+from recd_plugins.training.cluster.timing import MiddleHalf
 from recd_plugins.training.cluster.work_rates import WORKS
 
 
@@ -32,7 +32,7 @@ def _links(found: MeasuredCluster) -> Table:
     ):
         if not links:
             continue
-        rates = Spread.of([link.rate.bytes_per_second / 1e6 for link in links])
+        rates = MiddleHalf.of([link.rate.bytes_per_second / 1e6 for link in links])
         slowest = min(links, key=lambda link: link.rate.bytes_per_second)
         table.add_row(
             words,

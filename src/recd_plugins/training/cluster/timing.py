@@ -46,7 +46,7 @@ QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 5, 0.15, 0.8, 1)
 
 
 @dataclass(frozen=True)
-class Spread:
+class MiddleHalf:
     """The median of rounds or ranks, and between what the middle half of them lies."""
 
     median: float

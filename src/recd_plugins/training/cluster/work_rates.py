@@ -20,7 +20,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 
 from recd_plugins.distributed.coalesced.unique import unique_ids
 from recd_plugins.planning.fitting import fit_costs
-from recd_plugins.training.cluster.timing import Effort, Spread, wait_for
+from recd_plugins.training.cluster.timing import Effort, MiddleHalf, wait_for
 from recd_plugins.values.stage_costs import LookupCost
 
 #: What a rank does by itself, in words.
@@ -60,22 +60,22 @@ class WorkRates:
         lookups: seconds of each that it was fitted to, by ids and columns.
     """
 
-    rates: Mapping[str, Spread]
+    rates: Mapping[str, MiddleHalf]
     lookup: LookupCost
-    lookups: Mapping[tuple[int, int], Spread]
+    lookups: Mapping[tuple[int, int], MiddleHalf]
 
 
 def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None]) -> WorkRates:
     """Collective; each rank is timed by itself, while the others do the same."""
-    rates: dict[str, Spread] = {}
+    rates: dict[str, MiddleHalf] = {}
     for name, (amount, run) in _works(device).items():
         say(WORKS[name])
         seconds = _of_all_ranks(run, device, effort)
-        rates[name] = Spread.of([amount / each for each in seconds])
+        rates[name] = MiddleHalf.of([amount / each for each in seconds])
     lookups = {}
     for ids, dim in _LOOKUPS:
         say(f"lookups of {ids:,} ids in a table of {dim} columns")
-        lookups[ids, dim] = Spread.of(_of_all_ranks(_lookup(ids, dim, device), device, effort))
+        lookups[ids, dim] = MiddleHalf.of(_of_all_ranks(_lookup(ids, dim, device), device, effort))
     work = np.array([[1.0, ids * dim * _SCALAR_BYTES, ids] for ids, dim in lookups])
     found = fit_costs(
         work, np.array([each.median for each in lookups.values()]), least=_LEAST_SECONDS
