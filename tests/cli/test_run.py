@@ -97,6 +97,14 @@ def test_shardings_side_by_side(folder: Path) -> None:
     assert ratios["all_to_all_bytes"] < 0.5, "bags alone still go by all-to-all"
 
 
+def test_overlapped_and_resumed_it_is_the_same_run(folder: Path, whole: dict[str, Any]) -> None:
+    """Its data-parallel tables learn in the optimizer's step, those of sequences before."""
+    registry = write_registry(folder, f"{{path: {folder / 'overlapped'}, every: 6}}")
+    assert report_of("run", registry, "training.overlap=true", "--steps=6")["losses"]
+    resumed = report_of("run", registry, "training.overlap=true", "--resume")
+    assert resumed["losses"] == whole["losses"]
+
+
 def test_killed_and_resumed_is_as_if_never_killed(folder: Path, whole: dict[str, Any]) -> None:
     assert whole["stages"]["lookup"] > 0
     assert 0 < whole["step_memory"]["mean"] < whole["step_memory"]["peak"]

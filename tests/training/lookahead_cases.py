@@ -37,6 +37,7 @@ from recd_plugin_scars.runtime.kernel import cached_kernels
 from recd_plugin_scars.runtime.kernels import CachedKernels
 from recd_plugin_scars.runtime.mover import Pending, RowMover
 from recd_plugin_scars.runtime.spec import TableCache
+from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
@@ -55,7 +56,7 @@ BATCH_SIZE = 4
 IDS = 3
 TRAINING = TrainingSpec(optimizer="sgd", learning_rate=0.2)
 
-Pipeline = Literal["none", "ours", "stock", "stock prefetch"]
+Pipeline = Literal["none", "ours", "overlapped", "stock", "stock prefetch"]
 
 
 class Failure(Exception):
@@ -150,8 +151,8 @@ def run(
 
     Tables are row-wise, or all on the first rank but the one with tiers.
     """
-    dmp, optimizer = _shard(world_size, cache, torch.device(device), on_one_rank)
-    head = _head(dmp)
+    dmp, optimizer = shard(world_size, cache, torch.device(device), on_one_rank)
+    head = head_of(dmp)
     head.fails = fails
     pipeline = _pipeline(kind, dmp, optimizer, torch.device(device))
     batches = [batch_of(rank, step).to(torch.device(device)) for step in range(8)]
@@ -173,8 +174,8 @@ def run(
 
 def events(rank: int, world_size: int, cache: TableCache) -> list[str]:
     """What happens in four steps: passes, and reads of the backing store of one kernel."""
-    dmp, optimizer = _shard(world_size, cache, torch.device("cpu"))
-    happened = _head(dmp).events
+    dmp, optimizer = shard(world_size, cache, torch.device("cpu"))
+    happened = head_of(dmp).events
     kernel = next(iter(cached_kernels(dmp)))
     numbers: dict[int, int] = {}
     read, wait = RowMover.read, Pending.wait
@@ -220,9 +221,10 @@ def batch_of(rank: int, step: int) -> ModelInput:
     )
 
 
-def _shard(
+def shard(
     world_size: int, cache: TableCache | None, device: torch.device, on_one_rank: bool = False
 ) -> tuple[DistributedModelParallel, Any]:
+    """The model, with its optimizer."""
     model = Model()
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     caches: Mapping[str, TableCache] = (
@@ -276,6 +278,8 @@ def _pipeline(kind: Pipeline, dmp: nn.Module, optimizer: Any, device: torch.devi
         return None
     if kind == "ours":
         return build_train_pipeline(dmp, optimizer, device)
+    if kind == "overlapped":
+        return OverlappedTrainPipeline(dmp, optimizer, device)
     pipeline = TrainPipelineSparseDist if kind == "stock" else PrefetchTrainPipelineSparseDist
     return pipeline(dmp, optimizer, device, execute_all_batches=True)
 
@@ -292,7 +296,8 @@ def _step(pipeline: Any, dmp: nn.Module, optimizer: Any, batches: Iterator[Model
     return loss
 
 
-def _head(dmp: nn.Module) -> Head:
+def head_of(dmp: nn.Module) -> Head:
+    """What notes its passes."""
     return next(module for module in dmp.modules() if isinstance(module, Head))
 
 

@@ -1,4 +1,4 @@
-"""TorchRec's pipelined training loop, with checks and with lookahead, or a plugin's."""
+"""The training loop: TorchRec's with checks, with overlap, or with lookahead; or a plugin's."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import torch
 from torch import nn
 from torch.autograd.profiler import record_function
 from torch.optim import Optimizer
-from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.train_pipeline.pipeline_context import PrefetchTrainPipelineContext
 from torchrec.distributed.train_pipeline.runtime_forwards import PrefetchPipelinedForward
 
+from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.guards import (
     check_every_parameter_is_trained,
     check_sharded_as_wholes,
 )
 from recd_plugins.distributed.lookup_kernels import prefetches
-from recd_plugins.distributed.table_report import outermost_sharded
-from recd_plugins.errors import ExactnessError, PluginError, RecdError
+from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline, overlaps
+from recd_plugins.errors import ExactnessError, PluginError
 from recd_plugins.interfaces import Pipeline, TrainPipeline
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Registry, at_entry
@@ -32,53 +32,6 @@ _INEXACT = {
     "EvalPipelineSparseDist": "computes forward passes alone, and trains nothing",
     "EvalPipelineFusedSparseDist": "computes forward passes alone, and trains nothing",
 }
-
-
-class CheckedTrainPipeline(TrainPipelineSparseDist):
-    """A TrainPipelineSparseDist in which every sharded module is pipelined, or it raises.
-
-    TorchRec only warns when a module cannot be pipelined, and goes on slowly.
-    """
-
-    def progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        """Train one batch; the first call checks what is pipelined.
-
-        Raises:
-            RecdError: an embedding module is not pipelined, with the usual cause.
-            StopIteration: no batch is left.
-        """
-        first = not self._checked
-        self._checked = True
-        output = self._progress(dataloader_iter)
-        if first:
-            self._check()
-        return output
-
-    def attach(self, model: nn.Module | None = None, sparse_dist: bool = True) -> None:
-        """As the base class; batches in flight keep the ids that came for them.
-
-        TorchRec (1.6 to 1.9) sends the ids of the first batch again and waits for none of them,
-        so that its module does not know the batch sizes of the other ranks.
-        """
-        super().attach(model, sparse_dist and not self._pipelined_modules)
-
-    _checked = False
-
-    def _progress(self, dataloader_iter: Iterator[Any]) -> Any:
-        return super().progress(dataloader_iter)
-
-    def _check(self) -> None:
-        # _pipelined_modules (torchrec 1.6 to 1.9): there is no public way to ask.
-        pipelined = {id(module) for module in self._pipelined_modules}
-        lost = [
-            name for name, module in outermost_sharded(self._model) if id(module) not in pipelined
-        ]
-        if lost:
-            raise RecdError(
-                f"not pipelined: {', '.join(lost)}. An embedding module has to take its input "
-                "straight from the batch, as an attribute or an item of it; move what changes the "
-                "input in between into the data loader"
-            )
 
 
 class LookaheadTrainPipeline(CheckedTrainPipeline):
@@ -206,6 +159,8 @@ def build_train_pipeline(
                 return pipeline_of(entry.plugin, dmp, optimizer, device)
     if prefetches(dmp):
         return LookaheadTrainPipeline(dmp, optimizer, device)
+    if overlaps(dmp, device, None if registry is None else registry.training.overlap):
+        return OverlappedTrainPipeline(dmp, optimizer, device)
     return CheckedTrainPipeline(dmp, optimizer, device, execute_all_batches=True)
 
 

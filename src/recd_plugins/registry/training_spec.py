@@ -124,6 +124,12 @@ class TrainingSpec(Spec):
         description="Format of embeddings and of their gradients between ranks. fp16 and bf16 take "
         "half of the bytes and round what is sent: losses are no longer those of fp32.",
     )
+    overlap: bool | None = Field(
+        default=None,
+        description="Look up rows of the next batch while gradients of dense layers are summed: "
+        "the same losses in less time where ranks wait for a network. With null, on CPUs of "
+        "several nodes.",
+    )
     ranks: Width = Field(default=1, description="Processes to train on.")
     ranks_per_node: Count | None = Field(
         default=None,

@@ -86,6 +86,7 @@ class OneSide:
         The mean of one round of all batches. The first two by our own counter, whose conventions
         docs/measuring.md has; the last is 0 but of ranks that count links. A collective call.
         """
+        self._steps(1)  # fills the pipeline: what it reads ahead is sent, too
         dist.barrier()
         before = self._link()
         dist.barrier()

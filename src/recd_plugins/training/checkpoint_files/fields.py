@@ -13,7 +13,7 @@ FREE = (
         f"training.{name}"
         for name in (
             *("ranks", "ranks_per_node", "topology", "workers", "epochs", "steps", "device"),
-            *("checkpoint", "evaluate", "validation", "hang_notice", "hang_timeout"),
+            *("overlap", "checkpoint", "evaluate", "validation", "hang_notice", "hang_timeout"),
         )
     ),
 )

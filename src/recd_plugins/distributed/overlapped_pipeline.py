@@ -1,0 +1,136 @@
+"""A training loop whose ranks send while they compute."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.profiler import record_function
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.model_parallel import DMPCollection
+from torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
+from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
+from torchrec.distributed.types import Awaitable
+
+from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
+from recd_plugins.distributed.late_gradients import LateGradients
+from recd_plugins.distributed.sharded_modules import (
+    ExactShardedEmbeddingBagCollection,
+    ExactShardedEmbeddingCollection,
+)
+from recd_plugins.distributed.table_report import outermost_sharded
+from recd_plugins.distributed.torchrec_internals import require_attributes
+
+
+@dataclass
+class _RowsAheadContext(TrainPipelineContext):
+    """Also how far the ids of the batch are, and its rows, by module, that are on their way."""
+
+    has_sizes: bool = False
+    rows: dict[str, Awaitable[Any]] = field(default_factory=dict)
+
+
+class _RowsAhead(PipelinedForward):
+    """Takes the rows that were looked up ahead; those of other modules are looked up now."""
+
+    def look_up(self, context: _RowsAheadContext) -> None:
+        now = self.get_context()
+        self.set_context(context)
+        context.rows[self.name] = super().__call__()
+        self.set_context(now)
+
+    def __call__(self, *input: Any, **kwargs: Any) -> Awaitable[Any]:
+        context = self.get_context()
+        assert isinstance(context, _RowsAheadContext)
+        if self.name in context.rows:
+            return context.rows.pop(self.name)
+        return super().__call__(*input, **kwargs)
+
+
+class OverlappedTrainPipeline(CheckedTrainPipeline):
+    """A CheckedTrainPipeline that has something on its way while ranks compute.
+
+    Tables have learned when the backward pass is over, and gradients of dense layers are wanted in
+    the optimizer's step alone: these are summed while tables learn, and while rows of the next
+    batch are looked up and sent. Ids of the batch after it travel during its forward and backward
+    pass. What is computed and the order in which it is summed are the same: so are losses, bit for
+    bit.
+
+    Rows of the next batch are on their way between two calls of ``progress``: who sets weights of
+    tables there sets them too late for that batch.
+    """
+
+    _pipelined_forward_type = _RowsAhead
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+        super().__init__(
+            model, optimizer, device, execute_all_batches=True, context_type=_RowsAheadContext
+        )
+        self._late: LateGradients | None = None
+        sharded = [module for _, module in outermost_sharded(model)]
+        self._is_ahead = all(map(_looks_up_ahead, sharded))
+        for child in model.children():
+            # Else gradients are copied from the buckets before they are summed.
+            if isinstance(child, DistributedDataParallel) and child.gradient_as_bucket_view:
+                self._late = LateGradients.of(child)
+                for module in filter(_looks_up_ahead, sharded):
+                    require_attributes(module, "_lookups")  # torchrec 1.6 to 1.9
+                    for lookup in cast(Iterable[nn.Module], module._lookups):
+                        self._late.start_after(lookup)
+
+    def start_sparse_data_dist(self, batch: Any, context: TrainPipelineContext) -> None:
+        """As the base class; where the sizes of a batch's ids are sent already, sends the ids."""
+        assert isinstance(context, _RowsAheadContext)
+        if context.has_sizes:
+            self.wait_sparse_data_dist(context)
+        else:
+            super().start_sparse_data_dist(batch, context)
+            context.has_sizes = True
+
+    def _backward(self, losses: Tensor) -> None:
+        with nullcontext() if self._late is None else self._late.later():
+            super()._backward(losses)
+            if self._late is not None:
+                self._late.start()
+            if len(self.batches) > 1:
+                self._look_up(self.contexts[1])
+            if len(self.batches) > 2 and self._is_ahead:
+                self.start_sparse_data_dist(self.batches[2], self.contexts[2])
+
+    def _look_up(self, context: TrainPipelineContext) -> None:
+        with record_function(f"## look_up {context.index} ##"):
+            for module in filter(_looks_up_ahead, self._pipelined_modules):
+                module.forward.look_up(context)
+
+
+def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:
+    """Whether a model trains so; where nobody has asked, on CPUs of several nodes."""
+    if asked is False or not dist.is_initialized() or isinstance(model, DMPCollection):
+        return False
+    ranks = dist.get_world_size()
+    ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+    return bool(asked) or (device.type == "cpu" and ranks_per_node < ranks)
+
+
+def _looks_up_ahead(module: Any) -> bool:
+    """Whether rows of the next batch are final when the backward pass of this one is over.
+
+    Those of other kernels learn in the optimizer's step, or move by steps, and trackers of lookups
+    may go by steps.
+    """
+    return (
+        isinstance(module, (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection))
+        and module.post_lookup_tracker_fn is None
+        and all(
+            sharding.compute_kernel == EmbeddingComputeKernel.FUSED.value
+            for sharding in module.module_sharding_plan.values()
+        )
+    )

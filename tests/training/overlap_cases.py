@@ -1,0 +1,87 @@
+"""What an overlapped pipeline does when, and where it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from tests.training.lookahead_cases import batch_of, head_of, shard
+from torch import Tensor, nn
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from recd_plugins.distributed import overlapped_pipeline
+from recd_plugins.distributed.late_gradients import LateGradients
+from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline, overlaps
+
+CPU = torch.device("cpu")
+
+
+def events(rank: int, world_size: int) -> list[str]:
+    """What happens in four steps."""
+    dmp, optimizer = shard(world_size, None, CPU)
+    happened = head_of(dmp).events
+    with _noted(happened, dmp, optimizer):
+        pipeline = OverlappedTrainPipeline(dmp, optimizer, CPU)
+        batches = iter([batch_of(rank, step) for step in range(6)])
+        for _ in range(4):
+            pipeline.progress(batches)
+    return happened
+
+
+def chosen(rank: int, world_size: int, asked: bool | None) -> bool:
+    """Whether ranks overlap where ``training.overlap`` says this."""
+    return overlaps(nn.Linear(1, 1), CPU, asked)
+
+
+@contextmanager
+def _noted(
+    happened: list[str], dmp: DistributedModelParallel, optimizer: torch.optim.Optimizer
+) -> Iterator[None]:
+    before = _tables(dmp)
+    forward = overlapped_pipeline._RowsAhead
+    pipeline = OverlappedTrainPipeline
+
+    def note(event: str) -> None:
+        nonlocal before
+        now = _tables(dmp)
+        if not all(torch.equal(a, b) for a, b in zip(before, now, strict=True)):
+            happened.append("tables have learned")
+        before = now
+        if happened[-1:] != [event]:  # of one module after another
+            happened.append(event)
+
+    def start(late: LateGradients) -> None:
+        if late._ready:
+            note("sum")
+        original_start(late)
+
+    def look_up(ahead: Any, context: Any) -> None:
+        note(f"look up {context.index}")
+        original_look_up(ahead, context)
+
+    def send(self: OverlappedTrainPipeline, batch: Any, context: Any) -> None:
+        note(f"{'ids' if context.has_sizes else 'sizes of ids'} {context.index}")
+        original_send(self, batch, context)
+
+    def step(*arguments: Any) -> None:
+        note("optimizer")
+        original_step(*arguments)
+
+    original_start, original_look_up = LateGradients.start, forward.look_up
+    original_send, original_step = pipeline.start_sparse_data_dist, optimizer.step
+    with (
+        mock.patch.object(LateGradients, "start", start),
+        mock.patch.object(forward, "look_up", look_up),
+        mock.patch.object(pipeline, "start_sparse_data_dist", send),
+        mock.patch.object(optimizer, "step", step),
+    ):
+        yield
+
+
+def _tables(dmp: DistributedModelParallel) -> list[Tensor]:
+    """Local rows of the tables whose kernels learn in the backward pass."""
+    modules = dmp.module.bags, dmp.module.sequences
+    return [parameter.detach().clone() for module in modules for parameter in module.parameters()]

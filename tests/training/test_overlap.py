@@ -1,0 +1,53 @@
+"""Ranks that send while they compute train as those that wait, to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.training.lookahead_cases import Pipeline, Run, run
+from tests.training.overlap_cases import chosen, events
+
+from recd_plugins.testing.gloo import run_on_ranks
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_it_trains_as_a_loop_that_waits(world_size: int) -> None:
+    _assert_equal(world_size)
+
+
+@pytest.mark.parametrize("fails", ["forward 3", "backward 3", "forward 0"])
+def test_training_goes_on_after_a_failed_step(fails: str) -> None:
+    _assert_equal(2, fails)
+
+
+def _assert_equal(world_size: int, fails: str | None = None) -> None:
+    kinds: tuple[Pipeline, ...] = ("ours", "overlapped")
+    sides: list[list[Run]] = [run_on_ranks(run, world_size, kind, None, fails) for kind in kinds]
+    for waits, overlaps in zip(*sides, strict=True):
+        assert (waits.pipeline, overlaps.pipeline) == (
+            "CheckedTrainPipeline",
+            "OverlappedTrainPipeline",
+        )
+        assert overlaps.losses == waits.losses
+        assert len(waits.losses) == (7 if fails else 8)
+        for name, values in waits.state.items():
+            assert torch.equal(values, overlaps.state[name]), name
+
+
+def test_dense_gradients_are_summed_while_tables_learn_and_the_next_rows_are_looked_up() -> None:
+    happened = run_on_ranks(events, 2)[0]
+    step = happened[happened.index("forward 1") : happened.index("forward 2")]
+    assert step == [
+        *("forward 1", "backward 1", "sum", "tables have learned", "look up 2"),
+        *("sizes of ids 3", "optimizer", "ids 3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "expected"),
+    [(None, 1, False), (None, 2, True), (False, 2, False), (True, 1, True)],
+)
+def test_it_is_for_several_nodes_or_who_asks(
+    asked: bool | None, nodes: int, expected: bool
+) -> None:
+    assert run_on_ranks(chosen, 2, asked, local_world_size=2 // nodes) == [expected] * 2
