@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.launch import launch
 from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
 
@@ -24,7 +29,7 @@ class Model(nn.Module):
         return loss
 
 
-def gradients(rank: int, world_size: int) -> list[list[float]]:
+def gradients(rank: int, world_size: int, late: str = "never") -> list[list[float]]:
     torch.manual_seed(0)
     dmp = DistributedModelParallel(
         Model(),
@@ -34,12 +39,20 @@ def gradients(rank: int, world_size: int) -> list[list[float]]:
         sharders=[],
         data_parallel_wrapper=summed_in_fixed_buckets(),
     )
+    waits: LateGradients | None = None
+    if late != "never":
+        wrapped = next(dmp.children())
+        assert isinstance(wrapped, DistributedDataParallel)
+        waits = LateGradients.of(wrapped)
+        assert LateGradients.of(wrapped) is waits
     torch.manual_seed(rank)
     features = torch.randn(64, 31)
     steps = []
     for _ in range(3):
         dmp.zero_grad()
-        dmp(features).backward()
+        loss = dmp(features)
+        with waits.later() if waits is not None and late == "late" else nullcontext():
+            loss.backward()
         found = [p.grad for p in dmp.parameters() if p.grad is not None]
         assert len(found) == 4
         steps.append(torch.cat([gradient.flatten() for gradient in found]).tolist())
@@ -51,3 +64,8 @@ def test_the_first_step_sums_as_the_later_ones() -> None:
     assert all(steps == ranks[0] for steps in ranks)
     first, *later = ranks[0]
     assert later == [first, first]
+
+
+@pytest.mark.parametrize("late", ["late", "in the backward pass"])
+def test_summed_by_who_may_wait_they_are_the_same(late: str) -> None:
+    assert launch(gradients, 3, late) == launch(gradients, 3)
