@@ -18,7 +18,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
-from torchrec.distributed.types import Awaitable
+from torchrec.distributed.types import Awaitable, LazyNoWait
 
 from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.late_gradients import LateGradients
@@ -104,11 +104,20 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
                 self._look_up(self.contexts[1])
             if len(self.batches) > 2 and self._is_ahead:
                 self.start_sparse_data_dist(self.batches[2], self.contexts[2])
+            if len(self.batches) > 1:
+                self._take(self.contexts[1])
 
     def _look_up(self, context: TrainPipelineContext) -> None:
         with record_function(f"## look_up {context.index} ##"):
             for module in filter(_looks_up_ahead, self._pipelined_modules):
                 module.forward.look_up(context)
+
+    def _take(self, context: TrainPipelineContext) -> None:
+        """Have the rows in the form that the model takes, while sums are still under way."""
+        assert isinstance(context, _RowsAheadContext)
+        with record_function(f"## take {context.index} ##"):
+            for name, rows in context.rows.items():
+                context.rows[name] = LazyNoWait(rows.wait())
 
 
 def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:
