@@ -121,8 +121,13 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
 
 
 def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:
-    """Whether a model trains so; where nobody has asked, on CPUs of several nodes."""
+    """Whether a model trains so; where nobody has asked, on CPUs of several nodes.
+
+    Not without a module whose rows can be looked up ahead.
+    """
     if asked is False or not dist.is_initialized() or isinstance(model, DMPCollection):
+        return False
+    if not any(_looks_up_ahead(module) for _, module in outermost_sharded(model)):
         return False
     ranks = dist.get_world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))

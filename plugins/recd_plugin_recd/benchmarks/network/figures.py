@@ -123,9 +123,11 @@ class CellFigures:
             lost = [trace.lost(rate) for trace in found.traces]
             step = statistics.mean(trace.end for trace in found.traces)
             by_stage = [statistics.mean(each.get(s, 0.0) for each in lost) for s in _LOST]
-            rows.append([name, step, step - sum(by_stage), *by_stage])
+            hidden = statistics.mean(trace.hidden() for trace in found.traces)
+            rows.append([name, step, step - sum(by_stage), *by_stage, hidden])
         headings = ["ms of a traced step", "step", "link at its rate"]
         headings += [f"less than that in {stage}" for stage in _LOST]
+        headings.append("share carried while ranks compute")
         return Detail(f"{self._cell.name}: the link", headings, rows) if rows else None
 
     def traces(self) -> dict[str, tuple[LinkTrace, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ class Side:
         sequences: the sharding of tables whose features are pooled as sequences.
         pooled: that of all others; None where the first is for all.
         stock: with TorchRec's own sharders, which have no row-wise bags on CPU.
+        overlap: ``training.overlap``.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Side:
     sequences: Entry
     pooled: Entry | None = None
     stock: bool = False
+    overlap: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,14 @@ def _sides() -> list[Side]:
         Side(f"{_batches(deduplicated)}, auto", "auto", deduplicated, {"use": "auto"})
         for deduplicated in (False, True)
     ]
-    return [*named, *_every(named)]
+    # TorchRec's own loop.
+    named = [replace(each, overlap=False) if each.group == "stock" else each for each in named]
+    waiting = [
+        replace(side, name=f"{side.name} without overlap", group="every", overlap=False)
+        for side in named
+        if side.group == "auto"
+    ]
+    return [*named, *waiting, *_every(named)]
 
 
 def _every(named: Sequence[Side]) -> Iterator[Side]:

@@ -18,6 +18,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from recd_plugins.api.training import PROFILED_STEP, read_profile, stages_over_time
 
 _SECONDS_BETWEEN_SAMPLES = 1e-3
+#: What the training thread does when it waits for nobody.
+_COMPUTES = ("lookup", "gemm", "other")
 #: Of this network namespace.
 _COUNTERS = Path("/proc/thread-self/net/dev")
 
@@ -57,6 +59,13 @@ class LinkTrace:
                 unused = (1 - self.share(start, end, rate)[way]) * (end - start)
                 found[stage] = found.get(stage, 0.0) + unused
         return found
+
+    def hidden(self) -> float:
+        """The share of what the link sends and receives that it carries while the thread computes,
+        and waits for no other rank."""
+        ends = (0.0, self.end), *((a, b) for stage, a, b in self.thread if stage in _COMPUTES)
+        carried = [sum(self.share(start, end, 1.0)) * (end - start) for start, end in ends]
+        return sum(carried[1:]) / carried[0] if carried[0] else 0.0
 
     def _at(self, moment: float) -> tuple[float, float]:
         """Between two samples the link carries evenly."""

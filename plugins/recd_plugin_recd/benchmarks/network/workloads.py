@@ -68,6 +68,7 @@ def write_registries(
                     if side.deduplicated
                     else {"use": "recd.kjt"},
                     "sharding": _entries(side, sequences, others),
+                    "training": {**document["training"], "overlap": side.overlap},
                 }
             ),
             encoding="utf-8",
@@ -82,7 +83,7 @@ def write_registries(
 
 
 def _entries(side: Side, sequences: Sequence[str], others: Sequence[str]) -> list[Entry]:
-    if side.group == "auto":
+    if side.sequences["use"] == "auto":
         return [side.sequences]
     if side.pooled is None:
         return [{**side.sequences, "tables": ["t_*"]}]

@@ -36,6 +36,12 @@ def test_the_grid() -> None:
     assert ours == ["IKJT, joint, all coalesced"]
     assert cells[1].num_nodes == cells[1].ranks_per_node == 2
     assert cells[0].bytes_per_second == 6.25e6
+    _, sides = chosen("small", "papercal,IKJT, auto without overlap,IKJT, auto")
+    overlaps = {side.name: side.overlap for side in sides if side.overlap is None or not side.stock}
+    assert overlaps == {
+        "IKJT, auto": None, "IKJT, auto without overlap": False,
+        "KJT, row-wise": False,
+    }
     with pytest.raises(RecdError, match="--only: '3x1' begins with none of "):
         chosen("small", "papercal,3x1")
 
@@ -74,10 +80,11 @@ def test_a_step_on_the_link(found: tuple[list[Side], dict[str, Measured]], tmp_p
     figures = CellFigures(CELL, sides, measured)
     lost = figures.lost()
     assert lost is not None
-    for _, step, carried, *by_stage in lost.rows:
+    for _, step, carried, *by_stage, hidden in lost.rows:
         assert sum(map(float, by_stage)) == pytest.approx(float(step))
         assert float(carried) == pytest.approx(0.0, abs=1e-6)
         assert float(by_stage[3]) > 0
+        assert hidden == 0.0
     for each in measured["stock planner"].traces:
         assert {"all_to_all", "all_reduce"} <= {name for name, _, _ in each.collectives}
     draw_traces(tmp_path / "trace.svg", figures.traces())
@@ -92,6 +99,7 @@ def test_what_a_step_leaves_unused() -> None:
     )  # fmt: skip
     assert trace.share(0, 10, 2000.0) == (1.0, 0.0)
     assert trace.lost(2000.0) == pytest.approx({"all_to_all": 0.0, "gemm": 3.0, "other": 2.0})
+    assert trace.hidden() == pytest.approx(11 / 31)
 
 
 def test_figures_a_table_and_a_picture(
