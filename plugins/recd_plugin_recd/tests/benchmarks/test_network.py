@@ -39,7 +39,8 @@ def test_the_grid() -> None:
     _, sides = chosen("small", "papercal,IKJT, auto without overlap,IKJT, auto")
     overlaps = {side.name: side.overlap for side in sides if side.overlap is None or not side.stock}
     assert overlaps == {
-        "IKJT, auto": None, "IKJT, auto without overlap": False,
+        "IKJT, auto": None,
+        "IKJT, auto without overlap": False,
         "KJT, row-wise": False,
     }
     with pytest.raises(RecdError, match="--only: '3x1' begins with none of "):
