@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -81,7 +81,8 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
             # Else gradients are copied from the buckets before they are summed.
             if isinstance(child, DistributedDataParallel) and child.gradient_as_bucket_view:
                 self._late = LateGradients.of(child)
-                for module in filter(_looks_up_ahead, sharded):
+                # The first to be looked up is the last that learns.
+                for module in _ahead(sharded)[:1]:
                     require_attributes(module, "_lookups")  # torchrec 1.6 to 1.9
                     for lookup in cast(Iterable[nn.Module], module._lookups):
                         self._late.start_after(lookup)
@@ -109,7 +110,7 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
 
     def _look_up(self, context: TrainPipelineContext) -> None:
         with record_function(f"## look_up {context.index} ##"):
-            for module in filter(_looks_up_ahead, self._pipelined_modules):
+            for module in _ahead(self._pipelined_modules):
                 module.forward.look_up(context)
 
     def _take(self, context: TrainPipelineContext) -> None:
@@ -132,6 +133,12 @@ def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool
     ranks = dist.get_world_size()
     ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
     return bool(asked) or (device.type == "cpu" and ranks_per_node < ranks)
+
+
+def _ahead(modules: Sequence[Any]) -> list[Any]:
+    """Those that are looked up ahead; of sequences first, which have more to send."""
+    chosen = [module for module in modules if _looks_up_ahead(module)]
+    return sorted(chosen, key=lambda module: isinstance(module, ExactShardedEmbeddingBagCollection))
 
 
 def _looks_up_ahead(module: Any) -> bool:
