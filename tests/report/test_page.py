@@ -102,7 +102,7 @@ def test_files_of_one_run_and_of_comparisons_are_read_and_others_are_refused(
     for text, expected in (
         ("{", "is no JSON"),
         ("[]", "holds no run"),
-        ('{"losses": [0.1], "collective_bytes": 3}', "holds no run"),
+        ('{"losses": [0.1], "collective_bytes": 3}', "samples_per_second: field required"),
         ('{"baseline": {}, "plugins": {}}', "holds no run"),
     ):
         bad.write_text(text)
@@ -167,3 +167,33 @@ def test_validations_are_a_curve() -> None:
     }  # fmt: skip
     html = page([Run("", a_run(validation=curve))])
     assert "auc of the test split by step, best after step 10, where the run was stopped." in html
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"train": {"auc": 0.7}}, "train.num_samples: field required"),
+        ({"stalls": {"share": "x", "shares": {}}}, "stalls.share"),
+        ({"stages": []}, "stages: input should be a valid dictionary"),
+        ({"losses": ["x"]}, "losses.0"),
+        ({"settings": 5}, "settings: input should be a valid list"),
+        ({"rounds": {"step_seconds": {"ratio": 1}}}, "rounds"),
+    ],
+)
+def test_a_run_that_somebody_changed(tmp_path: Path, changed: dict[str, Any], told: str) -> None:
+    path = tmp_path / "a.json"
+    if "rounds" in changed:
+        changed = {"rounds": {"": changed["rounds"]}}
+    path.write_text(json.dumps(a_run(**changed)), encoding="utf-8")
+    with pytest.raises(RecdError, match=rf"a\.json: .*{told}.*as recd run --json wrote it"):
+        read_runs([path])
+
+
+def test_a_page_replaces_no_run(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(a_run()), encoding="utf-8")
+    for output in ("a.json", "../" + tmp_path.name + "/a.json"):
+        done = CliRunner().invoke(main, ["report", str(path), "-o", str(tmp_path / output)])
+        assert done.exit_code == 1
+        assert "is a run, which its page would replace" in done.output.replace("\n", " ")
+    assert json.loads(path.read_text(encoding="utf-8")) == a_run()

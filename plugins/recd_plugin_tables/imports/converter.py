@@ -86,14 +86,13 @@ class Converter:
         exploded = explode(rows, self._plan.explode)
         self.without_candidates += exploded.num_empty
         arrays: dict[str, pa.Array] = {}
-        keep = np.ones(len(exploded), np.bool_)
+        left_out: dict[str, NDArray[np.bool_]] = {}
 
         def drop(use: Use, dropped: NDArray[np.bool_]) -> None:
-            if not dropped.any():
-                return
-            every = exploded.spread(dropped, use.leaf)
-            self.dropped[use.leaf.name] += int(every.sum())
-            keep[every] = self._scoring
+            if dropped.any():
+                name, every = use.leaf.name, exploded.spread(dropped, use.leaf)
+                # A column may have several uses.
+                left_out[name] = left_out[name] | every if name in left_out else every
 
         for use in self._plan.features:
             self._feature(use, exploded, arrays, drop)
@@ -112,7 +111,10 @@ class Converter:
         arrays[ROW], arrays[CANDIDATE] = pa.array(row), pa.array(exploded.numbers)
         made = pa.RecordBatch.from_arrays([arrays[n] for n in self.schema.names], self.schema.names)
         made = made.cast(self.schema)
-        return made if keep.all() else made.filter(pa.array(keep))
+        self.dropped.update({name: int(every.sum()) for name, every in left_out.items()})
+        if self._scoring or not left_out:
+            return made
+        return made.filter(pa.array(~np.logical_or.reduce(list(left_out.values()))))
 
     def _fields(self, use: Use) -> list[tuple[str, pa.DataType]]:
         if use.options.feature in ("id", "ids"):

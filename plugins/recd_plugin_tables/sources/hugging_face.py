@@ -33,7 +33,9 @@ class HuggingFaceSource(BatchSource):
         datasets = optional_library("datasets", "huggingface", location)
         try:
             if location.startswith(SCHEME):
-                name = location.removeprefix(SCHEME).removeprefix("datasets/")
+                name = location.removeprefix(SCHEME).removeprefix("datasets/").strip("/")
+                if not name:
+                    raise DataError(f"{location}: names no dataset; write {SCHEME}user/name")
                 found = datasets.load_dataset(name)
             else:
                 found = datasets.load_from_disk(location)

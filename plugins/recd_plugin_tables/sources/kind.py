@@ -75,10 +75,10 @@ def find_kind(
 
 def _of_library(root: Location) -> str | None:
     """The format that a library reads; None: files."""
-    place = str(root.path).rstrip("/")
-    if place.startswith(hugging_face.SCHEME):
+    if str(root.path).startswith(hugging_face.SCHEME):
         return "huggingface"
-    if place.startswith(iceberg.SCHEME) or place.endswith(".metadata.json"):
+    place = str(root.path).rstrip("/")
+    if str(root.path).startswith(iceberg.SCHEME) or place.endswith(".metadata.json"):
         return "iceberg"
     if place.endswith((".duckdb", ".ddb")):
         return "duckdb"

@@ -52,6 +52,14 @@ class CsvFormat(FileFormat):
                 f"{', '.join(found.names)}"
             )
         self._check_names(file, found)
+        # What is no UTF-8 pyarrow takes for bytes, whose ids are others than those of the text.
+        for field in found:
+            if pa.types.is_binary(field.type) and field.name not in self._types:
+                raise DataError(
+                    f"{file}: column {field.name} has text that is not UTF-8; write the file anew, "
+                    "as by iconv -f latin1 -t utf-8, or set source.types: "
+                    f"{{{field.name}: binary}} where it is no text"
+                )
         return found
 
     def read(

@@ -11,6 +11,7 @@ from typing import Any
 
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.start.guess import Guess, Guesses
+from recd_plugins.api import DataError
 
 _WIDTH = 100
 # Sessions of a test split, at least.
@@ -18,6 +19,8 @@ _SESSIONS = 20
 # Of a row, where there is no label; batches are multiples of one more.
 _NEGATIVES = 4
 _INDENT = " " * 6
+# Of a name: a key of YAML ends within 1,024 characters, and a table's is longer than its column's.
+_LONGEST = 1000
 
 _TEXT = """\
 {head}
@@ -80,7 +83,16 @@ def registry_text(
         file: of the registry; its name is that of the checkpoints' folder.
         source: how the table is opened, where its name does not say it.
         test: share of the test split, 0 for none.
+
+    Raises:
+        DataError: the name of a column is too long for a registry file.
     """
+    for column in guesses.columns:
+        if len(_word(column.name)) > _LONGEST:
+            raise DataError(
+                f"{location}: column {column.name[:40]}... has a name of {len(column.name):,} "
+                f"characters, and a registry file takes {_LONGEST:,}: rename it"
+            )
     survey = guesses.survey
     rows = survey.all_rows or survey.rows
     candidates = max((seen.rows for seen in survey.seen if seen.leaf.exploded), default=survey.rows)

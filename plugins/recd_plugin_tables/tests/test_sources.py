@@ -239,3 +239,17 @@ def test_a_missing_library_is_named_with_the_command_that_brings_it(tmp_path, mo
     path.mkdir()
     with pytest.raises(SetupError, match=r'needs lance: pip install "recd-plugins\[lance\]"'):
         open_source(path)
+
+
+@pytest.mark.parametrize("place", ["hf://", "hf://datasets/"])
+def test_a_hub_without_a_name(place):
+    with pytest.raises(DataError, match=f"^{place}: names no dataset; write hf://user/name"):
+        open_source(place)
+
+
+def test_text_of_another_encoding(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("name,clicked\ncafé,1\n".encode("latin1"))
+    with pytest.raises(DataError, match=r"column name has text that is not UTF-8.*iconv"):
+        read(path)
+    assert read(path, types={"name": "binary"}) == [{"name": "café".encode("latin1"), "clicked": 1}]

@@ -222,3 +222,12 @@ def test_what_it_writes_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = runner.invoke(main, ["run", "my.yaml", "training.steps=4", "--json", "r.json"])
     assert result.exit_code == 0, result.output
     assert len(json.loads(Path("r.json").read_text())["losses"]) == 4
+
+
+def test_a_name_that_no_registry_file_takes(tmp_path):
+    columns = {"a" * 1001: [1, 2], "clicked": [0, 1]}
+    path = write(tmp_path / "t.parquet", columns)
+    done = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "r.yaml")])
+    assert done.exit_code == 1
+    assert "has a name of 1,001 characters" in done.output.replace("\n", " ")
+    assert not (tmp_path / "r.yaml").exists()

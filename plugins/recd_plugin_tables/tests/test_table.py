@@ -194,6 +194,16 @@ def test_what_was_left_out_is_told(path, capfd):
     assert "12 rows left out: column price" in told
 
 
+def test_a_row_is_left_out_once_for_a_column_of_two_uses(path, capfd):
+    when = clicks()["when"].to_pylist()
+    pq.write_table(clicks().set_column(1, "when", [[None, *when[1:]]]), path)
+    uses = {"as": ["time", "id"], "by": "hour", "missing": "drop"}
+    table(path, columns={**COLUMNS, "when": uses}).prepare()
+    told = capfd.readouterr().err
+    assert "60 rows, which became 59 for training" in told
+    assert "  1 rows left out: column when" in told
+
+
 def test_a_row_without_a_session_is_one_of_its_own(path, capfd):
     users = [None if row % 4 == 0 else f"u{row % 7}" for row in range(60)]
     pq.write_table(clicks().set_column(0, "user", [users]), path)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from recd_plugins.errors import RecdError
 from recd_plugins.files import check_writable, write_text
 
 
@@ -31,6 +32,8 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     from recd_plugins.report.runs import read_runs
 
     path = output or runs[0].with_suffix(".html")
+    if path.resolve() in {run.resolve() for run in runs}:
+        raise RecdError(f"{path}: is a run, which its page would replace; name another by -o")
     check_writable(path)
     found = read_runs(runs)
     # Takes a second to import.

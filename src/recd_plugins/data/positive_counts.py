@@ -6,6 +6,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from recd_plugins.data.lookups import RegistryLookups
@@ -33,8 +34,9 @@ def positive_counts(registry: Registry, feature: str, num_embeddings: int) -> Co
     if key not in known:
         counts = np.zeros(num_embeddings, np.int64)
         lookups, label = RegistryLookups(registry), registry.dataset.schema().label
-        for rows in training_rows(registry, None):
-            _add(counts, lookups, rows, feature, label)
+        with torch.device("cpu"):  # models are made on the meta device, too
+            for rows in training_rows(registry, None):
+                _add(counts, lookups, rows, feature, label)
         known[key] = counts
     return known[key]
 

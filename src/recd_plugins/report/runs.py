@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from recd_plugins.errors import RecdError
 from recd_plugins.files import parse_json
@@ -14,6 +16,64 @@ from recd_plugins.training.spread import Spread, ratio
 
 #: Curves of losses that differ by no more are one.
 EQUAL_LOSSES = 1e-5
+
+
+Number = int | float
+
+
+class _Shape(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class _Memory(_Shape):
+    peak: Number
+    mean: Number
+
+
+class _Stalls(_Shape):
+    share: Number
+    shares: dict[str, Number]
+
+
+class _Validation(_Shape):
+    metric: str
+    steps: list[int]
+    values: list[Number | None]
+    best_step: int | None
+    stopped_early: bool
+
+
+class _Quality(_Shape):
+    model_config = ConfigDict(strict=True, extra="allow")
+    __pydantic_extra__: dict[str, Number | None]
+
+    num_samples: int
+
+
+class _Spread(_Shape):
+    median: Number
+    least: Number
+    most: Number
+
+
+class _Figures(_Shape):
+    """What a page reads of a run; whatever else is there it shows as it is."""
+
+    losses: list[Number | None]
+    samples_per_second: Number | None
+    step_seconds: Number | None
+    stages: dict[str, Number] | None
+    collective_bytes: dict[str, Number]
+    ids_looked_up: Number | None
+    peak_memory_bytes: Number | None
+    step_memory: _Memory | None
+    train: _Quality | None
+    test: _Quality | None
+    stalls: _Stalls | None = None
+    validation: _Validation | None = None
+    registry: str | None = None
+    settings: list[str] = []
+    rounds: dict[str, dict[str, _Spread | None]] = {}
 
 
 @dataclass(frozen=True)
@@ -70,6 +130,8 @@ def read_runs(paths: Iterable[Path]) -> list[Run]:
         runs = runs_of(values)
         if not runs:
             raise RecdError(f"{path}: holds no run; a file is wanted that recd run --json wrote")
+        for run in runs:
+            _check(path, run)
         found += [Run(_name(path, run.name, len(paths)), run.values) for run in runs]
     names = [run.name for run in found]
     return [
@@ -88,24 +150,25 @@ def runs_of(report: Any) -> list[Run]:
     if not all(isinstance(values, dict) for values in sides.values()):
         sides = {"": report}
     shared = {name: report[name] for name in ("registry", "settings") if name in report}
-    rounds = report.get("rounds", {})
+    rounds = report.get("rounds")
+    by_side = rounds if isinstance(rounds, dict) else {}
     runs = [
-        Run(name, {**values, **shared, "rounds": rounds.get(name, {})})
+        Run(name, {**values, **shared, "rounds": by_side.get(name, {})})
         for name, values in sides.items()
-        if _is_run(values)
+        if isinstance(values, dict) and values.keys() >= {"losses", "collective_bytes"}
     ]
     return runs if len(runs) == len(sides) else []
 
 
-def _is_run(values: Any) -> TypeGuard[Mapping[str, Any]]:
-    if not isinstance(values, dict):
-        return False
-    losses = values.get("losses")
-    return (
-        isinstance(losses, list)
-        and all(loss is None or isinstance(loss, int | float) for loss in losses)
-        and isinstance(values.get("collective_bytes"), dict)
-    )
+def _check(path: Path, run: Run) -> None:
+    try:
+        _Figures.model_validate(run.values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, (*filter(None, [run.name]), *first["loc"])))
+        raise RecdError(
+            f"{path}: {place}: {first['msg'].lower()}; a file is wanted as recd run --json wrote it"
+        ) from error
 
 
 def _name(path: Path, side: str, num_files: int) -> str:

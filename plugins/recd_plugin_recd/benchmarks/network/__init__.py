@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from recd_plugins.api.files import check_writable
 from recd_plugins.testing.benchmark import Findings, Size
 
 SUMMARY = "training on nodes that are joined by links of a rate, stock TorchRec against ours"
@@ -53,6 +54,8 @@ def run(
     from recd_plugin_recd.benchmarks.network.grid import chosen
 
     chosen_cells, sides = chosen(size, only)
+    if trace is not None:
+        check_writable(trace)
     measured = measure_cells(chosen_cells, sides, size, cells, traces=trace is not None)
     found = [CellFigures(cell, sides, measured.of(cell)) for cell in chosen_cells]
     traced = {name: each for cell in found for name, each in cell.traces().items()}

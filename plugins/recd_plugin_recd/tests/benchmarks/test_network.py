@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from recd_plugin_recd.benchmarks import network
 from recd_plugin_recd.benchmarks.network.cells import MeasuredCells, measure_cells
 from recd_plugin_recd.benchmarks.network.figures import CellFigures
 from recd_plugin_recd.benchmarks.network.grid import Cell, Side, chosen
@@ -151,3 +152,9 @@ def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
             measure_cells([CELL], [], "tiny", None)
     finally:
         shaped_network.unavailable.cache_clear()
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecdError, match="file"):
+        network.run("tiny", trace=tmp_path / "file" / "x.svg")
