@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from functools import partial
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from recd_plugins.errors import SetupError
 from recd_plugins.model import deferred_tables as module
 from recd_plugins.model.deferred_tables import FirstValues, Window, deferred_tables
+from recd_plugins.model.one_row import one_row_tables
 from recd_plugins.training.weights import copy_weights, first_weights
 
 
@@ -164,3 +166,22 @@ def test_an_init_fn_that_differs_when_it_is_called_again_is_refused() -> None:
         made = EmbeddingCollection([table])
     with pytest.raises(SetupError, match="table t: its init_fn gives other values when"):
         copy_weights({"embeddings.t.weight": torch.zeros(3, 4)}, first_weights(made))
+
+
+def test_another_thread_makes_whole_tables() -> None:
+    """While one defers them: what makes collections is of a thread."""
+    made: list[EmbeddingBagCollection] = []
+
+    def bags() -> EmbeddingBagCollection:
+        table = EmbeddingBagConfig(name="t", embedding_dim=4, num_embeddings=9, feature_names=["f"])
+        return EmbeddingBagCollection([table])
+
+    with deferred_tables(), one_row_tables():
+        thread = Thread(target=lambda: made.append(bags()))
+        thread.start()
+        thread.join()
+        mine = bags().embedding_bags["t"].weight
+    assert (mine.shape[0], mine.is_meta) == (1, True)
+    (theirs,) = made
+    assert (theirs.embedding_bags["t"].weight.shape[0], theirs.device.type) == (9, "cpu")
+    assert bags().embedding_bags["t"].weight.shape[0] == 9

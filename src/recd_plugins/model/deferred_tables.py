@@ -11,18 +11,18 @@ import inspect
 import logging
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.errors import SetupError
+from recd_plugins.model.made_collections import collections_made_by
 
 logger = logging.getLogger(__name__)
 
@@ -173,11 +173,7 @@ def deferred_tables() -> Iterator[Deferred]:
     then.
     """
     deferred = Deferred()
-    with ExitStack() as stack:
-        for collection in (EmbeddingBagCollection, EmbeddingCollection):
-            made = _deferring(collection, collection.__init__, deferred)
-            stack.enter_context(patch.object(collection, "__init__", made))
-        stack.enter_context(deferred)
+    with collections_made_by(functools.partial(_defer, deferred)), deferred:
         yield deferred
 
 
@@ -186,27 +182,30 @@ def first_values_of(weight: Tensor) -> FirstValues | None:
     return getattr(weight, "recd_first_values", None)
 
 
-def _deferring(
-    collection: type[nn.Module], init: Callable[..., None], deferred: Deferred
-) -> Callable[..., None]:
-    signature = inspect.signature(init)
-
-    @functools.wraps(init)
-    def deferring(self: nn.Module, *args: Any, **options: Any) -> None:
-        bound = signature.bind(self, *args, **options)
-        device = torch.device(bound.arguments.get("device") or torch.get_default_device())
-        if type(self) is not collection or device.type != "cpu":  # others are not sharded as these
-            init(self, *args, **options)
-            return
-        bound.arguments["device"] = torch.device("meta")
-        configs = list(bound.arguments["tables"])
-        with ExitStack() as stack:
-            for config in configs:  # or an EmbeddingCollection calls it, with nothing to set
-                stack.enter_context(patch.object(config, "init_fn", None))
-            init(*bound.args, **bound.kwargs)
-        _draw(self, configs, deferred)
-
-    return deferring
+def _defer(
+    deferred: Deferred,
+    collection: type[nn.Module],
+    init: Callable[..., None],
+    module: nn.Module,
+    *args: Any,
+    **options: Any,
+) -> None:
+    bound = inspect.signature(init).bind(module, *args, **options)
+    device = torch.device(bound.arguments.get("device") or torch.get_default_device())
+    if type(module) is not collection or device.type != "cpu":  # others are not sharded as these
+        init(module, *args, **options)
+        return
+    bound.arguments["device"] = torch.device("meta")
+    configs = list(bound.arguments["tables"])
+    given = [config.init_fn for config in configs]
+    for config in configs:  # or an EmbeddingCollection calls it, with nothing to set
+        config.init_fn = None
+    try:
+        init(*bound.args, **bound.kwargs)
+    finally:
+        for config, init_fn in zip(configs, given, strict=True):
+            config.init_fn = init_fn
+    _draw(module, configs, deferred)
 
 
 def _draw(collection: nn.Module, configs: Iterable[Any], deferred: Deferred) -> None:

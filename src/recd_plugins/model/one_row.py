@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from copy import copy
-from functools import wraps
 from typing import Any
-from unittest.mock import patch
 
-from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
+from torch import nn
+
+from recd_plugins.model.made_collections import collections_made_by
 
 
-@contextmanager
-def one_row_tables() -> Iterator[None]:
+def one_row_tables() -> AbstractContextManager[None]:
     """A context in which TorchRec's collections are made with one row a table, whoever makes them.
 
     A module that exists cannot be made smaller: it may take more memory than there is.
     """
-    with ExitStack() as stack:
-        for collection in (EmbeddingBagCollection, EmbeddingCollection):
-            plain = collection.__init__
-            stack.enter_context(patch.object(collection, "__init__", _with_one_row(plain)))
-        yield
+    return collections_made_by(_with_one_row)
 
 
-def _with_one_row(init: Callable[..., None]) -> Callable[..., None]:
-    @wraps(init)
-    def with_one_row(self: Any, tables: list[Any], *args: Any, **options: Any) -> None:
-        small = [copy(table) for table in tables]
-        for table in small:
-            table.num_embeddings = 1
-        init(self, small, *args, **options)
-
-    return with_one_row
+def _with_one_row(
+    _: type[nn.Module],
+    init: Callable[..., None],
+    module: nn.Module,
+    tables: list[Any],
+    *args: Any,
+    **options: Any,
+) -> None:
+    small = [copy(table) for table in tables]
+    for table in small:
+        table.num_embeddings = 1
+    init(module, small, *args, **options)
