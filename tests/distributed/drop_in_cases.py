@@ -15,12 +15,18 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.fbgemm_qcomm_codec import (
     CommType,
     QCommsConfig,
+    get_qcomm_codecs,
     get_qcomm_codecs_registry,
 )
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.planner.types import ParameterConstraints
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, data_parallel
-from torchrec.distributed.types import ShardingEnv
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    data_parallel,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import CommOp, ShardingEnv, ShardingPlan
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
@@ -142,9 +148,9 @@ def _model(trainer: Trainer) -> nn.ModuleDict:
     return nn.ModuleDict({"bags": bags})
 
 
-def _step(dmp: DistributedModelParallel, rank: int, step: int) -> float:
+def _step(dmp: DistributedModelParallel, rank: int, step: int, batch: int = BATCH) -> float:
     generator = torch.Generator().manual_seed(100 * rank + step)
-    ids = torch.randint(0, ROWS, (len(FEATURES) * BATCH,), generator=generator)
+    ids = torch.randint(0, ROWS, (len(FEATURES) * batch,), generator=generator)
     features = KeyedJaggedTensor(
         keys=FEATURES, values=ids, lengths=torch.ones(len(ids), dtype=torch.long)
     )
@@ -160,3 +166,44 @@ ADAGRAD = {
     "learning_rate": 0.1,
     "eps": 1e-4,
 }
+
+
+def tables_that_learn(rank: int, world_size: int, in_base: bool, even: bool) -> list[str]:
+    """Tables of which a shard moved in a step, with a trainer's own codecs of bf16.
+
+    Batches of different sizes on the ranks have row-wise sums go by synchronous collectives.
+    """
+    config = QCommsConfig(forward_precision=CommType.BF16, backward_precision=CommType.BF16)
+    # Not get_qcomm_codecs_registry, which takes fp16 for bf16 on CPU.
+    codecs = {each.name: get_qcomm_codecs(config) for each in CommOp}
+    stock = EmbeddingBagCollectionSharder(dict(ADAGRAD), codecs)
+    model = _model(Trainer())
+    ready = prepared(registry(), model)
+    ours: Any = (
+        build_sharders(ready, [stock])
+        if in_base
+        else build_sharders(ready, fused_params=ADAGRAD, qcomm_codecs_registry=codecs)
+    )
+    first, *others = (f"t_{feature}" for feature in FEATURES)
+    placed = {name: table_wise(rank=0, compute_kernel="fused") for name in others}
+    generators = {first: row_wise(compute_kernel="fused"), **placed}
+    plan = construct_module_sharding_plan(
+        model["bags"], generators, ours[0], world_size, world_size, "cpu"
+    )
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    dmp = DistributedModelParallel(
+        model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=ShardingPlan({"bags": plan}),
+        sharders=ours,
+    )
+    copy_weights(dmp.state_dict(), weights)
+    _step(dmp, rank, 0, BATCH if even else BATCH + rank)
+    moved = []
+    for name, state in dmp.state_dict().items():
+        for shard in state.local_shards():
+            before = weights[name].narrow(0, shard.metadata.shard_offsets[0], len(shard.tensor))
+            if not torch.equal(shard.tensor, before):
+                moved.append(name.split(".")[-2])
+    return moved

@@ -37,6 +37,16 @@ def test_a_trainer_keeps_its_optimizer_and_its_codecs(trainer: Trainer) -> None:
         assert not ours.kinds & {"data_parallel", "column_wise", "table_column_wise"}
 
 
+@pytest.mark.parametrize(
+    ("in_base", "even"), [(True, False), (False, True)], ids=["base, uneven", "argument, even"]
+)
+def test_tables_learn_with_a_trainers_own_bf16(in_base: bool, even: bool) -> None:
+    """FBGEMM's decoder of bf16 has no gradient, which synchronous collectives take through it."""
+    first, second = run_on_ranks(cases.tables_that_learn, 2, in_base, even)
+    assert first == [f"t_{feature}" for feature in cases.FEATURES]
+    assert second == ["t_f0"], "the row-wise one; others are on rank 0"
+
+
 def test_codecs_send_fewer_bytes() -> None:
     quantised, plain = (
         run_on_ranks(cases.both_sides, 2, Trainer(in_backward=True, codecs=codecs))[0][0].sent

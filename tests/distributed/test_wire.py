@@ -8,6 +8,7 @@ import torch
 from tests.planning.test_planner import make, prepared, registry
 from torch import nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.distributed.sharders import build_sharders
@@ -84,5 +85,23 @@ def test_gradients_pass_the_codecs(wire: str) -> None:
     for both in codecs.values():
         numbers = torch.tensor([1.0, 2.5], requires_grad=True)
         both.forward.decode(both.forward.encode(numbers)).sum().backward()
+        assert numbers.grad is not None
+        assert numbers.grad.tolist() == [1.0, 1.0]
+
+
+def test_a_trainers_own_bf16_has_a_gradient_and_its_loss_scale() -> None:
+    config = QCommsConfig(CommType.BF16, CommType.BF16, 4.0, 2.0)
+    given = {"a": get_qcomm_codecs(config), "b": get_qcomm_codecs(QCommsConfig(CommType.FP16))}
+    found = wire_codecs(TrainingSpec(), given)
+    assert found is not None
+    assert found["b"].forward is given["b"].forward
+    for mended, own in (
+        (found["a"].forward, given["a"].forward),
+        (found["a"].backward, given["a"].backward),
+    ):
+        numbers = torch.tensor([1.0, 0.3], requires_grad=True)
+        decoded = mended.decode(mended.encode(numbers))
+        assert torch.equal(decoded, own.decode(own.encode(numbers)))
+        decoded.sum().backward()
         assert numbers.grad is not None
         assert numbers.grad.tolist() == [1.0, 1.0]

@@ -61,6 +61,7 @@ from recd_plugins.distributed.managed_collision import (
     mend_managed_collision,
     why_all_rows_remapped,
 )
+from recd_plugins.distributed.wire import with_gradients
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import embedding_modules
 
@@ -143,10 +144,10 @@ def _exact(
     inner: Any, bags: EmbeddingBagCollectionSharder, sequences: EmbeddingCollectionSharder
 ) -> Any:
     if type(inner) is EmbeddingBagCollectionSharder:
-        return type(bags)(inner.fused_params, inner.qcomm_codecs_registry)
+        return type(bags)(inner.fused_params, with_gradients(inner.qcomm_codecs_registry))
     if type(inner) is EmbeddingCollectionSharder:
-        params, codecs = inner.fused_params, inner.qcomm_codecs_registry
-        return type(sequences)(params, codecs, inner._use_index_dedup)
+        codecs = with_gradients(inner.qcomm_codecs_registry)
+        return type(sequences)(inner.fused_params, codecs, inner._use_index_dedup)
     return inner
 
 

@@ -101,6 +101,11 @@ INTERNALS = (
         "taking over what a trainer chose",
     ),
     Internal(
+        "fbgemm_gpu.quantize_comm:QuantizedCommCodec",
+        ("_loss_scale",),
+        "gradients through codecs of bf16",
+    ),
+    Internal(
         "torchrec.distributed.embeddingbag:EmbeddingBagCollectionSharder",
         ("_sharded_module_order_overwrite",),
         "taking over what a trainer chose",

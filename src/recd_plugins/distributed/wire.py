@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import torch
 from fbgemm_gpu.quantize_comm import QuantizedCommCodec
 from fbgemm_gpu.split_embedding_configs import SparseType
 from torch import Tensor
@@ -29,7 +31,7 @@ def wire_codecs(training: TrainingSpec, given: Codecs | None) -> Codecs | None:
         SetupError: both say how numbers are sent.
     """
     if training.wire == "fp32":
-        return given
+        return with_gradients(given)
     if given:
         raise SetupError(
             f"training.wire is {training.wire}, and the sharders have a qcomm_codecs_registry: "
@@ -39,11 +41,27 @@ def wire_codecs(training: TrainingSpec, given: Codecs | None) -> Codecs | None:
     # as gloo once had no bf16.
     kind = CommType(training.wire)
     config = QCommsConfig(forward_precision=kind, backward_precision=kind)
-    found = {each.name: get_qcomm_codecs(config) for each in _COLLECTIVES}
-    if kind is CommType.BF16:
-        for both in found.values():
-            both.forward, both.backward = _Bf16(SparseType.BF16), _Bf16(SparseType.BF16)
-    return found
+    return with_gradients({each.name: get_qcomm_codecs(config) for each in _COLLECTIVES})
+
+
+def with_gradients(codecs: Codecs | None) -> Codecs | None:
+    """The same codecs; those of FBGEMM's for bf16 with a decoder that has a gradient."""
+    if codecs is None:
+        return None
+    return {
+        name: replace(
+            both, forward=_with_gradient(both.forward), backward=_with_gradient(both.backward)
+        )
+        if isinstance(both, QuantizedCommCodecs)
+        else both
+        for name, both in codecs.items()
+    }
+
+
+def _with_gradient(codec: Any) -> Any:
+    if type(codec) is not QuantizedCommCodec or codec.quantized_dtype is not torch.bfloat16:
+        return codec
+    return _Bf16(SparseType.BF16, codec._loss_scale)  # private, fbgemm 1.6 to 1.9
 
 
 class _Bf16(QuantizedCommCodec):
@@ -52,4 +70,6 @@ class _Bf16(QuantizedCommCodec):
 
     def decode(self, input_tensor: Tensor, ctx: Any = None) -> Tensor:  # noqa: ARG002
         """The same numbers in 32 bits."""
+        if self._loss_scale is not None:
+            input_tensor = input_tensor / self._loss_scale
         return input_tensor.float()
