@@ -32,6 +32,7 @@ from recd_plugins.distributed.sharders import build_sharders, fused_params
 from recd_plugins.drop_in.dedup import Dedup
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.planner import build_planner
+from recd_plugins.training.weights import copy_weights
 
 CPU = torch.device("cpu")
 POLICIES = {
@@ -197,3 +198,60 @@ def hashed(rank: int, world_size: int) -> str:
     except SetupError as error:
         return str(error)
     return ""
+
+
+def errors_of_a_long_sum(rank: int, world_size: int) -> dict[str, tuple[float, float]]:
+    """How far off a step of SGD is on plain batches and deduplicated, next to 64 bits, by table.
+
+    Before its first eviction a map has no id: all of a rank's share its last row, which gets
+    hundreds of gradients in one step. Lists have 7 ids; rows of tables are numbers up to 1.
+    """
+    sessions, length = 16, 7
+    names = sorted(POLICIES, reverse=True)
+
+    def drawn(of: int) -> Tensor:
+        random = torch.Generator().manual_seed(of)
+        shape = len(names), sessions, length
+        return torch.randint(NUM_RAW_IDS, shape, generator=random).repeat(1, SESSION, 1)
+
+    ids = [drawn(of) for of in range(world_size)]
+    lengths = torch.full((len(names) * sessions * SESSION,), length)
+    features = KeyedJaggedTensor(names, ids[rank].flatten(), lengths=lengths)
+    found, first = [], dict[str, Tensor]()
+    for deduplicated in (False, True):
+        reg = registry()
+        model = Model()
+        for parameter in model.parameters():
+            nn.init.uniform_(parameter, -1, 1)
+        first = {name: value.detach().clone() for name, value in model.named_parameters()}
+        ready, dedup = prepared(reg, model), Dedup(model)
+        planner = build_planner(ready, world_size=world_size, profile=profile())
+        sharders = build_sharders(ready)
+        dmp = DistributedModelParallel(
+            model,
+            env=ShardingEnv.from_process_group(dist.group.WORLD),
+            device=CPU,
+            plan=planner.plan(model, sharders),
+            sharders=sharders,
+        )
+        copy_weights({name: dmp.state_dict()[name] for name in first}, first)
+        vectors = dmp(dedup.batch(features) if deduplicated else features)
+        ((vectors - 1).square().sum() / len(vectors)).backward()
+        state = dmp.state_dict()
+        found.append({name: state[name].local_shards()[0].tensor[-1].double() for name in first})
+    errors = {}
+    for name, weights in first.items():
+        table = name.split(".")[-2]
+        last = weights.view(world_size, -1, DIM)[:, -1].double()
+        gradient = torch.zeros(DIM, dtype=torch.float64)
+        for of_rank in ids:
+            of_row = of_rank[names.index(table.removeprefix("t_"))] * world_size // NUM_RAW_IDS
+            shares = torch.stack([(of_row == row).sum(1) for row in range(world_size)], 1).double()
+            if table == "t_a":
+                shares /= length
+            ahead = 2 * (shares @ last - 1) / len(shares)
+            gradient += shares[:, rank] @ ahead / world_size
+        right = last[rank] - reg.training.learning_rate * gradient
+        plain, unique = ((each[name] - right).abs().max().item() for each in found)
+        errors[table] = plain, unique
+    return errors
