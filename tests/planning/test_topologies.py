@@ -118,6 +118,14 @@ def rates(**spec: float | str) -> dict[str, float]:
     return {name: rate.bytes_per_second for name, rate in found}
 
 
+@pytest.mark.parametrize("text", ["", "# nothing\n", "- 1\n"])
+def test_a_file_that_holds_none_says_how_one_starts(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RegistryError, match=r"`device:` and `ranks_per_node:`$"):
+        read_topology(path)
+
+
 def test_collectives_of_links() -> None:
     """4 nodes of 8 ranks: 24 of 32 parts of an all-to-all cross, 7 stay in the node."""
     links = {"nodes": 4, "intra_node_bandwidth": 300e9, "inter_node_bandwidth": 25e9}

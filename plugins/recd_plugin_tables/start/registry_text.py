@@ -85,9 +85,13 @@ def registry_text(
         test: share of the test split, 0 for none.
 
     Raises:
-        DataError: the name of a column is too long for a registry file.
+        DataError: the name of a column is none that a registry file takes.
     """
     for column in guesses.columns:
+        if "\0" in column.name:
+            raise DataError(
+                f"{location}: the name of column {column.name!r} holds a NUL character: rename it"
+            )
         if len(_word(column.name)) > _LONGEST:
             raise DataError(
                 f"{location}: column {column.name[:40]}... has a name of {len(column.name):,} "

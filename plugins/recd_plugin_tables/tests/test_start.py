@@ -224,10 +224,16 @@ def test_what_it_writes_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(json.loads(Path("r.json").read_text())["losses"]) == 4
 
 
-def test_a_name_that_no_registry_file_takes(tmp_path):
-    columns = {"a" * 1001: [1, 2], "clicked": [0, 1]}
-    path = write(tmp_path / "t.parquet", columns)
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("a" * 1001, "has a name of 1,001 characters"),
+        ("a\0b", r"the name of column 'a\x00b' holds a NUL character"),
+    ],
+)
+def test_a_name_that_no_registry_file_takes(tmp_path, name, told):
+    path = write(tmp_path / "t.parquet", {name: [1, 2], "clicked": [0, 1]})
     done = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "r.yaml")])
     assert done.exit_code == 1
-    assert "has a name of 1,001 characters" in done.output.replace("\n", " ")
+    assert told in done.output.replace("\n", " ")
     assert not (tmp_path / "r.yaml").exists()

@@ -277,7 +277,8 @@ def read_topology(path: Path) -> TopologySpec:
     Raises:
         RegistryError: what is wrong with it, with lines.
     """
-    document, model = read_yaml(path), _model()
+    document = read_yaml(path, first="`device:` and `ranks_per_node:`")
+    model = _model()
     try:
         return model.model_validate(document.data)
     except ValidationError as error:

@@ -69,8 +69,12 @@ def render(location: Location) -> str:
     return text
 
 
-def read_yaml(path: Path) -> Document:
+def read_yaml(path: Path, *, first: str = "`version: 1`, `dataset:` and `converter:`") -> Document:
     """Parse a file whose top level is a mapping. Tags are refused: data only, never code.
+
+    Args:
+        path: of the file.
+        first: what such a file starts with, in words.
 
     Raises:
         RegistryError: the file cannot be read, is no YAML, holds more than ``bounds`` allow, has a
@@ -99,9 +103,9 @@ def read_yaml(path: Path) -> Document:
     except ValueError as error:
         raise _error(name, 0, str(error)) from error
     if root is None:
-        raise _error(name, 0, "is empty; start with `version: 1`, `dataset:` and `converter:`")
+        raise _error(name, 0, f"is empty; start with {first}")
     if not isinstance(root, MappingNode):
-        raise _error(name, root.start_mark.line + 1, "must be a mapping of sections, as `version:`")
+        raise _error(name, root.start_mark.line + 1, f"must be a mapping, as {first}")
     reading = _Reading(name, yaml)
     data = reading.value(root, (), ())
     if reading.problems:
