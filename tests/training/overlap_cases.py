@@ -31,6 +31,14 @@ def events(rank: int, world_size: int) -> list[str]:
     return happened
 
 
+def load_after_a_step(rank: int, world_size: int, batches_left: int) -> None:
+    """Weights are loaded when so many batches are left."""
+    dmp, optimizer = shard(world_size, None, CPU)
+    pipeline = OverlappedTrainPipeline(dmp, optimizer, CPU)
+    pipeline.progress(iter([batch_of(rank, step) for step in range(1 + batches_left)]))
+    dmp.load_state_dict(dmp.state_dict())
+
+
 def chosen(rank: int, world_size: int, asked: bool | None) -> bool:
     """Whether ranks overlap where ``training.overlap`` says this."""
     assert not overlaps(nn.Linear(1, 1), CPU, True), "there are no rows"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.training.lookahead_cases import Pipeline, Run, run
-from tests.training.overlap_cases import chosen, events
+from tests.training.overlap_cases import chosen, events, load_after_a_step
 
+from recd_plugins.errors import ExactnessError
 from recd_plugins.testing.gloo import run_on_ranks
 
 
@@ -42,6 +43,12 @@ def test_dense_gradients_are_summed_while_tables_learn_and_the_next_rows_are_loo
         *("forward 1", "backward 1", "tables have learned", "sum", "tables have learned"),
         *("look up 2", "sizes of ids 3", "optimizer", "ids 3"),
     ]
+
+
+def test_weights_that_come_too_late_are_refused() -> None:
+    run_on_ranks(load_after_a_step, 2, 0)
+    with pytest.raises(ExactnessError, match=r"were loaded when rows .*training\.overlap: false"):
+        run_on_ranks(load_after_a_step, 2, 1)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from recd_plugins.distributed.sharded_modules import (
 )
 from recd_plugins.distributed.table_report import outermost_sharded
 from recd_plugins.distributed.torchrec_internals import require_attributes
+from recd_plugins.errors import ExactnessError
 
 
 @dataclass
@@ -64,8 +65,8 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
     pass. What is computed and the order in which it is summed are the same: so are losses, bit for
     bit.
 
-    Rows of the next batch are on their way between two calls of ``progress``: who sets weights of
-    tables there sets them too late for that batch.
+    Rows of the next batch are on their way between two calls of ``progress``: weights of tables
+    that are set there come too late for that batch. ``load_state_dict`` raises ExactnessError then.
     """
 
     _pipelined_forward_type = _RowsAhead
@@ -77,6 +78,8 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
         self._late: LateGradients | None = None
         sharded = [module for _, module in outermost_sharded(model)]
         self._is_ahead = all(map(_looks_up_ahead, sharded))
+        for module in _ahead(sharded):
+            module.register_load_state_dict_post_hook(self._refuse_loading)
         for child in model.children():
             # Else gradients are copied from the buckets before they are summed.
             if isinstance(child, DistributedDataParallel) and child.gradient_as_bucket_view:
@@ -95,6 +98,14 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
         else:
             super().start_sparse_data_dist(batch, context)
             context.has_sizes = True
+
+    def _refuse_loading(self, module: nn.Module, _: Any) -> None:
+        if any(isinstance(each, _RowsAheadContext) and each.rows for each in self.contexts):
+            raise ExactnessError(
+                f"weights of a {type(module).__name__} were loaded when rows of the next batch had "
+                "been looked up: train until no batch is left, or reset() the pipeline, or say "
+                "training.overlap: false"
+            )
 
     def _backward(self, losses: Tensor) -> None:
         with nullcontext() if self._late is None else self._late.later():
