@@ -21,7 +21,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 RECD = Path(sys.executable).with_name("recd")
-#: Values of a report that a clock or an allocator gives.
+#: Values of a report that a clock or an allocator gives, or the folder that it is made in.
 MEASURED = {
     "samples_per_second",
     "step_seconds",
@@ -30,6 +30,7 @@ MEASURED = {
     "step_memory",
     "stalls",
     "ingestion",
+    "registry",
 }
 STEPS = 6
 TOPOLOGY = ("--topology", "zionex-a100-40g", "--nodes", 2)
