@@ -16,6 +16,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 import recd_plugins
 from recd_plugins.errors import PluginError, SetupError
+from recd_plugins.training.weights import copy_weights, first_weights
 
 
 def model() -> EmbeddingBagCollection:
@@ -73,3 +74,17 @@ def test_names_of_poolings() -> None:
         recd_plugins.PooledSequences(sequences(), {"f": "recd.maen"})
     with pytest.raises(PluginError, match=r"recd.din needs the item of each row.*SequencePooling"):
         recd_plugins.PooledSequences(sequences(), {"f": "recd.din"})
+
+
+def test_a_feature_that_is_there_twice_stays_as_it_is() -> None:
+    twice = KeyedJaggedTensor(["f", "f"], torch.zeros(16).long(), lengths=torch.full((8,), 2))
+    dedup = recd_plugins.wrap(model()).dedup
+    assert dedup.batch(twice) is twice
+    assert dedup.decision is not None
+    assert dedup.decision.left == {"batch": "its feature f is there twice"}
+
+
+def test_weights_of_another_model() -> None:
+    weights = first_weights(sequences())
+    with pytest.raises(SetupError, match=r"they have embeddings\.t\.weight, and the state dict"):
+        copy_weights(model().state_dict(), weights)

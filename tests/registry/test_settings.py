@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,7 @@ def test_values_of_any_section() -> None:
     [
         ("training.learning_rate", "is no setting; write KEY=VALUE"),
         ("=3", "is no setting; write KEY=VALUE"),
+        (["training.seed=3"], "is no setting; write KEY=VALUE"),
         ("training..seed=3", "is no setting; write KEY=VALUE"),
         ('model.tables."t_*".num_embeddings=3', "is no setting; write KEY=VALUE"),
         ("training.lerning_rate=3", "unknown key; did you mean learning_rate?"),
@@ -61,11 +63,11 @@ def test_values_of_any_section() -> None:
         ("converter.options.group=auto", "unknown option of recd.ikjt; did you mean groups?"),
     ],
 )
-def test_what_is_wrong_names_the_setting(setting: str, message: str) -> None:
+def test_what_is_wrong_names_the_setting(setting: Any, message: str) -> None:
     with pytest.raises(RegistryError, match=re.escape(message)) as raised:
         with_settings(setting)
     (problem,) = raised.value.problems
-    assert problem.path == setting, "a line of the file does not say it"
+    assert problem.path == str(setting), "a line of the file does not say it"
     assert problem.line == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -67,6 +68,8 @@ class PooledFeatures:
         """Why a KeyedJaggedTensor of these features stays plain; empty where it need not."""
         if not any(key in self.names for key in keys):
             return "none of its features is pooled by an EmbeddingBagCollection or PooledSequences"
+        if twice := [key for key, count in Counter(keys).items() if count > 1]:
+            return f"its feature {twice[0]} is there twice"
         for key in keys:
             if key in self.unsharded:
                 return (

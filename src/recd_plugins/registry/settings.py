@@ -29,7 +29,7 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
     given: dict[Location, str] = {}
     problems: list[Problem] = []
     for setting in settings:
-        key, equals, text = setting.partition("=")
+        key, equals, text = str(setting).partition("=")  # a caller may have no types
         location = _location(key)
         if not equals or location is None:
             wrong = "is no setting; write KEY=VALUE, as training.learning_rate=0.05"
@@ -44,7 +44,7 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
             given[location] = setting
             wrong = _set(data, location, value)
         if wrong:
-            problems.append(Problem(setting, 0, "", wrong))
+            problems.append(Problem(str(setting), 0, "", wrong))
     if problems:
         raise RegistryError(problems)
     return replace(document, data=data, given=given)

@@ -11,6 +11,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from recd_plugins.errors import SetupError
 from recd_plugins.model.deferred_tables import FirstValues, Window, first_values_of
+from recd_plugins.words import shortened
 
 
 def first_weights(model: nn.Module) -> dict[str, Tensor | FirstValues]:
@@ -44,8 +45,14 @@ def copy_weights(sharded: Mapping[str, Any], whole: Mapping[str, Tensor | FirstV
     What a sharded module keeps besides, which is no table, stays as the module made it.
 
     Raises:
-        SetupError: ``whole`` lacks a table, or a table's ``init_fn`` is not to be repeated.
+        SetupError: ``whole`` lacks a table or has nothing of this model, or a table's ``init_fn``
+            is not to be repeated.
     """
+    if sharded and whole and not sharded.keys() & whole.keys():
+        raise SetupError(
+            f"the weights are of another model: they have {shortened(sorted(whole))}, and the "
+            f"state dict {shortened(sorted(sharded))}"
+        )
     with torch.no_grad():
         for name, target in sharded.items():
             if name not in whole:
