@@ -93,9 +93,11 @@ def chosen(size: Size, only: str | None) -> tuple[list[Cell], list[Side]]:
         only: names with commas between them; of an axis that has one of them only those.
 
     Raises:
-        RecdError: a name that there is not.
+        RecdError: a name that there is not, or a choice where there is none.
     """
     if size == "tiny":
+        if only is not None:
+            raise RecdError(f"--only {only!r}: size tiny has one cell; name another --size")
         everyone = {side.name: side for side in _sides()}
         names = ("stock planner", "IKJT, joint coalesced + planner")
         return [Cell("papercal", "2x1", "200mbit")], [everyone[name] for name in names]

@@ -46,6 +46,8 @@ def test_the_grid() -> None:
     }
     with pytest.raises(RecdError, match="--only: '3x1' begins with none of "):
         chosen("small", "papercal,3x1")
+    with pytest.raises(RecdError, match="--only 'papercal': size tiny has one cell"):
+        chosen("tiny", "papercal")
 
 
 @pytest.fixture(scope="module")
