@@ -134,6 +134,19 @@ def chosen(reg: Registry, model: nn.Module, **arguments: Any) -> dict[str, str]:
     }
 
 
+def test_tables_of_one_name_in_two_modules() -> None:
+    model = nn.ModuleDict({"left": Model(), "right": Model()})
+    ready = prepared(registry(), model)
+    plan = build_planner(ready, world_size=2, profile=profile()).plan(model, ready.sharders())
+    ranks = {
+        (path, name): sharding.ranks
+        for path, tables in plan.plan.items()
+        for name, sharding in tables.items()
+    }
+    assert len(ranks) == 6
+    assert all(each and None not in each for each in ranks.values())
+
+
 def test_tables_of() -> None:
     assert tables_of(Model(rows=7, dim=4)) == [
         Table("a", ("f", "g"), 7, 4, pooled=True),

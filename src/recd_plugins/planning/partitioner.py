@@ -44,17 +44,19 @@ class RankPartitioner(Partitioner):
     ) -> list[ShardingOption]:
         """See TorchRec's ``Partitioner.partition``."""
         left = self._copy_of(storage_constraint)
-        options = {option.name: option for option in proposal}
-        chosen = [
-            (group, [options.pop(name) for name in sorted(group.tables) if name in options])
-            for group in self._groups
-        ]
+        # Two modules may have tables of one name.
+        rest = proposal
+        chosen: list[tuple[TableGroup, list[ShardingOption]]] = []
+        for group in self._groups:
+            tables = [option for option in rest if option.name in group.tables]
+            chosen.append((group, sorted(tables, key=lambda option: option.name)))
+            rest = [option for option in rest if option.name not in group.tables]
         chosen.sort(key=lambda pair: (len(pair[0].ranks), -sum(map(_num_bytes, pair[1]))))
         for group, tables in chosen:
             _place(group, tables, left)
         on_all: list[ShardingOption] = []
         others: list[ShardingOption] = []
-        for option in options.values():
+        for option in rest:
             uniform = option.partition_by == PartitionByType.UNIFORM.value
             (on_all if uniform else others).append(option)
         _place_on_all(on_all, left.devices)
