@@ -34,7 +34,7 @@ _MODULES = {
     "batch": (*_KINDS, *_OTHERS),
     "optimizer": (*_KINDS, *_OTHERS[2:]),
     "pipeline": (*_KINDS, *_OTHERS[2:]),
-    "rest": _KINDS,
+    "rest": (*_KINDS, *_OTHERS),
 }
 
 
