@@ -104,7 +104,8 @@ def _train(rank: int, world_size: int, job: Job, retier_every: int | None) -> li
     for _ in range(job.phases):
         for _ in range(job.retier_every):
             trainer.step()
-        sent = by_tier(trainer.counted_steps(job.retier_every))
+        sent = by_tier(trainer.counted_steps(job.retier_every - 1))
+        trainer.step()  # may look up the first batch of the next phase already
         cold = sum(
             num
             for traffic, num in sent.items()
