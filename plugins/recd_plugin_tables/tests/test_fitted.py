@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torchrec.modules.embedding_configs import EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingCollection
 
 from recd_plugin_tables.preprocessing import Log1p, Quantiles, Standardise, Vocabulary
+from recd_plugins import load_registry
+from recd_plugins.errors import RegistryError
 from recd_plugins.testing.contracts import PreprocessingContract
 
 
@@ -102,6 +108,37 @@ def test_features_that_share_a_table_share_a_vocabulary():
     fitted(plugin, [7, 7, 7, 6])
     assert apply(plugin, [7, 5, 6]).tolist() == [1, 2, 3]
     assert apply(pickle.loads(pickle.dumps(plugin)), [7, 5, 6]).tolist() == [1, 2, 3]
+
+
+ONE_TABLE = """version: 1
+dataset: {{use: recd.session_parquet, options: {{path: nowhere}}}}
+converter: {{use: recd.ikjt}}
+preprocessing: [{{use: tables.vocabulary, features: [{features}], options: {{rows: 9, shared: {shared}}}}}]
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("features", "shared", "apart"),
+    [
+        ("item, seen", "true", None),
+        ("item, seen", "false", "item and of seen"),
+        ("seen", "true", "seen"),
+        ("other", "false", None),
+    ],
+)
+def test_features_of_one_table_are_not_numbered_apart(tmp_path, features, shared, apart):
+    path = tmp_path / "r.yaml"
+    path.write_text(ONE_TABLE.format(features=features, shared=shared))
+    table = EmbeddingConfig(
+        name="t", embedding_dim=4, num_embeddings=9, feature_names=["item", "seen"]
+    )
+    other = EmbeddingConfig(name="o", embedding_dim=4, num_embeddings=9, feature_names=["other"])
+    model = EmbeddingCollection(tables=[table, other], device=torch.device("meta"))
+    with nullcontext() if apart is None else pytest.raises(RegistryError) as refused:
+        load_registry(path).prepare(nn.ModuleDict({"sequences": model}))
+    if refused is not None:
+        assert f"{path}:4 preprocessing[0]: item and seen look up the rows" in str(refused.value)
+        assert f"numbers the ids of {apart} by themselves" in str(refused.value)
 
 
 NUMBERS = (1e6 + np.random.default_rng(2).lognormal(size=5000)).astype(np.float32)

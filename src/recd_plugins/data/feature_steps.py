@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import product
 
 from recd_plugins.errors import Problem, RegistryError
-from recd_plugins.interfaces import FeatureSchema, Preprocessing
+from recd_plugins.interfaces import FeatureSchema, Preprocessing, Table
 from recd_plugins.registry import Entry, Registry
 
 _CALLED = {"ids": "sparse features", "numbers": "dense features"}
@@ -54,6 +55,40 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     if problems:
         raise RegistryError(problems)
     return {name: tuple(entry.plugin for entry in chain) for name, chain in chains.items() if chain}
+
+
+def refuse_ids_apart(registry: Registry, tables: Sequence[Table]) -> None:
+    """Refuse to number what is looked up in one table by more than one numbering.
+
+    An id would have another row by each of the features, and none says that it is the same.
+
+    Raises:
+        RegistryError: names the table, its features and the entry.
+    """
+    numbering = [
+        entry
+        for entry in registry.preprocessing
+        if entry.plugin.num_ids is not None and type(entry.plugin).fit is not Preprocessing.fit
+    ]
+    problems = []
+    for table, entry in product(tables, numbering):
+        those = [
+            name
+            for name in table.features
+            if any(fnmatchcase(name, pattern) for pattern in entry.patterns)
+        ]
+        together = entry.plugin.fits_together and len(those) == len(table.features)
+        if not those or len(table.features) == 1 or together:
+            continue
+        message = (
+            f"{' and '.join(table.features)} look up the rows of one table, {table.name}, and "
+            f"{entry.plugin.name} numbers the ids of {' and of '.join(those)} by themselves: the "
+            "same id would be another row. Name all of them in one entry that is fitted to them "
+            "together, as a vocabulary with shared: true is"
+        )
+        problems.append(Problem(str(registry.path), entry.line, entry.field, message))
+    if problems:
+        raise RegistryError(problems)
 
 
 def num_dense_inputs(registry: Registry, schema: FeatureSchema) -> int:

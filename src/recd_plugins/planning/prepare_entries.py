@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from recd_plugins.data.feature_steps import refuse_ids_apart
 from recd_plugins.data.placement import placement_of
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.guards import guard
@@ -41,6 +42,7 @@ def prepare_entries(
     modules = list(embedding_modules(model))
     tables = [table for module in modules if module.ours for table in module.tables]
     _refuse_claims(registry, modules)
+    refuse_ids_apart(registry, tables)
     num_embeddings = rows_by_feature(
         table for module in modules if module.takes_rows for table in module.tables
     )
