@@ -62,7 +62,7 @@ class ImportNote:
         if self.without_candidates:
             lines.append(f"  {self.without_candidates:,} rows have no candidate, and left none")
         lines += [
-            f"  {count:,} values of column {c} were missing, or no finite number"
+            f"  {count:,} values of column {c} were missing or not finite"
             for c, count in self.filled.items()
         ]
         return lines
