@@ -76,9 +76,9 @@ def test_sigterm_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_pa
         "import pathlib, sys, time\n"
         "from recd_plugins.testing.shaped_network import ShapedNetwork\n"
         "with ShapedNetwork(1) as network:\n"
-        "    network.start([['sleep', '60']], pathlib.Path(sys.argv[1]))\n"
+        "    network.start([['sleep', '600']], pathlib.Path(sys.argv[1]))\n"
         "    print('there', flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
     )
     for number in (signal.SIGTERM, signal.SIGKILL):
         program = subprocess.Popen(
@@ -87,7 +87,7 @@ def test_sigterm_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_pa
         assert program.stdout is not None
         assert program.stdout.readline() == "there\n"
         program.send_signal(number)
-        assert program.wait(10) == (143 if number == signal.SIGTERM else -signal.SIGKILL)
+        assert program.wait(60) == (143 if number == signal.SIGTERM else -signal.SIGKILL)
         program.stdout.close()
         left = [name for name in names() if f"-{program.pid}-" in name]
         assert bool(left) == (number == signal.SIGKILL)

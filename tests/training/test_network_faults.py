@@ -1,5 +1,6 @@
 """Nodes of a run under torchrun that are killed, stopped, cut off and lost: the others end and say
-which rank is gone, and what goes on from the checkpoint has the same losses.
+which rank is gone, and what goes on from the checkpoint has the same losses. A rank that is stopped
+for a minute is waited for.
 
 By night alone: each fault takes half a minute.
 """
@@ -38,7 +39,8 @@ training:
     hang_notice: 4, hang_timeout: {timeout}, checkpoint: {{path: {folder}/checkpoints, every: 20}}}}
 """
 #: How often each is tried in a night, of all that RECD_FAULTS multiplies.
-FAULTS = {"kill": 2, "stop": 1, "cut": 1, "lose": 1}
+FAULTS = {"kill": 4, "stop": 1, "cut": 1, "lose": 1}
+PAUSE, PAUSES = 60, 1
 TIMES = int(os.environ.get("RECD_FAULTS", "1"))
 
 pytestmark = [
@@ -54,13 +56,14 @@ class Run:
 
     Args:
         folder: of its data, checkpoints and logs.
+        timeout: seconds that ranks wait for each other.
     """
 
-    def __init__(self, network: ShapedNetwork, folder: Path) -> None:
+    def __init__(self, network: ShapedNetwork, folder: Path, timeout: int = TIMEOUT) -> None:
         self.network = network
         self.folder = folder
         (folder / "logs").mkdir(exist_ok=True)
-        text = REGISTRY.format(folder=folder, steps=STEPS, timeout=TIMEOUT)
+        text = REGISTRY.format(folder=folder, steps=STEPS, timeout=timeout)
         (folder / "registry.yaml").write_text(text)
         registry, report = str(folder / "registry.yaml"), str(folder / "figures.json")
         command = [RECD, "run", registry, "--resume", "--json", report]
@@ -114,8 +117,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 def test_others_end_and_name_the_rank(
     fault: str, number: int, tmp_path: Path, losses: list[float]
 ) -> None:
-    seed = time.time_ns() if TIMES > 1 else number
-    draw = random.Random(seed)
+    draw = _draw(number)
     node = draw.randrange(NODES)
     with ShapedNetwork(NODES, "200mbit") as network:
         run = Run(network, tmp_path)
@@ -137,3 +139,28 @@ def test_others_end_and_name_the_rank(
         again.ends({0, 1, 2}, 300)
         assert "resumed at step" in again.said()
     assert json.loads((tmp_path / "figures.json").read_text())["losses"] == losses
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(PAUSES * TIMES))
+def test_a_rank_that_goes_on_is_waited_for(
+    number: int, tmp_path: Path, losses: list[float]
+) -> None:
+    draw = _draw(number)
+    node = draw.randrange(NODES)
+    with ShapedNetwork(NODES, "200mbit") as network:
+        run = Run(network, tmp_path, timeout=3 * PAUSE)
+        run.reaches(20 * draw.randrange(1, 4))
+        time.sleep(draw.random())
+        stopped = run.rank_on(node)
+        os.kill(stopped, signal.SIGSTOP)
+        time.sleep(PAUSE)
+        waiting = run.said()
+        os.kill(stopped, signal.SIGCONT)
+        run.ends({0, 1, 2}, 300)
+    assert re.search(rf"wait in .* for rank {node}, which gives no sign of life", waiting)
+    assert json.loads((tmp_path / "figures.json").read_text())["losses"] == losses
+
+
+def _draw(number: int) -> random.Random:
+    return random.Random(time.time_ns() if TIMES > 1 else number)

@@ -122,6 +122,10 @@ class ShapedNetwork:
         return self
 
     def __exit__(self, *_: object) -> None:
+        # One that has just started may not be on its node yet.
+        for program in self._programs:
+            if program.poll() is None:
+                program.kill()
         for node in [*self._nodes, self._hub]:
             _remove(node)
         for program in self._programs:
