@@ -38,6 +38,18 @@ def test_figures() -> None:
     assert report["baseline"]["losses"] == [0.5, 0.25]
 
 
+def test_rounding_that_grew_is_told_from_losses_that_were_never_alike() -> None:
+    before = [0.5, 0.25, 0.75]
+    grown = Comparison(result(before), result([0.5, 0.25 + 2**-24, 0.7]))
+    assert grown.table().caption == (
+        "losses of 3 steps agree within 5.0e-02, of the first 2 within 1e-06"
+    )
+    for after in (before, [0.6, 0.25, 0.75]):
+        assert "of the first" not in str(Comparison(result(before), result(after)).table().caption)
+    twice = Comparison(result(before), result(before), [(result(before), result([0.5, 0, 0]))])
+    assert twice.steps_alike == 1
+
+
 def test_a_run_that_was_resumed_says_what_its_figures_are_of() -> None:
     assert result_table(result([0.5, 0.25])).caption is None
     caption = result_table(replace(result([0.5] * 9), first_step=6)).caption

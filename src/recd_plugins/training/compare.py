@@ -15,6 +15,9 @@ from recd_plugins.training.figures import shown, words
 from recd_plugins.training.spread import Spread
 from recd_plugins.training.trainer import Result
 
+# What sums in another order make of a loss in a step; a ReLU or a large step may amplify it later.
+_ROUNDING = 1e-6
+
 S = TypeVar("S", bound=str)
 T = TypeVar("T")
 
@@ -63,6 +66,14 @@ class Comparison:
     def loss_max_abs_diff(self) -> float:
         """The largest difference of the two losses of one step; NaN where a loss is NaN."""
         return max((loss_max_abs_diff(b, a) for a, b in self.rounds), key=_nan_last)
+
+    @property
+    def steps_alike(self) -> int:
+        """The steps from the first on whose losses are apart by rounding alone, in all rounds."""
+        return min(
+            int(np.argmin([*(np.abs(np.subtract(a.losses, b.losses)) <= _ROUNDING), False]))
+            for a, b in self.rounds
+        )
 
     def figures(self) -> list[ComparedFigure]:
         """Everything that both sides measured."""
@@ -122,6 +133,8 @@ class Comparison:
         table.caption = (
             f"losses of {len(self.plugins.losses)} steps agree within {self.loss_max_abs_diff:.1e}"
         )
+        if 0 < self.steps_alike < len(self.plugins.losses):
+            table.caption += f", of the first {self.steps_alike} within {_ROUNDING:.0e}"
         if self.again:
             table.caption += (
                 f"; medians of {len(self.rounds)} rounds, and of ratios, the least to the most"
