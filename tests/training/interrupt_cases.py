@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from multiprocessing.util import Finalize
 
 from recd_plugins.training.interrupts import Interrupts
 
@@ -19,3 +20,18 @@ def steps_until_asked(rank: int, world_size: int) -> tuple[int, int]:
             if number := interrupts.asked():
                 return step, number
     raise AssertionError("nobody was asked")
+
+
+def asked_too_late(rank: int, world_size: int) -> int:
+    """The rank, which gets a signal when it is done with its steps."""
+    with Interrupts(rank, world_size):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    return rank
+
+
+def asked_at_its_end(rank: int, _world_size: int, command: int) -> int:
+    """The rank; one of them sends the process of the command a signal as it leaves."""
+    if rank == 0:
+        Finalize(None, os.kill, (command, signal.SIGTERM), exitpriority=10)
+    return rank

@@ -10,9 +10,10 @@ import time
 from typing import Any
 
 import pytest
-from tests.training.interrupt_cases import steps_until_asked
+from tests.training.interrupt_cases import asked_at_its_end, asked_too_late, steps_until_asked
 
-from recd_plugins.distributed.signals import passed_on
+from recd_plugins.distributed.launch import launch
+from recd_plugins.distributed.signals import after_training, passed_on
 from recd_plugins.errors import RunInterrupted, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.interrupts import Interrupts
@@ -62,7 +63,9 @@ class Rank:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(["sleep", "60"])
-        self.pid = self.process.pid
+
+    def terminate(self) -> None:
+        self.process.terminate()
 
 
 @pytest.fixture
@@ -98,3 +101,29 @@ def test_the_first_is_passed_on(rank: Any, capfd: pytest.CaptureFixture[str]) ->
 def test_the_second_ends_them(rank: Any) -> None:
     with pytest.raises(RunInterrupted, match="ended at once"):
         run(rank, 2, RuntimeError("not reached"))
+
+
+def test_ranks_that_are_done_hand_in_their_results() -> None:
+    assert run_on_ranks(asked_too_late, 2) == [0, 1]
+
+
+def test_a_signal_while_ranks_end_leaves_their_results(capfd: pytest.CaptureFixture[str]) -> None:
+    results = launch(asked_at_its_end, 2, os.getpid(), interruptible=True)
+    assert results == [0, 1]
+    assert "SIGTERM: every rank" in capfd.readouterr().err
+
+
+def test_a_signal_before_there_are_ranks() -> None:
+    with pytest.raises(RunInterrupted, match="before its first step"), passed_on([]):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_figures_are_written_after_the_first(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with after_training():
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert "SIGTERM: training is over, and its figures are still" in capfd.readouterr().err
+    with pytest.raises(RunInterrupted, match="while its figures were written"), after_training():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) is before

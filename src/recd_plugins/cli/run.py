@@ -16,6 +16,7 @@ from recd_plugins import upstream_noise
 from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, check_reports
 from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
+from recd_plugins.distributed.signals import after_training
 from recd_plugins.errors import RunInterrupted
 from recd_plugins.files import check_writable, write_json, write_text
 from recd_plugins.imports import without_collections
@@ -246,6 +247,7 @@ def run(
             result = trainer.train("plugins")
             report, shown = result.as_json(), [result_table(result)]
             results = {"": result}
+        click.get_current_context().with_resource(after_training())
         for name, result in results.items():
             for section in result.sections.values():
                 shown += section.shown(name)

@@ -74,17 +74,16 @@ def launch(
     Arguments and parameters are those of ``Ranks``. See ``Ranks.run`` for the errors.
     ``interruptible`` says that the function ends by itself where ``signals.passed_on`` asks it to.
     """
-    with (
-        Ranks(
-            world_size,
-            backend=backend,
-            timeout=timeout,
-            local_world_size=local_world_size,
-            threads=threads,
-            hang_limits=hang_limits,
-        ) as ranks,
-        ranks.asked_to_end() if interruptible else nullcontext(),
-    ):
+    ranks = Ranks(
+        world_size,
+        backend=backend,
+        timeout=timeout,
+        local_world_size=local_world_size,
+        threads=threads,
+        hang_limits=hang_limits,
+    )
+    # From before they start until they are gone, when their results are here.
+    with ranks.asked_to_end() if interruptible else nullcontext(), ranks:
         return ranks.run(function, *args)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
@@ -15,6 +14,8 @@ from recd_plugins.errors import RunInterrupted, SetupError
 
 #: Those that ask a run to end.
 ENDING = (signal.SIGINT, signal.SIGTERM)
+
+_BEFORE = "the run was ended before its first step"
 
 
 def say_that_it_ends(number: int) -> None:
@@ -31,6 +32,9 @@ def say_that_it_ends(number: int) -> None:
 def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
     """A context in which the first of these signals asks ranks to end, by SIGTERM.
 
+    Args:
+        ranks: those that were started so far.
+
     Raises:
         RunInterrupted: they did; or a second one came, and they are still there.
     """
@@ -44,11 +48,50 @@ def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
         if got:
             raise RunInterrupted.by(number, "the run was ended at once")
         got = number
+        if not ranks:
+            raise RunInterrupted.by(number, _BEFORE)
         say_that_it_ends(number)
         for rank in ranks:
-            with suppress(ProcessLookupError):
-                os.kill(rank.pid or 0, signal.SIGTERM)
+            rank.terminate()
 
+    with _received_by(receive):
+        try:
+            yield
+        except RunInterrupted as error:
+            error.signal = got or error.signal  # to them it is SIGTERM
+            raise
+        except SetupError as error:  # by the signal, before they listen to it
+            if not got:
+                raise
+            raise RunInterrupted.by(got, _BEFORE) from error
+
+
+@contextmanager
+def after_training() -> Iterator[None]:
+    """A context in which the first of these signals ends nothing: what is left to do is short."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # whose signals are
+        return
+    got = 0
+
+    def receive(number: int, _frame: FrameType | None) -> None:
+        nonlocal got
+        if got:
+            raise RunInterrupted.by(number, "the run was ended while its figures were written")
+        got = number
+        print(
+            f"\n{signal.Signals(number).name}: training is over, and its figures are still "
+            "written; a second one ends the run at once",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    with _received_by(receive):
+        yield
+
+
+@contextmanager
+def _received_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     # What ignores Ctrl-C, as a shell's background job, goes on to.
     before = {number: signal.getsignal(number) for number in ENDING}
     for number, handler in before.items():
@@ -56,13 +99,6 @@ def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
             signal.signal(number, receive)
     try:
         yield
-    except RunInterrupted as error:
-        error.signal = got or error.signal  # to them it is SIGTERM
-        raise
-    except SetupError as error:  # by the signal, before they listen to it
-        if not got:
-            raise
-        raise RunInterrupted.by(got, "the run was ended before its first step") from error
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -26,7 +26,8 @@ _ONE_CTRL_C = 2.0
 class Interrupts:
     """A context in which signals ask this rank to end, and all ranks find out together.
 
-    Ranks that ``recd run`` started leave Ctrl-C to it, and are told by SIGTERM. Under torchrun a
+    Ranks that ``recd run`` started leave Ctrl-C to it, and are told by SIGTERM; it does nothing
+    to them after the context. Under torchrun a
     second signal ends the process at once.
 
     Args:
@@ -69,7 +70,9 @@ class Interrupts:
         signal.set_wakeup_fd(self._before_wakeup)
         os.close(self._writer)
         for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            # A rank that is done is left to hand in its result.
+            if not self._launched:
+                signal.signal(number, handler)  # type: ignore[arg-type]
         self._before = {}
 
     def asked(self) -> int:
