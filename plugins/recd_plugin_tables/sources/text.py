@@ -16,6 +16,8 @@ from recd_plugins.api.tables import Location
 
 #: Bytes of a block; the first one shows the types of columns.
 _BLOCK = 8 << 20
+# At the end of a time: what zone it is of.
+_OFFSET = r":\d\d(Z|[+-]\d\d(:?\d\d)?)$"
 
 
 class CsvFormat(FileFormat):
@@ -131,7 +133,16 @@ class JsonLinesFormat(FileFormat):
                 )
         fields = [pa.field(name, kind) for name, kind in self._types.items()]
         with open_stream(file) as source:
-            return _open_json(source, pa.schema(fields), "infer").schema
+            found = _open_json(source, pa.schema(fields), "infer").schema
+        times = pa.schema([each.with_type(_as_text(each.type)) for each in found])
+        if times == found:
+            return found
+        # Where Arrow infers times it takes offsets into account, and forgets that there were any.
+        with open_stream(file) as source:
+            texts = _open_json(source, times, "ignore").read_next_batch()
+        return pa.schema(
+            [each.with_type(_with_zone(each.type, texts[each.name])) for each in found]
+        )
 
     def read(
         self,
@@ -161,6 +172,29 @@ def _open_json(source: pa.NativeFile, schema: pa.Schema, others: str) -> Any:
             unexpected_field_behavior=others,
         ),
     )
+
+
+def _as_text(kind: pa.DataType) -> pa.DataType:
+    """The same type with texts in place of times without a zone."""
+    if pa.types.is_timestamp(kind) and kind.tz is None:
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_as_text(each.type)) for each in kind])
+    return pa.list_(_as_text(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
+def _with_zone(kind: pa.DataType, values: pa.Array) -> pa.DataType:
+    """The same type with UTC for times of which a text has an offset."""
+    if pa.types.is_timestamp(kind) and pa.types.is_string(values.type):
+        offset = pc.any(pc.match_substring_regex(values, _OFFSET)).as_py()
+        return pa.timestamp(kind.unit, "UTC") if offset else kind
+    if pa.types.is_struct(kind):
+        return pa.struct(
+            [each.with_type(_with_zone(each.type, values.field(each.name))) for each in kind]
+        )
+    if pa.types.is_list(kind):
+        return pa.list_(_with_zone(kind.value_type, values.flatten()))
+    return kind
 
 
 def _without_gaps(column: pa.Array) -> pa.Array:

@@ -62,6 +62,22 @@ def test_text_with_gaps_quotes_and_words_that_mean_nothing_elsewhere(tmp_path):
     ]
 
 
+def test_times_of_json_lines_keep_that_they_have_a_zone(tmp_path):
+    lines = [
+        {"a": "2026-05-01T10:00:00+02:00", "b": "2026-05-01 10:00:00", "c": {"d": [None]}},
+        {"a": None, "b": None, "c": {"d": ["2026-05-01T10:00:00-0230", "2026-05-01T10:00:00Z"]}},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "t.jsonl").write_text(text)
+    first, second = read(tmp_path / "t.jsonl")
+    assert first["a"].isoformat() == "2026-05-01T08:00:00+00:00"
+    assert first["b"].isoformat() == "2026-05-01T10:00:00"
+    assert [each.isoformat() for each in second["c"]["d"]] == [
+        "2026-05-01T12:30:00+00:00",
+        "2026-05-01T10:00:00+00:00",
+    ]
+
+
 def test_text_without_names(tmp_path):
     path = tmp_path / "t.tsv"
     path.write_text("196\t242\t3\n186\t302\t3\n")
