@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from recd_plugin_scoring.unknown_ids import UnknownIds
 from recd_plugins.api import RecdError
 from recd_plugins.api.distributed import close_kernels
 from recd_plugins.api.training import Quality, TrainedJob, load_trained
@@ -51,7 +52,9 @@ def evaluate(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
             "stand in the test split now",
             err=True,
         )
+    unknown = UnknownIds(trained.parts.prepared.registry)
     quality, metrics = trained.evaluate(rank, world_size)
+    unknown.say()
     close_kernels(trained.parts.dmp)
     if quality is None:
         raise RecdError(f"{job.registry}: the test split has no row")

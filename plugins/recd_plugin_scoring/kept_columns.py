@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from recd_plugins.api import DataError, Rows
 from recd_plugins.api.reading import Piece, concat_rows, slice_rows
@@ -16,7 +17,7 @@ class KeptColumns:
 
     Args:
         location: of a Parquet file or a folder of some.
-        columns: their names.
+        columns: their names; of a struct's field with a dot, ``geo.lat``.
 
     Raises:
         DataError: it is no Parquet table, or lacks one of the columns.
@@ -24,15 +25,17 @@ class KeptColumns:
 
     def __init__(self, location: str, columns: Sequence[str]) -> None:
         self._location = location
-        self._columns = columns
         table = ParquetTable(location)
+        self._paths: dict[str, tuple[str, ...]] = {}
         for name in columns:
-            if name not in table.schema.names:
+            if (path := _path(table.schema, name)) is None:
                 raise DataError(
                     f"{location}: no column {name}, which --keep names; there are: "
                     f"{', '.join(table.schema.names)}"
                 )
-        schema = pa.schema([table.schema.field(name) for name in columns])
+            self._paths[name] = path
+        read = dict.fromkeys(column for column, *_ in self._paths.values())
+        schema = pa.schema([table.schema.field(column) for column in read])
         pieces = (Piece(unit, 0, unit.num_rows) for unit in table.units)
         self._parts: Iterator[Rows] = table.read(pieces, schema)
         self._rest: Rows | None = None
@@ -53,7 +56,10 @@ class KeptColumns:
             left = len(part) - len(taken[-1])
             self._rest = slice_rows(part, len(taken[-1]), left) if left else None
         data = concat_rows(taken).data
-        return dict(zip(data.schema.names, data.columns, strict=True))
+        return {
+            name: pc.struct_field(data.column(column), fields) if fields else data.column(column)
+            for name, (column, *fields) in self._paths.items()
+        }
 
     def check_end(self) -> None:
         """Refuse rows that nobody took."""
@@ -69,3 +75,18 @@ class KeptColumns:
             f"{self._location}: has {which} rows than there are scores, as a dataset may have that "
             "makes several of one; leave out --keep, and join by the keys"
         )
+
+
+def _path(schema: pa.Schema, name: str) -> tuple[str, ...] | None:
+    """The column of this name, or the one whose field it is; None where there is neither."""
+    if name in schema.names:
+        return (name,)
+    column, *fields = name.split(".")
+    if column not in schema.names:
+        return None
+    kind = schema.field(column).type
+    for field in fields:
+        if not pa.types.is_struct(kind) or kind.get_field_index(field) < 0:
+            return None
+        kind = kind.field(field).type
+    return (column, *fields)

@@ -19,6 +19,7 @@ from recd_plugin_scoring.kept_columns import KeptColumns
 from recd_plugin_scoring.score_file import ScoreWriter, score_file
 from recd_plugin_scoring.score_format import ROW, SCORE
 from recd_plugin_scoring.turns import Turn, turns
+from recd_plugin_scoring.unknown_ids import UnknownIds
 from recd_plugins.api import DataError, Dataset, FeatureSchema
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms
 from recd_plugins.api.commands import row_progress
@@ -69,10 +70,16 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     prepared = trained.parts.prepared
     registry = prepared.registry
     dataset = registry.dataset.to_score(job.table)
-    dataset.prepare()
+    # One rank makes what is missing, and the others find it.
+    if rank == 0:
+        dataset.prepare()
+    dist.barrier()
+    if rank > 0:
+        dataset.prepare()
     _check_columns(job.table, dataset.schema(), registry.dataset.schema())
     scored = replace(registry, dataset=dataset, wrappers=())
     pipeline = RowPipeline(scored, fitted_transforms(scored, prepared))
+    unknown = UnknownIds(registry)
     size = registry.training.batch_size
     dealt = turns(dataset.scan("train"), tuple(dataset.keys()), rank, world_size, size)
     start, rows = time.perf_counter(), 0
@@ -87,6 +94,7 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
             if rank == 0:
                 output.write(turn.keys, scores)
                 advance(sum(turn.counts))
+    unknown.say()
     close_kernels(trained.parts.dmp)
     return Predicted(rows, trained.step, time.perf_counter() - start)
 

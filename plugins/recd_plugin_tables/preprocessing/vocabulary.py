@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from recd_plugin_tables.preprocessing.fitted import FittedPreprocessing
-from recd_plugins.api import PluginOptions
+from recd_plugins.api import MOST_UNKNOWN, PluginOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,9 +103,13 @@ class Vocabulary(FittedPreprocessing):
         ids, rows = (self.state[name].to(values.device) for name in ("ids", "rows"))
         others = self._others(values, ids.numel())
         if not ids.numel():
+            self._meet(values)
             return others, offsets
         at = torch.searchsorted(ids, values).clamp(max=ids.numel() - 1)
-        return torch.where(ids[at] == values, rows[at], others), offsets
+        known = ids[at] == values
+        if self.unknown_ids is not None:
+            self._meet(values[~known])
+        return torch.where(known, rows[at], others), offsets
 
     def original_values(self) -> list[int | None]:
         """The id that is numbered so, by number; None for those that others share."""
@@ -114,6 +118,12 @@ class Vocabulary(FittedPreprocessing):
         for known, row in zip(ids, rows, strict=True):
             found[row] = known
         return found
+
+    def _meet(self, unknown: Tensor) -> None:
+        import torch
+
+        if self.unknown_ids is not None and len(self.unknown_ids) < MOST_UNKNOWN:
+            self.unknown_ids.update(torch.unique(unknown).tolist())
 
     def _others(self, values: Tensor, num_known: int) -> Tensor:
         """Row 0, and with others: hash the rows behind those of known ids."""

@@ -29,6 +29,7 @@ from recd_plugins.errors import (
 )
 from recd_plugins.hookspecs import hookimpl
 from recd_plugins.interfaces import (
+    MOST_UNKNOWN,
     Cache,
     Callback,
     Converter,
@@ -103,6 +104,7 @@ _WITH_TORCH = {
 
 __all__ = [
     "API_VERSION",
+    "MOST_UNKNOWN",
     "Cache",
     "Callback",
     "Converter",

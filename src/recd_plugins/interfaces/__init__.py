@@ -22,7 +22,7 @@ from recd_plugins.interfaces.optimizer import Optimizer, RowUpdate
 from recd_plugins.interfaces.pipeline import Pipeline, TrainPipeline
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
-from recd_plugins.interfaces.preprocessing import Preprocessing
+from recd_plugins.interfaces.preprocessing import MOST_UNKNOWN, Preprocessing
 from recd_plugins.interfaces.setting import Setting, TrainingData
 from recd_plugins.interfaces.sharding import SharderArguments, Sharding
 from recd_plugins.interfaces.table_part import (
@@ -36,6 +36,7 @@ from recd_plugins.values.rows import FeatureSchema, Origin, Rows, SessionKeys
 from recd_plugins.values.table import Table
 
 __all__ = [
+    "MOST_UNKNOWN",
     "Cache",
     "Callback",
     "Converter",

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 Scope = Literal["id", "row"]
 Values = Literal["ids", "numbers"]
+#: Unknown ids that are counted, at most.
+MOST_UNKNOWN = 1_000_000
 
 
 class Preprocessing(Plugin, ABC):
@@ -38,6 +40,9 @@ class Preprocessing(Plugin, ABC):
     #: What each feature of the entry is transformed by, once ``fit`` was called; who calls it
     #: sets it.
     fitted: Mapping[str, Preprocessing] | None = None
+    #: Where it is a set: ids that ``fit`` has not seen, to which ``transform`` adds those it meets,
+    #: up to MOST_UNKNOWN. Of a vocabulary; who scores sets it.
+    unknown_ids: set[int] | None = None
     #: File, line and field of its entry, which errors name; who gives it features sets it.
     stands_at: tuple[str, int, str] | None = None
 
