@@ -13,7 +13,9 @@ from recd_plugins.api import DataError
 from recd_plugins.api.tables import Location
 
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-# First bytes of files, and what they are.
+# First bytes of a file that are looked at.
+_START = 4096
+# Those of formats.
 _MAGIC = {
     b"PAR1": "parquet",
     b"ARROW1": "arrow",
@@ -73,9 +75,12 @@ def format_errors(file: Location, name: str) -> Iterator[None]:
     except (pa.ArrowException, OSError, UnicodeError, EOFError) as error:
         found = _looks_like(file)
         if found is not None and found != name:
-            known = found in ("parquet", "arrow")
-            advice = f"set format: {found}, or rename it" if known else "write it in a format of"
-            advice += "" if known else " README.md: Parquet, CSV, JSON lines or Arrow"
+            known = found in ("parquet", "arrow", "csv", "tsv", "jsonl")
+            advice = (
+                f"{set_option('format', found)}, or rename it"
+                if known
+                else "write it in a format of README.md: Parquet, CSV, JSON lines or Arrow"
+            )
             raise DataError(f"{file}: this is {found}, not {name}; {advice}") from error
         how = ""
         if "conversion error" in str(error):
@@ -98,9 +103,25 @@ def with_compressed(suffixes: Sequence[str]) -> tuple[str, ...]:
 def _looks_like(file: Location) -> str | None:
     try:
         with file.open() as source:
-            start = source.read(16)
+            start = source.read(_START)
     except (pa.ArrowException, OSError):
         return None
     if start[8:12] == b"DUCK":
         return "duckdb"
-    return next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
+    found = next((name for magic, name in _MAGIC.items() if start.startswith(magic)), None)
+    return found or _text_format(start)
+
+
+def _text_format(start: bytes) -> str | None:
+    """What lines of text could be; None where there is none."""
+    line = start.partition(b"\n")[0].strip()
+    if not line or not line.decode("utf-8", "ignore").replace("\t", " ").isprintable():
+        return None
+    if line.startswith(b"{"):
+        return "jsonl"
+    return "tsv" if b"\t" in line else "csv" if b"," in line or b";" in line else None
+
+
+def set_option(name: str, value: str) -> str:
+    """How a reader is told of an option, in a registry file and to `recd init`."""
+    return f"set {name}: {value} (recd init: --{name} {value})"

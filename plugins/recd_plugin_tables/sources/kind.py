@@ -63,12 +63,15 @@ def find_kind(
     if not by_format:
         suffixes = ", ".join(each.suffixes[0] for each in FILE_FORMATS)
         raise DataError(
-            f"{root}: no name here shows a format ({files[0]}); set format: to one of "
-            f"{', '.join(_FILES)}, or end names with {suffixes}"
+            f"{root}: no name here shows a format ({files[0]}); set format: (recd init: "
+            f"--format) to one of {', '.join(_FILES)}, or end names with {suffixes}"
         )
     if len(by_format) > 1:
         seen = [f"{name} ({found[0]})" for name, found in by_format.items()]
-        raise DataError(f"{root}: files of more than one format: {', '.join(seen)}; set format:")
+        raise DataError(
+            f"{root}: files of more than one format: {', '.join(seen)}; set format: "
+            "(recd init: --format)"
+        )
     ((kind, chosen),) = by_format.items()
     return kind, chosen
 

@@ -10,7 +10,12 @@ import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 import pyarrow.json as pa_json
 
-from recd_plugin_tables.sources.file_format import FileFormat, open_stream, with_compressed
+from recd_plugin_tables.sources.file_format import (
+    FileFormat,
+    open_stream,
+    set_option,
+    with_compressed,
+)
 from recd_plugins.api import DataError
 from recd_plugins.api.tables import Location
 
@@ -97,12 +102,13 @@ class CsvFormat(FileFormat):
         if self._header is None and names and all(map(_is_number, names)):
             raise DataError(
                 f"{file}: the first line holds {', '.join(names[:4])}, which are no names of "
-                "columns; name them by option header"
+                "columns; name them by option header (recd init: --header)"
             )
         others = [other for other in ",;\t|" if other != self._separator and other in names[0]]
         if len(names) == 1 and others:
             raise DataError(
-                f"{file}: the only column is {names[0]!r}; set separator: {others[0]!r}"
+                f"{file}: the only column is {names[0]!r}; "
+                f"{set_option('separator', repr(others[0]))}"
             )
 
 

@@ -171,11 +171,15 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     "an empty folder": (lambda p: p, r"no \* file in this folder|no name here"),
     "Parquet called CSV": (
         lambda p: written(p, "t.csv", lambda f: pq.write_table(FLAT, f)),
-        r"t.csv: this is parquet, not csv; set format: parquet",
+        r"this is parquet, not csv; set format: parquet \(recd init: --format parquet\), or rename",
     ),
     "text called Parquet": (
         lambda p: written(p, "t.parquet", lambda f: f.write_text("user,item\n1,2\n")),
-        "t.parquet: no readable parquet file",
+        r"this is csv, not parquet; set format: csv \(recd init: --format csv\), or rename it",
+    ),
+    "JSON lines called Parquet": (
+        lambda p: written(p, "t.parquet", lambda f: f.write_text('{"user": 1}\n')),
+        "this is jsonl, not parquet; set format: jsonl",
     ),
     "Parquet cut short": (
         lambda p: written(p, "t.parquet", lambda f: f.write_bytes(b"PAR1 and no more")),
@@ -206,7 +210,7 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "an unknown format": (
         lambda p: written(p, "t.xlsx", lambda f: f.write_bytes(b"PK\3\4")),
-        r"no name here shows a format .*set format: to one of parquet",
+        r"no name here shows a format .*set format: \(recd init: --format\) to one of parquet",
     ),
     "a Hudi table": (
         lambda p: written(p, "t", lambda f: (f / ".hoodie").mkdir(parents=True)),
