@@ -11,6 +11,7 @@ from recd_plugins.api.commands import (
     CHECKPOINT,
     COUNT_FROM_0,
     OUTPUT,
+    SETTINGS,
     chosen_checkpoint,
     silence_upstream,
 )
@@ -19,6 +20,7 @@ from recd_plugins.api.files import write_json
 
 @click.command("rank", short_help="Rank all items for each row of the test split.")
 @click.argument("registry_path", metavar="FILE", type=click.Path(path_type=Path))
+@SETTINGS
 @click.option("--item", required=True, metavar="FEATURE", help="Feature of the item.")
 @click.option(
     "--user",
@@ -53,6 +55,7 @@ from recd_plugins.api.files import write_json
 def rank_command(
     plugins_dir: Path | None,
     registry_path: Path,
+    settings: tuple[str, ...],
     item: str,
     user: str | None,
     seen: tuple[str, ...],
@@ -63,7 +66,8 @@ def rank_command(
     checkpoint: str,
     json_path: Path | None,
 ) -> None:
-    """Rank all items for each positive row of the test split, by a checkpoint.
+    """Rank all items for each positive row of the test split, by a checkpoint. KEY=VALUE
+    sets a value of the file, as for recd run.
 
     \b
     recd rank registry.yaml --item item_id --user user_id --seen history_seen
@@ -72,7 +76,7 @@ def rank_command(
     from recd_plugins.api.registry import load_registry
 
     silence_upstream()
-    registry = load_registry(registry_path, plugins_dir=plugins_dir)
+    registry = load_registry(registry_path, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(registry, checkpoint)
     rules = Rules(item, user, seen, most, sampled, seed)
     found = rank(registry, rules, chosen, vectors_to)

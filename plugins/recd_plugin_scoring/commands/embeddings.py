@@ -7,16 +7,22 @@ from pathlib import Path
 import click
 
 from recd_plugins.api import RecdError
-from recd_plugins.api.commands import CHECKPOINT, OUTPUT, check_outputs, chosen_checkpoint
+from recd_plugins.api.commands import (
+    CHECKPOINT,
+    OUTPUT,
+    SETTINGS,
+    check_outputs,
+    chosen_checkpoint,
+)
 from recd_plugins.api.registry import load_registry
 
 
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
 @click.argument("table")
+@SETTINGS
 @click.option("-o", "--output", type=OUTPUT, required=True, help="A Parquet file.")
 @CHECKPOINT
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for recd run.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.pass_obj
 def embeddings(
@@ -33,6 +39,8 @@ def embeddings(
     Of TABLE, a table of REGISTRY's model, as Parquet. A row has id, the row of the table, and
     vector, a list of float32 of fixed size; and value, what preprocessing made the id of, where a
     vocabulary says that. Tables are named as recd plan names them: t_ and the feature.
+
+    KEY=VALUE sets a value of the file, as for recd run.
 
     \b
     recd embeddings registry.yaml t_item_id -o items.parquet

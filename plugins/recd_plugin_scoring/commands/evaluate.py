@@ -12,6 +12,7 @@ from recd_plugins.api.commands import (
     BATCH_SIZE,
     CHECKPOINT,
     RANKS,
+    SETTINGS,
     check_reports,
     chosen_checkpoint,
     overrides,
@@ -22,7 +23,7 @@ from recd_plugins.api.registry import load_registry
 
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
-@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+@SETTINGS
 @CHECKPOINT
 @RANKS
 @BATCH_SIZE

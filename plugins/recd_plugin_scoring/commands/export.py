@@ -7,13 +7,14 @@ from pathlib import Path
 import click
 
 from recd_plugins.api import RecdError
-from recd_plugins.api.commands import CHECKPOINT, chosen_checkpoint, silence_upstream
+from recd_plugins.api.commands import CHECKPOINT, SETTINGS, chosen_checkpoint, silence_upstream
 from recd_plugins.api.files import check_writable
 from recd_plugins.api.registry import load_registry
 
 
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
+@SETTINGS
 @click.option(
     "-o",
     "--output",
@@ -27,7 +28,6 @@ from recd_plugins.api.registry import load_registry
     is_flag=True,
     help="Write model_int8.pt2 too, with tables of 8 bits a number, and the error of its scores.",
 )
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for recd run.")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @click.pass_obj
 def export(
@@ -45,6 +45,8 @@ def export(
     transforms them as training did, and gives probabilities; rows of a batch may share the stored
     rows of a feature, as the candidates of a request share its history. It is loaded by
     torch.export.load and needs torch alone.
+
+    KEY=VALUE sets a value of the file, as for recd run.
 
     \b
     recd export registry.yaml -o exported

@@ -13,6 +13,7 @@ from recd_plugins.api.commands import (
     CHECKPOINT,
     OUTPUT,
     RANKS,
+    SETTINGS,
     check_outputs,
     chosen_checkpoint,
     overrides,
@@ -23,6 +24,7 @@ from recd_plugins.api.registry import load_registry
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
 @click.argument("table")
+@SETTINGS
 @click.option("-o", "--output", type=OUTPUT, required=True, help="The file of scores.")
 @click.option(
     "--format",
@@ -39,7 +41,6 @@ from recd_plugins.api.registry import load_registry
 @CHECKPOINT
 @RANKS
 @BATCH_SIZE
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="As for recd run.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.pass_obj
 def predict(
@@ -61,6 +62,8 @@ def predict(
     label. The file of scores has a row for each of its rows, in their order: the keys that the
     dataset names, the 0-based row, and the score, a probability. Under torchrun the command joins
     the ranks that are there.
+
+    KEY=VALUE sets a value of the file, as for recd run.
 
     \b
     recd predict registry.yaml new.parquet -o scores.parquet

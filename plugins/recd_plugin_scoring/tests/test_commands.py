@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click import Context
 from click.testing import CliRunner
 
 from recd_plugins.cli import main
@@ -40,6 +41,21 @@ def test_without_a_checkpoint_they_say_how_to_make_one(
     assert "training.checkpoint.path is not set" in refusal(words, checkpoint="")
     said = refusal([*words, "--checkpoint", "nothing"])
     assert "nothing: holds no checkpoint" in said
+
+
+RANK = ["rank", "r.yaml", "--item", "item"]
+
+
+@pytest.mark.parametrize("words", [EVALUATE, PREDICT, EXPORT, ROWS, RANK])
+def test_values_of_the_file_are_set_in_one_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if words[0] not in main.list_commands(Context(main)):
+        pytest.skip(f"no plugin has {words[0]}")
+    said = refusal([*words, "training.checkpoint.path=elsewhere"])
+    assert "elsewhere: holds no checkpoint" in said
+    assert "did you mean batch_size" in refusal([*words, "training.batch_siz=3"])
 
 
 def test_what_cannot_be_written_or_read_is_told_first(

@@ -8,21 +8,18 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
-
-from recd_plugins.cli import main
+from tests import forked
 
 ROWS = 400
 
 
-def recd(*arguments: object) -> None:
-    done = CliRunner().invoke(main, [*map(str, arguments)])
-    assert done.exit_code == 0, done.output
+def recd(*arguments: object) -> str:
+    return forked.run([forked.RECD, *map(str, arguments)], check=True).stderr
 
 
 @pytest.mark.slow
 def test_unknown_ids_are_counted_and_fields_of_structs_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rows = range(ROWS)
@@ -40,17 +37,11 @@ def test_unknown_ids_are_counted_and_fields_of_structs_kept(
     new = table.set_column(0, "user", [[f"u{row % 25}" for row in rows]]).drop_columns("click")
     pq.write_table(new, "new.parquet")
     keep = ["--keep", "geo.lat", "--keep", "geo.of.land"]
-    recd("predict", "my.yaml", "new.parquet", "-o", "s.csv", "--ranks", 2, *keep)
-    assert (
-        "ids that training has not numbered, scored as unknown ones: user 5\n"
-        in capfd.readouterr().err
-    )
+    said = recd("predict", "my.yaml", "new.parquet", "-o", "s.csv", "--ranks", 2, *keep)
+    assert "ids that training has not numbered, scored as unknown ones: user 5\n" in said
     scores = pyarrow.csv.read_csv("s.csv")
     assert scores["geo.lat"].to_pylist() == list(rows)
     assert set(scores["geo.of.land"].to_pylist()) == {"x"}
-    recd("evaluate", "my.yaml")
-    assert "has not numbered" not in capfd.readouterr().err
-    bad = CliRunner().invoke(
-        main, ["predict", "my.yaml", "new.parquet", "-o", "t.csv", "--keep", "geo.lot"]
-    )
-    assert "no column geo.lot, which --keep names" in bad.output
+    assert "has not numbered" not in recd("evaluate", "my.yaml")
+    bad = ["predict", "my.yaml", "new.parquet", "-o", "t.csv", "--keep", "geo.lot"]
+    assert "no column geo.lot, which --keep names" in forked.run([forked.RECD, *bad]).stderr

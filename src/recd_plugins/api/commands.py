@@ -1,7 +1,8 @@
 """Parts of commands: types and groups of options, checks before the work, progress bars.
 
 ``CHECKPOINT``, ``RANKS`` and ``BATCH_SIZE`` are options of commands that take a trained model, and
-``overrides`` makes fields of ``training:`` of the last two.
+``overrides`` makes fields of ``training:`` of the last two. ``SETTINGS`` is ``KEY=VALUE`` of a
+command that reads a registry file.
 
 For plugins that have commands of their own (``register_commands``) or modes of ``recd plan``.
 Needs click and no torch.
@@ -15,6 +16,7 @@ from recd_plugins.cli.options import (
     COUNT_FROM_0,
     OUTPUT,
     RANKS,
+    SETTINGS,
     SHARE,
     FiniteFloat,
     check_outputs,
@@ -36,6 +38,7 @@ __all__ = [
     "COUNT_FROM_0",
     "OUTPUT",
     "RANKS",
+    "SETTINGS",
     "SHARE",
     "AddBar",
     "FiniteFloat",

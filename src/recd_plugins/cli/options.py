@@ -55,6 +55,8 @@ SHARE = FiniteFloat(min=0, max=1)
 #: A file to write.
 OUTPUT = click.Path(path_type=Path, dir_okay=False)
 
+#: Values in place of a registry file's, after the other arguments.
+SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
 #: The option of the checkpoint that a command takes a trained model from.
 CHECKPOINT = click.option(
     "--checkpoint",

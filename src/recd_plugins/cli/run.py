@@ -13,7 +13,7 @@ import click
 from rich.console import Console, RenderableType
 
 from recd_plugins import upstream_noise
-from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, check_reports
+from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, SETTINGS, check_reports
 from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.distributed.signals import after_training
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("registry", type=click.Path(path_type=Path))
-@click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
+@SETTINGS
 @click.option(
     "--label", "label_column", metavar="COLUMN", help="Of a table: what is to be predicted."
 )
