@@ -112,3 +112,14 @@ def test_deduplicated_candidates_train_as_plain_ones(tmp_path):
     assert packed.ids_looked_up is not None
     assert plain.ids_looked_up is not None
     assert packed.ids_looked_up < 0.5 * plain.ids_looked_up
+
+
+def test_checkpoints_of_another_run_are_refused_before_the_import(tmp_path: Path) -> None:
+    write_requests(tmp_path / "requests.jsonl")
+    text = NESTED.format(folder=tmp_path, converter="recd.kjt", evaluate="false")
+    path = tmp_path / "r.yaml"
+    path.write_text(text[:-2] + f", checkpoint: {{path: {tmp_path}/kept}}}}\n")
+    (tmp_path / "kept" / "step-000000001").mkdir(parents=True)
+    with pytest.raises(RecdError, match="holds checkpoints"), session(path, overrides={}):
+        pass
+    assert not (tmp_path / "imports").exists()

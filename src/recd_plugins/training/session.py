@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -169,18 +169,16 @@ def _check_topology(
 @contextmanager
 def _prepared(registry: Registry, world_size: int, resume: bool) -> Iterator[None]:
     """Make what is missing, and find out what would stop the run at its end, before it starts."""
-    dataset = registry.wrapped_dataset
-    dataset.prepare()
-    for split in splits_of(registry):
-        # Evaluation takes rows that fill no batch too.
-        size, ranks = (registry.training.batch_size, world_size) if split == "train" else (1, 1)
-        dataset.reader(rank=0, world_size=ranks, batch_size=size, split=split)
-        check_wrappers_keep_rows(registry, split)
     checkpoints = checkpoints_of(registry.training)
-    if checkpoints is not None:
-        with checkpoints.reserve(resume):
-            yield
-        return
-    if resume:
+    if checkpoints is None and resume:
         raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
-    yield
+    # What is refused at once, before data is imported for minutes.
+    with nullcontext() if checkpoints is None else checkpoints.reserve(resume):
+        dataset = registry.wrapped_dataset
+        dataset.prepare()
+        for split in splits_of(registry):
+            # Evaluation takes rows that fill no batch too.
+            size, ranks = (registry.training.batch_size, world_size) if split == "train" else (1, 1)
+            dataset.reader(rank=0, world_size=ranks, batch_size=size, split=split)
+            check_wrappers_keep_rows(registry, split)
+        yield
