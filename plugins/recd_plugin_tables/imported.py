@@ -14,7 +14,7 @@ from recd_plugin_tables.columns import Columns
 from recd_plugin_tables.imports.note import ImportNote
 from recd_plugin_tables.imports.policy import OnNan
 from recd_plugin_tables.imports.splits import SplitOptions
-from recd_plugin_tables.plan import Others, plan_columns
+from recd_plugin_tables.plan import ColumnPlan, Others, plan_columns
 from recd_plugin_tables.sources import Source, SourceOptions, open_source
 from recd_plugins.api import PluginOptions
 from recd_plugins.api.reading import digest
@@ -155,6 +155,23 @@ class ImportPlace:
         note = ImportNote.read(self.folder)
         return None if note is None else Imported(self.source.location, self.folder, note, False)
 
+    def plan(self) -> ColumnPlan:
+        """Which column is what, by the table's schema.
+
+        Raises:
+            PlanError: the options do not suit the columns.
+        """
+        options = self.options
+        return plan_columns(
+            self.source.location,
+            self.source.schema,
+            options.columns,
+            others="unused" if self.scoring else options.others,
+            explode=options.explode,
+            implicit=options.implicit,
+            labelled=not self.scoring,
+        )
+
     def make(self) -> Imported:
         """The import, made where it is not there, with a bar on stderr.
 
@@ -167,16 +184,7 @@ class ImportPlace:
         from recd_plugin_tables.imports.make import Importer
         from recd_plugins.api.commands import progress_bars
 
-        source, options = self.source, self.options
-        plan = plan_columns(
-            source.location,
-            source.schema,
-            options.columns,
-            others="unused" if self.scoring else options.others,
-            explode=options.explode,
-            implicit=options.implicit,
-            labelled=not self.scoring,
-        )
+        source, options, plan = self.source, self.options, self.plan()
         grouped = plan.session or plan.request or plan.explode
         importer = Importer(
             source,

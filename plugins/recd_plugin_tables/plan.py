@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -20,6 +20,25 @@ Others = Literal["error", "unused"]
 #: table they stand, and which candidate of it they are.
 SESSION, TIME, REQUEST = "_session", "_time", "_request"
 ROW, CANDIDATE = "_row", "_candidate"
+
+
+#: An option, by the keys that lead to it, and what is wrong with it.
+Problem = tuple[tuple[str, ...], str]
+
+
+class PlanError(DataError):
+    """Options that a table's columns do not suit.
+
+    Attributes:
+        problems: all of them.
+    """
+
+    def __init__(self, where: str, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(f"{where}: {problem}" for _, problem in problems))
+        self.problems = [(option, f"{where}: {problem}") for option, problem in problems]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DataError, self.args
 
 
 @dataclass(frozen=True)
@@ -91,15 +110,16 @@ def plan_columns(
         labelled: False where all but the features may be missing, as in a table to score.
 
     Raises:
-        DataError: a column is not there, is named twice, used twice, used for what its type cannot
+        PlanError: a column is not there, is named twice, used twice, used for what its type cannot
             be, or not named at all; names all of them.
     """
-    problems = [*explode_problems(schema, explode)]
+    problems: list[Problem] = [(("explode",), each) for each in explode_problems(schema, explode)]
     found = leaves(schema, explode)
     by_name: dict[str, Leaf] = {}
     for leaf in found:
         if leaf.name in by_name:
-            problems.append(f"two columns are called {leaf.name}, once structs are taken apart")
+            problem = f"two columns are called {leaf.name}, once structs are taken apart"
+            problems.append(((), problem))
         by_name[leaf.name] = leaf
     groups = {".".join(leaf.path[:n]) for leaf in found for n in range(1, len(leaf.path))}
     uses: list[Use] = []
@@ -111,35 +131,45 @@ def plan_columns(
                 Use(leaf, options, options.name or feature_name(name), key_name(name, options))
             )
             reasons = (why_not(role, leaf.type, options) for role in options.roles)
-            problems += [f"column {name} is {leaf.type}: {why}" for why in reasons if why]
+            problems += [
+                (("columns", name), f"column {name} is {leaf.type}: {why}")
+                for why in reasons
+                if why
+            ]
         elif name in groups:
             fields = [each for each in by_name if each.startswith(f"{name}.")]
             if roles != {"unused"}:
-                problems.append(f"column {name} is a struct: name its fields: {', '.join(fields)}")
+                problem = f"column {name} is a struct: name its fields: {', '.join(fields)}"
+                problems.append((("columns", name), problem))
         elif labelled or options.feature is not None:
             near = get_close_matches(name, by_name, n=1)
             meant = f"did you mean {near[0]}" if near else f"there are: {', '.join(by_name)}"
-            problems.append(f"no column {name}; {meant}")
+            problems.append((("columns", name), f"no column {name}; {meant}"))
     named = {use.leaf.name for use in uses} | {
         name for name in by_name for group in columns if name.startswith(f"{group}.")
     }
     left = [name for name in by_name if name not in named]
     if left and others == "error":
-        problems.append(
+        problem = (
             f"no word on what to do with {', '.join(left)}: name each under columns, as "
             f"`{left[0]}: unused`, or set others: unused"
         )
+        problems.append((("columns",), problem))
     if not implicit and labelled and not any("label" in use.options.roles for use in uses):
-        problems.append(
+        problem = (
             "no column is the label; mark one `label`, or set implicit: true where every row is a "
             "positive"
         )
+        problems.append((("columns",), problem))
     if implicit and (label := _the(uses, "label")):
-        problems.append(f"implicit: true takes every row for a positive, and {label.leaf.name} is "
-                        "the label; choose one")  # fmt: skip
-    problems += _clashes(uses)
+        problem = (
+            f"implicit: true takes every row for a positive, and {label.leaf.name} is the label; "
+            "choose one"
+        )
+        problems.append((("implicit",), problem))
+    problems += [(("columns",), each) for each in _clashes(uses)]
     if problems:
-        raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
+        raise PlanError(where, problems)
     return ColumnPlan(
         features=tuple(use for use in uses if use.options.feature),
         label=_the(uses, "label"),

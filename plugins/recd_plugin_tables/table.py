@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace
 from recd_plugin_tables.imports.source_rows import SourceRows
 from recd_plugin_tables.kinds import holds_text, is_text
 from recd_plugin_tables.leaves import Leaf, leaf_array, leaves, plain
-from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, key_name
+from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
 from recd_plugin_tables.sources import Source
 from recd_plugins.api import (
     DataError,
@@ -84,6 +84,17 @@ class Table(Dataset):
             for each in imports:
                 each.say()
         self._told = True
+
+    def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
+        """What of ``columns``, ``explode`` and ``implicit`` the table's schema does not suit."""
+        try:
+            if self._place.find() is None:
+                self._place.plan()
+        except PlanError as error:
+            return error.problems
+        except RecdError:  # what is not there is told where it is needed
+            pass
+        return ()
 
     def identity(self) -> dict[str, Any]:
         return {split: self._table_of(split).contents() for split in self.splits()}

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from recd_plugins.api import RecdError
+from recd_plugins.cli import main
 from recd_plugins.training.session import session
 from recd_plugins.training.trainer import Result
 
@@ -123,3 +125,28 @@ def test_checkpoints_of_another_run_are_refused_before_the_import(tmp_path: Path
     with pytest.raises(RecdError, match="holds checkpoints"), session(path, overrides={}):
         pass
     assert not (tmp_path / "imports").exists()
+
+
+def test_options_that_the_columns_do_not_suit_are_told_with_their_lines(tmp_path: Path) -> None:
+    write_requests(tmp_path / "requests.jsonl")
+    text = NESTED.format(folder=tmp_path, converter="recd.kjt", evaluate="false")
+    text = text.replace("reader.age:", "reader.aeg:").replace("history: ids", "history: label")
+    path = tmp_path / "r.yaml"
+    path.write_text(text)
+    lines = text.splitlines()
+    aeg, history = (
+        1 + next(n for n, line in enumerate(lines) if word in line) for word in ("aeg", "history: ")
+    )
+    told = [
+        f"{path}:{aeg} dataset.options.columns.reader.aeg: {tmp_path}/requests.jsonl: no column "
+        "reader.aeg; did you mean reader.age",
+        f"{path}:{history} dataset.options.columns.history: {tmp_path}/requests.jsonl: column",
+    ]
+    done = CliRunner().invoke(main, ["validate", str(path)])
+    assert done.exit_code == 1
+    assert all(each in done.output for each in told), done.output
+    with pytest.raises(RecdError) as raised, session(path, overrides={}):
+        pass
+    assert all(each in str(raised.value) for each in told), raised.value
+    (tmp_path / "requests.jsonl").unlink()
+    assert CliRunner().invoke(main, ["validate", str(path)]).exit_code == 0

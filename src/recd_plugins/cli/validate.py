@@ -1,4 +1,4 @@
-"""``recd validate``: everything that is wrong with a registry file, without reading data."""
+"""``recd validate``: everything that is wrong with a registry file, without reading rows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.prepared import load_registry
+from recd_plugins.registry.check_dataset import check_dataset
 
 
 @click.command()
@@ -19,11 +20,13 @@ from recd_plugins.planning.prepared import load_registry
 def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Check a registry file.
 
-    Its shape, its plugins and their options, that is; PATH is registry.yaml if not given. Data is
-    not read: what patterns match shows when training starts.
+    Its shape, its plugins and their options, and whether these suit the columns of the data where
+    it is there; PATH is registry.yaml if not given. Rows are not read: what patterns match shows
+    when training starts.
     """
     try:
         registry = load_registry(path, plugins_dir=ctx.obj)
+        check_dataset(registry)
     except RegistryError as error:
         if not as_json:
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, ClassVar, Literal, Self
 
@@ -22,6 +22,7 @@ _GUARDED = (
     "prepare",
     "schema",
     "left_out",
+    "mistakes",
     "identity",
     "splits",
     "reader",
@@ -141,6 +142,15 @@ class Dataset(Plugin, ABC):
             DataError: the data is missing or wrong.
         """
         return {}
+
+    def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
+        """Options that do not suit the data, as what says its columns shows: no row is read.
+
+        Each by the keys that lead to it, ``("columns", "devise")``, and what is wrong. They are
+        told with the lines of the file, by ``recd validate`` and before a run prepares the data.
+        Nothing of data that is not there: ``prepare`` says so.
+        """
+        return ()
 
     def identity(self) -> dict[str, Any]:
         """What tells these rows from others, JSON values; equal wherever files lie.

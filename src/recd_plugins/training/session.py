@@ -28,6 +28,7 @@ from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.registry import TrainingSpec
+from recd_plugins.registry.check_dataset import check_dataset
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.cluster.at_start import topology_at_start
 from recd_plugins.training.evaluation import splits_of
@@ -134,7 +135,7 @@ def session(
     if torchrun_rank() is None:
         ranks_per_node = training.ranks_per_node or training.ranks
         _check_topology(training, training.ranks, ranks_per_node, device)
-        with _prepared(registry, training.ranks, resume):
+        with _prepared(registry, training.ranks, job, resume):
             yield Session(registry, job, 0, training.ranks, ranks_per_node, limits)
         return
     ranks_per_node = torchrun_ranks_per_node()
@@ -151,7 +152,7 @@ def session(
     ):
         if rank == 0:
             with doing("preparing the data"):
-                stack.enter_context(_prepared(registry, world_size, resume))
+                stack.enter_context(_prepared(registry, world_size, job, resume))
         dist.barrier()
         topology = topology_at_start(training, device, ranks_per_node, resume=resume)
         job = replace(job, topology=topology)
@@ -167,13 +168,14 @@ def _check_topology(
 
 
 @contextmanager
-def _prepared(registry: Registry, world_size: int, resume: bool) -> Iterator[None]:
+def _prepared(registry: Registry, world_size: int, job: Job, resume: bool) -> Iterator[None]:
     """Make what is missing, and find out what would stop the run at its end, before it starts."""
     checkpoints = checkpoints_of(registry.training)
     if checkpoints is None and resume:
         raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
     # What is refused at once, before data is imported for minutes.
     with nullcontext() if checkpoints is None else checkpoints.reserve(resume):
+        check_dataset(registry, job.settings)
         dataset = registry.wrapped_dataset
         dataset.prepare()
         for split in splits_of(registry):
