@@ -123,7 +123,7 @@ def init(
     guesses = _guess(found, wanted)
     text = registry_text(guesses, location=table, file=file, source=how, test=test)
     write_text(file, text)
-    _say(guesses, file)
+    _say(guesses, file, positive_said=positive_from is not None)
 
 
 def _options(kind: Any, values: dict[str, Any]) -> Any:
@@ -160,7 +160,7 @@ def _guess(found: Survey, wanted: Wanted) -> Guesses:
         return guess(found, replace(wanted, label=label))
 
 
-def _say(guesses: Guesses, file: Path) -> None:
+def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
     columns = guesses.columns
     width = max(len(each.name) for each in columns)
     roles = max(len(", ".join(each.roles)) for each in columns)
@@ -168,6 +168,12 @@ def _say(guesses: Guesses, file: Path) -> None:
         click.echo(f"{each.name:{width}}  {', '.join(each.roles):{roles}}  {each.why}")
     if guesses.survey.explode:
         click.echo(f"each element of {', '.join(guesses.survey.explode)} is a row")
+    label = guesses.the("label")
+    if label is not None and not positive_said and "positive_from" in label.options:
+        click.echo(
+            f"{label.name} has more values than two: from {label.options['positive_from']:g} on it "
+            "counts as 1, below as 0; --positive-from says another border"
+        )
     if guesses.implicit:
         item = guesses.item
         drawn = f"negatives are other values of {item.name}" if item else "there are no negatives"

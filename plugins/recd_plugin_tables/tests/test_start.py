@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
+from tests import forked
 
 from recd_plugin_tables.sources import open_source
 from recd_plugin_tables.start.guess import LabelUnknown, Wanted, guess
@@ -219,9 +220,25 @@ def test_what_it_writes_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     write(Path("t.parquet"), impressions())
     runner = CliRunner()
     assert runner.invoke(main, ["init", "t.parquet", "my.yaml"]).exit_code == 0
-    result = runner.invoke(main, ["run", "my.yaml", "training.steps=4", "--json", "r.json"])
-    assert result.exit_code == 0, result.output
-    assert len(json.loads(Path("r.json").read_text())["losses"]) == 4
+    command = [forked.RECD, "run", "my.yaml", "training.batch_size=64", "--json", "r.json"]
+    done = forked.run(command, check=True)
+    losses = json.loads(Path("r.json").read_text())["losses"]
+    assert losses
+    assert "predicted step" not in done.stdout + done.stderr
+    again = forked.run([*command, "--resume"], check=True)
+    assert "training.epochs is 1: there is nothing to train" in again.stderr
+    assert json.loads(Path("r.json").read_text())["losses"] == losses
+
+
+def test_a_label_of_many_values_is_said_to_have_a_border(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("t.parquet"), impressions())
+    command = ["init", "t.parquet", "my.yaml", "--label", "price", "--force"]
+    said = "price has more values than two: from"
+    assert said in CliRunner().invoke(main, command).output
+    assert said not in CliRunner().invoke(main, [*command, "--positive-from", "1"]).output
 
 
 @pytest.mark.parametrize(

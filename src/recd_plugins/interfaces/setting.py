@@ -73,6 +73,7 @@ class Setting:
         costs: seconds of what a step does, measured or else the least they can be; None where
             nothing is known of the machines.
         topology: the ranks as TorchRec's planner takes them; None for those of machines like this.
+        measured: whether ``costs`` were, so that a step that they predict can be believed.
     """
 
     world_size: int
@@ -86,6 +87,7 @@ class Setting:
     memory_bytes: int | None = None
     costs: StageCosts | None = None
     topology: Topology | None = None
+    measured: bool = True
 
     @property
     def nodes(self) -> int:

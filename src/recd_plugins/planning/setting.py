@@ -128,4 +128,5 @@ def setting_of(
         costs=spec.costs or spec.least_costs,
         topology=spec.to_torchrec(),
         data=data or RegistryData(registry, model),
+        measured=spec.costs is not None,
     )

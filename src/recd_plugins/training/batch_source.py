@@ -47,6 +47,12 @@ class BatchSource:
         whole = self._epochs * len(self._loader)
         return whole if self._steps is None else min(whole, self._steps)
 
+    @property
+    def limit(self) -> str:
+        """What ends the run, in words."""
+        epochs = f"training.epochs is {self._epochs}"
+        return epochs if self._steps is None else f"training.steps is {self._steps}, {epochs}"
+
     def __iter__(self) -> Iterator[ModelInput]:
         step = self._start.step
         for epoch in range(self._start.epoch, self._epochs):

@@ -219,8 +219,6 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
         click.echo(str(describe_tables(dmp)), err=True)
     if rank == 0 and progress.step:
         click.echo(f"resumed at step {progress.step} of {training.checkpoint.path}", err=True)
-        if training.steps is not None and progress.step >= training.steps:
-            click.echo(f"training.steps is {training.steps}: there is nothing to train", err=True)
     if progress.reader is not None:
         try:
             loader.load_state_dict(progress.reader)
@@ -321,6 +319,8 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
             record.settle(progress, best=best)
             if validation.stops:
                 break
+    if rank == 0 and first_step == progress.step > 0 and ends_at == training.steps:
+        click.echo(f"{source.limit}: there is nothing to train", err=True)
     peak = max(peak, peak_bytes(device))
     # Before evaluation, which counts too.
     observed = observed_by(prepared.checked_parts, dmp.module, progress.step - first_step)

@@ -152,6 +152,7 @@ def _find(
         assert start.error is not None, "the search starts there"
         raise _nothing(registry, auto, start.error) from start.error
     report = _report(trials, groups, best, costs, others)
+    report = replace(report, measured=setting.measured)
     return _Found(trials.offers(best), trials.profile(best), report)
 
 

@@ -71,6 +71,8 @@ class Chosen(Section):
         costs: of what a step does.
         num_trials: plans that were made.
         compute: seconds of what the model computes, where that is known: whatever is chosen.
+        measured: whether costs were; a terminal shows no milliseconds of others, which order
+            choices and predict no step.
     """
 
     name: ClassVar[str] = "auto"
@@ -83,13 +85,14 @@ class Chosen(Section):
     costs: StageCosts
     num_trials: int
     compute: StageTimes | None = None
+    measured: bool = True
 
     def __str__(self) -> str:
         chosen: dict[str, list[str]] = {}
         for each in self.groups:
             chosen.setdefault(str(each.offer or _PLANNER), []).extend(each.tables)
         words = ", ".join(f"{offer} for {_named(names)}" for offer, names in chosen.items())
-        return f"auto takes {words}; {self._predicted()}"
+        return f"auto takes {words}" + (f"; {self._predicted()}" if self.measured else "")
 
     def with_compute(self, compute: StageTimes) -> Chosen:
         """The same with the seconds of a step that do not depend on the tables."""
@@ -135,6 +138,7 @@ class Chosen(Section):
             "milliseconds": self.milliseconds(self.seconds.total),
             "milliseconds_of_the_planner": self.planner and self.milliseconds(self.planner),
             "with_compute": self.compute is not None,
+            "measured": self.measured,
             "groups": [
                 {
                     "tables": list(each.tables),
@@ -171,23 +175,29 @@ class Chosen(Section):
             padding=(0, 1, 0, 0),
             pad_edge=False,
         )
-        for column in ("tables", "chosen", "others, and ms of a step with them"):
+        others = "others, and ms of a step with them" if self.measured else "others, the best first"
+        for column in ("tables", "chosen", others):
             table.add_column(column, overflow="fold")
         for each in self.groups:
             table.add_row(
                 _named(each.tables) + ("" if each.pooled else ", sequences"),
                 str(each.offer or _PLANNER),
                 "\n".join(
-                    f"{offer or _PLANNER}: {self.milliseconds(seconds):.1f}"
+                    f"{offer or _PLANNER}"
+                    + (f": {self.milliseconds(seconds):.1f}" if self.measured else "")
                     for offer, seconds in each.others
                 ),
             )
         return table
 
     def _words(self) -> Iterator[str]:
-        yield f"{self._predicted()} ({self.num_trials} plans were tried)"
-        limits = self.limits().items()
-        yield "it is spent on " + ", ".join(f"{words} {ms:.1f}" for words, ms in limits)
+        tried = f"{self.num_trials} plans were tried"
+        if self.measured:
+            yield f"{self._predicted()} ({tried})"
+            limits = self.limits().items()
+            yield "it is spent on " + ", ".join(f"{words} {ms:.1f}" for words, ms in limits)
+        else:
+            yield f"{tried}, by bandwidths; recd calibrate measures what predicts a step"
         for each in self.groups:
             for offer, why in each.refused:
                 yield f"not for {_named(each.tables)}: {offer}: {why}"
