@@ -264,7 +264,7 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
     given: dict[Role, bool] = {"session": session, "request": request, "time": time}
     keys = [role for role, is_it in given.items() if is_it]
     by = "weekday" if seen.daily else "hour"
-    part = "day of the week" if seen.daily else "hour of the day"
+    part = "day of the week" if seen.daily else "hour of the day in UTC"
     if time:
         options = {"unit": _unit(seen), "by": by} if _unit(seen) else {"by": by}
         return Guess(seen, (*keys, "id"), f"when it was; its {part} is a feature", options)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugin_tables.columns import feature_name
+from recd_plugin_tables.kinds import holds_text
 from recd_plugin_tables.start.guess import Guess, Guesses
 from recd_plugins.api import DataError
 
@@ -163,7 +164,11 @@ def _columns(columns: Iterable[Guess]) -> Iterable[str]:
     for each in columns:
         roles = each.roles[0] if len(each.roles) == 1 else list(each.roles)
         options = {"as": roles, **each.options}
-        if each.seen.is_text and not each.seen.timed and {"id", "ids"} & set(each.roles):
+        if (
+            holds_text(each.seen.leaf.type)
+            and not each.seen.timed
+            and {"id", "ids"} & set(each.roles)
+        ):
             options["texts"] = True
         if each.seen.nulls and not each.unused:
             options |= _missing(each)

@@ -98,6 +98,17 @@ def test_the_label_is_found_by_name_or_by_its_two_values(
     assert roles(write(tmp_path / "t.parquet", columns))[name] == "label"
 
 
+def test_comments_and_options_of_times_and_texts(tmp_path: Path) -> None:
+    at = pa.array([1_700_000_000 + 3600 * i for i in range(9)], pa.timestamp("s"))
+    tags = [[f"t{i % 3}", "t"] for i in range(9)]
+    path = write(tmp_path / "t.parquet", {"at": at, "tags": tags, "click": [0, 1, 0] * 3})
+    done = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "my.yaml")])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "my.yaml").read_text(encoding="utf-8")
+    assert "its hour of the day in UTC is a feature" in text
+    assert "tags: {as: ids, texts: true}" in text
+
+
 def test_a_day_has_no_hour(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", impressions())
     found = {each.name: each for each in guess(survey(open_source(path)), Wanted()).columns}
@@ -225,6 +236,8 @@ def test_what_it_writes_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     losses = json.loads(Path("r.json").read_text())["losses"]
     assert losses
     assert "predicted step" not in done.stdout + done.stderr
+    rest = 360 - 64 * len(losses)
+    assert f"{rest} of 360 training rows fill no batch on every rank" in done.stderr
     again = forked.run([*command, "--resume"], check=True)
     assert "training.epochs is 1: there is nothing to train" in again.stderr
     assert json.loads(Path("r.json").read_text())["losses"] == losses

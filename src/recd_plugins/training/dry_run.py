@@ -117,6 +117,19 @@ def unused_line(registry: Registry) -> str:
     return f"columns that feed nothing: {named}"
 
 
+def rest_line(registry: Registry, steps: int, rows_of_step: int) -> str:
+    """How many rows an epoch of so many steps leaves out, in a line; empty for none, or unknown."""
+    # A wrapper hands out other rows than are stored.
+    statistics = None if registry.wrappers else registry.dataset.statistics()
+    if statistics is None or not 0 < statistics.rows - steps * rows_of_step < rows_of_step:
+        return ""
+    rest = statistics.rows - steps * rows_of_step
+    return (
+        f"{rest:,} of {statistics.rows:,} training rows fill no batch on every rank: an epoch "
+        "leaves them out"
+    )
+
+
 def _columns(registry: Registry, tables: Iterable[Table]) -> Iterator[Column]:
     dataset = registry.dataset
     schema = dataset.schema()

@@ -31,7 +31,7 @@ from recd_plugins.training.breakdown import StepMemory, StepProfile
 from recd_plugins.training.callbacks import Callbacks, callbacks_of
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.drift import Drift, Prediction
-from recd_plugins.training.dry_run import unused_line
+from recd_plugins.training.dry_run import rest_line, unused_line
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.first_choice import resume_choice
@@ -212,10 +212,9 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
         checkpoints = checkpoints_of(training, identity, job.allowed, fitted)
     progress = Progress() if checkpoints is None else checkpoints.load(dmp, optimizer)
     if rank == 0 and job.side == "plugins":
-        if unused := unused_line(registry):
-            click.echo(unused, err=True)
-        if prepared.chosen is not None:
-            click.echo(str(prepared.chosen), err=True)
+        rest = rest_line(registry, len(loader), training.batch_size * world_size)
+        for line in filter(None, (unused_line(registry), rest, prepared.chosen)):
+            click.echo(str(line), err=True)
         click.echo(str(describe_tables(dmp)), err=True)
     if rank == 0 and progress.step:
         click.echo(f"resumed at step {progress.step} of {training.checkpoint.path}", err=True)
