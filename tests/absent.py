@@ -12,7 +12,11 @@ _BUILT_IN = set(
     re.findall(r'"recd-plugin-(\w+)', (_ROOT / "packaging/recd-plugins/pyproject.toml").read_text())
 )
 #: Commands of plugins that are used without another word of theirs.
-_COMMANDS = {"profiles": ("profile",), "scoring": ("evaluate", "predict", "export", "embeddings")}
+_COMMANDS = {
+    "calibration": ("calibrate",),
+    "profiles": ("profile",),
+    "scoring": ("evaluate", "predict", "export", "embeddings"),
+}
 PRESENT = {
     path.parent.name.removeprefix("recd_plugin_") for path in _ROOT.glob("plugins/*/pyproject.toml")
 }

@@ -179,6 +179,7 @@ def test_every_hook_is_called():
         "register_commands",
         "register_internals",
         "register_kinds",
+        "register_measurements",
         "register_plans",
         "register_starts",
         "register_plugins",

@@ -95,6 +95,11 @@ def register_plans() -> Sequence[type]:  # type: ignore[empty-body]
 
 
 @hookspec
+def register_measurements() -> Sequence[type]:  # type: ignore[empty-body]
+    """Ways to measure machines, classes ``Measurement``: one package has one."""
+
+
+@hookspec
 def register_benchmarks() -> Sequence[str]:  # type: ignore[empty-body]
     """Modules that ``recd bench`` runs, by their names: ``acme.bench.lookup`` is ``lookup``."""
 

@@ -111,11 +111,3 @@ def test_without_model_or_data(folder: Path) -> None:
         )
     )
     assert "missing: no such file or folder" in plan().output
-
-
-def test_a_calibration_is_not_overwritten(folder: Path) -> None:
-    (folder / "here.yaml").write_text("mine")
-    result = plan("--calibrate", "here.yaml")
-    assert result.exit_code == 1
-    assert "here.yaml exists already" in result.output
-    assert (folder / "here.yaml").read_text() == "mine"

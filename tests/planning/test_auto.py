@@ -27,7 +27,7 @@ from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.report_text import render
 from recd_plugins.planning.setting import setting_of
-from recd_plugins.planning.stage_times import predict
+from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import TopologySpec, load_topology
 from recd_plugins.planning.work import work_of_step
@@ -87,7 +87,7 @@ def seconds_of(candidate: Candidate, spec: TopologySpec) -> float:
         local_world_size=spec.ranks_per_node,
         parts=candidate.prepared.checked_parts,
     )
-    return predict(works, spec.least_costs).total
+    return predict_stages(works, spec.least_costs).total
 
 
 def by_hand() -> Iterator[list[dict[str, Any]]]:

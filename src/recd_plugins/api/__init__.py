@@ -78,6 +78,7 @@ from recd_plugins.interfaces import (
     TrainPipeline,
 )
 from recd_plugins.optional_library import optional_library
+from recd_plugins.planning.measurement import Measurement
 from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 from recd_plugins.plugin_check import API_VERSION
 from recd_plugins.values.work import Work
@@ -124,6 +125,7 @@ __all__ = [
     "Kind",
     "LookupKernels",
     "Lookups",
+    "Measurement",
     "Metric",
     "Model",
     "ModelFeatures",

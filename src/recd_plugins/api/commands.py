@@ -26,6 +26,7 @@ from recd_plugins.cli.options import (
     report_options,
     topology_options,
 )
+from recd_plugins.cores import available_cores
 from recd_plugins.progress import AddBar, progress_bars, row_progress
 from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
 from recd_plugins.upstream_noise import silence as silence_upstream
@@ -42,6 +43,7 @@ __all__ = [
     "SHARE",
     "AddBar",
     "FiniteFloat",
+    "available_cores",
     "check_outputs",
     "check_reports",
     "chosen_checkpoint",

@@ -7,9 +7,17 @@ torch and TorchRec.
 
 from recd_plugins.distributed.batch_form import refuse_inverse_indices
 from recd_plugins.distributed.byte_counter import CollectiveBytes, Traffic, lookup_ids
-from recd_plugins.distributed.device import choose_device, device_of_rank
+from recd_plugins.distributed.coalesced.unique import unique_ids
+from recd_plugins.distributed.device import choose_device, device_of_rank, lack_for_cuda
 from recd_plugins.distributed.guards import guard
-from recd_plugins.distributed.launch import Ranks, backend_for, join_torchrun, launch, torchrun_rank
+from recd_plugins.distributed.launch import (
+    Ranks,
+    backend_for,
+    join_torchrun,
+    launch,
+    torchrun_rank,
+    torchrun_ranks_per_node,
+)
 from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, row_kernels
 from recd_plugins.distributed.nodes import ranks_of_each_node
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
@@ -35,6 +43,7 @@ __all__ = [
     "fused_params",
     "guard",
     "join_torchrun",
+    "lack_for_cuda",
     "launch",
     "lookup_ids",
     "ranks_of_each_node",
@@ -44,4 +53,6 @@ __all__ = [
     "row_kernels",
     "stock_sharders",
     "torchrun_rank",
+    "torchrun_ranks_per_node",
+    "unique_ids",
 ]

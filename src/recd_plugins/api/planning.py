@@ -13,9 +13,9 @@ from recd_plugins.planning.performance import collective_seconds
 from recd_plugins.planning.plan_report import report_side
 from recd_plugins.planning.report_text import size_text, topology_line
 from recd_plugins.planning.setting import RegistryData
-from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND
+from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND, predict_stages
 from recd_plugins.planning.stages import STAGES, Stage, StageTimes, stage_of
-from recd_plugins.planning.topologies import TopologySpec, load_topology
+from recd_plugins.planning.topologies import TopologySpec, load_topology, this_machine
 from recd_plugins.planning.work import (
     COLLECTIVES,
     EVERY_RANK,
@@ -23,6 +23,7 @@ from recd_plugins.planning.work import (
     SCALAR_BYTES,
     bytes_of_tables,
     shards_of,
+    work_of_step,
 )
 from recd_plugins.training.turns import steps_in_turns
 from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
@@ -54,12 +55,15 @@ __all__ = [
     "fit_costs",
     "load_topology",
     "measure_compute",
+    "predict_stages",
     "report_side",
     "shards_of",
     "size_text",
     "stage_of",
     "steps_in_turns",
     "table_constraints",
+    "this_machine",
     "topology_line",
     "with_plugins",
+    "work_of_step",
 ]

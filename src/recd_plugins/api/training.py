@@ -5,6 +5,7 @@ For calibrations and benchmarks. Needs torch and TorchRec.
 
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.interfaces.callback import Quality
+from recd_plugins.planning.measurement import measure_collectives
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
@@ -12,8 +13,6 @@ from recd_plugins.training.calibration_file import calibration_job, refuse_exist
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_weights import table_weights
-from recd_plugins.training.cluster.at_start import topology_at_start
-from recd_plugins.training.cluster.collectives import measure_collectives
 from recd_plugins.training.compare import Comparison, loss_max_abs_diff
 from recd_plugins.training.drift import predicted_step
 from recd_plugins.training.figures import worse_than_base_rate
@@ -21,6 +20,7 @@ from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.learning_rates import LearningRates
+from recd_plugins.training.measured_at_start import topology_at_start
 from recd_plugins.training.memory import peak_bytes
 from recd_plugins.training.meter import sum_by_kind
 from recd_plugins.training.metrics import Metrics

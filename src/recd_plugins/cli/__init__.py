@@ -29,10 +29,6 @@ COMMANDS = {
         "recd_plugins.cli.plan:plan",
         "Plan the tables of REGISTRY's model for a cluster, without one.",
     ),
-    "calibrate": (
-        "recd_plugins.cli.calibrate:calibrate",
-        "Measure the cluster that this runs on, and write it as a topology.",
-    ),
     "report": (
         "recd_plugins.cli.report:report",
         "Show one run, or compare several, as a page of HTML that needs nothing else.",

@@ -7,6 +7,7 @@ from recd_plugins.cli.benchmarks import Benchmarks
 from recd_plugins.cli.init import Starts
 from recd_plugins.cli.plan import plan_modes
 from recd_plugins.manager import PluginManager
+from recd_plugins.planning.measurement import Measurements
 
 
 def check_contributions(manager: PluginManager) -> None:
@@ -18,4 +19,5 @@ def check_contributions(manager: PluginManager) -> None:
     manager.register_commands(PluginCommands())
     manager.register_starts(Starts().add)
     manager.register_plans(plan_modes().add)
+    manager.register_measurements(Measurements().add)
     manager.register_benchmarks(Benchmarks().add)

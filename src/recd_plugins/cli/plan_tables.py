@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from recd_plugins.planning.measurement import needed_measurement
 from recd_plugins.planning.plan_mode import PlanAnswer, PlanMode, PlanQuestion
 
 if TYPE_CHECKING:
@@ -22,13 +23,8 @@ class TablesPlan(PlanMode):
 
     def calibrate(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
         """Train a few steps on this machine."""
-        from recd_plugins.training.calibration_file import calibrate_machine
-
         question.say("training a few steps to see what they cost")
-        spec, calibration = calibrate_machine(
-            question.registry, question.plugins_dir, question.spec, path
-        )
-        return spec, calibration.table()
+        return needed_measurement("--calibrate", question.plugins_dir).steps(question, path)
 
     def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Read the first rows, and plan."""

@@ -16,7 +16,7 @@ from recd_plugins.interfaces import Section, Table
 from recd_plugins.planning.candidates import Candidate
 from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned
-from recd_plugins.planning.stage_times import predict
+from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.stages import StageTimes
 from recd_plugins.planning.storage import (
     RESERVED_SHARE,
@@ -268,7 +268,7 @@ def report_side(
         _tables(candidate, planned, batch_size),
         _memory(candidate, planned, spec, candidate.activation_bytes(compute, batch_size)),
         _host_memory(planned, spec),
-        predict(works, costs),
+        predict_stages(works, costs),
     )
 
 

@@ -12,7 +12,7 @@ from recd_plugins.values.work import Work
 FILE_BYTES_PER_SECOND = float(2**30)
 
 
-def predict(works: Sequence[Work], costs: StageCosts) -> StageTimes:
+def predict_stages(works: Sequence[Work], costs: StageCosts) -> StageTimes:
     """Seconds of a step by stage, the mean over its ranks.
 
     Ranks whose own work is done wait for the others in the all-to-all; that counts there.

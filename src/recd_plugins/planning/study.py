@@ -14,7 +14,7 @@ from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.largest_batch import largest_batch
 from recd_plugins.planning.plan_report import PlanReport, SideReport, report_side
 from recd_plugins.planning.prepared import Registry
-from recd_plugins.planning.stage_times import predict
+from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import computed_work
 
@@ -87,7 +87,7 @@ class Study:
         )
         work = replace(computed_work(candidate.tables, self.compute, step), steps=0.0)
         costs = self.spec.costs or self.spec.least_costs
-        return prepared.chosen.with_compute(predict([work], costs))
+        return prepared.chosen.with_compute(predict_stages([work], costs))
 
     def _side(
         self, what: str, candidates: _Candidates, batch_size: int | None, start: int

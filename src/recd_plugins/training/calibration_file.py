@@ -1,4 +1,4 @@
-"""Measures this machine and writes it as a topology."""
+"""What calibrations have in common: the job that they train, and the file that they write."""
 
 from __future__ import annotations
 
@@ -12,23 +12,7 @@ from recd_plugins.errors import RecdError
 from recd_plugins.files import write_text
 from recd_plugins.planning.prepared import Registry
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.training.calibrate import Calibration, calibrate
 from recd_plugins.training.trainer import Job
-
-
-def calibrate_machine(
-    registry: Registry, plugins_dir: Path | None, spec: TopologySpec, path: Path
-) -> tuple[TopologySpec, Calibration]:
-    """Train on as many ranks as ``spec`` has, and write it to ``path`` with the costs measured.
-
-    Raises:
-        RecdError: there is such a file already, or training does not go.
-    """
-    registry, job = calibration_job(registry, plugins_dir, spec, path)
-    found = calibrate(registry, job, spec.least_costs)
-    measured = spec.model_copy(update={"costs": found.costs})
-    write_topology(path, measured, f"Measured by recd plan {registry.path} --calibrate {path}.")
-    return measured, found
 
 
 def calibration_job(

@@ -13,7 +13,7 @@ import torch
 from recd_plugins.model.deferred_tables import generators_kept
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.machines import machine_of
-from recd_plugins.planning.stage_times import predict
+from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.stages import STAGES, Stage, StageTimes
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import work_of_step
@@ -106,7 +106,7 @@ def predicted_step(parts: Assembled, topology: TopologySpec) -> StageTimes | Non
         parts=parts.prepared.checked_parts,
         wire=registry.training.wire,
     )
-    return predict(works, topology.costs)
+    return predict_stages(works, topology.costs)
 
 
 class Drift:

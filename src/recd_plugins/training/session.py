@@ -30,9 +30,9 @@ from recd_plugins.planning.prepared import Registry, load_registry
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.check_dataset import check_dataset
 from recd_plugins.training.assembly import Side
-from recd_plugins.training.cluster.at_start import topology_at_start
 from recd_plugins.training.evaluation import splits_of
 from recd_plugins.training.hangs import hang_limits, train_beating, watched_by_each_other
+from recd_plugins.training.measured_at_start import topology_at_start
 from recd_plugins.training.metrics import check_metrics
 from recd_plugins.training.trainer import Job, Result, checkpoints_of, train
 from recd_plugins.training.validation import check_validation
@@ -154,7 +154,9 @@ def session(
             with doing("preparing the data"):
                 stack.enter_context(_prepared(registry, world_size, job, resume))
         dist.barrier()
-        topology = topology_at_start(training, device, ranks_per_node, resume=resume)
+        topology = topology_at_start(
+            training, device, ranks_per_node, resume=resume, plugins_dir=plugins_dir
+        )
         job = replace(job, topology=topology)
         yield Session(registry, job, rank, world_size, ranks_per_node, limits)
 

@@ -26,7 +26,7 @@ from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.machines import default_topology
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.planning.prepare_entries import prepare_entries
-from recd_plugins.planning.stage_times import predict
+from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.stages import StageTimes
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.registry import Entry, Registry
@@ -130,7 +130,7 @@ class Trials:
     def seconds_without(self, choices: Choices, numbers: Collection[int]) -> float:
         """Seconds of the step without the tables of some groups, of choices that have a plan."""
         left_out = {table.name for number in numbers for table in self._groups[number].tables}
-        return predict(self(choices).work(left_out), self._costs).total
+        return predict_stages(self(choices).work(left_out), self._costs).total
 
     def offers(self, choices: Choices) -> list[tuple[Offer, list[str]]]:
         """Each offer that was chosen, with its tables."""
@@ -203,7 +203,7 @@ class Trials:
             )
 
         works = work(())
-        return Trial(predict(works, self._costs), tuple(works), work=work)
+        return Trial(predict_stages(works, self._costs), tuple(works), work=work)
 
 
 def _without(plan: ShardingPlan, tables: Collection[str]) -> ShardingPlan:

@@ -10,20 +10,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recd_plugins.errors import SetupError
-from recd_plugins.planning.topologies import TopologySpec, this_machine
-from recd_plugins.training.cluster.collectives import Sweeps, at_once, fit_rates, sweep
-from recd_plugins.training.cluster.groups import node_groups
-from recd_plugins.training.cluster.links import Link, between_nodes, inside_nodes
-from recd_plugins.training.cluster.timing import Effort
-from recd_plugins.training.cluster.work_rates import WorkRates, measure_work
-from recd_plugins.values.stage_costs import (
-    AllReduceCost,
-    AllToAllCost,
-    GemmCost,
-    OtherCost,
-    StageCosts,
-)
+from recd_plugin_calibration.cluster.collectives import Sweeps, at_once, fit_rates, sweep
+from recd_plugin_calibration.cluster.groups import node_groups
+from recd_plugin_calibration.cluster.links import Link, between_nodes, inside_nodes
+from recd_plugin_calibration.cluster.timing import Effort
+from recd_plugin_calibration.cluster.work_rates import WorkRates, measure_work
+from recd_plugins.api import SetupError
+from recd_plugins.api.planning import StageCosts, TopologySpec, this_machine
 
 
 @dataclass(frozen=True)
@@ -77,29 +70,36 @@ class MeasuredCluster:
         if spec.nodes > 1:
             left = 1 / rates.a2a_global.bytes_per_second - in_node * (ranks - 1) / world
             across = max(across, left * world / (world - ranks))
-        reduced = AllReduceCost()
+        reduced = {}
         if world > 1:
             sent = 2 * (world - 1) / world
-            reduced = AllReduceCost(
-                steps=rates.ar_global.seconds,
-                bytes_reduced=1 / rates.ar_global.bytes_per_second / sent,
-            )
+            reduced = {
+                "steps": rates.ar_global.seconds,
+                "bytes_reduced": 1 / rates.ar_global.bytes_per_second / sent,
+            }
         work = {name: spread.median for name, spread in self.work.rates.items()}
-        return StageCosts(
-            lookup=self.work.lookup.model_copy(
-                update={
+        return StageCosts.model_validate(
+            {
+                "lookup": {
+                    **self.work.lookup,
                     "bytes_from_host": least.lookup.bytes_from_host,
                     "bytes_from_file": least.lookup.bytes_from_file,
-                }
-            ),
-            gemm=GemmCost(matmul_flops=1 / work["matmul"], attention_flops=1 / work["attention"]),
-            all_to_all=AllToAllCost(
-                collectives=rates.a2a_global.seconds if world > 1 else 0.0,
-                bytes_in_node=in_node,
-                bytes_across_nodes=across,
-            ),
-            all_reduce=reduced,
-            other=OtherCost(element_bytes=1 / work["elements"], ids_made_unique=1 / work["unique"]),
+                },
+                "gemm": {
+                    "matmul_flops": 1 / work["matmul"],
+                    "attention_flops": 1 / work["attention"],
+                },
+                "all_to_all": {
+                    "collectives": rates.a2a_global.seconds if world > 1 else 0.0,
+                    "bytes_in_node": in_node,
+                    "bytes_across_nodes": across,
+                },
+                "all_reduce": reduced,
+                "other": {
+                    "element_bytes": 1 / work["elements"],
+                    "ids_made_unique": 1 / work["unique"],
+                },
+            }
         )
 
     def as_json(self) -> dict[str, Any]:

@@ -18,10 +18,9 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from recd_plugins.distributed.coalesced.unique import unique_ids
-from recd_plugins.planning.fitting import fit_costs
-from recd_plugins.training.cluster.timing import Effort, MiddleHalf, wait_for
-from recd_plugins.values.stage_costs import LookupCost
+from recd_plugin_calibration.cluster.timing import Effort, MiddleHalf, wait_for
+from recd_plugins.api.distributed import unique_ids
+from recd_plugins.api.planning import fit_costs
 
 #: What a rank does by itself, in words.
 WORKS = {
@@ -56,12 +55,13 @@ class WorkRates:
 
     Attributes:
         rates: bytes, operations or ids a second by name of ``WORKS``; of GPUs on CUDA alone.
-        lookup: of embeddings by FBGEMM, forward and backward with row-wise Adagrad.
+        lookup: what embeddings by FBGEMM cost, forward and backward with row-wise Adagrad, as
+            the section ``costs.lookup`` of a topology has it.
         lookups: seconds of each that it was fitted to, by ids and columns.
     """
 
     rates: Mapping[str, MiddleHalf]
-    lookup: LookupCost
+    lookup: Mapping[str, float]
     lookups: Mapping[tuple[int, int], MiddleHalf]
 
 
@@ -81,7 +81,7 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
         work, np.array([each.median for each in lookups.values()]), least=_LEAST_SECONDS
     )
     steps, num_bytes, ids_cost = found.tolist()
-    cost = LookupCost(steps=steps, bytes_looked_up=num_bytes, ids_looked_up=ids_cost)
+    cost = {"steps": steps, "bytes_looked_up": num_bytes, "ids_looked_up": ids_cost}
     return WorkRates(rates, cost, lookups)
 
 

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
 
-from recd_plugins.cli.options import AT_LEAST_1, OUTPUT, check_outputs, report_options
-from recd_plugins.cores import available_cores
-from recd_plugins.distributed.launch import (
-    backend_for,
-    join_torchrun,
-    launch,
-    torchrun_rank,
-    torchrun_ranks_per_node,
+from recd_plugins.api import SetupError
+from recd_plugins.api.commands import (
+    AT_LEAST_1,
+    OUTPUT,
+    available_cores,
+    check_outputs,
+    report_options,
+    silence_upstream,
 )
-from recd_plugins.errors import SetupError
-from recd_plugins.files import write_json
-from recd_plugins.versions import __version__
+from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
-    from recd_plugins.training.cluster.measure import MeasuredCluster
+    from recd_plugin_calibration.cluster.measure import MeasuredCluster
 
 # More ranks than that say no more of one machine.
 _MOST_RANKS = 8
@@ -76,14 +75,20 @@ def calibrate(
     recd calibrate -o cluster.yaml --ranks 2
     torchrun --nnodes 4 ... --no-python recd calibrate -o cluster.yaml
     """
+    from recd_plugins.api.distributed import (
+        backend_for,
+        join_torchrun,
+        launch,
+        torchrun_rank,
+        torchrun_ranks_per_node,
+    )
+
     rank = torchrun_rank()
     if rank is not None and (ranks or ranks_per_node):
         raise click.UsageError("torchrun says which ranks there are: leave out --ranks")
     if not rank:
         check_outputs(output, force, json_path, plot_path)
-    from recd_plugins import upstream_noise
-
-    upstream_noise.silence()
+    silence_upstream()
     if rank is None:
         ranks = ranks or _default_ranks(device)
         ranks_per_node = ranks_per_node or ranks
@@ -119,7 +124,7 @@ def _default_ranks(device: str) -> int:
 
 def _kind(device: str, ranks: int) -> str:
     """``cpu`` or ``cuda``."""
-    from recd_plugins.distributed.device import lack_for_cuda
+    from recd_plugins.api.distributed import lack_for_cuda
 
     lack = "" if device == "cpu" else lack_for_cuda(ranks)
     if lack and device == "cuda":
@@ -128,12 +133,11 @@ def _kind(device: str, ranks: int) -> str:
 
 
 def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredCluster:  # noqa: ARG001
-    from recd_plugins import upstream_noise
-    from recd_plugins.distributed.device import device_of_rank
-    from recd_plugins.training.cluster.measure import measure_cluster
-    from recd_plugins.training.cluster.timing import FULL, QUICK
+    from recd_plugin_calibration.cluster.measure import measure_cluster
+    from recd_plugin_calibration.cluster.timing import FULL, QUICK
+    from recd_plugins.api.distributed import device_of_rank
 
-    upstream_noise.silence()
+    silence_upstream()
     start = time.monotonic()
 
     def say(what: str) -> None:
@@ -146,13 +150,13 @@ def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredClus
 def _tell(
     found: MeasuredCluster, output: Path, json_path: Path | None, plot_path: Path | None
 ) -> None:
-    from recd_plugins.training.calibration_file import write_topology
-    from recd_plugins.training.cluster.report import plot, render
+    from recd_plugin_calibration.cluster.report import plot, render
+    from recd_plugins.api.training import write_topology
 
     spec = found.spec
     Console().print(render(found))
-    when = time.strftime("%Y-%m-%d")
-    write_topology(output, spec, f"Measured by recd calibrate {__version__} on {when}.")
+    of, when = version("recd-plugins-core"), time.strftime("%Y-%m-%d")
+    write_topology(output, spec, f"Measured by recd calibrate {of} on {when}.")
     if json_path is not None:
         write_json(json_path, found.as_json())
     if plot_path is not None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from recd_plugin_calibration.cluster import measure as module
+from recd_plugin_calibration.cluster.measure import MeasuredCluster, measure_cluster
+from recd_plugin_calibration.cluster.timing import Effort
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.topologies import MACHINE, TopologySpec
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.training_spec import CheckpointSpec
-from recd_plugins.training.cluster import at_start as at_start_module
-from recd_plugins.training.cluster import measure as module
-from recd_plugins.training.cluster.at_start import topology_at_start
-from recd_plugins.training.cluster.measure import MeasuredCluster, measure_cluster
-from recd_plugins.training.cluster.timing import Effort
+from recd_plugins.training.measured_at_start import topology_at_start
 
 TINY = Effort(sizes=(2**10, 2**12, 2**14), rounds=3, seconds=0.0, most_seconds=5.0, partners=1)
 
@@ -40,13 +39,13 @@ def a_rank_has_ended(rank: int, world_size: int) -> str:
 
 def at_start(rank: int, world_size: int, folder: str) -> tuple[list[TopologySpec | None], int]:
     """What runs plan for: one anew, one that goes on, and those that measure nothing."""
-    kept, measurements = at_start_module.measure_cluster, [0]
+    measurements = [0]
 
     def counted(*_: object) -> MeasuredCluster:
         measurements[0] += 1
         return measure_cluster(torch.device("cpu"), TINY, lambda _: None)
 
-    at_start_module.measure_cluster = counted  # type: ignore[assignment]
+    module.measure_cluster = counted  # type: ignore[assignment]
     try:
         training = TrainingSpec(checkpoint=CheckpointSpec(path=folder))
         machine = TrainingSpec(topology=MACHINE)
@@ -57,4 +56,4 @@ def at_start(rank: int, world_size: int, folder: str) -> tuple[list[TopologySpec
             topology_at_start(training, "cpu", 2, resume=False),
         ], measurements[0]
     finally:
-        at_start_module.measure_cluster = kept
+        module.measure_cluster = measure_cluster

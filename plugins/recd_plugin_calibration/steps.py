@@ -16,22 +16,23 @@ import numpy as np
 from rich.table import Table as TextTable
 from torchrec.distributed.types import ShardingPlan
 
-from recd_plugins import upstream_noise
-from recd_plugins.distributed.device import device_of_rank
-from recd_plugins.distributed.launch import backend_for, launch
-from recd_plugins.planning.candidates import with_plugins
-from recd_plugins.planning.compute import measure_compute
-from recd_plugins.planning.fitting import fit_costs
-from recd_plugins.planning.prepared import Registry, load_registry
-from recd_plugins.planning.stage_times import predict
-from recd_plugins.planning.stages import STAGES, Stage, StageTimes
-from recd_plugins.planning.work import work_of_step
-from recd_plugins.training.assembly import Side, assemble
-from recd_plugins.training.breakdown import StepProfile
-from recd_plugins.training.trainer import Job
-from recd_plugins.training.turns import steps_in_turns
-from recd_plugins.values.stage_costs import StageCosts
-from recd_plugins.values.work import Work
+from recd_plugins.api import Work
+from recd_plugins.api.commands import silence_upstream
+from recd_plugins.api.distributed import backend_for, device_of_rank, launch
+from recd_plugins.api.planning import (
+    STAGES,
+    Stage,
+    StageCosts,
+    StageTimes,
+    fit_costs,
+    measure_compute,
+    predict_stages,
+    steps_in_turns,
+    with_plugins,
+    work_of_step,
+)
+from recd_plugins.api.registry import Registry, load_registry
+from recd_plugins.api.training import Job, Side, StepProfile, assemble
 
 SIDES: tuple[Side, ...] = ("baseline", "plugins")
 # A prediction is judged on stages that take at least this share of the step.
@@ -99,7 +100,7 @@ class Calibration:
                     "batch_size": point.batch_size,
                     "fitted": point.fitted,
                     "measured_seconds": point.measured.as_dict(),
-                    "predicted_seconds": predict(point.works, self.costs).as_dict(),
+                    "predicted_seconds": predict_stages(point.works, self.costs).as_dict(),
                     "work_of_ranks": [asdict(work) for work in point.works],
                 }
                 for point in self.points
@@ -124,12 +125,12 @@ class Calibration:
         return table
 
     def _cell(self, point: CalibrationPoint, stage: Stage) -> str:
-        predicted = getattr(predict(point.works, self.costs), stage)
+        predicted = getattr(predict_stages(point.works, self.costs), stage)
         return f"{predicted * 1e3:.1f} / {getattr(point.measured, stage) * 1e3:.1f}"
 
     def _meaningful(self, point: CalibrationPoint) -> list[tuple[Stage, float, float]]:
         measured = point.measured.as_dict()
-        predicted = predict(point.works, self.costs).as_dict()
+        predicted = predict_stages(point.works, self.costs).as_dict()
         return [
             (stage, measured[stage], predicted[stage])
             for stage in STAGES
@@ -227,7 +228,7 @@ def _profile_sides(
     rank: int, world_size: int, job: Job, sizes: Sequence[int], rounds: int
 ) -> dict[Side, tuple[dict[int, StageTimes], ShardingPlan]]:
     """Stage times of this rank by batch size, and the plan, of each side."""
-    upstream_noise.silence()
+    silence_upstream()
     return {side: _profile_side(rank, world_size, job, side, sizes, rounds) for side in SIDES}
 
 

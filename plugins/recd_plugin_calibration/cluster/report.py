@@ -10,13 +10,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from recd_plugins.files import write_figure
-from recd_plugins.plots import COLORS, plot_style
-from recd_plugins.training.cluster.collectives import NAMES, fit_rates
-from recd_plugins.training.cluster.links import Link
-from recd_plugins.training.cluster.measure import MeasuredCluster
-from recd_plugins.training.cluster.timing import MiddleHalf
-from recd_plugins.training.cluster.work_rates import WORKS
+from recd_plugin_calibration.cluster.collectives import NAMES, fit_rates
+from recd_plugin_calibration.cluster.links import Link
+from recd_plugin_calibration.cluster.measure import MeasuredCluster
+from recd_plugin_calibration.cluster.timing import MiddleHalf
+from recd_plugin_calibration.cluster.work_rates import WORKS
+from recd_plugins.api.files import write_figure
+from recd_plugins.api.pages import COLORS, plot_style
 
 
 def render(found: MeasuredCluster) -> RenderableType:

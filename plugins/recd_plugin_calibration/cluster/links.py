@@ -9,10 +9,10 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from recd_plugins.training.cluster.collectives import fit_rate
-from recd_plugins.training.cluster.groups import NodeGroups
-from recd_plugins.training.cluster.timing import Effort, goes_on, rounds
-from recd_plugins.values.collective_rates import CollectiveRate
+from recd_plugin_calibration.cluster.collectives import fit_rate
+from recd_plugin_calibration.cluster.groups import NodeGroups
+from recd_plugin_calibration.cluster.timing import Effort, goes_on, rounds
+from recd_plugins.api.planning import CollectiveRate
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.training import cluster_cases
 
-from recd_plugins.cli import calibrate, main
+from recd_plugin_calibration.cluster.collectives import fit_rate
+from recd_plugin_calibration.cluster.measure import MeasuredCluster
+from recd_plugin_calibration.cluster.timing import QUICK, goes_on
+from recd_plugin_calibration.tests import cluster_cases
+from recd_plugins.api import distributed
+from recd_plugins.cli import main
 from recd_plugins.planning.machines import named_topology
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.calibration_file import write_topology
-from recd_plugins.training.cluster.at_start import KEPT
-from recd_plugins.training.cluster.collectives import fit_rate
-from recd_plugins.training.cluster.measure import MeasuredCluster
-from recd_plugins.training.cluster.timing import QUICK, goes_on
+from recd_plugins.training.measured_at_start import KEPT
 
 SIZES = (2**12, 2**16, 2**20, 2**22)
 
@@ -34,7 +35,7 @@ def recd_calibrate(monkeypatch: pytest.MonkeyPatch, found: MeasuredCluster, *arg
     def launch(*_: Any, **__: Any) -> list[MeasuredCluster]:
         return [found]
 
-    monkeypatch.setattr(calibrate, "launch", launch)
+    monkeypatch.setattr(distributed, "launch", launch)
     return CliRunner().invoke(main, ["calibrate", *args])
 
 

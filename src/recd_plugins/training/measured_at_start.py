@@ -7,22 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 import torch.distributed as dist
 
 from recd_plugins.activity import doing
 from recd_plugins.distributed.device import device_of_rank
+from recd_plugins.planning.machines import machine_of
+from recd_plugins.planning.measurement import measurement
 from recd_plugins.planning.topologies import TopologySpec, read_topology
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.calibration_file import write_topology
-from recd_plugins.training.cluster.measure import measure_cluster
-from recd_plugins.training.cluster.timing import QUICK
 
 #: Beside checkpoints: what the run was planned for, which it is again when it is resumed.
 KEPT = "topology.yaml"
 
 
 def topology_at_start(
-    training: TrainingSpec, device: str, ranks_per_node: int, *, resume: bool
+    training: TrainingSpec,
+    device: str,
+    ranks_per_node: int,
+    *,
+    resume: bool,
+    plugins_dir: Path | None = None,
 ) -> TopologySpec | None:
     """What a run on several nodes measures in some seconds, the same on every rank. Collective.
 
@@ -34,9 +40,11 @@ def topology_at_start(
         device: ``cpu`` or ``cuda``.
         ranks_per_node: under torchrun.
         resume: whether it goes on.
+        plugins_dir: files that may measure, besides what is installed.
 
     Returns:
-        None where nothing is to be measured: on one node, and where a topology is named.
+        None where nothing is to be measured: on one node, where a topology is named, and where
+        nothing that is there measures, which rank 0 says.
 
     Raises:
         SetupError: nodes have different numbers of ranks, or a rank has ended.
@@ -55,9 +63,13 @@ def topology_at_start(
             told = [kept.model_dump(include={*TopologySpec.model_fields})]
     dist.broadcast_object_list(told)
     if told[0] is None:
-        start = time.monotonic()
+        measured_by, start = measurement(plugins_dir), time.monotonic()
+        if measured_by is None:
+            if first:
+                click.echo(_assumed(machine_of(training, device=torch.device(device))), err=True)
+            return None
         with doing("measuring the cluster"):
-            spec = measure_cluster(device_of_rank(device), QUICK, lambda _: None).spec
+            spec = measured_by.cluster(device_of_rank(device))
         if first:
             click.echo(_line(spec, time.monotonic() - start), err=True)
             if path is not None:
@@ -65,6 +77,14 @@ def topology_at_start(
         told = [spec.model_dump()]
         dist.broadcast_object_list(told)
     return TopologySpec.model_validate(told[0])
+
+
+def _assumed(spec: TopologySpec) -> str:
+    return (
+        f"nothing that is installed measures the {spec.nodes} nodes: tables are planned as if a "
+        f"rank had {spec.inter_node_bandwidth / 1e6:,.1f} MB/s between them. training.topology "
+        "names a file that says what they have"
+    )
 
 
 def _line(spec: TopologySpec, seconds: float) -> str:

@@ -9,11 +9,9 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from recd_plugins.distributed.device import device_of_rank
-from recd_plugins.distributed.launch import backend_for, launch
-from recd_plugins.training.cluster.groups import NodeGroups, node_groups
-from recd_plugins.training.cluster.timing import QUICK, Effort, MiddleHalf, goes_on, rounds
-from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
+from recd_plugin_calibration.cluster.groups import NodeGroups
+from recd_plugin_calibration.cluster.timing import Effort, MiddleHalf, goes_on, rounds
+from recd_plugins.api.planning import CollectiveRate, CollectiveRates
 
 #: The collectives of ``CollectiveRates`` in words.
 NAMES = {
@@ -28,33 +26,6 @@ _LARGEST = 3
 #: Seconds by bytes that a rank puts in, of each collective.
 Sweeps = Mapping[str, Mapping[int, MiddleHalf]]
 _Collective = Callable[[torch.Tensor, dist.ProcessGroup], dist.Work]
-
-
-def measure_collectives(world_size: int, ranks_per_node: int, device_type: str) -> CollectiveRates:
-    """What they reach on ranks that are started here, on pretended nodes too, in some seconds.
-
-    Of a group of one rank it is what the call takes.
-
-    Args:
-        world_size: ranks.
-        ranks_per_node: of them that count as a node.
-        device_type: ``cpu`` (gloo) or ``cuda`` (NCCL).
-
-    Raises:
-        SetupError: the machine does not allow it.
-    """
-    return launch(
-        _rates,
-        world_size,
-        device_type,
-        backend=backend_for(device_type),
-        local_world_size=ranks_per_node,
-    )[0]
-
-
-def _rates(rank: int, world_size: int, device_type: str) -> CollectiveRates:  # noqa: ARG001
-    with node_groups() as groups:
-        return fit_rates(sweep(groups, device_of_rank(device_type), QUICK, lambda _: None))
 
 
 def sweep(

@@ -1,0 +1,39 @@
+"""How runs, and ``recd plan --calibrate``, measure machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from recd_plugins.api import Measurement, PlanQuestion
+
+if TYPE_CHECKING:
+    import torch
+    from rich.console import RenderableType
+
+    from recd_plugins.api.planning import TopologySpec
+
+
+class Calibrated(Measurement):
+    """Links, collectives and works as ``recd calibrate --quick``; steps of the registry's model."""
+
+    def cluster(self, device: torch.device) -> TopologySpec:
+        """Some seconds of all ranks."""
+        from recd_plugin_calibration.cluster.measure import measure_cluster
+        from recd_plugin_calibration.cluster.timing import QUICK
+
+        return measure_cluster(device, QUICK, lambda _: None).spec
+
+    def steps(self, question: PlanQuestion, path: Path) -> tuple[TopologySpec, RenderableType]:
+        """Training steps on as many ranks as ``question.spec`` has."""
+        from recd_plugin_calibration.steps import calibrate
+        from recd_plugins.api.training import calibration_job, write_topology
+
+        registry, job = calibration_job(
+            question.registry, question.plugins_dir, question.spec, path
+        )
+        found = calibrate(registry, job, question.spec.least_costs)
+        measured = question.spec.model_copy(update={"costs": found.costs})
+        comment = f"Measured by recd plan {registry.path} --calibrate {path}."
+        write_topology(path, measured, comment)
+        return measured, found.table()

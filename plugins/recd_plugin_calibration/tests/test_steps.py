@@ -1,0 +1,132 @@
+"""What steps cost: fitted to points, and a run that measures them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from recd_plugin_calibration.steps import CalibrationPoint, calibrate, fit
+from recd_plugins.api import Work
+from recd_plugins.api.planning import (
+    STAGES,
+    StageCosts,
+    StageTimes,
+    predict_stages,
+    this_machine,
+)
+from recd_plugins.api.registry import load_registry
+from recd_plugins.api.training import Job
+from recd_plugins.cli import main
+
+COSTS = StageCosts.model_validate(
+    {
+        "lookup": {"steps": 1e-3, "bytes_looked_up": 2e-9},
+        "gemm": {"matmul_flops": 1e-10, "attention_flops": 5e-10},
+        "all_to_all": {"collectives": 1e-4, "bytes_in_node": 1e-9},
+        "other": {"steps": 2e-3, "element_bytes": 1e-10, "ids_read": 1e-8},
+    }
+)
+
+
+def work(scale: float, collectives: int = 4, ids: float = 1e5) -> Work:
+    return Work(
+        ids_looked_up=ids,
+        bytes_looked_up=1e6 * scale,
+        collectives=collectives,
+        bytes_in_node=2e6 * scale,
+        matmul_flops=1e8 * scale,
+        attention_flops=3e8 * scale**2,
+        element_bytes=1e8 * scale,
+        ids_read=1e6 * scale**0.5,
+    )
+
+
+def point(one: Work) -> CalibrationPoint:
+    return CalibrationPoint(
+        "plugins", 1, [one, one], [predict_stages([one], COSTS)] * 2, fitted=True
+    )
+
+
+def test_costs_are_found_again() -> None:
+    points = [point(work(1)), point(work(4)), point(work(2, collectives=12)), point(work(9))]
+    found = fit(points, StageCosts.model_validate({"all_to_all": {"bytes_across_nodes": 7.0}}))
+    new = [work(3, collectives=8)]
+    for stage in STAGES:
+        assert getattr(predict_stages(new, found), stage) == pytest.approx(
+            getattr(predict_stages(new, COSTS), stage), rel=1e-3, abs=1e-9
+        )
+    assert found.all_to_all.bytes_across_nodes == 7.0  # there was no such work
+    assert all(value >= 0 for stage in STAGES for value in getattr(found, stage).__dict__.values())
+
+
+def test_less_time_for_more_work_costs_nothing() -> None:
+    few, many = (
+        CalibrationPoint(
+            "plugins", 1, [work(scale)], [StageTimes(0.1, seconds, 0, 0, 0)], fitted=True
+        )
+        for scale, seconds in ((1, 2.0), (4, 1.0))
+    )
+    gemm = fit([few, many], StageCosts()).gemm
+    assert gemm.matmul_flops == gemm.attention_flops == 0 < gemm.steps
+
+
+def test_what_ranks_wait_in_turns_is_a_cost_and_what_work_explains_is_not() -> None:
+    def cost(*ranks: StageTimes) -> float:
+        one = CalibrationPoint("plugins", 1, [work(1), work(1)], list(ranks), fitted=True)
+        return predict_stages([work(1)], fit([one], StageCosts())).all_to_all
+
+    in_turns = cost(StageTimes(0, 5, 1, 0, 0), StageTimes(0, 5, 3, 0, 0))
+    assert in_turns == pytest.approx(2)
+    explained = cost(StageTimes(0, 7, 1, 0, 0), StageTimes(0, 3, 5, 0, 0))
+    assert explained == pytest.approx(1)
+
+
+REGISTRY = """
+version: 1
+dataset:
+  use: recd.session_parquet
+  options: {{path: {folder}/table, generate: {{rows: 512, row_group_rows: 64}}}}
+converter: {{use: recd.ikjt}}
+pooling:
+  - {{use: recd.mean, features: ["seq_*"]}}
+preprocessing:
+  - {{use: recd.sigrid_hash, features: ["*"], options: {{buckets: 100}}}}
+model: {{embedding_dim: 8, num_embeddings: 100, bottom_mlp: [8], top_mlp: [8]}}
+training: {{batch_size: 16, ranks: 2}}
+"""
+
+
+def test_a_calibration_run(tmp_path: Path) -> None:
+    path = tmp_path / "registry.yaml"
+    path.write_text(REGISTRY.format(folder=tmp_path), encoding="utf-8")
+    registry = load_registry(path)
+    registry.dataset.prepare()
+    start = this_machine(2).least_costs
+    found = calibrate(registry, Job(path), start, rounds=1)
+    assert [(p.side, p.batch_size, p.fitted) for p in found.points] == [
+        ("baseline", 4, True),
+        ("baseline", 8, False),
+        ("baseline", 16, True),
+        ("plugins", 4, True),
+        ("plugins", 8, False),
+        ("plugins", 16, True),
+    ]
+    assert all(len(p.works) == len(p.ranks) == 2 for p in found.points)
+    assert found.worst_factor >= 1
+    assert found.costs.other != start.other
+    assert found.costs.all_to_all.bytes_across_nodes == start.all_to_all.bytes_across_nodes
+    report = found.as_json()
+    assert StageCosts.model_validate(report["costs"]) == found.costs
+    assert found.table().row_count == len(STAGES)
+
+
+def test_a_calibration_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("registry.yaml").write_text(REGISTRY.format(folder=tmp_path), encoding="utf-8")
+    Path("here.yaml").write_text("mine")
+    result = CliRunner().invoke(main, ["plan", "registry.yaml", "--calibrate", "here.yaml"])
+    assert result.exit_code == 1
+    assert "here.yaml exists already" in result.output
+    assert Path("here.yaml").read_text() == "mine"

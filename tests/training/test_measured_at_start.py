@@ -1,0 +1,86 @@
+"""A run on several nodes is planned for what a package measures at its start."""
+
+from __future__ import annotations
+
+import os
+from contextlib import redirect_stderr
+from io import StringIO
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from tests.docs.pages import blocks, page
+
+from recd_plugins.errors import PluginError, SetupError
+from recd_plugins.planning.measurement import Measurement, Measurements, measure_collectives
+from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.registry import TrainingSpec
+from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.measured_at_start import topology_at_start
+
+#: All else is left out, so that of two that measure there is one.
+ALONE = {"RECD_ONLY": "recd-plugins-core"}
+
+
+def at_start(
+    rank: int, world_size: int, plugins_dir: str | None
+) -> tuple[TopologySpec | None, str]:
+    """What a rank is told, and what it says."""
+    folder = None if plugins_dir is None else Path(plugins_dir)
+    with patch.dict(os.environ, ALONE), redirect_stderr(StringIO()) as said:
+        found = topology_at_start(TrainingSpec(), "cpu", 1, resume=False, plugins_dir=folder)
+    return found, said.getvalue()
+
+
+@pytest.fixture
+def acme(tmp_path: Path) -> Path:
+    (code,) = (each for each in blocks(page("plugins/README.md"), "python") if "Ring" in each)
+    (tmp_path / "acme.py").write_text(code, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_strangers_measurement_is_planned_for(acme: Path) -> None:
+    (first, said), (second, nothing) = run_on_ranks(at_start, 2, str(acme), local_world_size=1)
+    assert first is not None
+    assert first == second
+    assert first.inter_node_bandwidth == first.intra_node_bandwidth
+    assert f"{first.inter_node_bandwidth / 1e6:,.1f} MB/s of a rank between them" in said
+    assert not nothing
+
+
+def test_where_nothing_measures_it_is_said_what_is_assumed() -> None:
+    (first, said), (second, nothing) = run_on_ranks(at_start, 2, None, local_world_size=1)
+    assert first is second is None
+    assert "nothing that is installed measures the 2 nodes: tables are planned as if" in said
+    assert not nothing
+
+
+def test_what_needs_a_measurement_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(*next(iter(ALONE.items())))
+    with pytest.raises(SetupError, match="measuring collectives needs a package that measures"):
+        measure_collectives(1, 1, "cpu")
+
+
+def test_two_that_measure_are_refused() -> None:
+    class One(Measurement):
+        def cluster(self, device: object) -> TopologySpec:
+            raise NotImplementedError
+
+    class Other(One):
+        pass
+
+    found = Measurements()
+    found.add(One, "one.py: register_measurements")
+    with pytest.raises(PluginError, match=r"Other measures machines, as .*One does; leave one out"):
+        found.add(Other, "other.py: register_measurements")
+    with pytest.raises(PluginError, match=r"is no subclass of .*Measurement"):
+        found.add(int, "int.py: register_measurements")
+
+
+def test_a_measurement_may_have_no_steps() -> None:
+    class One(Measurement):
+        def cluster(self, device: object) -> TopologySpec:
+            raise NotImplementedError
+
+    with pytest.raises(PluginError, match="One measures no steps"):
+        One().steps(None, Path("here.yaml"))  # type: ignore[arg-type]
