@@ -15,6 +15,7 @@ _BUILT_IN = set(
 _COMMANDS = {
     "calibration": ("calibrate",),
     "profiles": ("profile",),
+    "report": ("report",),
     "scoring": ("evaluate", "predict", "export", "embeddings"),
 }
 PRESENT = {

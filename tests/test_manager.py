@@ -181,6 +181,7 @@ def test_every_hook_is_called():
         "register_kinds",
         "register_measurements",
         "register_plans",
+        "register_reports",
         "register_starts",
         "register_plugins",
         "register_topology_sections",

@@ -100,6 +100,11 @@ def register_measurements() -> Sequence[type]:  # type: ignore[empty-body]
 
 
 @hookspec
+def register_reports() -> Sequence[type]:  # type: ignore[empty-body]
+    """Files that ``recd run`` writes of a run, classes ``RunReport``."""
+
+
+@hookspec
 def register_benchmarks() -> Sequence[str]:  # type: ignore[empty-body]
     """Modules that ``recd bench`` runs, by their names: ``acme.bench.lookup`` is ``lookup``."""
 

@@ -229,6 +229,14 @@ class PluginManager:
         """
         self._hand("register_measurements", "classes", add)
 
+    def register_reports(self, add: Callable[[Any, str], None]) -> None:
+        """Let ``add`` have every file that ``recd run`` can write, likewise.
+
+        Raises:
+            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
+        """
+        self._hand("register_reports", "classes", add)
+
     def register_benchmarks(self, add: Callable[[Any, str], None]) -> None:
         """Let ``add`` have the name of every module that is a benchmark, likewise.
 

@@ -15,7 +15,12 @@ from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_weights import table_weights
 from recd_plugins.training.compare import Comparison, loss_max_abs_diff
 from recd_plugins.training.drift import predicted_step
-from recd_plugins.training.figures import worse_than_base_rate
+from recd_plugins.training.figures import (
+    figure_text,
+    figure_words,
+    figures_of,
+    worse_than_base_rate,
+)
 from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
@@ -35,6 +40,7 @@ from recd_plugins.training.profile_events import (
 )
 from recd_plugins.training.quality import Predictions
 from recd_plugins.training.session import session
+from recd_plugins.training.spread import Spread
 from recd_plugins.training.table_parts import sections_of
 from recd_plugins.training.trained import Trained, TrainedJob, load_trained, on_ranks
 from recd_plugins.training.trainer import Job, Result
@@ -57,6 +63,7 @@ __all__ = [
     "Result",
     "Side",
     "Span",
+    "Spread",
     "StepEvents",
     "StepProfile",
     "Trained",
@@ -66,6 +73,9 @@ __all__ = [
     "calibration_job",
     "device_seconds",
     "fbgemm_has_cuda",
+    "figure_text",
+    "figure_words",
+    "figures_of",
     "host_seconds",
     "identity_of",
     "load_fitted",

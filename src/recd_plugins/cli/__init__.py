@@ -29,10 +29,6 @@ COMMANDS = {
         "recd_plugins.cli.plan:plan",
         "Plan the tables of REGISTRY's model for a cluster, without one.",
     ),
-    "report": (
-        "recd_plugins.cli.report:report",
-        "Show one run, or compare several, as a page of HTML that needs nothing else.",
-    ),
     "checkpoint": (
         "recd_plugins.cli.checkpoint:checkpoint",
         "List, verify or show checkpoints.",

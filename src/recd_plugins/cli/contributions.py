@@ -6,6 +6,8 @@ from recd_plugins.cli import PluginCommands
 from recd_plugins.cli.benchmarks import Benchmarks
 from recd_plugins.cli.init import Starts
 from recd_plugins.cli.plan import plan_modes
+from recd_plugins.cli.run import run
+from recd_plugins.cli.run_reports import RunReports
 from recd_plugins.manager import PluginManager
 from recd_plugins.planning.measurement import Measurements
 
@@ -20,4 +22,5 @@ def check_contributions(manager: PluginManager) -> None:
     manager.register_starts(Starts().add)
     manager.register_plans(plan_modes().add)
     manager.register_measurements(Measurements().add)
+    manager.register_reports(RunReports(run.params).add)
     manager.register_benchmarks(Benchmarks().add)

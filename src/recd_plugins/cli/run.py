@@ -14,11 +14,12 @@ from rich.console import Console, RenderableType
 
 from recd_plugins import upstream_noise
 from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, SETTINGS, check_reports
+from recd_plugins.cli.run_reports import RunCommand, reports_of
 from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
 from recd_plugins.distributed.signals import after_training
 from recd_plugins.errors import RunInterrupted
-from recd_plugins.files import check_writable, write_json, write_text
+from recd_plugins.files import check_writable, write_json
 from recd_plugins.imports import without_collections
 from recd_plugins.planning.prepared import load_registry
 from recd_plugins.training.checkpoint_files.fields import ALLOWABLE
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from recd_plugins.training.trainer import Result
 
 
-@click.command()
+@click.command(cls=RunCommand)
 @click.argument("registry", type=click.Path(path_type=Path))
 @SETTINGS
 @click.option(
@@ -118,15 +119,10 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write figures here.",
 )
-@click.option(
-    "--html",
-    "html_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
-    help="Write them as a page, as recd report does.",
-)
-@click.pass_obj
+@click.pass_context
 def run(
-    plugins_dir: Path | None,
+    ctx: click.Context,
+    /,
     registry: Path,
     settings: tuple[str, ...],
     label_column: str | None,
@@ -147,7 +143,7 @@ def run(
     hang_timeout: float | None,
     log_every: float | None,
     json_path: Path | None,
-    html_path: Path | None,
+    **of_reports: Path | None,
 ) -> None:
     """Train the model of REGISTRY on its data with its plugins.
 
@@ -162,8 +158,9 @@ def run(
     torchrun --nproc-per-node 2 --no-python recd run registry.yaml
     """
     _warn_of_mismatch()
+    plugins_dir: Path | None = ctx.obj
     columns = {"label": label_column, "session": session_column, "time": time_column}
-    registry = registry_of(click.get_current_context(), registry, columns)
+    registry = registry_of(ctx, registry, columns)
     several = len(shardings) > 1
     if resume and (compare or several):
         raise click.UsageError(
@@ -183,10 +180,11 @@ def run(
     if len(set(shardings)) < len(shardings):
         raise click.UsageError(f"--sharding names one twice: {', '.join(shardings)}")
     check_reports(json_path, None)
-    if html_path is not None:
+    reports = reports_of(ctx, of_reports)
+    for asked_for, path in reports:
         if dry_run:
-            raise click.UsageError("--html is about a run; leave out --dry-run")
-        check_writable(html_path)
+            raise click.UsageError(f"{asked_for.flag} is about a run; leave out --dry-run")
+        check_writable(path)
     for sharding in shardings or (None,):
         load_registry(registry, plugins_dir=plugins_dir, sharding=sharding, settings=settings)
     # What takes seconds to import, where nothing is left to be found wrong without it.
@@ -283,11 +281,8 @@ def run(
             report["settings"] = list(settings)
             if json_path is not None:
                 write_json(json_path, report)
-            if html_path is not None:
-                from recd_plugins.report.page import page
-                from recd_plugins.report.runs import runs_of
-
-                write_text(html_path, page(runs_of(report)))
+            for asked_for, path in reports:
+                asked_for.write(path, report)
 
 
 def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:

@@ -23,6 +23,7 @@ from recd_plugins.interfaces.pipeline import Pipeline, TrainPipeline
 from recd_plugins.interfaces.plugin import Plugin, PluginOptions
 from recd_plugins.interfaces.pooling import Pooling, TargetPooling
 from recd_plugins.interfaces.preprocessing import MOST_UNKNOWN, Preprocessing
+from recd_plugins.interfaces.run_report import RunReport
 from recd_plugins.interfaces.setting import Setting, TrainingData
 from recd_plugins.interfaces.sharding import SharderArguments, Sharding
 from recd_plugins.interfaces.table_part import (
@@ -67,6 +68,7 @@ __all__ = [
     "RunEnd",
     "RunEvaluation",
     "RunInterruption",
+    "RunReport",
     "RunStart",
     "RunStep",
     "ScoredBatch",

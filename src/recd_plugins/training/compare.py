@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from rich.table import Table
 
-from recd_plugins.training.figures import figures as figures_of
-from recd_plugins.training.figures import shown, words
+from recd_plugins.training.figures import figure_text, figure_words, figures_of
 from recd_plugins.training.spread import Spread
 from recd_plugins.training.trainer import Result
 
@@ -125,7 +124,7 @@ class Comparison:
             table.add_column(heading, justify="right", overflow="fold")
         for figure in self.figures():
             table.add_row(
-                words(figure.name),
+                figure_words(figure.name),
                 shown_spread(figure.baselines, figure.unit),
                 shown_spread(figure.values, figure.unit),
                 "" if figure.ratios is None else figure.ratios.times(),
@@ -161,7 +160,7 @@ def result_table(result: Result) -> Table:
     table.add_column("", overflow="fold")
     table.add_column("value", justify="right", overflow="fold")
     for name, (value, unit) in figures(result).items():
-        table.add_row(words(name), shown(value, unit))
+        table.add_row(figure_words(name), figure_text(value, unit))
     if result.first_step:
         table.caption = (
             f"resumed at step {result.first_step}: train figures and speed are of the "
@@ -183,11 +182,11 @@ def figures(result: Result) -> dict[str, tuple[float | None, str]]:
 def shown_spread(spread: Spread | None, unit: str) -> str:
     """A figure of several rounds as tables show it."""
     if spread is None:
-        return shown(None, unit)
-    middle = shown(spread.median, unit)
+        return figure_text(None, unit)
+    middle = figure_text(spread.median, unit)
     if spread.least == spread.most:
         return middle
-    return f"{middle}\n{shown(spread.least, unit)} to {shown(spread.most, unit)}"
+    return f"{middle}\n{figure_text(spread.least, unit)} to {figure_text(spread.most, unit)}"
 
 
 def _nan_last(value: float) -> tuple[bool, float]:

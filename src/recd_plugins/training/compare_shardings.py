@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from recd_plugins.training.compare import figures, loss_max_abs_diff, shown_spread
-from recd_plugins.training.figures import words
+from recd_plugins.training.figures import figure_words
 from recd_plugins.training.spread import Spread
 from recd_plugins.training.trainer import Result
 
@@ -108,7 +108,7 @@ class ShardingComparison:
                 over = ratios[name].get(figure)
                 times = "" if over is None else over.times()
                 cells.append(value if times in ("", "1x") else f"{value}\n{times}")
-            table.add_row(words(figure), *cells)
+            table.add_row(figure_words(figure), *cells)
         table.add_row(
             "losses differ by at most",
             *(

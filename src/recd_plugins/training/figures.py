@@ -48,7 +48,7 @@ def worse_than_base_rate(entropy: float, split: str, whose: str = "") -> str:
     )
 
 
-def figures(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
+def figures_of(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
     """Value and unit by name.
 
     Args:
@@ -78,7 +78,7 @@ def figures(values: Mapping[str, Any]) -> dict[str, tuple[float | None, str]]:
     return found
 
 
-def words(name: str) -> str:
+def figure_words(name: str) -> str:
     """A figure's name as tables show it."""
     if name in _TITLES:
         return _TITLES[name]
@@ -87,7 +87,7 @@ def words(name: str) -> str:
     return name.replace("_", " ").replace("auc", "AUC")
 
 
-def shown(value: float | None, unit: str) -> str:
+def figure_text(value: float | None, unit: str) -> str:
     """A figure's value as tables show it."""
     if value is None or math.isnan(value):
         return "-"

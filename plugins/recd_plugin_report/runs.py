@@ -9,10 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from recd_plugins.errors import RecdError
-from recd_plugins.files import parse_json
-from recd_plugins.training.figures import figures
-from recd_plugins.training.spread import Spread, ratio
+from recd_plugins.api import RecdError
+from recd_plugins.api.files import parse_json
+from recd_plugins.api.training import Spread, figures_of
 
 #: Curves of losses that differ by no more are one.
 EQUAL_LOSSES = 1e-5
@@ -92,8 +91,10 @@ class Run:
         """A figure over that of another run: of each round, where both were trained in turn."""
         if spread := self.values.get("rounds", {}).get(figure, {}).get("ratio"):
             return Spread(**spread)
-        values = [figures(run.values).get(figure, (None, ""))[0] for run in (self, first)]
-        return Spread.of([ratio(*values)])
+        mine, others = (
+            [figures_of(run.values).get(figure, (None, ""))[0]] for run in (self, first)
+        )
+        return Spread.of_ratios(mine, others)
 
     @property
     def losses(self) -> list[float | None]:

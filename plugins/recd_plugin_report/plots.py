@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recd_plugins.plots import COLORS, plot_style, svg_of
-from recd_plugins.report.runs import Run
+from recd_plugin_report.runs import Run
+from recd_plugins.api.pages import COLORS, plot_style, svg_of
 
 # Steps of a curve are averaged where there are more: no screen shows more points.
 _POINTS = 400

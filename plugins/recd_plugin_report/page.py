@@ -6,10 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from recd_plugins.html_page import html_page, html_table
-from recd_plugins.report.plots import curve_plot, loss_plot, same_curves, stacked_plot
-from recd_plugins.report.runs import Run
-from recd_plugins.training.figures import figures, shown, words, worse_than_base_rate
+from recd_plugin_report.plots import curve_plot, loss_plot, same_curves, stacked_plot
+from recd_plugin_report.runs import Run
+from recd_plugins.api.pages import html_page, html_table
+from recd_plugins.api.training import (
+    figure_text,
+    figure_words,
+    figures_of,
+    worse_than_base_rate,
+)
 
 # What has a place of its own on the page; all else are sections that parts of a run report.
 _KNOWN = frozenset(
@@ -83,20 +88,20 @@ def findings(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _figures(runs: Sequence[Run]) -> str:
-    found = [figures(run.values) for run in runs]
+    found = [figures_of(run.values) for run in runs]
     units = {name: unit for each in found for name, (_, unit) in each.items()}
     headings = [""]
     for i, run in enumerate(runs):
         headings += [run.name or "value", *(["ratio"] if i else [])]
     rows = []
     for name, unit in units.items():
-        cells = [words(name)]
+        cells = [figure_words(name)]
         for i, run in enumerate(runs):
             spread = run.values.get("rounds", {}).get(name, {}).get("value")
             value = spread["median"] if spread else found[i].get(name, (None, ""))[0]
             over = run.over(runs[0], name)
             cells += [
-                shown(value, unit),
+                figure_text(value, unit),
                 *([over.times().replace("\n", ", ") if over else ""] if i else []),
             ]
         rows.append(cells)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from recd_plugin_report.page import findings, page
+from recd_plugin_report.plots import same_curves
+from recd_plugin_report.runs import Run, read_runs, runs_of
 from recd_plugins.cli import main
 from recd_plugins.errors import RecdError
-from recd_plugins.report.page import findings, page
-from recd_plugins.report.plots import same_curves
-from recd_plugins.report.runs import Run, read_runs, runs_of
 
 
 def a_run(**changed: Any) -> dict[str, Any]:

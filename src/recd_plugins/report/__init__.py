@@ -1,1 +1,0 @@
-"""What was written of runs, as a page: one run, or several side by side."""

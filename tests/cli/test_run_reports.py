@@ -1,0 +1,81 @@
+"""`recd run` writes files that packages have the options of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from tests.docs.pages import blocks, page
+
+from recd_plugins.cli import main
+
+REGISTRY = """version: 1
+dataset: {use: dlrm.random, options: {rows: 64, sparse: 2, num_ids: 20}}
+converter: {use: recd.kjt}
+model: {embedding_dim: 4, num_embeddings: 20, bottom_mlp: [4], top_mlp: [4]}
+training: {batch_size: 16, ranks: 1, device: cpu, evaluate: false}
+"""
+(MARKDOWN,) = (code for code in blocks(page("plugins/README.md"), "python") if "Markdown" in code)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("plugins").mkdir()
+    Path("plugins/acme.py").write_text(MARKDOWN, encoding="utf-8")
+    Path("registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    return tmp_path
+
+
+def recd(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["--plugins-dir", "plugins", *arguments])
+
+
+def test_a_strangers_file_is_written_at_the_end(folder: Path) -> None:
+    result = recd("run", "registry.yaml", "--steps", "2", "--markdown", "run.md")
+    assert result.exit_code == 0, result.output
+    text = Path("run.md").read_text(encoding="utf-8")
+    assert text.startswith("| run | |\n|---|---|\n| samples per second |")
+    assert "| loss at the last step | 0." in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--markdown", "run.md", "--dry-run"], "--markdown is about a run; leave out --dry-run"),
+        (["--markdown", "/proc/run.md"], "/proc/run.md: cannot be written"),
+        (
+            ["--markdon", "run.md"],
+            "No such option '--markdon'. (Did you mean one of: '--breakdown', '--markdown'",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_run(
+    folder: Path, arguments: list[str], message: str
+) -> None:
+    result = recd("run", "registry.yaml", *arguments)
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())
+    assert not Path("run.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('"--markdown"', '"--json"'), "Markdown has --json, which recd run has already; rename"),
+        (('"--markdown"', '"markdown"'), "Markdown needs a flag, as in --markdown, and help for"),
+        (("def write(", "def other("), "Markdown does not implement write"),
+        (("path, report", "path"), "Markdown.write is called with (path, report), which it does"),
+        (("[Markdown]", "[5]"), "returned 5, which is no subclass of recd_plugins.interfaces.run"),
+    ],
+)
+def test_a_report_that_is_none_is_refused(
+    folder: Path, change: tuple[str, str], message: str
+) -> None:
+    assert change[0] in MARKDOWN
+    Path("plugins/acme.py").write_text(MARKDOWN.replace(*change), encoding="utf-8")
+    for arguments in (["run", "--help"], ["run", "registry.yaml", "--other"], ["plugins"]):
+        result = recd(*arguments)
+        assert result.exit_code == 1
+        assert message in " ".join(result.output.split())
