@@ -29,9 +29,14 @@ def result(losses: list[float], samples_per_second: float = 100.0) -> Result:
     )
 
 
+def compared(*rounds: tuple[Result, Result]) -> Comparison:
+    first, *again = [dict(zip(("baseline", "plugins"), pair, strict=True)) for pair in rounds]
+    return Comparison(first, again)
+
+
 def test_figures() -> None:
-    comparison = Comparison(result([0.5, 0.25]), result([0.5, 0.75], 400.0))
-    assert comparison.loss_max_abs_diff == 0.5
+    comparison = compared((result([0.5, 0.25]), result([0.5, 0.75], 400.0)))
+    assert comparison.loss_max_abs_diff("plugins") == 0.5
     report = comparison.as_json()
     assert report["ratios"]["samples_per_second"] == 4.0
     assert report["ratios"]["collective_bytes"] == 1.0
@@ -40,14 +45,15 @@ def test_figures() -> None:
 
 def test_rounding_that_grew_is_told_from_losses_that_were_never_alike() -> None:
     before = [0.5, 0.25, 0.75]
-    grown = Comparison(result(before), result([0.5, 0.25 + 2**-24, 0.7]))
+    grown = compared((result(before), result([0.5, 0.25 + 2**-24, 0.7])))
     assert grown.table().caption == (
         "losses of 3 steps agree within 5.0e-02, of the first 2 within 1e-06"
     )
     for after in (before, [0.6, 0.25, 0.75]):
-        assert "of the first" not in str(Comparison(result(before), result(after)).table().caption)
-    twice = Comparison(result(before), result(before), [(result(before), result([0.5, 0, 0]))])
-    assert twice.steps_alike == 1
+        caption = compared((result(before), result(after))).table().caption
+        assert "of the first" not in str(caption)
+    twice = compared((result(before), result(before)), (result(before), result([0.5, 0, 0])))
+    assert twice.steps_alike("plugins") == 1
 
 
 def test_a_run_that_was_resumed_says_what_its_figures_are_of() -> None:
@@ -59,7 +65,7 @@ def test_a_run_that_was_resumed_says_what_its_figures_are_of() -> None:
 def test_stages_stand_under_the_step() -> None:
     stages = StageTimes(0.1, 0.2, 0.05, 0.01, 0.14)
     profiled = replace(result([0.5]), stages=stages, step_memory=StepMemory(4096.0, 2048.0))
-    comparison = Comparison(profiled, replace(profiled, stages=stages.scaled(0.25)))
+    comparison = compared((profiled, replace(profiled, stages=stages.scaled(0.25))))
     names = list(figures(profiled))
     assert names[2:7] == [f"{stage}_seconds" for stage in STAGES]
     report = json.loads(json.dumps(comparison.as_json()))
@@ -70,8 +76,8 @@ def test_stages_stand_under_the_step() -> None:
 
 
 def test_nan_is_not_agreement(tmp_path: Path) -> None:
-    comparison = Comparison(result([0.5, 0.4]), result([0.5, math.nan]))
-    assert math.isnan(comparison.loss_max_abs_diff)
+    comparison = compared((result([0.5, 0.4]), result([0.5, math.nan])))
+    assert math.isnan(comparison.loss_max_abs_diff("plugins"))
     write_json(tmp_path / "report.json", comparison.as_json())
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert report["loss_max_abs_diff"] is None
@@ -80,7 +86,7 @@ def test_nan_is_not_agreement(tmp_path: Path) -> None:
 def test_rounds_show_medians_and_spread() -> None:
     speeds = [(100.0, 90.0), (100.0, 130.0), (120.0, 150.0)]
     first, *others = [(result([0.5], a), result([0.5], b)) for a, b in speeds]
-    comparison = Comparison(*first, others)
+    comparison = compared(first, *others)
     report = json.loads(json.dumps(comparison.as_json()))
     assert report["ratios"]["samples_per_second"] == 1.25
     rounds = {side: found["samples_per_second"] for side, found in report["rounds"].items()}
@@ -96,7 +102,7 @@ def test_rounds_show_medians_and_spread() -> None:
     assert ratios[0] == "1.25x\n0.9x to 1.3x\nno difference shown"
     assert ratios[1] == "1x"
     assert next(iter(table.columns[2].cells)) == "130\n90 to 150"
-    assert "rounds" not in Comparison(*first).as_json()
+    assert "rounds" not in compared(first).as_json()
 
 
 def test_sides_take_turns() -> None:

@@ -13,7 +13,7 @@ from recd_plugins.training.calibration_file import calibration_job, refuse_exist
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_weights import table_weights
-from recd_plugins.training.compare import Comparison, loss_max_abs_diff
+from recd_plugins.training.compare import loss_max_abs_diff
 from recd_plugins.training.drift import predicted_step
 from recd_plugins.training.figures import (
     figure_text,
@@ -52,7 +52,6 @@ __all__ = [
     "BatchSource",
     "Callbacks",
     "Checkpoints",
-    "Comparison",
     "GroupShare",
     "Job",
     "LearningRates",

@@ -235,12 +235,11 @@ def run(
             report, shown = compared.as_json(), [compared.table()]
         elif compare:
             sides: tuple[Side, ...] = ("baseline", "plugins")
-            turns = in_rounds(sides, rounds, trainer.train)
-            first, *others = [(each["baseline"], each["plugins"]) for each in turns]
-            comparison = Comparison(*first, others)
+            first, *others = in_rounds(sides, rounds, trainer.train)
+            comparison = Comparison(first, others)
             report, shown = comparison.as_json(), [comparison.table()]
-            results = {"plugins": comparison.plugins}
-            both = {"baseline": comparison.baseline, "plugins": comparison.plugins}
+            both = first
+            results = {"plugins": both["plugins"]}
         else:
             result = trainer.train("plugins")
             report, shown = result.as_json(), [result_table(result)]

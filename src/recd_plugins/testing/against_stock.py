@@ -7,7 +7,7 @@ from pathlib import Path
 
 from recd_plugins.testing.benchmark import Figure
 from recd_plugins.training.assembly import Side
-from recd_plugins.training.compare import Comparison, in_rounds
+from recd_plugins.training.compare import Sides, in_rounds
 from recd_plugins.training.session import session
 
 _SIDES: tuple[Side, ...] = ("baseline", "plugins")
@@ -37,12 +37,12 @@ def figures_over_stock(
     """
     with session(registry, overrides={}, settings=settings) as trainer:
         found = in_rounds(_SIDES, rounds, trainer.train)
-    pairs = [Comparison(each["baseline"], each["plugins"]) for each in found]
+    pairs = [Sides(each) for each in found]
     ratios: dict[str, list[float]] = {}
     for pair in pairs:
-        for figure in pair.figures():
-            if figure.ratio is not None:
-                ratios.setdefault(figure.name, []).append(figure.ratio)
+        for name, over in pair.ratios("plugins").items():
+            if over is not None:
+                ratios.setdefault(name, []).append(over.median)
     return [
         Figure.of(
             "samples_per_second_over_stock",
@@ -58,7 +58,7 @@ def figures_over_stock(
         ),
         Figure.of(
             "loss_max_abs_diff",
-            [pair.loss_max_abs_diff for pair in pairs],
+            [pair.loss_max_abs_diff("plugins") for pair in pairs],
             unit="loss",
             better="lower",
             goal=1e-5,

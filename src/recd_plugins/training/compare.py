@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,97 +22,77 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class ComparedFigure:
-    """One row of the table: a value of each side and, where both are there, their ratio.
+class Sides:
+    """Runs over the same batches from the same weights, the first side the yardstick.
 
     Attributes:
-        name, unit: of the figure.
-        baselines, values: of the baseline and of the plugins, over all rounds.
-        ratios: of the two, of each round.
+        results: by side, of the first round.
+        again: those of others.
     """
 
-    name: str
-    unit: str
-    baselines: Spread | None
-    values: Spread | None
-    ratios: Spread | None
+    results: Mapping[str, Result]
+    again: Sequence[Mapping[str, Result]] = ()
 
     @property
-    def ratio(self) -> float | None:
-        """Plugins over baseline, the median of the rounds."""
-        return None if self.ratios is None else self.ratios.median
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Two runs over the same batches from the same weights, or some rounds of them.
-
-    Attributes:
-        baseline, plugins: the runs of the first round.
-        again: those of the others.
-    """
-
-    baseline: Result
-    plugins: Result
-    again: Sequence[tuple[Result, Result]] = ()
+    def rounds(self) -> list[Mapping[str, Result]]:
+        """The runs of each round."""
+        return [self.results, *self.again]
 
     @property
-    def rounds(self) -> list[tuple[Result, Result]]:
-        """Both runs of each round."""
-        return [(self.baseline, self.plugins), *self.again]
+    def first(self) -> str:
+        """The side that others are compared with."""
+        return next(iter(self.results))
 
     @property
-    def loss_max_abs_diff(self) -> float:
-        """The largest difference of the two losses of one step; NaN where a loss is NaN."""
-        return max((loss_max_abs_diff(b, a) for a, b in self.rounds), key=_nan_last)
+    def units(self) -> dict[str, str]:
+        """Units of the figures that any side has, by name."""
+        found = [figures(result) for result in self.results.values()]
+        return {name: unit for side in found for name, (_, unit) in side.items()}
 
-    @property
-    def steps_alike(self) -> int:
-        """The steps from the first on whose losses are apart by rounding alone, in all rounds."""
+    def loss_max_abs_diff(self, side: str) -> float:
+        """The largest difference of two losses of one step from the first side's; NaN is one."""
+        differences = (loss_max_abs_diff(each[self.first], each[side]) for each in self.rounds)
+        return max(differences, key=_nan_last)
+
+    def steps_alike(self, side: str) -> int:
+        """Steps from the first on whose losses are apart by rounding alone, in all rounds."""
         return min(
-            int(np.argmin([*(np.abs(np.subtract(a.losses, b.losses)) <= _ROUNDING), False]))
-            for a, b in self.rounds
+            int(np.argmin([*(np.abs(np.subtract(a, b)) <= _ROUNDING), False]))
+            for a, b in ((each[self.first].losses, each[side].losses) for each in self.rounds)
         )
 
-    def figures(self) -> list[ComparedFigure]:
-        """Everything that both sides measured."""
-        found = [(figures(before), figures(after)) for before, after in self.rounds]
-        units = {name: unit for side in found[0] for name, (_, unit) in side.items()}
-        compared = []
-        for name, unit in units.items():
-            sides = [[side.get(name, (None, ""))[0] for side in of] for of in found]
-            before, after = ([of[i] for of in sides] for i in range(2))
-            compared.append(
-                ComparedFigure(
-                    name,
-                    unit,
-                    Spread.of(before),
-                    Spread.of(after),
-                    Spread.of_ratios(after, before),
-                )
-            )
-        return compared
+    def spreads(self, side: str) -> dict[str, Spread | None]:
+        """Each figure of a side over all rounds; None where a round has none."""
+        found = [figures(each[side]) for each in self.rounds]
+        return {name: Spread.of(_values(found, name)) for name in found[0]}
+
+    def ratios(self, side: str) -> dict[str, Spread | None]:
+        """Each figure over that of the first; None where one of the two is missing or zero."""
+        found = [figures(each[side]) for each in self.rounds]
+        bases = [figures(each[self.first]) for each in self.rounds]
+        return {
+            name: Spread.of_ratios(_values(found, name), _values(bases, name)) for name in found[0]
+        }
+
+
+class Comparison(Sides):
+    """The sides ``baseline`` and ``plugins``."""
 
     def as_json(self) -> dict[str, Any]:
         """What ``recd run --compare --json`` writes; ratios are plugins over baseline."""
-        compared = self.figures()
+        ratios, names = self.ratios("plugins"), self.units
         report = {
-            "baseline": self.baseline.as_json(),
-            "plugins": self.plugins.as_json(),
-            "ratios": {each.name: each.ratio for each in compared},
-            "loss_max_abs_diff": self.loss_max_abs_diff,
+            **{side: result.as_json() for side, result in self.results.items()},
+            "ratios": {name: (over := ratios.get(name)) and over.median for name in names},
+            "loss_max_abs_diff": self.loss_max_abs_diff("plugins"),
         }
         if self.again:
-            sides: dict[str, dict[str, tuple[Spread | None, Spread | None]]] = {
-                "baseline": {each.name: (each.baselines, None) for each in compared},
-                "plugins": {each.name: (each.values, each.ratios) for each in compared},
-            }
             report["rounds"] = {
-                side: {
-                    name: {"value": value and value.as_json(), "ratio": over and over.as_json()}
-                    for name, (value, over) in found.items()
-                }
-                for side, found in sides.items()
+                side: {name: as_json(found.get(name), over.get(name)) for name in names}
+                for side, found, over in (
+                    ("baseline", self.spreads("baseline"), {}),
+                    ("plugins", self.spreads("plugins"), ratios),
+                )
             }
         return report
 
@@ -122,18 +102,21 @@ class Comparison:
         table.add_column("", overflow="fold")
         for heading in ("baseline", "plugins", "plugins / baseline"):
             table.add_column(heading, justify="right", overflow="fold")
-        for figure in self.figures():
+        before, after, ratios = *map(self.spreads, self.results), self.ratios("plugins")
+        for name, unit in self.units.items():
+            over = ratios.get(name)
             table.add_row(
-                figure_words(figure.name),
-                shown_spread(figure.baselines, figure.unit),
-                shown_spread(figure.values, figure.unit),
-                "" if figure.ratios is None else figure.ratios.times(),
+                figure_words(name),
+                shown_spread(before.get(name), unit),
+                shown_spread(after.get(name), unit),
+                "" if over is None else over.times(),
             )
+        steps, alike = len(self.results["plugins"].losses), self.steps_alike("plugins")
         table.caption = (
-            f"losses of {len(self.plugins.losses)} steps agree within {self.loss_max_abs_diff:.1e}"
+            f"losses of {steps} steps agree within {self.loss_max_abs_diff('plugins'):.1e}"
         )
-        if 0 < self.steps_alike < len(self.plugins.losses):
-            table.caption += f", of the first {self.steps_alike} within {_ROUNDING:.0e}"
+        if 0 < alike < steps:
+            table.caption += f", of the first {alike} within {_ROUNDING:.0e}"
         if self.again:
             table.caption += (
                 f"; medians of {len(self.rounds)} rounds, and of ratios, the least to the most"
@@ -141,12 +124,17 @@ class Comparison:
         return table
 
 
-def in_rounds(sides: Sequence[S], rounds: int, train: Callable[[S], T]) -> list[dict[S, T]]:
+def as_json(value: Spread | None, ratio: Spread | None) -> dict[str, Any]:
+    """A figure of several rounds, and over the first side's."""
+    return {"value": value and value.as_json(), "ratio": ratio and ratio.as_json()}
+
+
+def in_rounds(sides: Sequence[S], rounds: int, train: Callable[[S], T]) -> list[dict[str, T]]:
     """What each side gives in each round. Every other round begins with the last of them.
 
     So a machine that grows slower, or faster, does it to all of them alike.
     """
-    found = []
+    found: list[dict[str, T]] = []
     for number in range(rounds):
         turn = list(sides) if number % 2 == 0 else list(reversed(sides))
         results = {side: train(side) for side in turn}
@@ -191,3 +179,9 @@ def shown_spread(spread: Spread | None, unit: str) -> str:
 
 def _nan_last(value: float) -> tuple[bool, float]:
     return math.isnan(value), value
+
+
+def _values(
+    rounds: Sequence[Mapping[str, tuple[float | None, str]]], name: str
+) -> list[float | None]:
+    return [each.get(name, (None, ""))[0] for each in rounds]
