@@ -17,7 +17,6 @@ import sysconfig
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from importlib.metadata import distributions
-from importlib.util import find_spec
 from pathlib import Path
 
 from recd_plugins.versions import SETS
@@ -165,7 +164,9 @@ def main() -> int:
         action="store_true",
         help="the whole matrix of drop-in, in place of a sample that has each value of its axes",
     )
-    parser.add_argument("--only-matrix", action="store_true", help="of drop-in, no other tests")
+    parser.add_argument(
+        "--only", nargs="+", choices=[*RUNS, "matrix"], help="of the tests; all without"
+    )
     parser.add_argument("--minutes", help="of each matrix; it goes on with the next call")
     given = parser.parse_args()
     matrix = [] if given.all_cells else ["--sample"]
@@ -187,12 +188,14 @@ def main() -> int:
             continue
         names = ("torchrec", "torch", "fbgemm-gpu-cpu")
         versions = [_version_in(python, name) for name in names]
-        for name in () if given.only_matrix else RUNS:
+        for name in RUNS:
+            if given.only and name not in given.only:
+                continue
             found = run_tests(python, torchrec, name, given.workers)
             counts = [str(found[outcome]) if found else "-" for outcome in _OUTCOMES]
             _print(*versions, name, *counts)
             all_well &= found is not None and not found["failed"]
-        if find_spec(_MATRIX.rpartition(".")[0]) and find_spec(_MATRIX):
+        if not given.only or "matrix" in given.only:
             said, well = run_matrix(python, torchrec, matrix)
             _print(*versions, f"matrix of drop-in: {said}")
             all_well &= well

@@ -57,3 +57,11 @@ def test_what_is_deduplicated_already_stays(chosen: str) -> None:
     stored = Stored({"batch": chosen})
     once = stored("batch", kjt(0, torch.int64))
     assert stored("batch", once) is once
+
+
+@pytest.mark.parametrize("chosen", ["abcd", "bc"])
+def test_what_is_sent_can_be_freed(chosen: str) -> None:
+    """As a pipeline with clear_data_dist_inputs does, which plain batches of a trainer outlive."""
+    found = Stored({"batch": chosen})("batch", kjt(0, torch.int64))
+    for part in (found.values(), found.lengths()):
+        part.untyped_storage().resize_(0)

@@ -45,10 +45,10 @@ def _by_kernel(
     found = deduplicator.each(
         kjt.values().numpy(), kjt.offsets().numpy(), np.array(positions), num_rows
     )
-    values, lengths, inverse = (
-        torch.from_numpy(array) for array in (found.values, found.lengths, found.inverse_lookup)
-    )
-    lengths, rows, sizes = lengths.to(kjt.lengths().dtype), found.num_unique, found.sizes
+    # In memory of torch's, which a pipeline with clear_data_dist_inputs frees when they are sent.
+    values = torch.tensor(found.values)
+    lengths = torch.tensor(found.lengths, dtype=kjt.lengths().dtype)
+    inverse, rows, sizes = torch.from_numpy(found.inverse_lookup), found.num_unique, found.sizes
     if len(positions) < len(keys):
         sizes_of_all, rows_of_all = kjt.length_per_key(), [num_rows] * len(keys)
         all_values = list(torch.split(kjt.values(), sizes_of_all))

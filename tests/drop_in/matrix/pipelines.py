@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torchrec.distributed import train_pipeline
 from torchrec.distributed.train_pipeline import train_pipelines
+from torchrec.distributed.train_pipeline.pipeline_context import EmbeddingTrainPipelineContext
 from torchrec.distributed.train_pipeline.pipeline_stage import PipelineStage, SparseDataDistUtil
 from torchrec.distributed.types import ShardingType
 
@@ -53,6 +54,18 @@ _AT_A_PLACE = {
     "TrainPipelineSparseDistBwdOpt",
     "TrainPipelineSparseDistEmbStash",
     "TrainPipelineSparseDistOptStash",
+}
+#: Values other than the default, of arguments of TrainPipelineSparseDist by name.
+_VALUES: dict[str, Any] = {
+    "execute_all_batches": False,
+    "apply_jit": True,
+    "context_type": EmbeddingTrainPipelineContext,
+    "pipeline_postproc": True,
+    "dmp_collection_sync_interval_batches": 2,
+    "enqueue_batch_after_forward": True,
+    "enable_inplace_copy_batch": True,
+    "free_features_storage_early": True,
+    "clear_data_dist_inputs": True,
 }
 #: The batch of a step is read by a thread.
 THREAD = "TrainPipelineBase fed by a DataLoadingThread"
@@ -113,6 +126,23 @@ def of_library() -> dict[str, type]:
     return dict(sorted(found.items()))
 
 
+def arguments_of(kind: type) -> list[str]:
+    """What a pipeline may be given besides model, optimizer and device."""
+    return list(inspect.signature(kind).parameters)[3:]
+
+
+def with_argument(argument: str) -> str:
+    """The name of TrainPipelineSparseDist with a value of an argument."""
+    return f"TrainPipelineSparseDist {argument}"
+
+
+def _own_forward(model: nn.Module, optimizer: Optimizer) -> Any:
+    """A pipeline whose forward pass is the trainer's."""
+    return train_pipelines.TrainPipelineSparseDist(
+        model, optimizer, CPU, custom_model_fwd=lambda batch: model(batch)
+    )
+
+
 def _of(name: str, kind: Any, **arguments: Any) -> Callable[[nn.Module, Optimizer], Any]:
     def build(model: Any, optimizer: Optimizer) -> Any:
         at = dict(arguments)
@@ -141,6 +171,16 @@ def _all() -> dict[str, Loop]:
             loops[name] = Loop(_of(name, kind, compile_configs=configs))
         else:
             loops[name] = Loop(_of(name, kind), on_cuda=on_cuda)
+    kind = train_pipelines.TrainPipelineSparseDist
+    loops |= {
+        # Without it, what is left in the pipeline at the loader's end is not trained.
+        with_argument(name): Loop(
+            _of("", kind, **{name: value}), truth=name != "execute_all_batches"
+        )
+        for name, value in _VALUES.items()
+        if name in arguments_of(kind)
+    }
+    loops[with_argument("custom_model_fwd")] = Loop(_own_forward)
     return loops
 
 

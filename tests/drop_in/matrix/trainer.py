@@ -283,8 +283,11 @@ class Side:
             pipeline = GradientAccumulationWrapper(pipeline, self.optimizer, model, config)
         steps = iter(self.batches())
         for _ in range(NUM_STEPS):
-            with self._casts():
-                output = pipeline.progress(steps)
+            try:
+                with self._casts():
+                    output = pipeline.progress(steps)
+            except StopIteration:  # it leaves out the last batches
+                break
             if self.schedule is not None:
                 self.schedule.step()
             output = output[0] if isinstance(output, tuple) else output
