@@ -161,6 +161,8 @@ def _guess(found: Survey, wanted: Wanted) -> Guesses:
 
 
 def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
+    from recd_plugin_tables.start.towers import towers
+
     columns = guesses.columns
     width = max(len(each.name) for each in columns)
     roles = max(len(", ".join(each.roles)) for each in columns)
@@ -178,4 +180,7 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
         item = guesses.item
         drawn = f"negatives are other values of {item.name}" if item else "there are no negatives"
         click.echo(f"every row is a positive; {drawn}")
-    click.echo(f"{file}: change what is wrong, then recd run {shlex.quote(str(file))}")
+    name = shlex.quote(str(file))
+    click.echo(f"{file}: change what is wrong, then recd run {name}")
+    if sides := towers(guesses):
+        click.echo(f"and recd rank {name} {sides.rank_options}")

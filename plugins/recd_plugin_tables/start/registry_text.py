@@ -12,6 +12,7 @@ from typing import Any
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.kinds import holds_text
 from recd_plugin_tables.start.guess import Guess, Guesses
+from recd_plugin_tables.start.towers import Towers, towers
 from recd_plugins.api import DataError
 
 _WIDTH = 100
@@ -47,6 +48,19 @@ converter:
 sharding:
   - {{use: auto, tables: ["t_*"]}}
 
+{model}training:
+  batch_size: {batch_size} # rows in a batch of one rank
+  ranks: 1 # processes; more of them, or torchrun, share the work
+  epochs: 1
+  optimizer: rowwise_adagrad
+  learning_rate: 0.05
+  dense_learning_rate: 0.01
+  eps: 1.0e-6
+{evaluate}  checkpoint: {{path: {checkpoints}}}
+"""
+
+
+_MODEL = """\
 # Rows of each feature's table: the ids that were seen, and room for others.
 model:
   architecture: dlrm # or dcn
@@ -56,15 +70,22 @@ model:
   top_mlp: [128, 64]
   bag_pooling: mean
 
-training:
-  batch_size: {batch_size} # rows in a batch of one rank
-  ranks: 1 # processes; more of them, or torchrun, share the work
-  epochs: 1
-  optimizer: rowwise_adagrad
-  learning_rate: 0.05
-  dense_learning_rate: 0.01
-  eps: 1.0e-6
-  checkpoint: {{path: {checkpoints}}}
+"""
+
+_TWO_TOWER = """\
+# A tower of what is known of the user, one of the item: `recd rank` ranks all items by them. What
+# neither names is not used: as a feature of the row it would tell which item it is.
+model:
+  use: ranking.two_tower
+  options:
+    item: {item}
+    user: {user}
+{dense}    embedding_dim: 32
+    # Rows of each feature's table: the ids that were seen, and room for others.
+    tables:
+{tables}    hidden: [64]
+    loss: binary
+
 """
 
 
@@ -105,9 +126,10 @@ def registry_text(
     ids = guesses.features("id", "ids")
     histories = [feature_name(each.name) for each in ids if each.history]
     numbers = guesses.features("number", "numbers")
+    sides = towers(guesses)
     whole = "all rows" if survey.is_whole else f"the first {survey.rows:,} rows"
     return _TEXT.format(
-        head=_head(guesses, location, file),
+        head=_head(guesses, sides, location, file),
         path=_word(location),
         source=f"    source: {_flow(source)}\n" if source else "",
         explode=(
@@ -124,11 +146,12 @@ def registry_text(
         sample=whole,
         columns="\n".join(_columns(guesses.columns)),
         split=_split(guesses, test),
-        negatives=_negatives(guesses.item) if guesses.implicit else "",
+        negatives=_negatives(guesses.item, sides) if guesses.implicit else "",
         group="session" if guesses.the("session") else "request",
         preprocessing=_preprocessing(ids, numbers, survey.is_whole),
         pooling=_pooling(histories),
-        tables=_tables(ids, survey.is_whole),
+        model=_model(guesses, sides),
+        evaluate="  evaluate: false # recd rank measures\n" if sides else "",
         batch_size=batch_size(samples) // 16 * 20 if guesses.implicit else batch_size(samples),
         checkpoints=_word(f"checkpoints/{file.stem}"),
     )
@@ -148,12 +171,13 @@ def table_rows(guess: Guess, whole: bool) -> int:
     return math.ceil(wanted / digits) * digits
 
 
-def _head(guesses: Guesses, location: str, file: Path) -> str:
+def _head(guesses: Guesses, sides: Towers | None, location: str, file: Path) -> str:
     survey = guesses.survey
     rows = f"{survey.all_rows:,} rows" if survey.all_rows is not None else "a table"
     lines = [
         f"# {location}: {rows}, {len(guesses.columns)} columns.",
         f"#   recd run {file}",
+        *([f"#   recd rank {file} {sides.rank_options}"] if sides else []),
         f"#   recd predict {file} TABLE -o scores.parquet",
         "# docs/registry.md describes every key; `recd validate` checks a file without running it.",
     ]
@@ -209,14 +233,33 @@ def _split(guesses: Guesses, test: float) -> str:
     return f"    # {what} are kept for the test.\n    split: {{by: {by}, test: {test:g}}}\n"
 
 
-def _negatives(item: Guess | None) -> str:
+def _negatives(item: Guess | None, sides: Towers | None) -> str:
     if item is None:
         return ""
-    name = _word(feature_name(item.name))
+    options: dict[str, Any] = {"item": feature_name(item.name)}
+    if sides is not None and (with_item := [*sides.item[1:], *sides.item_numbers]):
+        options["with_item"] = with_item
+    options |= {"negatives": _NEGATIVES, "by": "popularity"}
     return (
         "  # Each row is followed by rows of other items, label 0: what was not chosen.\n"
-        f"  wrap:\n    - use: ranking.negatives\n"
-        f"      options: {{item: {name}, negatives: {_NEGATIVES}, by: popularity}}\n"
+        f"  wrap:\n    - use: ranking.negatives\n      options: {_flow(options)}\n"
+    )
+
+
+def _model(guesses: Guesses, sides: Towers | None) -> str:
+    rows = {
+        feature_name(each.name): table_rows(each, guesses.survey.is_whole)
+        for each in guesses.features("id", "ids")
+    }
+    if sides is None:
+        lines = [f"    t_{name}: {_flow({'num_embeddings': of})}\n" for name, of in rows.items()]
+        return _MODEL.format(tables="".join(["  tables:\n", *lines] if lines else []))
+    dense = {"item_dense": sides.item_dense, "user_dense": sides.user_dense}
+    return _TWO_TOWER.format(
+        item=_flow(sides.item),
+        user=_flow(sides.user),
+        dense="".join(f"    {name}: {_flow(of)}\n" for name, of in dense.items() if of),
+        tables="".join(f"      t_{name}: {rows[name]}\n" for name in sides.item + sides.user),
     )
 
 
@@ -270,16 +313,6 @@ def _entry(name: str, features: Sequence[str], options: Mapping[str, Any]) -> li
         *(f"      - {_word(feature)}" for feature in features),
         *([f"    options: {_flow(options)}"] if options else []),
     ]
-
-
-def _tables(ids: Sequence[Guess], whole: bool) -> str:
-    if not ids:
-        return ""
-    lines = [
-        f"    t_{feature_name(each.name)}: {_flow({'num_embeddings': table_rows(each, whole)})}"
-        for each in ids
-    ]
-    return "\n".join(["  tables:", *lines]) + "\n"
 
 
 def _flow(value: Any) -> str:

@@ -102,7 +102,7 @@ class Survey:
         all_rows: of the table, None where that is not known; the sample's where it is all of it.
         seen: of each leaf, in order.
         explode: columns whose elements are candidates of a request: each is a row.
-        first: the first rows.
+        sample: the rows that were looked at.
     """
 
     location: str
@@ -110,12 +110,26 @@ class Survey:
     all_rows: int | None
     seen: tuple[Seen, ...]
     explode: tuple[str, ...]
-    first: pa.Table
+    sample: pa.Table
 
     @property
     def is_whole(self) -> bool:
         """Whether the sample is the table."""
         return self.all_rows == self.rows
+
+    def determines(self, key: str, name: str) -> bool:
+        """Whether rows of one value of a column have one value of another, in the sample.
+
+        False of lists, and where every row has a key of its own, which tells nothing.
+        """
+        columns = [self[key].leaf, self[name].leaf]
+        if any(is_list(plain(leaf.type)) for leaf in columns) or self[key].unique:
+            return False
+        keys, values = (_values(self.sample, leaf) for leaf in columns)
+        if len(keys) != len(values):  # one of them is of candidates
+            return False
+        pairs = pa.table({"key": keys, "value": values}).group_by(["key", "value"]).aggregate([])
+        return bool(pairs.num_rows == pc.count_distinct(keys, "all").as_py())
 
     def __getitem__(self, name: str) -> Seen:
         return next(seen for seen in self.seen if seen.leaf.name == name)
@@ -152,7 +166,7 @@ def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
     whole = rows if rows < SAMPLE_ROWS and size < SAMPLE_BYTES else source.num_rows
     exploded = tuple(_candidates(table) if explode is None else explode)
     seen = [_seen(table, leaf) for leaf in leaves(table.schema, exploded)]
-    return Survey(source.location, rows, whole, tuple(seen), exploded, table.slice(0, 5))
+    return Survey(source.location, rows, whole, tuple(seen), exploded, table)
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:

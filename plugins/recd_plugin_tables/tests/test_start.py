@@ -212,6 +212,9 @@ def test_a_log_of_positives_gets_negatives(tmp_path: Path, monkeypatch: pytest.M
     assert result.exit_code == 0, result.output
     assert "negatives are other values of product" in result.output
 
+    assert "and recd rank my.yaml --item product --user user" in result.output
+    assert "user: [user]" in Path("my.yaml").read_text(encoding="utf-8")  # colour is of neither
+
     registry = load_registry(Path("my.yaml"))
     dataset = registry.wrapped_dataset
     dataset.prepare()
