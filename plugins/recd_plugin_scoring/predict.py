@@ -37,12 +37,14 @@ class PredictJob(TrainedJob):
         output: the file of scores.
         kind: its format.
         keep: columns of the table that it has besides.
+        batch_size: rows that a rank scores at a time; None: as many as in training.
     """
 
     table: str = ""
     output: Path = Path()
     kind: str = "parquet"
     keep: tuple[str, ...] = ()
+    batch_size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,11 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     if rank > 0:
         dataset.prepare()
     _check_columns(job.table, dataset.schema(), registry.dataset.schema())
-    scored = replace(registry, dataset=dataset, wrappers=())
+    size = job.batch_size or registry.training.batch_size
+    # The training split may have fewer rows than a batch of these.
+    scored = replace(registry, dataset=dataset, wrappers=()).with_training({"batch_size": size})
     pipeline = RowPipeline(scored, fitted_transforms(scored, prepared))
     unknown = UnknownIds(registry)
-    size = registry.training.batch_size
     dealt = turns(dataset.scan("train"), tuple(dataset.keys()), rank, world_size, size)
     start, rows = time.perf_counter(), 0
     with ExitStack() as stack:

@@ -76,7 +76,7 @@ def predict(
     if "://" not in table and not Path(table).exists():
         raise DataError(f"{table}: no such file or folder")
     check_outputs(output, force, None, None)
-    given = overrides(ranks=ranks, batch_size=batch_size, workers=0)
+    given = overrides(ranks=ranks, workers=0)
     read = read.with_training(given)
     from recd_plugin_scoring.predict import PredictJob
     from recd_plugin_scoring.predict import predict as on_rank
@@ -94,6 +94,7 @@ def predict(
         output=output,
         kind=kind,
         keep=keep,
+        batch_size=batch_size,
     )
     found = on_ranks(read, on_rank, job)
     if torchrun_rank() in (None, 0):

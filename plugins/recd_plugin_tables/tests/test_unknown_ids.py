@@ -37,7 +37,9 @@ def test_unknown_ids_are_counted_and_fields_of_structs_kept(
     new = table.set_column(0, "user", [[f"u{row % 25}" for row in rows]]).drop_columns("click")
     pq.write_table(new, "new.parquet")
     keep = ["--keep", "geo.lat", "--keep", "geo.of.land"]
-    said = recd("predict", "my.yaml", "new.parquet", "-o", "s.csv", "--ranks", 2, *keep)
+    said = recd(
+        "predict", "my.yaml", "new.parquet", "-o", "s.csv", "--ranks", 2, "--batch-size", 999, *keep
+    )
     assert "ids that training has not numbered, scored as unknown ones: user 5\n" in said
     scores = pyarrow.csv.read_csv("s.csv")
     assert scores["geo.lat"].to_pylist() == list(rows)
