@@ -31,7 +31,8 @@ _REFUSED = re.compile(
     r"UNRECOGNIZED_CLIENT|MISSING_AUTHENTICATION|HTTP status 40[13]"
 )
 _UNREACHABLE = re.compile(
-    r"NETWORK_CONNECTION|curlCode|REQUEST_TIMEOUT|timed? ?out|Couldn't resolve|Connection refused",
+    r"NETWORK_CONNECTION|curlCode|REQUEST_TIMEOUT|timed? ?out|Couldn't resolve|Connection refused|"
+    r"Could not (resolve|connect)|\(UNAVAILABLE",
     re.IGNORECASE,
 )
 _ELSEWHERE = re.compile(r"PERMANENT_REDIRECT|PermanentRedirect|HTTP status 301|AuthorizationHeader")
@@ -179,7 +180,7 @@ class Location:
 
     def _find_stored(self, suffix: str) -> list[Location] | None:
         with self.told():
-            files, path = self._file_system()
+            files, path = self._file_system(reaching=True)
             info = files.get_file_info(path)
             if info.type == pafs.FileType.NotFound:
                 self._check_bucket(files, path)
@@ -210,7 +211,7 @@ class Location:
         if files.get_file_info(bucket).type == pafs.FileType.NotFound:
             raise DataError(f"{self}: there is no bucket {bucket} {self._where()}")
 
-    def _file_system(self) -> tuple[pafs.FileSystem, str]:
+    def _file_system(self, *, reaching: bool = False) -> tuple[pafs.FileSystem, str]:
         url = str(self.path)
         parts = urlsplit(url)
         if _names_somebody(url):
@@ -224,7 +225,7 @@ class Location:
         if parts.scheme == "s3":
             return self._s3(), path
         if parts.scheme in ("gs", "gcs"):
-            return self._gcs(), path
+            return self._gcs(reaching), path
         if set_here := sorted(self.storage.model_fields_set & {"endpoint", "region", "anonymous"}):
             raise SetupError(
                 f"{self}: storage.{set_here[0]} is for s3:// and gs://; leave it out, "
@@ -247,16 +248,18 @@ class Location:
             retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=given.attempts),
         )
 
-    def _gcs(self) -> pafs.FileSystem:
+    def _gcs(self, reaching: bool) -> pafs.FileSystem:
         from datetime import timedelta
 
         given = self.storage
         scheme, _, host = (given.endpoint or "").partition("://")
+        # It has one limit, for all attempts: of the first request, that of reaching the store.
+        seconds = given.connect_timeout if reaching else given.request_timeout
         return pafs.GcsFileSystem(
             anonymous=given.anonymous,
             scheme=scheme or "https",
             endpoint_override=host or None,
-            retry_time_limit=timedelta(seconds=given.request_timeout * given.attempts),
+            retry_time_limit=timedelta(seconds=seconds * given.attempts),
         )
 
     def _where(self) -> str:
@@ -281,8 +284,9 @@ class Location:
             )
         if _UNREACHABLE.search(text) or isinstance(error, TimeoutError | ConnectionError):
             return SetupError(
-                f"{self}: the store cannot be reached {self._where()}; check storage.endpoint and "
-                f"the network ({text})"
+                f"{self}: the store cannot be reached {self._where()}, in {self.storage.attempts} "
+                f"attempts of {self.storage.connect_timeout:g} s (storage.connect_timeout); check "
+                f"storage.endpoint and the network ({text})"
             )
         return None
 

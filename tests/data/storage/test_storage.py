@@ -111,7 +111,7 @@ def test_a_url_without_a_bucket_is_refused(url):
 
 
 def test_what_a_store_says_that_nobody_foresaw_is_an_error_with_the_place(store, monkeypatch):
-    def slow_down(self: Location) -> Any:
+    def slow_down(self: Location, **_: object) -> Any:
         raise OSError("SLOW_DOWN")
 
     monkeypatch.setattr(Location, "_file_system", slow_down)
@@ -192,3 +192,13 @@ def test_local_paths_are_what_they_were(tmp_path: Path) -> None:
         ParquetTable(tmp_path / "x")
     with pytest.raises(DataError, match=rf"^{tmp_path}: no \*.parquet file in this folder$"):
         ParquetTable(tmp_path)
+
+
+def test_a_store_of_google_that_nobody_reaches_is_told_soon() -> None:
+    storage = Storage(
+        endpoint="http://127.0.0.1:9", anonymous=True, connect_timeout=0.5, attempts=2
+    )
+    start = time.monotonic()
+    with pytest.raises(SetupError, match=r"cannot be reached at .*2 attempts of 0.5 s \(storage"):
+        Location("gs://bucket/table", storage).find("")
+    assert time.monotonic() - start < 15  # not request_timeout, 30 s, times attempts
