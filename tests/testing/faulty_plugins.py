@@ -1,0 +1,375 @@
+"""Plugins with one fault each, as the text of a module."""
+
+SOURCE = '''
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+from torchrec import JaggedTensor, KeyedJaggedTensor
+from recd_plugins.values.batch import Batch
+from recd_plugins.errors import DataError
+from recd_plugins.interfaces import *
+from recd_plugins.sparse import InverseKeyedJaggedTensor, PartialInverseKeyedJaggedTensor
+from recd_plugins.testing.contracts import *
+from recd_plugins.interfaces import TablePart
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.planner.types import ParameterConstraints
+
+
+class Change(Preprocessing):
+    """Change ids."""
+    name = "test.change"
+    fault = ""
+    @property
+    def scope(self):
+        return "id" if self.fault.endswith("under_scope_id") else "row"
+    @property
+    def takes(self):
+        return {"takes_nothing": (), "doubles_numbers": ("numbers",)}.get(self.fault, ("ids",))
+    def identity(self):
+        return {"at": id(self)} if self.fault == "is_known_by_its_place" else {}
+    def kept_lengths(self, lengths):
+        return lengths.clamp(max=1) if self.fault == "keeps_the_last" else None
+    def transform(self, values, offsets):
+        if self.fault == "adds_up_under_scope_id":
+            sums = torch.cat([values.new_zeros(1), values.cumsum(0)])
+            starts = torch.repeat_interleave(sums[offsets[:-1]], offsets.diff())
+            return sums[1:] - starts, offsets.clone()
+        if self.fault in ("cuts_under_scope_id", "keeps_the_last"):
+            full = offsets.diff() > 0
+            places = offsets[1:] - 1 if self.fault == "keeps_the_last" else offsets[:-1]
+            return values[places[full]], torch.cat([offsets.new_zeros(1), full.cumsum(0)])
+        if self.fault == "doubles_numbers":
+            return values.repeat_interleave(2), offsets * 2
+        if self.fault in ("takes_nothing", "is_known_by_its_place"):
+            return values, offsets
+        if self.fault == "drops_empty_rows":
+            keep = torch.ones_like(offsets, dtype=torch.bool)
+            keep[1:] = offsets.diff() > 0
+            return values.clone(), offsets[keep]
+        if self.fault == "numbers_values":
+            return torch.arange(values.numel()), offsets.clone()
+        if self.fault == "looks_at_other_rows":
+            return values % max(values.unique().numel(), 1), offsets.clone()
+        if self.fault == "works_in_place":
+            return values.fill_(1), offsets.clone()
+        if self.fault == "gives_floats":
+            return values.float(), offsets.clone()
+
+
+class AtMost(Preprocessing):
+    """Make ids the largest one seen at most."""
+    name = "test.at_most"
+    scope = "id"
+    fault = ""
+    @property
+    def fit_rows(self):
+        return 0 if self.fault == "asks_for_no_rows" else 10
+    def fit(self, feature, rows):
+        self.most = 0
+        for values, _ in rows:
+            self.most = max([self.most, *values.tolist()])
+            if self.fault == "clears_rows":
+                values.zero_()
+        if self.fault == "draws":
+            self.most = torch.randint(1, 1 << 60, ()).item()
+    def identity(self):
+        known = {"is_known_by_nothing": {}, "is_known_by_its_rows": {"rows": self.fit_rows}}
+        return known.get(self.fault, {"most": self.most})
+    def transform(self, values, offsets):
+        return values.clamp(max=self.most), offsets
+
+
+FittedContract = PreprocessingContract
+
+
+class Sum(Pooling):
+    """Sum."""
+    name = "test.sum"
+    fault = ""
+    def build(self, embedding_dim):
+        fault = self.fault
+        class Module(nn.Module):
+            def forward(self, sequences):
+                values, lengths = sequences.values(), sequences.lengths()
+                row = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
+                pooled = values.new_zeros(lengths.numel(), embedding_dim).index_add(0, row, values)
+                if fault == "gives_ones_for_empty":
+                    return pooled + (lengths == 0).unsqueeze(1)
+                if fault == "centers_the_batch":
+                    return pooled - pooled.mean(0) if pooled.any() else pooled
+                return pooled.detach().requires_grad_()
+        return Module()
+
+
+class Numbers(Dataset):
+    """Numbers."""
+    name = "test.numbers"
+    fault = ""
+    def prepare(self): ...
+    def schema(self): return FeatureSchema(("id",), (), "label")
+    def splits(self):
+        return ("train", "test") if self.fault == "promises_a_test_split" else ("train",)
+    def session_keys(self):
+        return None if self.fault == "scans_without_keys" else SessionKeys("session", "time")
+    def scan(self, split="train"):
+        count = 40 if self.fault == "scans_some_rows" else 50
+        data = NumbersReader("", 0, 1, count).rows(0).data
+        columns = {**dict(zip(data.schema.names, data.columns)), "session": data["id"]}
+        if self.fault != "scans_without_time":
+            columns["time"] = data["id"]
+        yield Rows(pa.RecordBatch.from_pydict(columns), (Origin("numbers", 0, count),))
+    def reader(self, *, rank, world_size, batch_size, split):
+        if split == "test" and self.fault != "hides_the_test_split":
+            raise DataError("there is no test split")
+        if 50 < world_size * batch_size:
+            raise DataError("too few rows")
+        return NumbersReader(self.fault, rank, world_size, batch_size)
+
+
+class NumbersReader(Reader):
+    def __init__(self, fault, rank, world_size, batch_size):
+        self.fault, self.rank, self.world, self.batch = fault, rank, world_size, batch_size
+        self.row = 0
+        self.count = 40 if fault == "loses" and batch_size > 1 else 50
+    def __len__(self):
+        extra = self.fault == "uneven" and self.rank == 1
+        return self.count // (self.world * self.batch) - extra
+    def __iter__(self):
+        step = self.world * self.batch
+        while self.row + step <= self.count:
+            if self.fault == "uneven" and self.rank == 1 and self.row + 2 * step > self.count:
+                break
+            start = self.row + (0 if self.fault == "repeats" else self.rank * self.batch)
+            if self.fault == "counts_ahead":
+                self.row += 2 * step
+                yield self.rows(start)
+                self.row -= step
+            else:
+                self.row += step
+                yield self.rows(start)
+        self.row = 0
+    def rows(self, start):
+        numbers = list(range(start, start + self.batch))
+        data = {"id": pa.array(numbers, pa.int64()), "label": pa.array([n % 2 for n in numbers])}
+        wrong = self.fault == "wrong_origin" and self.rank
+        origin = Origin("numbers", start - self.batch if wrong else start, self.batch)
+        return Rows(pa.RecordBatch.from_pydict(data), (origin,))
+    def blocks(self, worker, num_workers):
+        if self.fault == "workers_repeat":
+            return super().blocks(0, 1)
+        if self.fault == "counts_own_blocks":
+            return self.own_blocks(worker, num_workers)
+        return super().blocks(worker, num_workers)
+    def own_blocks(self, worker, num_workers):
+        first = self.row
+        for start in range(first + worker * self.batch, 51 - self.batch, num_workers * self.batch):
+            self.row += self.batch
+            yield [self.rows(start)]
+        self.row = 0
+    def state_dict(self):
+        state = {"row": self.row, "batch": self.batch, "world": self.world}
+        return {**state, "rank": self.rank} if self.fault == "state_of_rank" else state
+    def load_state_dict(self, state):
+        if state["batch"] != self.batch:
+            raise DataError("another batch size")
+        self.row = state["row"]
+        if self.fault == "forgets_at_other_ranks" and state["world"] != self.world:
+            self.row = 0
+
+
+class Others:
+    tables = ["t_other"]
+
+
+class SplitPart(TablePart):
+    def __init__(self, fault, tables):
+        self.fault, self.tables = fault, tables
+        self.drawn = torch.rand(1).item() if fault == "draws_rows" else 0
+    def constraints(self, tables):
+        own = [table.name for table in tables if table.name in self.tables]
+        others = ["t_other"] if self.fault == "part_constrains_others" else []
+        return {name: ParameterConstraints() for name in own + others}
+    def figures(self, table):
+        own = table in self.tables or self.fault == "part_of_others"
+        return {"drawn": self.drawn} if own else {}
+    @classmethod
+    def kernels(cls, parts):
+        return Others() if parts[0].fault == "part_looks_up_others" else None
+    def __getstate__(self):
+        if self.fault == "part_that_stays":
+            raise TypeError("cannot pickle it")
+        return self.__dict__
+
+
+class Split(Sharding):
+    """Split."""
+    name = "test.split"
+    fault = ""
+    OTHER = Table("t_other", ("other",), 200, 16, pooled=True)
+    def constraints(self, tables):
+        names = [table.name for table in tables]
+        if self.fault == ("constrains_others" if tables else "constrains_without_tables"):
+            names.append("t_other")
+        return {name: ParameterConstraints() for name in names}
+    def rewrite(self, model, tables, setting):
+        names = [table.name for table in tables]
+        if self.fault == "drops_others":
+            return nn.ModuleDict()
+        for name, value in model.state_dict().items():
+            if self.fault == "changes_others" and "t_other" in name:
+                value.zero_()
+            if self.fault == "changes_without_tables" and not tables:
+                value.zero_()
+            if self.fault == "draws_weights" and any(each in name for each in names):
+                value.uniform_()
+        return model
+    def part(self, tables, setting):
+        if not tables and self.fault != "part_without_tables":
+            return None
+        return SplitPart(self.fault, [table.name for table in tables])
+    def sharders(self, arguments):
+        count = 2 if self.fault == "two_sharders_for_one" else 1
+        return [EmbeddingCollectionSharder() for _ in range(count)]
+
+
+class Looker(Callback):
+    """Look on, with a fault."""
+    name = "faulty.looker"
+    fault = ""
+
+    def on_start(self, start):
+        self.ids, self.last = 0, [0] * (self.fault != "needs_a_step")
+
+    def on_batch(self, batch):
+        self.ids += len(batch.ids("user"))
+        if self.fault == "changes_a_batch":
+            batch.ids("history").zero_()
+
+    def on_step(self, step):
+        self.last.append(step.step)
+        if self.fault == "changes_a_loss":
+            step.loss.mul_(2)
+
+    def on_end(self, end):
+        self.last.pop()
+
+    def state_dict(self):
+        if self.fault == "keeps_tensors":
+            return {"ids": torch.tensor(self.ids)}
+        return {"ids": self.ids}
+
+    def load_state_dict(self, states):
+        if self.fault == "loads_nothing":
+            return super().load_state_dict(states)
+        if self.fault != "forgets":
+            self.ids = states[0]["ids"]
+
+
+class Stepper(Optimizer):
+    """SGD."""
+    name = "test.stepper"
+    fault = ""
+    calls = 0
+    def update(self, table):
+        self.calls += 1
+        arguments = {"lr": 0.1}
+        if self.fault == "has_momentum":
+            arguments["momentum"] = 0.9
+        if self.fault == "has_no_rate":
+            arguments = {"rate": 0.1}
+        if self.fault == "draws_rates":
+            arguments["lr"] = float(torch.rand(()))
+        if self.fault == "counts_calls":
+            arguments["lr"] = 0.1 * self.calls
+        if self.fault == "stands_still":
+            arguments["lr"] = 0.0
+        if self.fault == "gives_a_dict":
+            return arguments
+        if self.fault == "is_unknown":
+            return RowUpdate(torch.optim.Adamax, arguments)
+        return RowUpdate(torch.optim.SGD, arguments)
+
+
+class MeanLabel(Metric):
+    """The mean label."""
+    name = "test.mean_label"
+    fault = ""
+    def start(self):
+        self.total = 0.0
+        return [] if self.fault == "needs_samples" else [(0.0, 0)]
+    def update(self, state, batch):
+        if self.fault == "works_in_place":
+            batch.labels.zero_()
+        if self.fault == "means_of_batches":
+            return [*state, (float(batch.labels.double().mean()), 1)]
+        self.total += float(batch.labels.sum())
+        if self.fault == "stays":
+            return [*state, (float(batch.labels.sum()), len(batch.labels)), lambda: 0]
+        return [*state, (float(batch.labels.sum()), len(batch.labels))]
+    def results(self, states):
+        if self.fault == "gives_nothing":
+            return {}
+        if self.fault == "needs_samples":
+            states = [state for state in states if max(state)]
+        if self.fault == "takes_the_last_rank":
+            states = states[-1:]
+        if self.fault == "stays":
+            states = [[each for each in state if isinstance(each, tuple)] for state in states]
+        sums = [(sum(x for x, _ in state), sum(n for _, n in state)) for state in states]
+        if self.fault == "means_of_ranks":
+            means = [x / n for x, n in sums if n]
+            return {"mean_label": sum(means) / len(means)}
+        total, seen = map(sum, zip(*sums))
+        if self.fault == "keeps_to_itself":
+            total = self.total
+        if self.fault == "needs_both_labels":
+            return {"odds": total / seen / (1 - total / seen)}
+        name = "mean label" if self.fault == "has_a_title" else "mean_label"
+        found = {"gives_nan": float("nan"), "gives_tensors": torch.tensor(0.5)}
+        return {name: found.get(self.fault, total / seen)}
+
+
+class Greedy(Cache):
+    """Greedy."""
+    name = "test.greedy"
+    fault = ""
+    def check(self, device): ...
+    def constraints(self, tables):
+        return {name: ParameterConstraints() for name in ("t_user", "t_other")}
+
+
+class Loose(Converter):
+    """Loose."""
+    name = "test.loose"
+    fault = ""
+    def convert(self, rows, schema):
+        columns = {name: rows.data.column(name) for name in schema.sparse}
+        values, lengths = [], []
+        for name, column in columns.items():
+            listed = pa.types.is_list(column.type)
+            if listed and self.fault == "ignores_offsets":
+                ids = column.values.to_pylist()
+            else:
+                ids = [i for row in column.to_pylist() for i in (row if listed else [row])]
+            lengths += [len(row) if listed else 1 for row in column.to_pylist()]
+            values += ids[::-1] if self.fault == "swaps_ids" else ids
+        values = [0 if value is None else value for value in values]
+        names = sorted(schema.dense) if self.fault == "sorts_dense_features" else schema.dense
+        if not names and self.fault == "needs_dense_features":
+            raise DataError("no dense features")
+        dense = torch.zeros(len(rows), len(names))
+        for index, name in enumerate(names):
+            dense[:, index] = torch.tensor(rows.data.column(name).to_pylist())
+        labels = torch.tensor(rows.data.column(schema.label).to_pylist()).float()
+        kjt = KeyedJaggedTensor(list(columns), torch.tensor(values), torch.tensor(lengths),
+                                stride=len(rows))
+        if self.fault in ("hides_partial_factors", "misplaces_rows"):
+            partial = PartialInverseKeyedJaggedTensor.from_kjt(kjt)
+            if self.fault == "misplaces_rows":
+                partial.offsets().zero_()
+            return Batch(dense, labels, partials=(partial,))
+        if self.fault == "hides_factors":
+            return Batch(dense, labels, ikjts=InverseKeyedJaggedTensor.from_kjt(kjt, [columns]))
+        return Batch(dense, labels, kjt)
+'''
