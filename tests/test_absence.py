@@ -243,8 +243,8 @@ def names_of(package: str) -> list[str]:
     manager.register_commands(commands)
     plugins = {name for by_name in manager.plugins.values() for name in by_name}
     modes, benchmarks = list[type[PlanMode]](), list[str]()
-    manager.register_plans(lambda mode, _: modes.append(mode))
-    manager.register_benchmarks(lambda name, _: benchmarks.append(name))
+    manager.hand("register_plans", lambda mode, _: modes.append(mode))
+    manager.hand("register_benchmarks", lambda name, _: benchmarks.append(name))
     of_package = package.removeprefix("recd_plugin_") + "."
     return [
         *(rf"\b{re.escape(name)}\b" for name in plugins if name.startswith(of_package)),

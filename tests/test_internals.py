@@ -38,7 +38,7 @@ def listed() -> dict[str, list[Internal]]:
     def add(internal: Internal, where: str) -> None:
         found.setdefault(where.split()[0].replace("-", "_"), []).append(internal)
 
-    PluginManager().register_internals(add)
+    PluginManager().hand("register_internals", add)
     return found
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from recd_plugins.api import Measurement
 
-REQUIRES_API = 2
+REQUIRES_API = 4
 
 
 @hookimpl

@@ -10,7 +10,7 @@ from recd_plugins.api import hookimpl
 if TYPE_CHECKING:
     from recd_plugins.api import PlanMode
 
-REQUIRES_API = 2
+REQUIRES_API = 4
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from recd_plugins.api import hookimpl
 if TYPE_CHECKING:
     import click
 
-REQUIRES_API = 2
+REQUIRES_API = 4
 
 
 @hookimpl

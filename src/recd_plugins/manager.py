@@ -41,7 +41,15 @@ HOOKS = {
     "register_shardings": "sharding",
     "register_caches": "cache",
 }
-
+#: What is no plugin, by the hook whose list has it: for commands, which take it from there.
+LISTS = {
+    "register_starts": "commands",
+    "register_plans": "classes",
+    "register_measurements": "classes",
+    "register_reports": "classes",
+    "register_benchmarks": "modules",
+    "register_internals": "Internals",
+}
 
 #: What kinds and plugins of recd-plugins itself come from.
 OWN = "recd-plugins"
@@ -205,60 +213,21 @@ class PluginManager:
                     sections = {**of_module, **sections}
         return sections
 
-    def register_starts(self, add: Callable[[Any, str], None]) -> None:
-        """Let ``add`` have every command of ``recd init``, and the words that name its package.
+    def hand(self, hook: str, add: Callable[[Any, str], None]) -> None:
+        """Let ``add`` have each of what the packages return by a hook, and the words that name one.
+
+        Args:
+            hook: one of ``LISTS``.
+            add: refuses what is unusable by a PluginError.
 
         Raises:
             PluginError: one of a file failed; of an installed package it is in ``broken`` then.
         """
-        self._hand("register_starts", "commands", add)
-
-    def register_plans(self, add: Callable[[Any, str], None]) -> None:
-        """Let ``add`` have every mode of ``recd plan``, likewise.
-
-        Raises:
-            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
-        """
-        self._hand("register_plans", "classes", add)
-
-    def register_measurements(self, add: Callable[[Any, str], None]) -> None:
-        """Let ``add`` have every way to measure machines, likewise.
-
-        Raises:
-            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
-        """
-        self._hand("register_measurements", "classes", add)
-
-    def register_reports(self, add: Callable[[Any, str], None]) -> None:
-        """Let ``add`` have every file that ``recd run`` can write, likewise.
-
-        Raises:
-            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
-        """
-        self._hand("register_reports", "classes", add)
-
-    def register_benchmarks(self, add: Callable[[Any, str], None]) -> None:
-        """Let ``add`` have the name of every module that is a benchmark, likewise.
-
-        Raises:
-            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
-        """
-        self._hand("register_benchmarks", "modules", add)
-
-    def register_internals(self, add: Callable[[Any, str], None]) -> None:
-        """Let ``add`` have every ``Internal`` that a package relies on, likewise.
-
-        Raises:
-            PluginError: one of a file failed; of an installed package it is in ``broken`` then.
-        """
-        self._hand("register_internals", "Internals", add)
-
-    def _hand(self, hook: str, of: str, add: Callable[[Any, str], None]) -> None:
         for hooks, origin, package in self._installed_first():
             where = f"{origin}: {hook}"
             with self._tolerated(package):
                 for returned in call_hook(hooks, hook, origin):
-                    for each in listed(returned, where, of):
+                    for each in listed(returned, where, LISTS[hook]):
                         try:
                             add(each, where)
                         except PluginError:

@@ -12,7 +12,7 @@ from recd_plugins.interfaces import Plugin, PluginOptions
 from recd_plugins.plugin_modules import qualified
 from recd_plugins.versions import __version__
 
-API_VERSION = 3
+API_VERSION = 4
 """The version of the API: goes up by one where plugins may need what older ones lack."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")

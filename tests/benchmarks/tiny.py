@@ -16,7 +16,7 @@ from recd_plugins.manager import PluginManager
 from recd_plugins.testing.benchmark import report
 
 _benchmarks = Benchmarks()
-PluginManager().register_benchmarks(_benchmarks.add)
+PluginManager().hand("register_benchmarks", _benchmarks.add)
 #: Every benchmark, by name.
 MODULES = _benchmarks.modules
 #: What is kept of a benchmark besides its report: what these functions return.

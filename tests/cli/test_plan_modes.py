@@ -137,7 +137,7 @@ def test_help_shows_every_mode_without_torch(folder: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     found: list[type[PlanMode]] = []
-    PluginManager("plugins").register_plans(lambda mode, _: found.append(mode))
+    PluginManager("plugins").hand("register_plans", lambda mode, _: found.append(mode))
     assert "--replicas" in {mode.flag for mode in found}
     for mode in found:
         assert f"  {mode.flag} " in done.stdout

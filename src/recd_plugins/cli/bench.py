@@ -61,7 +61,7 @@ def _found(ctx: click.Context) -> tuple[Benchmarks, PluginManager]:
     if __name__ not in ctx.meta:
         benchmarks = Benchmarks()
         manager = manager_of(ctx)
-        manager.register_benchmarks(benchmarks.add)
+        manager.hand("register_benchmarks", benchmarks.add)
         ctx.meta[__name__] = benchmarks, manager
     found: tuple[Benchmarks, PluginManager] = ctx.meta[__name__]
     return found

@@ -19,8 +19,8 @@ def check_contributions(manager: PluginManager) -> None:
         PluginError: a file of ``--plugins-dir`` does.
     """
     manager.register_commands(PluginCommands())
-    manager.register_starts(Starts().add)
-    manager.register_plans(plan_modes().add)
-    manager.register_measurements(Measurements().add)
-    manager.register_reports(RunReports(run.params).add)
-    manager.register_benchmarks(Benchmarks().add)
+    manager.hand("register_starts", Starts().add)
+    manager.hand("register_plans", plan_modes().add)
+    manager.hand("register_measurements", Measurements().add)
+    manager.hand("register_reports", RunReports(run.params).add)
+    manager.hand("register_benchmarks", Benchmarks().add)

@@ -229,7 +229,7 @@ def _internals(plugins_dir: Path | None) -> Check:
         internals.append(internal)
 
     try:
-        PluginManager(plugins_dir).register_internals(add)
+        PluginManager(plugins_dir).hand("register_internals", add)
     except PluginError as error:
         return Check("internals", "failed", str(error), "mend or uninstall the plugin named here")
     missing = [message for internal in internals for message in internal.missing()]

@@ -61,7 +61,7 @@ class _Init(Starts):
 def _starts(ctx: click.Context) -> tuple[Starts, PluginManager]:
     if __name__ not in ctx.meta:
         starts, manager = Starts(), manager_of(ctx)
-        manager.register_starts(starts.add)
+        manager.hand("register_starts", starts.add)
         ctx.meta[__name__] = starts, manager
     found: tuple[Starts, PluginManager] = ctx.meta[__name__]
     return found

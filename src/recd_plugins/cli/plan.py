@@ -68,7 +68,7 @@ def _modes(ctx: click.Context) -> tuple[PlanModes, PluginManager]:
     if __name__ not in ctx.meta:
         modes = plan_modes()
         manager = manager_of(ctx)
-        manager.register_plans(modes.add)
+        manager.hand("register_plans", modes.add)
         ctx.meta[__name__] = modes, manager
     found: tuple[PlanModes, PluginManager] = ctx.meta[__name__]
     return found

@@ -92,7 +92,7 @@ class RunCommand(click.Command):
 
     def _look_for_reports(self, ctx: click.Context) -> PluginManager:
         manager, found = manager_of(ctx), RunReports(self.params)
-        manager.register_reports(found.add)
+        manager.hand("register_reports", found.add)
         ctx.meta[__name__] = found
         return manager
 

@@ -36,7 +36,7 @@ def registry_of(ctx: click.Context, given: Path, columns: dict[str, str | None])
             )
         return given
     starts, manager = Starts(), manager_of(ctx)
-    manager.register_starts(starts.add)
+    manager.hand("register_starts", starts.add)
     start = starts.commands.get(TABLE)
     if start is None:
         tell_broken(manager)

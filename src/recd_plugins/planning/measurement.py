@@ -104,7 +104,7 @@ def measurement(plugins_dir: Path | None = None) -> Measurement | None:
         PluginError: a file of ``plugins_dir`` is broken.
     """
     found = Measurements()
-    PluginManager(plugins_dir).register_measurements(found.add)
+    PluginManager(plugins_dir).hand("register_measurements", found.add)
     return found.only
 
 
