@@ -29,7 +29,7 @@ def uses_what_is_absent(text: str) -> bool:
     if not ABSENT:
         return False
     names = "|".join(ABSENT)
-    used = [rf"\brecd_plugin_({names})\b", rf"\b({names})\.[a-z]"]
+    used = [rf"\brecd_plugin_({names})\b", rf"\b({names})\.[a-z]", rf"\buse\W+({names})\b"]
     if commands := "|".join(each for name in ABSENT for each in _COMMANDS.get(name, ())):
         used += [rf"\brecd ({commands})\b", rf'"({commands})", ']  # on a page, and in a test
     return bool(re.search("|".join(used), text))

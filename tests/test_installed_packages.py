@@ -93,7 +93,15 @@ def test_a_name_may_be_of_a_package_that_is_called_otherwise(site: Site) -> None
     assert load_registry(site.registry("acme.keep")).preprocessing[0].plugin.name == "acme.keep"
 
 
+def test_a_plugin_may_be_named_as_its_package(site: Site) -> None:
+    site.install("acme", PLUGIN.replace('{name}.keep"', 'acme"'))
+    assert load_registry(site.registry("acme")).preprocessing[0].plugin.name == "acme"
+    said = refused(site, "no_such")
+    assert "install the distribution that has it (of recd-plugins: recd-plugin-no_such)" in said
+
+
 BROKEN = [
+    (PLUGIN.replace('{name}.keep"', 'keep"'), "as only a plugin of an installed package keep may"),
     ("import no_such_module", "failed to load: ModuleNotFoundError: No module named 'no_such_modu"),
     ("raise SystemExit(0)", "failed to load: SystemExit: 0"),
     (f"REQUIRES_API = {API_VERSION + 1}\n{PLUGIN}", f"needs version {API_VERSION + 1} of recd"),

@@ -14,7 +14,6 @@ import pluggy
 from recd_plugins import built_in_kinds
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Kind, Plugin
-from recd_plugins.interfaces.auto import Auto
 from recd_plugins.plugin_call import PLUGIN_FAILURES
 from recd_plugins.plugin_check import check_api, check_class
 from recd_plugins.plugin_hooks import call_hook, hooks_of, listed
@@ -98,9 +97,7 @@ class PluginManager:
         # One of pluggy's for each module: what a hook returns can be traced back to it.
         self._modules: dict[ModuleType, tuple[pluggy.PluginManager, str, Package | None]] = {}
         self._kinds = Kinds()
-        self._found: dict[str, dict[str, list[Registered]]] = {
-            Auto.kind: {Auto.name: [Registered(Auto, OWN)]}
-        }
+        self._found: dict[str, dict[str, list[Registered]]] = {}
         self._register_kinds(built_in_kinds, OWN)
         files = [] if plugins_dir is None else list(modules_in_folder(Path(plugins_dir)))
         self._files = [origin for _, origin in files]
@@ -315,8 +312,13 @@ class PluginManager:
         )
 
     def _check_owner(self, cls: type[Plugin], where: str, package: Package | None) -> None:
-        """Refuse a name that begins with that of another package."""
-        prefix = cls.name.partition(".")[0]
+        """Refuse a name that is another package's, or begins with it."""
+        prefix, dot, _ = cls.name.partition(".")
+        if not dot and (package is None or prefix != package.name):
+            raise PluginError(
+                f"{where}: {qualified(cls)} is named {cls.name}, as only a plugin of an installed "
+                f"package {cls.name} may be; name it package.part, as in 'acme.hash'"
+            )
         if package is not None and prefix != package.name and prefix in self._owners:
             raise PluginError(
                 f"{where}: {qualified(cls)} is named {cls.name}, and names that start with "

@@ -15,7 +15,7 @@ from recd_plugins.versions import __version__
 API_VERSION = 4
 """The version of the API: goes up by one where plugins may need what older ones lack."""
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*\.[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 
 
 def check_api(module: ModuleType, origin: str) -> None:

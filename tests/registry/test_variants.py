@@ -16,11 +16,13 @@ OTHER = {"use": "a.other", "tables": ["t_2", "t_1"], "options": {"y": 2}, "enabl
 THIRD = {"use": "a.third", "tables": ["t_3"]}
 
 
-def shardings(tmp_path: Path, entries: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+def shardings(
+    tmp_path: Path, entries: list[dict[str, Any]], name: str, *, chooses: bool = False
+) -> list[dict[str, Any]]:
     """The enabled entries with ``name`` in place of the first one."""
     path = tmp_path / "r.yaml"
     path.write_text(f"version: 1\nsharding: {entries}\n".replace("False", "false"))
-    changed = with_sharding(read_yaml(path), name).data["sharding"]
+    changed = with_sharding(read_yaml(path), name, chooses=chooses).data["sharding"]
     return [entry for entry in changed if entry.get("enabled", True)]
 
 
@@ -44,3 +46,7 @@ def test_the_entrys_own_name_changes_nothing(tmp_path: Path) -> None:
 def test_no_entry_names_tables(tmp_path: Path, entries: list[dict[str, Any]]) -> None:
     with pytest.raises(RegistryError, match=r"whose tables a\.other could take; add one"):
         shardings(tmp_path, entries, "a.other")
+
+
+def test_a_chooser_takes_what_is_left(tmp_path: Path) -> None:
+    assert shardings(tmp_path, [OTHER], "acme", chooses=True) == [{"use": "acme"}]

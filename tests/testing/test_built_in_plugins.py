@@ -2,8 +2,7 @@
 
 import pytest
 
-from recd_plugins.interfaces import Plugin, Table, TargetPooling
-from recd_plugins.interfaces.auto import Auto
+from recd_plugins.interfaces import Chooser, Plugin, Table, TargetPooling
 from recd_plugins.manager import PluginManager
 from recd_plugins.testing.contracts import (
     CacheContract,
@@ -91,12 +90,13 @@ class TestSigmoidTargetPooling(TargetPoolingContract):
         return cls(cls.Options.model_validate({"target": "item", "weights": "sigmoid"}))
 
 
+CHOOSERS = {n for n, found in BUILT_IN["sharding"].items() if issubclass(found.cls, Chooser)}
 TIERED = {name for name in BUILT_IN["sharding"] if name.startswith("flexshard.")}
 
 
 class TestShardings(ShardingContract):
-    # ``auto`` is a word and no plugin: others are put in its place.
-    @pytest.fixture(params=sorted(BUILT_IN["sharding"].keys() - TIERED - {Auto.name}))
+    # In place of choosers others are put.
+    @pytest.fixture(params=sorted(BUILT_IN["sharding"].keys() - TIERED - CHOOSERS))
     def plugin(self, request):
         return make("sharding", request.param)
 

@@ -22,7 +22,7 @@ from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.distributed.rank_agreement import check_agreement
 from recd_plugins.errors import NoPlanError, SetupError
 from recd_plugins.planning import decided
-from recd_plugins.planning.auto import choose
+from recd_plugins.planning.choosing import choose
 from recd_plugins.training.assembly import assemble
 
 CPU = torch.device("cpu")

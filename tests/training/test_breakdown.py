@@ -22,7 +22,6 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import ExactEmbeddingBagCollectionSharder, fused_params
 from recd_plugins.planning.machines import default_topology
-from recd_plugins.planning.stages import STAGES, StageTimes, stage_of
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
@@ -37,6 +36,7 @@ from recd_plugins.training.profile_events import (
     memory_of_step,
 )
 from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.stages import STAGES, StageTimes, stage_of
 
 CPU = torch.device("cpu")
 ROWS, DIM, BATCH, IDS = 1000, 32, 64, 20

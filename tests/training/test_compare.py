@@ -9,11 +9,11 @@ from pathlib import Path
 
 from recd_plugins.files import write_json
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.planning.stages import STAGES, StageTimes
 from recd_plugins.training.compare import Comparison, figures, in_rounds, result_table
 from recd_plugins.training.figures import worse_than_base_rate
 from recd_plugins.training.profile_events import StepMemory
 from recd_plugins.training.trainer import Result
+from recd_plugins.values.stages import STAGES, StageTimes
 
 
 def result(losses: list[float], samples_per_second: float = 100.0) -> Result:

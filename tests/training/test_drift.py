@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from recd_plugins.planning.stages import STAGES, StageTimes
 from recd_plugins.training.drift import Drift, Prediction
+from recd_plugins.values.stages import STAGES, StageTimes
 
 PREDICTED = StageTimes(lookup=0.01, gemm=0.02, all_to_all=0.05, all_reduce=0.01, other=0.01)
 

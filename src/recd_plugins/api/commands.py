@@ -4,7 +4,8 @@
 ``overrides`` makes fields of ``training:`` of the last two. ``SETTINGS`` is ``KEY=VALUE`` of a
 command that reads a registry file.
 
-For plugins that have commands of their own (``register_commands``) or modes of ``recd plan``.
+For plugins that have commands of their own (``register_commands``) or modes of ``recd plan``;
+``TablesPlan`` is what it does without a mode.
 Needs click and no torch.
 """
 
@@ -26,6 +27,7 @@ from recd_plugins.cli.options import (
     report_options,
     topology_options,
 )
+from recd_plugins.cli.plan_tables import TablesPlan
 from recd_plugins.cores import available_cores
 from recd_plugins.progress import AddBar, progress_bars, row_progress
 from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
@@ -43,6 +45,7 @@ __all__ = [
     "SHARE",
     "AddBar",
     "FiniteFloat",
+    "TablesPlan",
     "available_cores",
     "check_outputs",
     "check_reports",

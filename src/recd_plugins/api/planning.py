@@ -14,7 +14,6 @@ from recd_plugins.planning.plan_report import report_side
 from recd_plugins.planning.report_text import size_text, topology_line
 from recd_plugins.planning.setting import RegistryData
 from recd_plugins.planning.stage_times import FILE_BYTES_PER_SECOND, predict_stages
-from recd_plugins.planning.stages import STAGES, Stage, StageTimes, stage_of
 from recd_plugins.planning.topologies import TopologySpec, load_topology, this_machine
 from recd_plugins.planning.work import (
     COLLECTIVES,
@@ -29,6 +28,7 @@ from recd_plugins.training.turns import steps_in_turns
 from recd_plugins.values.collective_rates import CollectiveRate, CollectiveRates
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
 from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.stages import STAGES, Stage, StageTimes, stage_of
 
 __all__ = [
     "COLLECTIVES",

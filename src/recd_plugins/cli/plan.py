@@ -87,11 +87,6 @@ def plan_modes() -> PlanModes:
     type=_BatchSize(),
     help="Rows of a rank, in place of training.batch_size; auto finds the most that fit.",
 )
-@click.option(
-    "--auto",
-    is_flag=True,
-    help="Choose the sharding as use: auto does, in place of the first sharding entry.",
-)
 @report_options("Write the whole report here.", "Write a picture of memory and times here")
 @click.option(
     "--calibrate",
@@ -109,7 +104,6 @@ def plan(
     nodes: int | None,
     ranks_per_node: int | None,
     batch_size: int | str | None,
-    auto: bool,
     json_path: Path | None,
     plot_path: Path | None,
     calibrate_path: Path | None,
@@ -145,8 +139,7 @@ def plan(
     mode.check(options, largest)
     check_reports(json_path, plot_path)
     upstream_noise.silence()
-    sharding = "auto" if auto else None
-    loaded = load_registry(registry, plugins_dir=ctx.obj, sharding=sharding)
+    loaded = load_registry(registry, plugins_dir=ctx.obj)
     topology = topology or loaded.training.topology or MACHINE
     if on_machine:
         topology, nodes = MACHINE, 1  # whatever nodes its ranks stand for

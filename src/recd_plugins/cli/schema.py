@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from recd_plugins.interfaces import DatasetWrapper
-from recd_plugins.interfaces.auto import Auto
+from recd_plugins.interfaces import Chooser, DatasetWrapper
 from recd_plugins.manager import PluginManager, Registered
 from recd_plugins.registry.schema import registry_spec
 
@@ -66,9 +65,10 @@ def _put_entry(
         entry["allOf"] = [
             _options_of(what, name, registered, definitions) for name, registered in by_name
         ]
-    if Auto.name in plugins and what == Auto.kind:
+    if choosers := [name for name, found in by_name if issubclass(found.cls, Chooser)]:
         entry["required"].remove("tables")
-        entry["allOf"].append({"if": _uses(Auto.name), "else": {"required": ["tables"]}})
+        uses = {"required": ["use"], "properties": {"use": {"enum": choosers}}}
+        entry["allOf"].append({"if": uses, "else": {"required": ["tables"]}})
     definitions[f"{what}_entry"] = entry
     holder["$ref"] = f"#/$defs/{what}_entry"
     return general

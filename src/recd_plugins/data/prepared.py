@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from recd_plugins.data.lookups import RegistryLookups
-from recd_plugins.interfaces import Dataset, DatasetWrapper, LookupKernels, Section, Setting, Table
+from recd_plugins.interfaces import Choice, Dataset, DatasetWrapper, LookupKernels, Setting, Table
 from recd_plugins.registry import Registry, at_entry
 from recd_plugins.registry.checked_part import CheckedPart, asked_together, by_class
 
@@ -34,7 +34,7 @@ class Prepared:
     coalesced: frozenset[str] = frozenset()
     batch_parts: Mapping[str, TablePart] | None = None
     setting: Setting | None = None
-    chosen: Section | None = None
+    chosen: Choice | None = None
 
     @property
     def table_parts(self) -> tuple[TablePart, ...]:

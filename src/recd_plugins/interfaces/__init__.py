@@ -10,6 +10,14 @@ from recd_plugins.interfaces.callback import (
     RunStart,
     RunStep,
 )
+from recd_plugins.interfaces.chooser import (
+    Choice,
+    ChoiceQuestion,
+    Chooser,
+    Offer,
+    Offered,
+    Trial,
+)
 from recd_plugins.interfaces.converter import Converter
 from recd_plugins.interfaces.dataset import Dataset, DatasetWrapper, Reader, Split
 from recd_plugins.interfaces.ingestion import Feed, Ingestion
@@ -40,6 +48,9 @@ __all__ = [
     "MOST_UNKNOWN",
     "Cache",
     "Callback",
+    "Choice",
+    "ChoiceQuestion",
+    "Chooser",
     "Converter",
     "Dataset",
     "DatasetWrapper",
@@ -53,6 +64,8 @@ __all__ = [
     "Metric",
     "Model",
     "ModelFeatures",
+    "Offer",
+    "Offered",
     "Optimizer",
     "Origin",
     "Pipeline",
@@ -85,4 +98,5 @@ __all__ = [
     "TrainPipeline",
     "TrainedRun",
     "TrainingData",
+    "Trial",
 ]

@@ -55,7 +55,7 @@ class Sharding(Plugin, ABC):
         tables: Sequence[Table],  # noqa: ARG003
         setting: Setting,  # noqa: ARG003
     ) -> Sequence[Mapping[str, Any]]:
-        """Options with which ``use: auto`` may try this plugin for tables that are alike.
+        """Options with which a chooser may try this plugin for tables that are alike.
 
         ``{}`` are the defaults; nothing, the default, keeps it out. Each offer is made, prepared
         and planned to predict its step, so only what may be the best for these tables is worth
@@ -65,7 +65,7 @@ class Sharding(Plugin, ABC):
         Args:
             tables: of one module type, which are looked up alike.
             setting: of the model. The profile of its data has the distinct ids of a batch of all
-                tables that auto chooses for, whether they are coalesced or not.
+                tables that are chosen for, whether they are coalesced or not.
         """
         return ()
 

@@ -29,9 +29,9 @@ from recd_plugins.model.poolings import put_poolings
 from recd_plugins.model.sequence_pooling import SequencePooling
 from recd_plugins.planning.activations import Saved, counting_saved
 from recd_plugins.planning.products import without_products
-from recd_plugins.planning.stages import stage_of
 from recd_plugins.registry import Registry
 from recd_plugins.values.model_input import ModelInput, Placement
+from recd_plugins.values.stages import stage_of
 
 # Rows to look at, enough that lengths are those of the data; and rows to count on, spread over
 # them: neighbours are of one session, so fewer of them than of others say how long sessions are.

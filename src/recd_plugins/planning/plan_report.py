@@ -17,7 +17,6 @@ from recd_plugins.planning.candidates import Candidate
 from recd_plugins.planning.compute import Compute
 from recd_plugins.planning.planner import Planned
 from recd_plugins.planning.stage_times import predict_stages
-from recd_plugins.planning.stages import StageTimes
 from recd_plugins.planning.storage import (
     RESERVED_SHARE,
     dense_bytes,
@@ -29,6 +28,7 @@ from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.stages import StageTimes
 
 #: What takes the memory of a rank, beside what table parts name.
 COMPONENTS = (
@@ -152,7 +152,7 @@ class PlanReport:
         plugins: the plan that ``recd run`` takes.
         plain: TorchRec's own, without plugins; None where it does not fit.
         plain_problem: why not.
-        chosen: what ``auto`` came to; None without it.
+        chosen: what a chooser came to; None without one.
     """
 
     topology: str

@@ -12,7 +12,7 @@ from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.torchrec_internals import refuse_other_versions
 from recd_plugins.interfaces import Setting
 from recd_plugins.model_tables import refuse_shared_tables
-from recd_plugins.planning.auto.choose import choose
+from recd_plugins.planning.choosing.choose import choose
 from recd_plugins.planning.prepare_entries import prepare_entries
 from recd_plugins.planning.setting import setting_of
 from recd_plugins.registry import Registry
@@ -33,7 +33,7 @@ def prepare_model(registry: Registry, model: nn.Module, setting: Setting | None 
         RegistryError: a pattern matches no table or feature, or two entries claim one.
         ExactnessError: a combination that cannot be exact.
         SetupError: modules share a table; or TorchRec, FBGEMM or torch lacks what this package
-            relies on; or nothing that ``auto`` may choose fits.
+            relies on; or nothing that a chooser may choose fits.
     """
     refuse_other_versions()
     refuse_shared_tables(model)

@@ -30,7 +30,7 @@ def prepare_entries(
     """Put what the registry names into ``model``.
 
     Args:
-        registry: says what goes where; none of its entries is ``auto``.
+        registry: says what goes where; none of its entries is a chooser.
         model: not prepared.
         setting: the ranks that it will be sharded for.
         device_type: of the tables, as far as it is known.

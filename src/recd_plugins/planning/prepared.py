@@ -42,7 +42,7 @@ class Prepared(data.Prepared):
         batch_parts: what wrappers of the dataset are told of the tables in place of ``parts``, as a
             baseline is fed the batches of the model that it is compared with.
         setting: what sharding plugins decided by; None of a baseline.
-        chosen: what an entry ``auto`` came to, and why; None without one.
+        chosen: what a chooser came to, and why; None without one.
     """
 
     registry: Registry
@@ -187,7 +187,7 @@ class Registry(parsed.Registry):
         ingestion: who makes batches, None for the ranks; its patterns are empty.
         kinds: that sections of the file may be of, by name.
         further: entries of the kinds that have no attribute here, by kind.
-        offering: shardings that an entry ``auto`` asks what they offer; none without such an entry.
+        offering: shardings that a chooser may choose among; none without one.
     """
 
     @property

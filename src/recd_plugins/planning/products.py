@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from recd_plugins.planning.stages import stage_of
+from recd_plugins.values.stages import stage_of
 
 T = TypeVar("T")
 

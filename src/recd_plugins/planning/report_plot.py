@@ -6,8 +6,8 @@ from pathlib import Path
 
 from recd_plugins.files import write_figure
 from recd_plugins.planning.plan_report import PlanReport
-from recd_plugins.planning.stages import STAGES
 from recd_plugins.plots import plot_style
+from recd_plugins.values.stages import STAGES
 
 
 @plot_style()

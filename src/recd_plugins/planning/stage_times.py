@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from recd_plugins.planning.stages import STAGES, StageTimes
 from recd_plugins.values.stage_costs import StageCosts
+from recd_plugins.values.stages import STAGES, StageTimes
 from recd_plugins.values.work import Work
 
 #: Bytes a second of a file whose rows are read in random order: an assumption, 1 GiB/s.

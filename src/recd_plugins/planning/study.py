@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from recd_plugins.errors import NoPlanError
-from recd_plugins.interfaces import StepShape
-from recd_plugins.planning.auto.chosen import Chosen
+from recd_plugins.interfaces import Choice, StepShape
 from recd_plugins.planning.candidates import Candidate, data_of_model, with_plugins
 from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.largest_batch import largest_batch
@@ -74,10 +73,10 @@ class Study:
             self._chosen(plugins(mine.batch_size)),
         )
 
-    def _chosen(self, candidate: Candidate) -> Chosen | None:
-        """What ``auto`` came to, with what the model computes besides."""
+    def _chosen(self, candidate: Candidate) -> Choice | None:
+        """What a chooser came to, with what the model computes besides."""
         prepared = candidate.prepared
-        if not isinstance(prepared.chosen, Chosen):
+        if prepared.chosen is None:
             return None
         step = StepShape(
             prepared.registry.training.batch_size,

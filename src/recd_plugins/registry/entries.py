@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from recd_plugins.errors import PluginError, Problem, RecdError, RegistryError
-from recd_plugins.interfaces import Kind, Plugin
+from recd_plugins.interfaces import Chooser, Kind, Plugin
 from recd_plugins.words import did_you_mean, shortened
 
 P = TypeVar("P", bound=Plugin, covariant=True)
@@ -25,14 +25,17 @@ class Entry(Generic[P]):
         patterns: names or globs of features or tables.
         field: where it stands in the file, as ``sharding[0]``.
         line: 1-based line in the file.
-        yields: whether it leaves to other entries what they name too.
     """
 
     plugin: P
     patterns: tuple[str, ...]
     field: str
     line: int
-    yields: bool = False
+
+    @property
+    def yields(self) -> bool:
+        """Whether it leaves to other entries what they name too."""
+        return isinstance(self.plugin, Chooser)
 
     def matches(self, name: str) -> bool:
         """Whether a pattern matches ``name``; case counts."""

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.errors import Problem, RegistryError
-from recd_plugins.interfaces import Sharding
-from recd_plugins.interfaces.auto import Auto
+from recd_plugins.interfaces import Chooser, Sharding
 from recd_plugins.manager import PluginManager
 from recd_plugins.registry.entries import Entry
 from recd_plugins.registry.loader import read_yaml, render
 from recd_plugins.registry.no_data import NoConverter, NoDataset
 from recd_plugins.registry.registry import TYPED_KINDS, Registry
-from recd_plugins.registry.resolve import ResolvedEntry, resolve
+from recd_plugins.registry.resolve import ResolvedEntry, is_chooser, resolve
 from recd_plugins.registry.schema import (
     FeatureEntrySpec,
     PluginSpec,
@@ -39,12 +38,12 @@ def read_registry(
     where it has no other that is about their rows.
     """
     document = with_settings(read_yaml(path), settings)
+    manager = PluginManager(plugins_dir)
     if sharding is not None:
-        document = with_sharding(document, sharding)
+        document = with_sharding(document, sharding, chooses=is_chooser(manager, sharding))
     # What is there of these is made of the dataset's rows alone, and would be ignored without it.
     of_data = {"dataset", "converter", "preprocessing", "ingestion"}
     needs_data = needs_data or not of_data.isdisjoint(document.data)
-    manager = PluginManager(plugins_dir)
     found = resolve(document, manager, needs_data=needs_data)
     spec: Any = found.spec
 
@@ -57,7 +56,6 @@ def read_registry(
                 _patterns(spec),
                 render(item.location),
                 document.lines.get(item.location, 0),
-                yields=isinstance(item.plugin, Auto),
             )
             for item, spec in zip(entries, specs, strict=True)
             if getattr(spec, "enabled", True)
@@ -71,15 +69,16 @@ def read_registry(
         kind: entries[kind][0].plugin for kind in ("dataset", "converter") if entries[kind]
     }
     model = None if entries["model"] else spec.model
-    autos = [entry for entry in entries["sharding"] if isinstance(entry.plugin, Auto)]
-    if len(autos) > 1:
-        first, second = autos[:2]
+    choosers = [entry for entry in entries["sharding"] if entry.yields]
+    if len(choosers) > 1:
+        first, second = choosers[:2]
         problem = (
-            f"auto stands in {first.field} (line {first.line}) already, and chooses for all its "
-            "tables together: keep one, with the patterns of both, or give one enabled: false"
+            f"{first.plugin.name} stands in {first.field} (line {first.line}) already, and chooses "
+            "for all its tables together: keep one, with the patterns of both, or give one "
+            "enabled: false"
         )
         raise RegistryError([Problem(str(path), second.line, second.field, problem)])
-    of_sharding: Any = manager.plugins["sharding"].values() if autos else ()
+    shardings: Any = manager.plugins["sharding"].values() if choosers else ()
     return Registry(
         path=path,
         # Without sections of kinds: it travels to readers, who know this class alone.
@@ -93,7 +92,7 @@ def read_registry(
         wrappers=enabled(found.wrappers, spec.dataset.wrap) if spec.dataset else (),
         ingestion=next(iter(entries["ingestion"]), None),
         kinds=found.kinds,
-        offering=tuple(sorted((each.cls for each in of_sharding), key=_simplest_first)),
+        offering=_offering([each.cls for each in shardings]),
         further={kind: of_kind for kind, of_kind in entries.items() if kind not in TYPED_KINDS},
     )
 
@@ -112,8 +111,13 @@ def registry_without_file() -> Registry:
     )
 
 
+def _offering(classes: list[type[Sharding]]) -> tuple[type[Sharding], ...]:
+    """Those that a chooser may choose, the simplest first."""
+    return tuple(sorted((c for c in classes if not issubclass(c, Chooser)), key=_simplest_first))
+
+
 def _simplest_first(cls: type[Sharding]) -> tuple[bool, str]:
-    """Of equally good ones ``auto`` takes the first: what leaves modules as they are."""
+    """Of equally good ones a chooser takes the first: what leaves modules as they are."""
     return cls.rewrite is not Sharding.rewrite, cls.name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,13 +12,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from recd_plugins.errors import Problem, RecdError, RegistryError
-from recd_plugins.interfaces import DatasetWrapper, Kind, Plugin, PluginOptions
+from recd_plugins.interfaces import Chooser, DatasetWrapper, Kind, Plugin, PluginOptions
 from recd_plugins.manager import PluginManager, Registered
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry.loader import Document, Location, short_repr
 from recd_plugins.registry.schema import RegistrySpec, registry_spec
 from recd_plugins.registry.written import misread
 from recd_plugins.words import closest, did_you_mean
+
+_PACKAGE = re.compile(r"[a-z][a-z0-9_]{0,30}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def resolve(document: Document, manager: PluginManager, *, needs_data: bool = Tr
     model = registry_spec(kinds.values(), document.data, needs_data=needs_data)
     spec = None
     try:
-        spec = model.model_validate(document.data)
+        spec = model.model_validate(_with_all_tables(document.data, manager))
     except ValidationError as error:
         problems += schema_problems(document, (), model, "key", error)
         problems += _unloaded(document, model, manager)
@@ -85,6 +88,33 @@ def resolve(document: Document, manager: PluginManager, *, needs_data: bool = Tr
     if problems or spec is None:
         raise RegistryError(sorted(problems, key=lambda problem: problem.line))
     return Resolved(kinds, spec, entries, wrappers)
+
+
+def is_chooser(manager: PluginManager, name: str) -> bool:
+    """Whether the sharding of that name chooses others.
+
+    Raises:
+        PluginError: what has such names cannot be used.
+    """
+    found = manager.find("sharding", name)
+    return found is not None and issubclass(found.cls, Chooser)
+
+
+def _with_all_tables(data: dict[str, Any], manager: PluginManager) -> dict[str, Any]:
+    """The document with tables for choosers: all, which they leave to others that name them.
+
+    So that one is not asked for tables which is not installed, it has them too.
+    """
+
+    def written(entry: Any) -> Any:
+        name = entry.get("use") if isinstance(entry, dict) else None
+        if not isinstance(name, str) or "tables" in entry:
+            return entry
+        unknown = manager.find("sharding", name) is None
+        return {"tables": ["*"], **entry} if unknown or is_chooser(manager, name) else entry
+
+    entries = data.get("sharding")
+    return {**data, "sharding": list(map(written, entries))} if isinstance(entries, list) else data
 
 
 def two_readers(ingestion: str, workers: int) -> str:
@@ -197,13 +227,18 @@ def _unknown_plugin(manager: PluginManager, kind: Kind, location: Location, name
         return f"{message}; {what}s: {', '.join(sorted(usable)) or 'none'}"
     message = (
         f"{message}, and no plugin has a name that starts with {package}. (there are: "
-        f"{', '.join(installed) or 'none'}); install the distribution that has it, or give the "
-        f"folder of its file with --plugins-dir"
+        f"{', '.join(installed) or 'none'}); install the distribution that has it"
+        f"{_own_distribution(package)}, or give the folder of its file with --plugins-dir"
     )
     if manager.broken:
         reasons = "; ".join(broken.reason for broken in manager.broken)
         message += f". It may be in what could not be loaded: {reasons}"
     return message
+
+
+def _own_distribution(package: str) -> str:
+    """What it is called if it is one of this project's."""
+    return f" (of recd-plugins: recd-plugin-{package})" if _PACKAGE.fullmatch(package) else ""
 
 
 def schema_problems(

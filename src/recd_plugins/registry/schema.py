@@ -11,12 +11,10 @@ from pydantic import (
     ValidationInfo,
     create_model,
     field_validator,
-    model_validator,
 )
 
 from recd_plugins.built_in_kinds import BY_NAME
 from recd_plugins.interfaces import Kind
-from recd_plugins.interfaces.auto import Auto
 from recd_plugins.registry.spec import Count, Spec, Width
 from recd_plugins.registry.training_spec import TrainingSpec
 
@@ -70,13 +68,6 @@ class TableEntrySpec(PluginSpec):
         description="Names of tables (t_<feature>); * ? and [] match as in file names.",
     )
     enabled: bool = Field(default=True, description="False leaves the entry out.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _auto_takes_all(cls, value: Any) -> Any:
-        """It leaves to others what they name."""
-        of_auto = isinstance(value, dict) and value.get("use") == Auto.name
-        return {"tables": ["*"], **value} if of_auto else value
 
 
 class TableSpec(Spec):

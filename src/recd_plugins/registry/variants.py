@@ -6,15 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from recd_plugins.errors import RegistryError
-from recd_plugins.interfaces.auto import Auto
 from recd_plugins.registry.loader import Document
 
 
-def with_sharding(document: Document, name: str) -> Document:
+def with_sharding(document: Document, name: str, *, chooses: bool) -> Document:
     """The document with the plugin ``name`` in place of its first ``sharding`` entry.
 
     An entry of that plugin for the same ``tables``, enabled or not, says its options; without one
     they are the plugin's defaults.
+
+    Args:
+        document: of a registry file.
+        name: of the plugin.
+        chooses: whether it is a chooser, which takes all tables that are left.
 
     Raises:
         RegistryError: no entry is enabled, so that no tables are named.
@@ -22,7 +26,7 @@ def with_sharding(document: Document, name: str) -> Document:
     entries = document.data.get("sharding")
     entries = list(entries) if isinstance(entries, list) else []
     first = next((i for i, entry in enumerate(entries) if _enabled(entry)), None)
-    if first is None and name == Auto.name:  # which takes all that are left
+    if first is None and chooses:
         entries.append({"use": name})
         return replace(document, data={**document.data, "sharding": entries})
     if first is None:

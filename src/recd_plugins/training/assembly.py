@@ -21,8 +21,8 @@ from recd_plugins.interfaces import FeatureSchema, Setting, Table, TablePart
 from recd_plugins.model.build import build_model
 from recd_plugins.model.deferred_tables import deferred_tables, generators_kept
 from recd_plugins.model_tables import tables_of
-from recd_plugins.planning.auto.choose import choose
 from recd_plugins.planning.candidates import activation_bytes, without_plugins
+from recd_plugins.planning.choosing.choose import choose
 from recd_plugins.planning.compute import measure_kept
 from recd_plugins.planning.planner import build_planner, profile_of
 from recd_plugins.planning.prepare_entries import prepare_parts

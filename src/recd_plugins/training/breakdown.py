@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from recd_plugins.planning.stages import STAGES, Stage, StageTimes
 from recd_plugins.training.profile_events import (
     PROFILED_STEP,
     StepMemory,
@@ -32,6 +31,7 @@ from recd_plugins.training.profile_events import (
     memory_of_step,
     read_profile,
 )
+from recd_plugins.values.stages import STAGES, Stage, StageTimes
 
 __all__ = ["StepMemory", "StepProfile", "static_bytes", "step_profile"]
 

@@ -14,12 +14,12 @@ from recd_plugins.model.deferred_tables import generators_kept
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.stage_times import predict_stages
-from recd_plugins.planning.stages import STAGES, Stage, StageTimes
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.training.assembly import Assembled
 from recd_plugins.training.breakdown import StepProfile
 from recd_plugins.training.meter import Meter
+from recd_plugins.values.stages import STAGES, Stage, StageTimes
 
 #: By what factor a step may be off before that is said.
 MOST_OFF = 1.5

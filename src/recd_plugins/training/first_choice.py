@@ -1,4 +1,4 @@
-"""What ``auto`` came to when a run was started, for the run that goes on from its checkpoint."""
+"""What a chooser came to when a run was started, for the run that goes on from its checkpoint."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from recd_plugins.planning.auto.entries import auto_of, with_offers
-from recd_plugins.planning.auto.groups import Offer
+from recd_plugins.interfaces import Offer
+from recd_plugins.planning.choosing.entries import chooser_of, with_offers
 from recd_plugins.planning.prepared import Registry
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.folder import checkpoints_in
@@ -17,24 +17,25 @@ from recd_plugins.training.identity import read_sharding, sharding_identity
 
 
 def resume_choice(registry: Registry, *, quiet: bool = False) -> Registry:
-    """The registry with the entries of the newest checkpoint that is whole in place of ``auto``.
+    """The registry with the entries of the newest checkpoint that is whole in place of its chooser.
 
-    What is measured at a start differs from start to start, and by it what ``auto`` would choose.
+    What is measured at a start differs from start to start, and by it what would be chosen.
 
     Args:
-        registry: as its file says; it stays as it is without ``auto`` or without a checkpoint.
-        quiet: do not say on stderr what becomes of ``auto``.
+        registry: as its file says; it stays as it is without a chooser or without a checkpoint.
+        quiet: do not say on stderr what becomes of it.
     """
-    auto = auto_of(registry)
+    chooser = chooser_of(registry)
     folder = registry.training.checkpoint.path
-    if auto is None or folder is None:
+    if chooser is None or folder is None:
         return registry
+    name = chooser.plugin.name
     for checkpoint in reversed(checkpoints_in(Path(folder))):
         try:
             entries, tables = read_sharding(checkpoint)
         except DamagedError:  # told when weights are loaded
             continue
-        at = registry.sharding.index(auto)
+        at = registry.sharding.index(chooser)
         own = sharding_identity(registry, tables)
         before, after = own[:at], own[at + 1 :]
         end = len(entries) - len(after)
@@ -47,14 +48,13 @@ def resume_choice(registry: Registry, *, quiet: bool = False) -> Registry:
             why = f"{missing[0]} is not installed"
         else:
             if not quiet:
-                click.echo(
-                    f"auto takes what {checkpoint} was trained with: {_words(chosen)}", err=True
-                )
+                words = f"{name} takes what {checkpoint} was trained with: {_words(chosen)}"
+                click.echo(words, err=True)
             offers = [(Offer(e["use"], e.get("options", {})), e["tables"]) for e in chosen]
-            return Registry(**vars(with_offers(registry, auto, offers)))
+            return Registry(**vars(with_offers(registry, chooser, offers)))
         if not quiet:
             words = (
-                f"auto does not take what {checkpoint} was trained with, and chooses anew: {why}"
+                f"{name} does not take what {checkpoint} was trained with, and chooses anew: {why}"
             )
             click.echo(words, err=True)
         return registry

@@ -11,7 +11,7 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import profile
 
-from recd_plugins.planning.stages import STAGES, Stage, stage_of
+from recd_plugins.values.stages import STAGES, Stage, stage_of
 
 #: The region around a profiled step.
 PROFILED_STEP = "## recd step ##"

@@ -22,7 +22,6 @@ from recd_plugins.interfaces import Section
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.model.deferred_tables import generators_kept
 from recd_plugins.planning.prepared import load_registry
-from recd_plugins.planning.stages import StageTimes
 from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.assembly import Side, assemble
@@ -49,6 +48,7 @@ from recd_plugins.training.stall_report import StallReport
 from recd_plugins.training.steps import steps
 from recd_plugins.training.table_parts import channels_of, observed_by, sections_of
 from recd_plugins.training.validation import Measured, Validation, ValidationReport, stretches
+from recd_plugins.values.stages import StageTimes
 
 T = TypeVar("T")
 

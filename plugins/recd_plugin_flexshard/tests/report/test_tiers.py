@@ -18,10 +18,10 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from recd_plugin_flexshard.runtime import ShardedTieredEmbeddingCollection
 from recd_plugins import load_registry
-from recd_plugins.planning.stages import StageTimes
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.breakdown import step_profile
 from recd_plugins.values.model_input import ModelInput
+from recd_plugins.values.stages import StageTimes
 
 REGISTRY = """
 version: 1

@@ -112,7 +112,7 @@ class ShardingContract(TablePartContract):
     def test_what_it_offers_are_options(
         self, plugin: Sharding, tables: Sequence[Table], setting: Setting
     ) -> None:
-        """``use: auto`` makes, prepares and plans each offer, on every rank by itself."""
+        """A chooser makes, prepares and plans each offer, on every rank by itself."""
         for pooled in (True, False):
             alike = [table for table in tables[:-1] if table.pooled == pooled]
             offers = [dict(options) for options in plugin.offers(alike, setting)]

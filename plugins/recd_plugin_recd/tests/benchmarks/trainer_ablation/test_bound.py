@@ -4,7 +4,7 @@ import pytest
 
 from recd_plugin_recd.benchmarks.trainer_ablation.bound import DedupeFactors, speedup_bound
 from recd_plugin_recd.benchmarks.trainer_ablation.variants import largest_batch
-from recd_plugins.planning.stages import StageTimes
+from recd_plugins.values.stages import StageTimes
 
 FACTORS = DedupeFactors(ids=4, bytes=5, pooling=8)
 

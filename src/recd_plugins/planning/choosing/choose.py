@@ -1,4 +1,4 @@
-"""The registry with what was chosen in place of ``auto``: the same on all ranks."""
+"""The registry with what was chosen in place of a chooser: the same on all ranks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.row_pipeline import fit_converter
 from recd_plugins.distributed.rank_agreement import check_agreement
-from recd_plugins.errors import NoPlanError, RecdError, SetupError
-from recd_plugins.interfaces import Setting, Sharding, Table
+from recd_plugins.errors import NoPlanError, PluginError, RecdError, SetupError
+from recd_plugins.interfaces import Choice, Chooser, Setting, Table
 from recd_plugins.model_tables import embedding_modules, rows_by_feature
-from recd_plugins.planning.auto.chosen import Chosen, GroupChoice
-from recd_plugins.planning.auto.data import DataOfChoices, profile_of_choices
-from recd_plugins.planning.auto.entries import auto_of, with_offers
-from recd_plugins.planning.auto.groups import Group, Offer, groups_of
-from recd_plugins.planning.auto.search import best_choices
-from recd_plugins.planning.auto.trials import Choices, Trials
+from recd_plugins.planning.choosing.data import DataOfChoices, profile_of_choices
+from recd_plugins.planning.choosing.entries import chooser_of, with_offers
+from recd_plugins.planning.choosing.question import RegistryQuestion
 from recd_plugins.planning.decided import document
 from recd_plugins.planning.performance import collective_seconds
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.processes import portable
-from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry import Entry, Registry, at_entry
 from recd_plugins.registry.no_data import NoDataset
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stage_costs import StageCosts
@@ -43,26 +41,24 @@ class _Found:
     """What one rank tells the others.
 
     Attributes:
-        offers: that were chosen, with the names of their tables.
-        profile: of the data, with what they coalesce.
-        report: of the choice.
+        choice: of the chooser.
+        profile: of the data, with what is coalesced by it.
     """
 
-    offers: list[tuple[Offer, list[str]]]
+    choice: Choice
     profile: DataProfile
-    report: Chosen
 
 
 def choose(
     registry: Registry, model: nn.Module, setting: Setting
-) -> tuple[Registry, Setting, Chosen | None]:
-    """The registry and setting to go on with, and what ``auto`` came to; as they are without it.
+) -> tuple[Registry, Setting, Choice | None]:
+    """The registry and setting to go on with, and what was chosen; as they are without a chooser.
 
     Where this process is one of the ranks that the setting is of, rank 0 chooses for all of them:
     a collective call.
 
     Args:
-        registry: that may have an entry ``auto``.
+        registry: that may have a chooser.
         model: not prepared; it stays as it is.
         setting: of the model.
 
@@ -73,25 +69,28 @@ def choose(
         SetupError: ranks have other registries, models or data than one another.
         RecdError: the data or the model does not go with the registry.
     """
-    auto = auto_of(registry)
-    if auto is None:
+    chooser = chooser_of(registry)
+    if chooser is None:
         return registry, setting, None
     ours = [t for module in embedding_modules(model) if module.ours for t in module.tables]
     claims = registry.claim("sharding", [table.name for table in ours])
-    tables = [table for table in ours if claims.get(table.name) is auto]
-    others = tuple(table.name for table in ours if claims.get(table.name) is not auto)
+    tables = [table for table in ours if claims.get(table.name) is chooser]
+    others = tuple(table.name for table in ours if claims.get(table.name) is not chooser)
+    find = partial(_find, registry, chooser, model, tables, others, setting)
     # Tables that have no memory yet are looked at by a mode, and trials have models of their own.
     with _disable_current_modes():
-        found = _of_one_rank(
-            registry, ours, setting, partial(_find, registry, auto, model, tables, others, setting)
-        )
+        found = _of_one_rank(registry, chooser, ours, setting, find)
     data = DataOfChoices(setting.data, tables, found.profile)
-    chosen = with_offers(registry, auto, found.offers)
-    return chosen, replace(setting, data=data), found.report
+    chosen = with_offers(registry, chooser, found.choice.offered)
+    return chosen, replace(setting, data=data), found.choice
 
 
 def _of_one_rank(
-    registry: Registry, tables: Sequence[Table], setting: Setting, find: Callable[[], _Found]
+    registry: Registry,
+    chooser: Entry[Chooser],
+    tables: Sequence[Table],
+    setting: Setting,
+    find: Callable[[], _Found],
 ) -> _Found:
     if not dist.is_initialized() or not dist.get_world_size() == setting.world_size > 1:
         return find()
@@ -100,7 +99,7 @@ def _of_one_rank(
         "the model's tables": {table.name: asdict(table) for table in tables},
         "the first rows of the data": _digest(registry),
     }
-    check_agreement("choosing by auto", asked)
+    check_agreement(f"choosing by {chooser.plugin.name}", asked)
 
     def told() -> _Found | RecdError:
         try:
@@ -130,13 +129,13 @@ def _digest(registry: Registry) -> str:
 
 def _find(
     registry: Registry,
-    auto: Entry[Sharding],
+    chooser: Entry[Chooser],
     model: nn.Module,
     tables: Sequence[Table],
     others: tuple[str, ...],
     setting: Setting,
 ) -> _Found:
-    costs = _costs(setting)
+    costs = _costs(setting, chooser.plugin.name)
     modules = list(embedding_modules(model))
     rows = rows_by_feature(
         table for module in modules if module.takes_rows for table in module.tables
@@ -144,61 +143,30 @@ def _find(
     ours = [table for module in modules if module.ours for table in module.tables]
     profile = profile_of_choices(registry, tables, ours, setting.data, rows)
     known = replace(setting, data=DataOfChoices(setting.data, tables, profile))
-    groups = groups_of(tables, registry.offering, known)
-    trials = Trials(registry, auto, groups, model, known, costs)
-    best = best_choices(trials, groups)
-    if trials(best).seconds is None:
-        start = trials((None,) * len(groups))
-        assert start.error is not None, "the search starts there"
-        raise _nothing(registry, auto, start.error) from start.error
-    report = _report(trials, groups, best, costs, others)
-    report = replace(report, measured=setting.measured)
-    return _Found(trials.offers(best), trials.profile(best), report)
+    question = RegistryQuestion(tables, others, known, costs, registry, chooser, model)
+    plugin = chooser.plugin
+    try:
+        with plugin_call(plugin, "choose"):
+            choice = plugin.choose(question)
+    except NoPlanError as error:
+        raise NoPlanError(
+            f"{registry.path}:{chooser.line} {chooser.field}: {plugin.name} finds nothing that "
+            f"fits among what installed plugins offer; with the tables left to the planner: {error}"
+        ) from error
+    except RecdError:
+        with at_entry(registry.path, chooser):
+            raise
+    if not isinstance(choice, Choice):
+        raise PluginError(f"{plugin.name}: choose returned {choice!r}; expected a Choice")
+    return _Found(choice, question.profile(choice.offered))
 
 
-def _report(
-    trials: Trials,
-    groups: Sequence[Group],
-    best: Choices,
-    costs: StageCosts,
-    others: tuple[str, ...],
-) -> Chosen:
-    found, start = trials(best), trials((None,) * len(groups))
-    assert found.seconds is not None, "it is the best"
-    made = trials.made
-    choices = []
-    for number, (group, offer) in enumerate(zip(groups, best, strict=True)):
-        tried = [(other[number], trial) for other, trial in made.items() if other[number] != offer]
-        # The shortest step with each comes last, and stays.
-        longest_first = sorted(tried, key=lambda each: -each[1].total)
-        possible = {o: trial.total for o, trial in longest_first if trial.seconds is not None}
-        refused = {o: trial.why for o, trial in tried if o and trial.error and o not in possible}
-        choices.append(
-            GroupChoice(
-                tuple(table.name for table in group.tables),
-                group.pooled,
-                offer,
-                tuple(sorted(possible.items(), key=lambda each: each[1])),
-                tuple(refused.items()),
-            )
-        )
-    return Chosen(
-        tuple(choices),
-        others,
-        found.seconds,
-        max(found.works, key=costs.all_to_all.seconds),
-        None if start.seconds is None else start.total,
-        costs,
-        len(made),
-    )
-
-
-def _costs(setting: Setting) -> StageCosts:
+def _costs(setting: Setting, name: str) -> StageCosts:
     """Those of the setting; what it has as free, and is not, takes what is assumed of it."""
     if setting.costs is None:
         raise SetupError(
-            "auto chooses by what a step costs, and the setting that the model is prepared for has "
-            "no costs: leave the setting out, or make it by the costs of a topology"
+            f"{name} chooses by what a step costs, and the setting that the model is prepared for "
+            "has no costs: leave the setting out, or make it by the costs of a topology"
         )
     all_to_all, other = setting.costs.all_to_all, setting.costs.other
     if not all_to_all.collectives:
@@ -208,13 +176,3 @@ def _costs(setting: Setting) -> StageCosts:
         assumed = {"ids_made_unique": _UNIQUE_SECONDS[setting.device_type]}
         other = other.model_copy(update=assumed)
     return setting.costs.model_copy(update={"all_to_all": all_to_all, "other": other})
-
-
-def _nothing(registry: Registry, auto: Entry[Sharding], error: Exception) -> Exception:
-    """The error of a registry of which nothing can be planned."""
-    if not isinstance(error, NoPlanError):
-        return error
-    return NoPlanError(
-        f"{registry.path}:{auto.line} {auto.field}: auto finds nothing that fits among what "
-        f"installed plugins offer; with the tables left to the planner: {error}"
-    )

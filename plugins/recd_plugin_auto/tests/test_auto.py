@@ -10,19 +10,21 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from rich.console import Console
 from ruamel.yaml import YAML
 from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 
+from recd_plugin_auto.chosen import Chosen
+from recd_plugin_auto.lines import patterns_of
 from recd_plugins import Registry, load_registry
+from recd_plugins.cli import main
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.drop_in.wrap import wrap
 from recd_plugins.errors import NoPlanError, PluginError, RegistryError, SetupError
 from recd_plugins.interfaces import Setting
 from recd_plugins.model.build import build_model
-from recd_plugins.planning.auto.chosen import Chosen
-from recd_plugins.planning.auto.lines import patterns_of
 from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.report_text import render
@@ -176,6 +178,17 @@ def test_a_plan_tells_why(make_registry) -> None:
     assert sorted(names) == sorted(table.name for table in made.plugins.tables)
     for group in told["groups"]:
         assert group["next_best"] is None or group["next_best"]["milliseconds"] > 0
+
+
+def test_recd_plan_puts_it_in_place_of_the_first_entry(make_registry) -> None:
+    training = {"batch_size": 64, "ranks": 4, "ranks_per_node": 2, "device": "cpu"}
+    entries = [{"use": "torchrec.row_wise", "tables": ["t_*"]}]
+    path = make_registry(sharding=entries, training=training).path
+    done = CliRunner().invoke(main, ["plan", str(path), "--auto"])
+    assert done.exit_code == 0, done.output
+    assert "2 nodes of machine: 4 ranks on cpu" in done.stdout
+    assert "auto: what was chosen" in done.stdout
+    assert "flexshard.joint {budget" in done.stdout, "what others were predicted at"
 
 
 def test_others_keep_their_tables(make_registry) -> None:

@@ -17,7 +17,7 @@ _LEAST_ROWS = 2048
 
 
 class DataOfChoices(TrainingData):
-    """Data whose profile suits tables that ``auto`` has coalesced.
+    """Data whose profile suits tables that a chooser may have coalesced.
 
     Args:
         data: of the model, whatever is coalesced.

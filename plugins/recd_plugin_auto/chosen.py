@@ -11,12 +11,11 @@ from rich.console import RenderableType
 from rich.table import Table as TextTable
 from rich.text import Text
 
-from recd_plugins.interfaces import Section
-from recd_plugins.planning.auto.groups import Offer
-from recd_plugins.planning.auto.lines import entry_line, patterns_of
-from recd_plugins.planning.stages import StageTimes
-from recd_plugins.values.stage_costs import StageCosts
-from recd_plugins.values.work import Work
+from recd_plugin_auto.groups import Group, offered
+from recd_plugin_auto.lines import entry_line, patterns_of
+from recd_plugin_auto.trials import Choices, Trials
+from recd_plugins.api import Choice, ChoiceQuestion, Offer, Work
+from recd_plugins.api.planning import StageCosts, StageTimes
 
 _PLANNER = "the planner"
 # What a second of a stage is of, where the kind of work tells more.
@@ -59,10 +58,11 @@ class GroupChoice:
 
 
 @dataclass(frozen=True)
-class Chosen(Section):
+class Chosen(Choice):
     """What ``auto`` chose.
 
     Attributes:
+        offered: see ``Choice``.
         groups: of its tables.
         others: names of tables that it was not asked for.
         seconds: of a step with what was chosen, without what the model computes.
@@ -118,17 +118,10 @@ class Chosen(Section):
 
     def lines(self) -> str:
         """The section of a registry file that says the same without ``auto``."""
-        together: dict[str, tuple[Offer, list[str]]] = {}
-        left = list(self.others)
-        for each in self.groups:
-            if each.offer is None:
-                left += each.tables
-            else:
-                together.setdefault(each.offer.key, (each.offer, []))[1].extend(each.tables)
-        every = [*left, *(name for _, names in together.values() for name in names)]
+        every = [*self.others, *(name for each in self.groups for name in each.tables)]
         lines = [
             entry_line(offer, patterns_of(names, [n for n in every if n not in set(names)]))
-            for offer, names in together.values()
+            for offer, names in self.offered
         ]
         return "\n".join(["sharding:", *lines]) if lines else "sharding: []"
 
@@ -211,6 +204,42 @@ class Chosen(Section):
             f"predicted step: {self.milliseconds(self.seconds.total):.1f} ms{without}; with all of "
             f"them left to the planner: {beside}"
         )
+
+
+def chosen(
+    trials: Trials, groups: Sequence[Group], best: Choices, question: ChoiceQuestion
+) -> Chosen:
+    """The report of the best choices, which have a plan, next to all that was tried."""
+    found, start = trials(best), trials((None,) * len(groups))
+    assert found.seconds is not None, "it is the best"
+    made = trials.made
+    choices = []
+    for number, (group, offer) in enumerate(zip(groups, best, strict=True)):
+        tried = [(other[number], trial) for other, trial in made.items() if other[number] != offer]
+        # The shortest step with each comes last, and stays.
+        longest_first = sorted(tried, key=lambda each: -each[1].total)
+        possible = {o: trial.total for o, trial in longest_first if trial.seconds is not None}
+        refused = {o: trial.why for o, trial in tried if o and trial.error and o not in possible}
+        choices.append(
+            GroupChoice(
+                group.names,
+                group.pooled,
+                offer,
+                tuple(sorted(possible.items(), key=lambda each: each[1])),
+                tuple(refused.items()),
+            )
+        )
+    return Chosen(
+        offered((each.tables, each.offer) for each in choices),
+        tuple(choices),
+        tuple(question.others),
+        found.seconds,
+        max(found.works, key=question.costs.all_to_all.seconds),
+        None if start.seconds is None else start.total,
+        question.costs,
+        len(made),
+        measured=question.setting.measured,
+    )
 
 
 def _named(tables: Sequence[str]) -> str:

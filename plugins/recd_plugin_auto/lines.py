@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from glob import escape
 
-from recd_plugins.planning.auto.groups import Offer
+from recd_plugins.api import Offer
 
 
 def patterns_of(names: Sequence[str], others: Collection[str]) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from recd_plugins.planning.auto.groups import Group
-from recd_plugins.planning.auto.trials import Choices, Trials
+from recd_plugin_auto.groups import Group
+from recd_plugin_auto.trials import Choices, Trials
 
 #: A choice that saves a smaller share of the step is within what predictions are off by.
 LEAST_GAIN = 0.03

@@ -1,0 +1,99 @@
+"""docs/plugins/sharding.md: its chooser is asked once, and replaced by what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.docs.pages import blocks, page
+
+from recd_plugins import Registry, load_registry
+from recd_plugins.errors import NoPlanError, PluginError, RegistryError
+from recd_plugins.planning.candidates import with_plugins
+from recd_plugins.planning.topologies import load_topology
+from recd_plugins.training.session import session
+
+REGISTRY = """
+version: 1
+dataset: {use: dlrm.random, options: {rows: 256, sparse: {user: 90, item: 90}}}
+converter: {use: recd.kjt}
+sharding: SHARDING
+model: {embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}
+training: {batch_size: 16, ranks: 2, device: cpu, evaluate: false}
+"""
+#: What it may choose, besides.
+OTHERS = """
+from recd_plugins.api import Chooser, SetupError, Sharding, hookimpl
+
+class Halves(Sharding):
+    "Rows in halves."
+    name = "acme.halves"
+
+    @classmethod
+    def offers(cls, tables, setting):
+        return [{}]
+
+    def constraints(self, tables):
+        from torchrec.distributed.planner.types import ParameterConstraints
+        return {t.name: ParameterConstraints(sharding_types=["row_wise"]) for t in tables}
+
+@hookimpl
+def register_shardings():
+    return [Halves]
+"""
+#: What a chooser does wrong, and how that is told.
+WRONG = {
+    "return 5": (PluginError, r"acme\.alike: choose returned 5; expected a Choice"),
+    "raise DataError('not today')": (RegistryError, r"registry\.yaml:5 sharding\[0\]: not today"),
+    "1 / 0": (PluginError, r"acme\.alike: choose failed at .*alike\.py:\d+: ZeroDivisionError"),
+}
+
+
+def written(folder: Path, sharding: str, body: str | None = None) -> Path:
+    (code,) = (each for each in blocks(page("plugins/sharding.md"), "python") if "Alike(" in each)
+    if body is not None:
+        start, rest = code.split("    def choose(self, question):\n")
+        end = rest.partition("\n\n\n")[2]
+        code = f"{start}    def choose(self, question):\n        {body}\n\n\n{end}"
+        code = code.replace("import Choice,", "import Choice, DataError,")
+    (folder / "acme_alike.py").write_text(code, encoding="utf-8")
+    (folder / "acme_halves.py").write_text(OTHERS, encoding="utf-8")
+    registry = folder / "registry.yaml"
+    registry.write_text(REGISTRY.replace("SHARDING", sharding), encoding="utf-8")
+    return registry
+
+
+def asked(folder: Path, body: str | None = None) -> Registry:
+    return load_registry(written(folder, "[{use: acme.alike}]", body), plugins_dir=folder)
+
+
+def test_training_is_that_of_the_entries_that_it_chose(tmp_path: Path) -> None:
+    losses = []
+    for sharding in ("[{use: acme.alike}]", "[{use: acme.halves, tables: ['*']}]"):
+        registry = written(tmp_path, sharding)
+        with session(registry, plugins_dir=tmp_path, overrides={}) as trainer:
+            losses.append(trainer.train("plugins").losses)
+    assert losses[0] == losses[1]
+
+
+def test_reports_have_what_it_says(tmp_path: Path) -> None:
+    topology = load_topology("machine", ranks=2)
+    prepared = with_plugins(asked(tmp_path), topology).prepared
+    assert prepared.chosen is not None
+    uses = [offer.use for offer, _ in prepared.chosen.offered]
+    assert [entry.plugin.name for entry in prepared.registry.sharding] == uses
+    assert str(prepared.chosen).startswith("all tables: ")
+    assert prepared.chosen.as_json()["milliseconds"] > 0
+
+
+@pytest.mark.parametrize("body", WRONG)
+def test_what_it_does_wrong_is_told(tmp_path: Path, body: str) -> None:
+    kind, words = WRONG[body]
+    with pytest.raises(kind, match=words):
+        with_plugins(asked(tmp_path, body), load_topology("machine", ranks=2))
+
+
+def test_where_nothing_fits_its_entry_is_named(tmp_path: Path) -> None:
+    little = load_topology("machine", ranks=2).model_copy(update={"ddr_bytes": 1_000})
+    with pytest.raises(NoPlanError, match=r"sharding\[0\]: acme\.alike finds nothing that fits"):
+        with_plugins(asked(tmp_path), little)
