@@ -64,7 +64,7 @@ def test_what_is_no_file(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "dangling").symlink_to("nothing")
-    assert said(tmp_path).startswith(": cannot be read: Is a directory")
+    assert said(tmp_path) == ": is a folder, no registry file; name the file"
     for name in ("pipe", "/dev/zero"):
         assert said(tmp_path / name).startswith((": is no regular", "/dev/zero: is no regular"))
     assert said(tmp_path / "loop").startswith(": cannot be read: Too many levels")

@@ -27,8 +27,8 @@ from recd_plugins.cli.options import (
     report_options,
     topology_options,
 )
-from recd_plugins.cli.plan_tables import TablesPlan
 from recd_plugins.cores import available_cores
+from recd_plugins.planning.tables_plan import TablesPlan
 from recd_plugins.progress import AddBar, progress_bars, row_progress
 from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
 from recd_plugins.upstream_noise import silence as silence_upstream

@@ -19,10 +19,10 @@ from recd_plugins.cli.options import (
     topology_options,
 )
 from recd_plugins.cli.plan_modes import PlanModes
-from recd_plugins.cli.plan_tables import TablesPlan
 from recd_plugins.files import write_json
 from recd_plugins.manager import PluginManager
 from recd_plugins.planning.plan_mode import PlanMode, PlanQuestion
+from recd_plugins.planning.tables_plan import TablesPlan
 
 
 class _BatchSize(click.ParamType):  # type: ignore[type-arg,unused-ignore]

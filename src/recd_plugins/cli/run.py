@@ -288,10 +288,10 @@ def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:
     """What the run would do, as JSON and for a screen."""
     import torch
 
-    from recd_plugins.cli.plan_tables import TablesPlan
     from recd_plugins.distributed.device import choose_device
     from recd_plugins.planning.machines import machine_of
     from recd_plugins.planning.plan_mode import PlanQuestion
+    from recd_plugins.planning.tables_plan import TablesPlan
     from recd_plugins.planning.topologies import MACHINE
     from recd_plugins.training.dry_run import DryRun
 
