@@ -83,12 +83,12 @@ def read_yaml(path: Path, *, first: str = "`version: 1`, `dataset:` and `convert
     name = str(path)
     if path.suffix.lower() in TABLE_SUFFIXES:
         raise _error(name, 0, f"is a table, no registry file; recd init {name} my.yaml writes one")
-    if path.is_dir():
-        raise _error(name, 0, "is a folder, no registry file; name the file")
     yaml = YAML(typ="safe", pure=True)
     yaml.Composer = BoundedComposer
     try:
         root = yaml.compose(read_small_file(path).decode("utf-8"))
+    except IsADirectoryError as error:
+        raise _error(name, 0, "is a folder, no registry file; name the file") from error
     except OSError as error:
         raise _error(name, 0, f"cannot be read: {error.strerror}") from error
     except TooMuchError as error:
