@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from recd_plugin_recd.benchmarks.drop_in_parts.loaders import read_turns
-from recd_plugin_recd.benchmarks.drop_in_parts.ranks import Job, Measured, measure
+from recd_plugin_recd.benchmarks.drop_in_parts.ranks import (
+    Job,
+    Measured,
+    losses_one_rounding_off,
+    measure,
+)
 from recd_plugin_recd.benchmarks.drop_in_parts.three_lines import Side
 from recd_plugin_recd.benchmarks.drop_in_parts.trainers.session_data import Size as TrainerSize
 from recd_plugins.api.distributed import Ranks
@@ -78,14 +83,17 @@ def run(size: Size, *, only: Part | None = None) -> Findings:
                 job = Job(
                     trainer, _SIZES[size], _ROWS_PER_SESSION, _TURNS[size], _STEPS[size], options
                 )
-                _trained(name, job, ranks.run(measure, job)[0], found)
+                rounding = ranks.run(losses_one_rounding_off, job)[0]
+                _trained(name, job, ranks.run(measure, job)[0], rounding, found)
         if "nothing_to_dedup" in parts:
             job = Job("golden", _SIZES[size], 1, _TURNS[size], _STEPS[size])
             _nothing_to_dedup(ranks.run(measure, job)[0], found)
     return found
 
 
-def _trained(name: str, job: Job, sides: Mapping[Side, Measured], found: Findings) -> None:
+def _trained(
+    name: str, job: Job, sides: Mapping[Side, Measured], rounding: list[float], found: Findings
+) -> None:
     stock, ours = sides["stock"], sides["ours"]
     found.figures.extend(
         [
@@ -103,10 +111,16 @@ def _trained(name: str, job: Job, sides: Mapping[Side, Measured], found: Finding
             ),
             Figure.of(
                 f"{name}_loss_max_abs_diff",
-                [max(abs(a - b) for a, b in zip(stock.losses, ours.losses, strict=True))],
+                [_apart(stock.losses, ours.losses)],
                 unit="loss",
                 better="lower",
                 goal=1e-6,
+            ),
+            Figure.of(
+                f"{name}_loss_max_abs_diff_of_one_rounding",
+                [_apart(stock.losses, rounding)],
+                unit="loss",
+                better="lower",
             ),
         ]
     )
@@ -182,6 +196,10 @@ def _read(size: Size, found: Findings) -> None:
                 ],
             )
         )
+
+
+def _apart(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 def _ratios(ours: list[float], stock: list[float]) -> list[float]:

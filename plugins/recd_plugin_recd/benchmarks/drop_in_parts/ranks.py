@@ -88,10 +88,29 @@ def measure(rank: int, world_size: int, job: Job) -> dict[Side, Measured]:  # no
         logger.removeHandler(handler)
         logger.propagate = propagate
     for side in SIDES:
-        stacked = torch.stack(losses[side]).double()
-        dist.all_reduce(stacked)
-        found[side].losses = (stacked / world_size).tolist()
+        found[side].losses = _mean(losses[side])
     return found
+
+
+def losses_one_rounding_off(rank: int, world_size: int, job: Job) -> list[float]:  # noqa: ARG001
+    """Of the stock trainer, where one weight of a layer begins one rounding off. A collective call.
+
+    What makes its losses another trainer's is what rounding comes to in so many steps.
+    """
+    silence_upstream()
+    trainer = _build(job, "stock")
+    dense = (p for n, p in trainer.dmp.named_parameters() if ".t_" not in n and p.dim() == 2)
+    weight = next(dense).detach().view(-1)
+    weight[0] = torch.nextafter(weight[0], torch.tensor(1.0))
+    losses = [trainer.step().detach() for _ in range((job.turns + 1) * job.steps)]
+    return _mean(losses)
+
+
+def _mean(losses: list[Tensor]) -> list[float]:
+    """Over ranks, by step."""
+    stacked = torch.stack(losses).double()
+    dist.all_reduce(stacked)
+    return [float(loss) for loss in stacked / dist.get_world_size()]
 
 
 def _build(job: Job, side: Side) -> Trainer:

@@ -34,9 +34,11 @@ def test_losses_are_those_of_stock() -> None:
     figures = {figure["figure"]: figure["value"] for figure in tiny("drop_in")["figures"]}
     losses = {name: value for name, value in figures.items() if "_loss_" in name}
     assert losses.keys() == {
-        f"{name}_loss_max_abs_diff"
+        f"{name}_loss_max_abs_diff{of}"
         for name in ("golden", "dlrm_main", "dlrm_main_qcomms", "hstu", "hstu_pooled")
+        for of in ("", "_of_one_rounding")
     }
+    assert losses["golden_loss_max_abs_diff_of_one_rounding"] > 0.0
     assert all(value <= 1e-6 for value in losses.values()), losses
 
 
