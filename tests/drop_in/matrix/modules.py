@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +23,18 @@ from tests.drop_in.matrix.managed import (
     pec_sharder,
     with_policy,
 )
-from tests.drop_in.matrix.tables import CPU, DIM, FEATURES, MAX_LENGTH, bags, tables
+from tests.drop_in.matrix.tables import (
+    CPU,
+    DIM,
+    FEATURES,
+    FIELDS,
+    MAX_LENGTH,
+    ROWS,
+    bag_collection,
+    bags,
+    collection,
+    tables,
+)
 from torch import Tensor, nn
 from torchrec.distributed.embedding_tower_sharding import (
     EmbeddingTowerCollectionSharder,
@@ -32,7 +45,6 @@ from torchrec.distributed.itep_embeddingbag import (
     ITEPEmbeddingBagCollectionSharder,
     ITEPEmbeddingCollectionSharder,
 )
-from torchrec.distributed.types import Awaitable
 from torchrec.models import deepfm, dlrm
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -50,8 +62,6 @@ from torchrec.modules.fused_embedding_modules import (
 from torchrec.modules.keyed_jagged_tensor_pool import KeyedJaggedTensorPool
 from torchrec.modules.tensor_pool import TensorPool
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-
-from recd_plugins.values.model_input import ModelInput
 
 
 @dataclass(frozen=True)
@@ -117,7 +127,7 @@ class Pooled(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bags = EmbeddingBagCollection(tables=bags())
+        self.bags = bag_collection()
         self.pool = KeyedJaggedTensorPool(4, {"a": 2}, device=CPU)
         self.pool.update(
             torch.arange(4),
@@ -130,6 +140,25 @@ class Pooled(nn.Module):
         self.vectors.lookup(torch.arange(4))
         found: KeyedTensor = self.bags(features)
         return found
+
+
+class Indexed(nn.Module):
+    """An EmbeddingCollection that returns ids next to vectors, and a model that uses both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequences = EmbeddingCollection(tables=tables(), need_indices=True)
+
+    def forward(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        found = self.sequences(features)
+        return {name: _scaled(found[name]) for name in FEATURES}
+
+
+@torch.fx.wrap
+def _scaled(found: JaggedTensor) -> JaggedTensor:
+    return JaggedTensor(
+        found.values() * (1 + found.weights().unsqueeze(1) / ROWS), lengths=found.lengths()
+    )
 
 
 class Interaction(nn.Module):
@@ -146,23 +175,23 @@ class Interaction(nn.Module):
 
 
 def _shared_parameter() -> nn.Module:
-    two = Two(EmbeddingBagCollection(tables=bags()), EmbeddingBagCollection(tables=bags()))
+    two = Two(bag_collection(), bag_collection())
     weight = two.first.embedding_bags["t_a"].weight  # type: ignore[union-attr, index]
     two.second.embedding_bags["t_a"].weight = weight  # type: ignore[union-attr, index]
     return two
 
 
 def _twice() -> nn.Module:
-    module = EmbeddingBagCollection(tables=bags())
+    module = bag_collection()
     return Two(module, module)
 
 
 def _equal_names() -> nn.Module:
-    return Two(EmbeddingBagCollection(tables=bags()), EmbeddingBagCollection(tables=bags()))
+    return Two(bag_collection(), bag_collection())
 
 
 def _sequences_of_equal_names() -> nn.Module:
-    return Two(EmbeddingCollection(tables=tables()), EmbeddingCollection(tables=tables()))
+    return Two(collection(), collection())
 
 
 def _shared_table() -> nn.Module:
@@ -211,24 +240,28 @@ def _towers() -> nn.Module:
     )
 
 
+_COLLECTIONS: dict[str, Callable[..., nn.Module]] = {
+    "EmbeddingBagCollection": bag_collection,
+    "EmbeddingCollection": collection,
+}
+_GATHER_SELECT: dict[str, Any] = {
+    "use_gather_select": True,
+    "use_gather_select_per_sharding": {"table_wise": True, "row_wise": True},  # not in 1.6
+}
 _SGD: dict[str, Any] = {"optimizer_type": torch.optim.SGD, "optimizer_kwargs": {"lr": 0.1}}
 
 MODULES: dict[str, Module] = {
-    "EmbeddingBagCollection": Module(lambda: EmbeddingBagCollection(tables=bags())),
+    "EmbeddingBagCollection": Module(bag_collection),
     "weighted EmbeddingBagCollection": Module(
         lambda: EmbeddingBagCollection(tables=bags(), is_weighted=True), weighted=True
     ),
-    "mean-pooled EmbeddingBagCollection": Module(
-        lambda: EmbeddingBagCollection(tables=bags(pooling=PoolingType.MEAN))
-    ),
+    "mean-pooled EmbeddingBagCollection": Module(partial(bag_collection, pooling=PoolingType.MEAN)),
     "FP16 EmbeddingBagCollection": Module(
-        lambda: EmbeddingBagCollection(tables=bags(data_type=DataType.FP16)), truth=False
+        partial(bag_collection, data_type=DataType.FP16), truth=False
     ),
     "EmbeddingBagCollection of several widths and poolings": Module(_uneven, width=DIM + DIM // 2),
-    "EmbeddingCollection": Module(lambda: EmbeddingCollection(tables=tables()), sequences=True),
-    "FP16 EmbeddingCollection": Module(
-        lambda: EmbeddingCollection(tables=tables(data_type=DataType.FP16)), truth=False
-    ),
+    "EmbeddingCollection": Module(collection, sequences=True),
+    "FP16 EmbeddingCollection": Module(partial(collection, data_type=DataType.FP16), truth=False),
     "FusedEmbeddingBagCollection": Module(
         lambda: FusedEmbeddingBagCollection(tables=bags(), **_SGD), truth=False
     ),
@@ -256,11 +289,9 @@ MODULES: dict[str, Module] = {
         lambda: itep(False), truth=False, sharders=(ITEPEmbeddingCollectionSharder,)
     ),
     "PECEmbeddingCollection": Module(pec, sharders=(pec_sharder,)),
-    "EmbeddingTower": Module(
-        lambda: EmbeddingTower(EmbeddingBagCollection(tables=bags()), Interaction())
-    ),
+    "EmbeddingTower": Module(lambda: EmbeddingTower(bag_collection(), Interaction())),
     "EmbeddingTower, sharded as a whole": Module(
-        lambda: EmbeddingTower(EmbeddingBagCollection(tables=bags()), Interaction()),
+        lambda: EmbeddingTower(bag_collection(), Interaction()),
         sharders=(EmbeddingTowerSharder,),
     ),
     "EmbeddingTowerCollection": Module(_towers),
@@ -270,10 +301,8 @@ MODULES: dict[str, Module] = {
     "KeyedJaggedTensorPool and TensorPool": Module(Pooled),
     "DebugEmbeddingBagCollection": Module(lambda: _debugged(True)),
     "DebugEmbeddingCollection": Module(lambda: _debugged(False)),
-    "SparseArch of DLRM": Module(lambda: dlrm.SparseArch(EmbeddingBagCollection(tables=bags()))),
-    "SparseArch of DeepFM": Module(
-        lambda: deepfm.SparseArch(EmbeddingBagCollection(tables=bags()))
-    ),
+    "SparseArch of DLRM": Module(lambda: dlrm.SparseArch(bag_collection())),
+    "SparseArch of DeepFM": Module(lambda: deepfm.SparseArch(bag_collection())),
     "PositionWeightedProcessor before an EmbeddingBagCollection": Module(ProcessedBefore),
     "a subclass of EmbeddingBagCollection": Module(lambda: Bags(tables=bags())),
     "a subclass of EmbeddingCollection": Module(lambda: Sequences(tables=tables())),
@@ -294,6 +323,26 @@ MODULES: dict[str, Module] = {
     "a parameter of two modules": Module(_shared_parameter, width=4 * DIM),
     "a table of two features": Module(_shared_table),
     "a table of two features of an EmbeddingCollection": Module(_shared_table_of_sequences),
+    "EmbeddingCollection, need_indices": Module(Indexed),
+    **{
+        f"EmbeddingCollection, {argument}": Module(
+            partial(EmbeddingCollection, tables(), **{argument: value})
+        )
+        for argument, value in _GATHER_SELECT.items()
+        if argument in inspect.signature(EmbeddingCollection).parameters
+    },
+    **{
+        f"{kind.name} EmbeddingBagCollection": Module(
+            partial(bag_collection, data_type=kind), truth=False
+        )
+        for kind in DataType
+        if kind not in (DataType.FP32, DataType.FP16)
+    },
+    **{
+        f"{kind}, {field}": Module(partial(build, **{field: value}))
+        for kind, build in _COLLECTIONS.items()
+        for field, value in FIELDS.items()
+    },
 }
 
 #: Module types of TorchRec that have a sharder or take a KeyedJaggedTensor and that no cell trains,
@@ -315,40 +364,3 @@ NOT_TRAINED = {
     "QuantManagedCollisionEmbeddingBagCollection": "quantised, for inference",
     "QuantManagedCollisionEmbeddingCollection": "quantised, for inference",
 }
-
-
-def vectors(found: Any, lengths: dict[str, Tensor], stored: ModelInput | None = None) -> Tensor:
-    """The vectors of all rows, features next to each other; of sequences, the sums of a row.
-
-    Args:
-        found: what a module returned.
-        lengths: ids of each row, by feature.
-        stored: how rows gather their ids, where an EmbeddingCollection got those of partial IKJTs.
-    """
-    if isinstance(found, Awaitable):
-        found = found.wait()
-    if isinstance(found, tuple):
-        each = [part.wait() if isinstance(part, Awaitable) else part for part in found]
-        parts = [vectors(part, lengths, stored) for part in each if part is not None]
-        return torch.cat(parts, dim=1)
-    if isinstance(found, Tensor):
-        return found.flatten(1)
-    if stored is not None:
-        return torch.cat([_gathered(found[name], name, stored) for name in FEATURES], dim=1)
-    return torch.cat([_vector(found[name], lengths[name]) for name in FEATURES], dim=1)
-
-
-def _vector(found: Tensor | JaggedTensor, lengths: Tensor) -> Tensor:
-    if isinstance(found, Tensor):
-        return found
-    return _sums(found.values(), lengths)
-
-
-def _gathered(found: JaggedTensor, feature: str, stored: ModelInput) -> Tensor:
-    unique = stored.unique_rows(feature, found)
-    return _sums(unique.values(), unique.lengths()).index_select(0, stored.inverse_lookup[feature])
-
-
-def _sums(values: Tensor, lengths: Tensor) -> Tensor:
-    row_of = torch.arange(lengths.numel()).repeat_interleave(lengths.long())
-    return torch.zeros(lengths.numel(), DIM).index_add(0, row_of, values.float())

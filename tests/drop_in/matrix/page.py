@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from tests.drop_in.matrix.modules import MODULES, NOT_TRAINED
+from tests.drop_in.matrix.names import PACKAGES, WITHOUT_CELL
 from tests.drop_in.matrix.outcome import SIGNS, Outcome
 from tests.drop_in.matrix.products import AXES, axis_cells, modules_of
 from tests.drop_in.matrix.trainer import Cell
@@ -79,6 +80,11 @@ def write(outcomes: Mapping[Cell, Outcome]) -> str:
         lines.append(_row([*of_cell, signed(cell)]))
     lines += ["", "## Notes", ""]
     lines += [f"{number}. {words}" for words, number in notes.items()]
+    lines += ["", "## Classes without a cell", "", "Of " + ", ".join(PACKAGES) + ":", ""]
+    why_not: dict[str, list[str]] = {}
+    for name, why in WITHOUT_CELL.items():
+        why_not.setdefault(why, []).append(name)
+    lines += [f"- {why}: {', '.join(names)}" for why, names in why_not.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -66,6 +66,7 @@ _VALUES: dict[str, Any] = {
     "enable_inplace_copy_batch": True,
     "free_features_storage_early": True,
     "clear_data_dist_inputs": True,
+    "async_inplace_copy": True,  # from 1.9 on
 }
 #: The batch of a step is read by a thread.
 THREAD = "TrainPipelineBase fed by a DataLoadingThread"

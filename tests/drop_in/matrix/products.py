@@ -11,7 +11,7 @@ from tests.covering import covering
 from tests.drop_in.matrix.batches import BATCHES
 from tests.drop_in.matrix.modules import MODULES
 from tests.drop_in.matrix.optimizers import OPTIMIZERS
-from tests.drop_in.matrix.pipelines import PIPELINES
+from tests.drop_in.matrix.pipelines import PIPELINES, with_argument
 from tests.drop_in.matrix.rest import REST
 from tests.drop_in.matrix.trainer import Cell
 
@@ -106,7 +106,7 @@ _IN_PAIRS: dict[str, tuple[str, ...]] = {
 
 
 def pair_cells() -> list[Cell]:
-    """Cells in which any two values of ``_IN_PAIRS`` meet."""
+    """Cells in which any two values of ``_IN_PAIRS`` meet, and further ones of two values."""
     axes = list(_IN_PAIRS.values())
     left = {
         (one, value, other, others)
@@ -119,7 +119,16 @@ def pair_cells() -> list[Cell]:
         chosen = _widest(axes, left)
         left -= _pairs(chosen)
         cells.append(Cell(*chosen))
-    return cells
+    return cells + _deduplicated_in_pipelines()
+
+
+def _deduplicated_in_pipelines() -> list[Cell]:
+    """Arguments of a pipeline that say what becomes of a batch's memory, and when, among others."""
+    loops = [name for name in PIPELINES if name.startswith(with_argument(""))]
+    return [
+        Cell("EmbeddingBagCollection", "deduplicated by dedup(loader)", pipeline=loop)
+        for loop in loops
+    ]
 
 
 def sample(cells: Sequence[Cell]) -> list[Cell]:

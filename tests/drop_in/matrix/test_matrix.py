@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from tests.covering import by_night, of_today
 from tests.drop_in.matrix.__main__ import OutOfTimeError, Run, outcomes_of
 from tests.drop_in.matrix.modules import MODULES, NOT_TRAINED
+from tests.drop_in.matrix.names import WITHOUT_CELL, public_classes
 from tests.drop_in.matrix.optimizers import CLASSES
 from tests.drop_in.matrix.outcome import Outcome
 from tests.drop_in.matrix.page import TITLES, signs
-from tests.drop_in.matrix.pipelines import PIPELINES, of_library
+from tests.drop_in.matrix.pipelines import PIPELINES, arguments_of, of_library, with_argument
 from tests.drop_in.matrix.products import (
     AXES,
     axis_cells,
@@ -31,12 +33,16 @@ from tests.drop_in.matrix.products import (
     sample,
 )
 from tests.drop_in.matrix.rest import KERNELS
+from tests.drop_in.matrix.tables import FIELDS
 from tests.drop_in.matrix.trainer import Cell
 from torch import nn
 from torchrec.distributed import train_pipeline
 from torchrec.distributed.embedding_types import BaseEmbeddingSharder
 from torchrec.distributed.fbgemm_qcomm_codec import CommType
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ModuleSharder, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 PAGE = Path(__file__).parents[3] / "docs" / "exactness_matrix.md"
 _BY_DAY = 20
@@ -85,6 +91,38 @@ def test_every_module_type_of_the_library_is_named() -> None:
     assert {"EmbeddingBagCollection", "EmbeddingCollection"} <= types & takers
     built = {kind.__name__ for part in _parts() for kind in type(part).__mro__}
     assert (types | takers) - built - NOT_TRAINED.keys() - _ON_CUDA == set()
+
+
+def test_every_public_class_of_the_library_is_named() -> None:
+    """A new one has to get a cell, or a reason."""
+    built = {kind.__name__ for part in _parts() for kind in type(part).__mro__}
+    values = (value for axis in AXES.values() for value in axis)
+    in_axes = set(re.findall(r"\w+", " ".join([*MODULES, *values])))
+    reasons = NOT_TRAINED.keys() | WITHOUT_CELL.keys()
+    public = {kind.__name__ for kind in public_classes()}
+    assert public - built - in_axes - reasons - _ON_CUDA == set()
+    assert WITHOUT_CELL.keys() & (built | in_axes | NOT_TRAINED.keys()) == set(), "have a cell"
+
+
+@pytest.mark.parametrize(
+    ("kind", "others"),
+    [
+        (EmbeddingBagConfig, {"pooling"}),
+        (EmbeddingConfig, set()),
+    ],
+)
+def test_every_field_of_a_table_is_in_a_cell(kind: Any, others: set[str]) -> None:
+    named = {"name", "embedding_dim", "num_embeddings", "feature_names", "data_type"}
+    assert {field.name for field in fields(kind)} - named - others == FIELDS.keys()
+
+
+def test_every_argument_of_modules_and_pipelines_is_in_a_cell() -> None:
+    bags = {"self", "tables", "is_weighted", "device"}
+    assert inspect.signature(EmbeddingBagCollection.__init__).parameters.keys() == bags
+    sequences = inspect.signature(EmbeddingCollection).parameters.keys() - {"tables", "device"}
+    assert [a for a in sequences if f"EmbeddingCollection, {a}" not in MODULES] == []
+    of_pipeline = arguments_of(TrainPipelineSparseDist)
+    assert [a for a in of_pipeline if with_argument(a) not in PIPELINES] == []
 
 
 def test_every_pipeline_of_the_library_is_in_the_axis() -> None:

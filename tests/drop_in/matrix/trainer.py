@@ -21,11 +21,12 @@ from tests.drop_in.matrix.batches import (
     rows,
     stock_loader,
 )
-from tests.drop_in.matrix.modules import MODULES, vectors
+from tests.drop_in.matrix.modules import MODULES
 from tests.drop_in.matrix.optimizers import LR, OPTIMIZERS, TableOptimizer, table_of
 from tests.drop_in.matrix.pipelines import PIPELINES
 from tests.drop_in.matrix.rest import REST
 from tests.drop_in.matrix.tables import CPU, DIM
+from tests.drop_in.matrix.vectors import vectors
 from torch import Tensor, nn
 from torchrec.distributed.embedding import EmbeddingCollectionSharder
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
