@@ -349,6 +349,13 @@ def features_in_another_order(rank: int, world_size: int, kind: str, stock: bool
     return float((found[0] - found[1]).abs().max())
 
 
+def no_features(rank: int, world_size: int, kind: str) -> None:
+    """As of a model that reads a field of another kind of module."""
+    module = bags(a=PoolingType.SUM) if kind == "bags" else sequences("a")
+    dmp = shard(module, {"a": table_wise(rank=0, compute_kernel="fused")}, stock=False)
+    dmp(None)
+
+
 def missing_feature(rank: int, world_size: int, kind: str) -> None:
     module = bags(a=PoolingType.SUM, b=PoolingType.SUM) if kind == "bags" else sequences("a", "b")
     table = table_wise(rank=0, compute_kernel="fused")

@@ -100,6 +100,13 @@ def test_a_feature_that_is_missing_is_named(kind: str) -> None:
         run_on_ranks(cases.missing_feature, 2, kind)
 
 
+@pytest.mark.parametrize("kind", ["bags", "sequences"])
+def test_a_field_that_is_empty_is_named(kind: str) -> None:
+    message = "which looks up a, got None: a batch has .* EmbeddingCollections in sequence_features"
+    with pytest.raises(ExactnessError, match=message):
+        run_on_ranks(cases.no_features, 2, kind)
+
+
 @pytest.mark.parametrize("coalesced", [False, True], ids=["", "coalesced"])
 @pytest.mark.parametrize("form", ["plain", "deduplicated"])
 @pytest.mark.parametrize("kind", ["bags", "sequences"])

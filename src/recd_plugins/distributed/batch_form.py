@@ -50,6 +50,19 @@ class BatchForm:
         self._variable: bool | None = None
         self._order: list[str] = []
 
+    def require(self, features: object) -> None:
+        """Raise where a model feeds its module a field that a batch leaves empty.
+
+        Raises:
+            ExactnessError: it does.
+        """
+        if features is None:
+            raise ExactnessError(
+                f"{self.name}, which looks up {shortened(self._features)}, got None: a batch has "
+                "features of EmbeddingBagCollections in sparse_features, those of "
+                "EmbeddingCollections in sequence_features"
+            )
+
     def ordered(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The features of a batch in the order of the first one, which TorchRec keeps to.
 

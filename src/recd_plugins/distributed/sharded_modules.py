@@ -144,6 +144,7 @@ class ExactShardedEmbeddingBagCollection(Uncompiled, ShardedEmbeddingBagCollecti
             ExactnessError: a feature or inverse indices are missing, or inverse indices would be
                 ignored, or weights would not learn or come later than ids are made unique.
         """
+        self.form.require(features)
         if isinstance(features, KeyedJaggedTensor):
             features = self.form.ordered(features)
             self._id_weights.check_batch(features)
@@ -296,6 +297,7 @@ class ExactShardedEmbeddingCollection(Uncompiled, ShardedEmbeddingCollection):
         Raises:
             ExactnessError: a feature is missing, or inverse indices are, or would be ignored.
         """
+        self.form.require(features)
         if isinstance(features, KeyedJaggedTensor):
             refuse_inverse_indices(features, allow_variable_batch=True)
             features = self.form.fit(self.form.ordered(features))
