@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeVar
 
 import torch
+from torch import nn
 
+M = TypeVar("M", bound=nn.Module)
 #: Of the set with torch 2.11 tables that are compiled never learn, and TorchRec says nothing.
 _LOSES_GRADIENTS = torch.__version__.startswith("2.11.")
 
 
-class Uncompiled:
+def left_uncompiled(sharded: M, device: torch.device | None) -> M:
     """A sharded module that torch.compile leaves as it is where its tables would not learn."""
-
-    _on_cpu: bool
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """As the base class."""
-        forward = super().forward  # type: ignore[misc]
-        if _LOSES_GRADIENTS and self._on_cpu:
-            return _as_it_is(forward, *args, **kwargs)
-        return forward(*args, **kwargs)
-
-
-@torch.compiler.disable
-def _as_it_is(forward: Any, *args: Any, **kwargs: Any) -> Any:
-    return forward(*args, **kwargs)
+    if _LOSES_GRADIENTS and (device is None or device.type == "cpu"):
+        sharded.forward = torch.compiler.disable(sharded.forward)  # type: ignore[no-untyped-call]
+    return sharded

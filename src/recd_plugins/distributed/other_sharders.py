@@ -54,6 +54,7 @@ from torchrec.modules.itep_embedding_modules import (
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from recd_plugins.distributed.batch_form import BatchForm, fit_batches
+from recd_plugins.distributed.compiled import left_uncompiled
 from recd_plugins.distributed.feature_processors import keep_form, why_all_rows_processed
 from recd_plugins.distributed.id_weights import IdWeights
 from recd_plugins.distributed.managed_collision import (
@@ -185,7 +186,7 @@ def _shard(
             if isinstance(module, FusedEmbeddingBagCollection)
             else None,
         )
-    return sharded
+    return left_uncompiled(sharded, device)
 
 
 def _refuse_row_wise_means(

@@ -34,7 +34,6 @@ from recd_plugins.distributed.coalesced.input_dist import (
     coalesce_sequences,
 )
 from recd_plugins.distributed.coalesced.sequences import CoalescedSequences
-from recd_plugins.distributed.compiled import Uncompiled
 from recd_plugins.distributed.exact_contexts import ExactBagContext, ExactSequenceContext
 from recd_plugins.distributed.id_weights import IdWeights
 from recd_plugins.distributed.lookup_kernels import follow_loading, kept_tables, lookups_with
@@ -64,7 +63,7 @@ _ROW_WISE = {
 }
 
 
-class ExactShardedEmbeddingBagCollection(Uncompiled, ShardedEmbeddingBagCollection):
+class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     """Takes deduplicated (VBE) batches, and batches of different sizes, in every sharding.
 
     The reduce-scatter of row-wise tables gathers gradients of different sizes in its backward pass,
@@ -218,7 +217,7 @@ class ExactShardedEmbeddingBagCollection(Uncompiled, ShardedEmbeddingBagCollecti
         )
 
 
-class ExactShardedEmbeddingCollection(Uncompiled, ShardedEmbeddingCollection):
+class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
     """Dense (data-parallel) tables are right on CPU; input that loses its gradient is refused.
 
     Of coalesced tables ``distribute`` and ``look_up`` see unique ids; what a subclass does with ids

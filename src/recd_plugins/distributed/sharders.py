@@ -25,6 +25,7 @@ from torchrec.modules.embedding_configs import BaseEmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 
 from recd_plugins.data.prepared import Prepared
+from recd_plugins.distributed.compiled import left_uncompiled
 from recd_plugins.distributed.lent import Lent
 from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.distributed.other_sharders import other_sharders
@@ -92,7 +93,7 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
         with _known_to_fbgemm(self.fused_params):
-            return self.sharded_module_type(
+            sharded = self.sharded_module_type(
                 module,
                 params,
                 env,
@@ -103,6 +104,7 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
                 kernels=_as_planned(self._kernels, params, module.embedding_bag_configs()),
                 coalesced=self._coalesced,
             )
+        return left_uncompiled(sharded, device)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """TorchRec's, and on CPU the row-wise ones, which it leaves out there although they run."""
@@ -167,7 +169,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
         with _known_to_fbgemm(self.fused_params):
-            return self.sharded_module_type(
+            sharded = self.sharded_module_type(
                 module,
                 params,
                 env,
@@ -179,6 +181,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
                 kernels=_as_planned(self._kernels, params, module.embedding_configs()),
                 coalesced=self._coalesced,
             )
+        return left_uncompiled(sharded, device)
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
         """TorchRec's, and those of ``kernels`` on CPU too."""
