@@ -135,7 +135,7 @@ SLOW = (
     "testing/test_built_in_plugins.py",
     "training/test_checkpoint_placement.py",
     "training/test_lookahead.py",
-    "recd_plugin_report/tests/test_run_page.py",
+    "recd_plugin_reports/tests/test_run_page.py",
     "recd_plugin_scoring/tests/test_predict.py",
     # Ray starts dozens of processes.
     "recd_plugin_dsi/tests/test_local_ray.py",

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from recd_plugin_report.page import findings, page
-from recd_plugin_report.plots import same_curves
-from recd_plugin_report.runs import Run, read_runs, runs_of
+from recd_plugin_reports.page import findings, page
+from recd_plugin_reports.plots import same_curves
+from recd_plugin_reports.runs import Run, read_runs, runs_of
 from recd_plugins.cli import main
 from recd_plugins.errors import RecdError
 

@@ -29,7 +29,7 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     recd report monday.json
     recd report monday.json tuesday.json -o both.html
     """
-    from recd_plugin_report.runs import read_runs
+    from recd_plugin_reports.runs import read_runs
 
     path = output or runs[0].with_suffix(".html")
     if path.resolve() in {run.resolve() for run in runs}:
@@ -37,7 +37,7 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     check_writable(path)
     found = read_runs(runs)
     # Takes a second to import.
-    from recd_plugin_report.page import page
+    from recd_plugin_reports.page import page
 
     write_text(path, page(found))
     click.echo(f"{path}: {', '.join(run.name for run in found)}")

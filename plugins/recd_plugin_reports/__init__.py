@@ -17,13 +17,13 @@ REQUIRES_API = 4
 
 @hookimpl
 def register_commands(cli: click.Group) -> None:
-    from recd_plugin_report.commands import report
+    from recd_plugin_reports.commands import report
 
     cli.add_command(report)
 
 
 @hookimpl
 def register_reports() -> Sequence[type[RunReport]]:
-    from recd_plugin_report.run_page import RunPage
+    from recd_plugin_reports.run_page import RunPage
 
     return [RunPage]

@@ -18,7 +18,7 @@ class RunPage(RunReport):
 
     def write(self, path: Path, report: Mapping[str, Any]) -> None:
         """The page of ``recd report``."""
-        from recd_plugin_report.page import page
-        from recd_plugin_report.runs import runs_of
+        from recd_plugin_reports.page import page
+        from recd_plugin_reports.runs import runs_of
 
         write_text(path, page(runs_of(report)))

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from recd_plugin_report.plots import curve_plot, loss_plot, same_curves, stacked_plot
-from recd_plugin_report.runs import Run
+from recd_plugin_reports.plots import curve_plot, loss_plot, same_curves, stacked_plot
+from recd_plugin_reports.runs import Run
 from recd_plugins.api.pages import html_page, html_table
 from recd_plugins.api.training import (
     figure_text,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from recd_plugin_report.runs import Run
+from recd_plugin_reports.runs import Run
 from recd_plugins.api.pages import COLORS, plot_style, svg_of
 
 # Steps of a curve are averaged where there are more: no screen shows more points.
