@@ -32,6 +32,12 @@ def at_start(
     return found, said.getvalue()
 
 
+def with_and_without(rank: int, world_size: int, plugins_dir: str) -> str:
+    with pytest.raises(SetupError) as refused:
+        at_start(rank, world_size, None if rank else plugins_dir)
+    return str(refused.value)
+
+
 @pytest.fixture
 def acme(tmp_path: Path) -> Path:
     (code,) = (each for each in blocks(page("plugins/README.md"), "python") if "Ring" in each)
@@ -53,6 +59,12 @@ def test_where_nothing_measures_it_is_said_what_is_assumed() -> None:
     assert first is second is None
     assert "nothing that is installed measures the 2 nodes: tables are planned as if" in said
     assert not nothing
+
+
+def test_ranks_that_measure_otherwise_are_refused(acme: Path) -> None:
+    first, second = run_on_ranks(with_and_without, 2, str(acme), local_world_size=1)
+    assert first == second
+    assert "Ring, rank 1 by nothing: install the same packages on every node" in first
 
 
 def test_what_needs_a_measurement_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

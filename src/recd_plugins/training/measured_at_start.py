@@ -12,9 +12,11 @@ import torch.distributed as dist
 
 from recd_plugins.activity import doing
 from recd_plugins.distributed.device import device_of_rank
+from recd_plugins.errors import SetupError
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.measurement import measurement
 from recd_plugins.planning.topologies import TopologySpec, read_topology
+from recd_plugins.plugin_modules import qualified
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.calibration_file import write_topology
 
@@ -47,7 +49,7 @@ def topology_at_start(
         nothing that is there measures, which rank 0 says.
 
     Raises:
-        SetupError: nodes have different numbers of ranks, or a rank has ended.
+        SetupError: nodes have different numbers of ranks or other packages, or a rank has ended.
     """
     nodes = dist.get_world_size() // ranks_per_node
     if training.topology is not None or nodes == 1:
@@ -64,6 +66,7 @@ def topology_at_start(
     dist.broadcast_object_list(told)
     if told[0] is None:
         measured_by, start = measurement(plugins_dir), time.monotonic()
+        _check_equal(None if measured_by is None else qualified(type(measured_by)))
         if measured_by is None:
             if first:
                 click.echo(_assumed(machine_of(training, device=torch.device(device))), err=True)
@@ -77,6 +80,18 @@ def topology_at_start(
         told = [spec.model_dump()]
         dist.broadcast_object_list(told)
     return TopologySpec.model_validate(told[0])
+
+
+def _check_equal(measured_by: str | None) -> None:
+    """Refuse ranks that measure by different things, who would wait for one another."""
+    ranks: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, measured_by)
+    for rank, other in enumerate(ranks):
+        if other != ranks[0]:
+            raise SetupError(
+                f"rank 0 measures the nodes by {ranks[0] or 'nothing'}, rank {rank} by "
+                f"{other or 'nothing'}: install the same packages on every node"
+            )
 
 
 def _assumed(spec: TopologySpec) -> str:
