@@ -13,20 +13,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from recd_plugins.cli.benchmarks import Benchmarks
-from recd_plugins.cli.options import manager_of, tell_broken
+from recd_plugins.cli.options import contributed, tell_broken
 from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
-from recd_plugins.manager import PluginManager
 
 
 class _Bench(click.Group):
     """One command a benchmark, which has the options that the benchmark has."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_found(ctx)[0].modules)
+        return sorted(contributed(ctx, "register_benchmarks", Benchmarks)[0].modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        benchmarks, manager = _found(ctx)
+        benchmarks, manager = contributed(ctx, "register_benchmarks", Benchmarks)
         if cmd_name not in benchmarks.modules:
             tell_broken(manager)
         return _command(cmd_name, benchmarks.load(cmd_name))
@@ -46,7 +45,7 @@ def bench(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    benchmarks, manager = _found(ctx)
+    benchmarks, manager = contributed(ctx, "register_benchmarks", Benchmarks)
     table = Table("benchmark", "measures")
     for name in sorted(benchmarks.modules):
         try:
@@ -55,16 +54,6 @@ def bench(ctx: click.Context) -> None:
             table.add_row(name, f"[red]{escape(str(error))}[/]")
     Console().print(table)
     tell_broken(manager)
-
-
-def _found(ctx: click.Context) -> tuple[Benchmarks, PluginManager]:
-    if __name__ not in ctx.meta:
-        benchmarks = Benchmarks()
-        manager = manager_of(ctx)
-        manager.hand("register_benchmarks", benchmarks.add)
-        ctx.meta[__name__] = benchmarks, manager
-    found: tuple[Benchmarks, PluginManager] = ctx.meta[__name__]
-    return found
 
 
 def _command(name: str, benchmark: Any) -> click.Command:

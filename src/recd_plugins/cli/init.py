@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from recd_plugins.cli.options import manager_of, tell_broken
+from recd_plugins.cli.options import contributed, tell_broken
 from recd_plugins.errors import PluginError
-from recd_plugins.manager import PluginManager
 
 #: The start that takes what no other is named: a place where data is.
 TABLE = "TABLE"
@@ -35,17 +34,17 @@ class _Init(Starts):
     """With the starts of installed plugins."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        starts, manager = _starts(ctx)
+        starts, manager = contributed(ctx, "register_starts", Starts)
         tell_broken(manager)
         return sorted(starts.commands, key=lambda name: (name != TABLE, name))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        return _starts(ctx)[0].commands.get(cmd_name)
+        return contributed(ctx, "register_starts", Starts)[0].commands.get(cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        starts, manager = _starts(ctx)
+        starts, manager = contributed(ctx, "register_starts", Starts)
         if args[0] in starts.commands and args[0] != TABLE:
             return super().resolve_command(ctx, args)
         table = starts.commands.get(TABLE)
@@ -56,15 +55,6 @@ class _Init(Starts):
             no_table = "there is no such file or folder, and it is" if table else "it is"
             ctx.fail(f"{args[0]}: {no_table} none of the models {names}")
         return "", table, args
-
-
-def _starts(ctx: click.Context) -> tuple[Starts, PluginManager]:
-    if __name__ not in ctx.meta:
-        starts, manager = Starts(), manager_of(ctx)
-        manager.hand("register_starts", starts.add)
-        ctx.meta[__name__] = starts, manager
-    found: tuple[Starts, PluginManager] = ctx.meta[__name__]
-    return found
 
 
 @click.command(cls=_Init, subcommand_metavar="TABLE|NAME FILE [OPTIONS]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
@@ -16,6 +16,16 @@ from recd_plugins.manager import PluginManager
 if TYPE_CHECKING:
     from recd_plugins.planning.topologies import TopologySpec
     from recd_plugins.registry import Registry
+
+
+class Collection(Protocol):
+    """What takes, or refuses, what packages return by a hook."""
+
+    def add(self, each: Any, where: str, /) -> None:
+        """Take one; ``where`` it was returned is for messages."""
+
+
+C = TypeVar("C", bound=Collection)
 
 
 class FiniteFloat(click.FloatRange):
@@ -157,6 +167,19 @@ def overrides(**values: Any) -> dict[str, Any]:
 def manager_of(ctx: click.Context) -> PluginManager:
     """The plugins of a command line: installed ones, and those of its ``--plugins-dir``."""
     return PluginManager(ctx.find_root().params.get("plugins_dir"))
+
+
+def contributed(
+    ctx: click.Context, hook: str, collection: Callable[[], C]
+) -> tuple[C, PluginManager]:
+    """What packages return by a hook, collected once a command line, and where they were found."""
+    key = f"{__name__}.{hook}"
+    if key not in ctx.meta:
+        made, manager = collection(), manager_of(ctx)
+        manager.hand(hook, made.add)
+        ctx.meta[key] = made, manager
+    found: tuple[C, PluginManager] = ctx.meta[key]
+    return found
 
 
 def tell_broken(manager: PluginManager) -> None:

@@ -13,7 +13,7 @@ from recd_plugins.cli.options import (
     OUTPUT,
     check_reports,
     chosen_topology,
-    manager_of,
+    contributed,
     report_options,
     tell_broken,
     topology_options,
@@ -65,13 +65,7 @@ class _Plan(click.Command):
 
 
 def _modes(ctx: click.Context) -> tuple[PlanModes, PluginManager]:
-    if __name__ not in ctx.meta:
-        modes = plan_modes()
-        manager = manager_of(ctx)
-        manager.hand("register_plans", modes.add)
-        ctx.meta[__name__] = modes, manager
-    found: tuple[PlanModes, PluginManager] = ctx.meta[__name__]
-    return found
+    return contributed(ctx, "register_plans", plan_modes)
 
 
 def plan_modes() -> PlanModes:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from recd_plugins.cli.init import TABLE, Starts
-from recd_plugins.cli.options import manager_of, tell_broken
+from recd_plugins.cli.options import contributed, tell_broken
 from recd_plugins.errors import RecdError
 
 #: Where registries of tables are kept.
@@ -35,8 +35,7 @@ def registry_of(ctx: click.Context, given: Path, columns: dict[str, str | None])
                 "says so itself"
             )
         return given
-    starts, manager = Starts(), manager_of(ctx)
-    manager.hand("register_starts", starts.add)
+    starts, manager = contributed(ctx, "register_starts", Starts)
     start = starts.commands.get(TABLE)
     if start is None:
         tell_broken(manager)
