@@ -64,6 +64,9 @@ class TableRanking:
             self._ends = np.concatenate([[0], np.cumsum(repeats)]).astype(np.int64)
             self._repeats = np.diff(self._ends)
         self._sums = self._block_sums(np.asarray)
+        # Of so many rows: one prefix after the other differs in a few tables.
+        self._sent: dict[int, float] = {}
+        self._exchanged_of: dict[int, list[float]] = {}
         self._coalesce = coalesce
         self._exchanged: list[tuple[_Measure, NDArray[np.float64]]] = []
         self.num_bins = len(self._keys)
@@ -107,16 +110,22 @@ class TableRanking:
 
     def sent(self, rows: int) -> float:
         """The sum of ``w`` over the first ``rows`` rows."""
-        return self._total(rows, self._sums, np.asarray)
+        if rows not in self._sent:
+            self._sent[rows] = self._total(rows, self._sums, np.asarray)
+        return self._sent[rows]
 
     def exchanged(self, rows: int) -> list[float]:
         """The sum of ``CopyGroup.exchanged`` over the first ``rows`` rows, of each group."""
-        return [self._total(rows, sums, of) for of, sums in self._exchanged]
+        if rows not in self._exchanged_of:
+            found = [self._total(rows, sums, of) for of, sums in self._exchanged]
+            self._exchanged_of[rows] = found
+        return self._exchanged_of[rows]
 
     def know(self, groups: Sequence[CopyGroup]) -> None:
         """Have ``exchanged`` tell of ``groups``."""
         each = [partial(group.exchanged, coalesce=self._coalesce) for group in groups]
         self._exchanged = [(of, self._block_sums(of)) for of in each]
+        self._exchanged_of.clear()
 
     def touched(self, repeats: float) -> float:
         """Rows that a batch has, where so many accesses of a row come together."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Literal
 
@@ -21,6 +22,7 @@ from recd_plugin_flexshard.planning import (
 )
 from recd_plugin_flexshard.planning.costs import Load, data_parallel, flex, row_wise, rows_sent
 from recd_plugin_flexshard.planning.paper import CLUSTER, MODELS, OPTIONS
+from recd_plugin_flexshard.planning.ranking import TableRanking
 from recd_plugins.errors import SetupError
 
 
@@ -169,6 +171,23 @@ def test_where_tables_have_several_dimensions_it_is_the_best_but_for_a_row():
     assert best is not None
     a_row = 2 * options.wire_bytes * 32 * cluster.batch_size / 1e8
     assert best <= plan.seconds.exposed(1 - options.exposed) * (1 + 1e-9) <= best + a_row
+
+
+def test_rows_of_a_table_are_added_up_once(monkeypatch):
+    """Each prefix of a bisection differs in few tables from the one before."""
+    added, asked = Counter(), []  # which stay, so that no other has their id
+    total = TableRanking._total
+
+    def counted(self, rows, sums, of):
+        asked.append(self)
+        added[id(self), rows] += sums is self._sums
+        return total(self, rows, sums, of)
+
+    monkeypatch.setattr(TableRanking, "_total", counted)
+    tables, cluster, options = random_case(3, tables=6, rows=50, sync="auto")
+    plan_tiers(tables, replace(cluster, nodes=2), "joint", replace(options, memory_ratio=1.2))
+    assert added.total() > 20
+    assert max(added.values()) == 1
 
 
 PAPER_STYLE = {"RM-1": 0.674, "RM-2": 0.857, "RM-3": 0.486, "RM-4": 0.750}
