@@ -15,6 +15,7 @@ from recd_plugins.model_tables import sharded_modules
 from recd_plugins.words import did_you_mean
 
 _KINDS = [kind.value for kind in ShardingType]
+_CACHED = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 _KERNELS = [kernel.value for kernel in EmbeddingComputeKernel]
 
 
@@ -27,7 +28,8 @@ def feasible(
     """The constraints without sharding types that have none of the kernels asked for.
 
     TorchRec tries every type, and warns of each that has no kernel: data-parallel tables, say, have
-    no fused one, so it would warn of every table with a cache.
+    no fused one, so it would warn of every table with a cache. And it tries every kernel of a
+    sharder for all of its tables: the cached one, on CPU, is of those alone that ask for it.
 
     Raises:
         SetupError: a table is left without a sharding type or without a kernel; says which.
@@ -41,7 +43,11 @@ def feasible(
         for name in sharder.shardable_parameters(child):
             wanted = constraints.get(name, ParameterConstraints())
             kinds = _kinds(name, wanted, offered, type(sharder).__name__, device_type)
-            if wanted.compute_kernels:
+            others = dict.fromkeys(kernel for each in offered.values() for kernel in each)
+            if wanted.compute_kernels is None and device_type == "cpu" and _CACHED in others:
+                del others[_CACHED]
+                narrowed[name] = replace(wanted, compute_kernels=list(others))
+            elif wanted.compute_kernels:
                 narrowed[name] = replace(wanted, sharding_types=kinds)
     return narrowed
 

@@ -30,6 +30,7 @@ from recd_plugins.data.plain import PlainConverter
 from recd_plugins.interfaces import Cache
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.constraints import table_constraints
+from recd_plugins.planning.feasible import feasible
 from recd_plugins.planning.planner import SortedEnumerator, build_planner
 from recd_plugins.planning.prepared import Prepared
 from recd_plugins.planning.storage import RESERVED_SHARE, Reservation
@@ -157,6 +158,16 @@ def options(
         for option in found
         if (option.name in part_of(ready).caches) == (option.compute_kernel == "fused_uvm_caching")
     }
+
+
+def test_on_cpu_only_cached_tables_have_the_cached_kernel() -> None:
+    """TorchRec's planner takes it for faster, and there is no cache to look up others in."""
+    ready, module = registry({"a": 1.0}, 0.1), model("a", "b")
+    found = feasible(module, ready.sharders(), constraints(ready, module, "cpu"), "cpu")
+    assert found["a"].compute_kernels == ["fused_uvm_caching"]
+    assert found["b"].compute_kernels is not None
+    assert "fused" in found["b"].compute_kernels
+    assert "fused_uvm_caching" not in found["b"].compute_kernels
 
 
 def static_bytes(ready: Prepared, module: nn.Module, device: str, kind: str) -> list[Any]:
