@@ -5,17 +5,18 @@ Python imports a module of this name as it starts, so that ranks that tests spaw
 
 import os
 import sys
+import traceback
+from importlib import import_module
 from pathlib import Path
 
 
 def see_tests(checkout: Path) -> None:
     """Find tests and what they share in the checkout, and all else where it is installed."""
-
     for package in ("torchrec.distributed", "torchrec.distributed.train_pipeline"):
         folder = checkout.joinpath(*package.split("."))
-        sys.modules[package].__path__.append(str(folder))
+        import_module(package).__path__.append(str(folder))
     utils = checkout / "torchrec" / "distributed" / "test_utils"
-    sys.modules["torchrec.distributed.test_utils"].__path__.insert(0, str(utils))
+    import_module("torchrec.distributed.test_utils").__path__.insert(0, str(utils))
 
 
 def put_ours_in_place() -> None:
@@ -40,6 +41,10 @@ def put_ours_in_place() -> None:
 
 
 if checkout := os.environ.get("TORCHREC_CHECKOUT"):
-    see_tests(Path(checkout))
-    if os.environ.get("TORCHREC_SHARDERS") == "ours":
-        put_ours_in_place()
+    try:
+        see_tests(Path(checkout))
+        if os.environ.get("TORCHREC_SHARDERS") == "ours":
+            put_ours_in_place()
+    except BaseException:  # Python would go on without it
+        traceback.print_exc()
+        os._exit(1)

@@ -1,0 +1,35 @@
+"""TorchRec's own tests see a checkout, and these sharders as TorchRec's, in each process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SITE = Path(__file__).parent / "torchrec_suite" / "site"
+SEEN = """
+from torchrec.distributed import embedding, test_utils, tests
+print(tests.__path__[0], test_utils.__path__[0], embedding.EmbeddingCollectionSharder.__name__)
+"""
+
+
+def test_every_process_sees_the_checkout_and_these_sharders(tmp_path: Path) -> None:
+    distributed = tmp_path / "torchrec" / "distributed"
+    for folder in ("tests", "test_utils", "train_pipeline"):
+        (distributed / folder).mkdir(parents=True)
+    (distributed / "tests" / "__init__.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-c", SEEN],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(SITE),
+            "TORCHREC_CHECKOUT": str(tmp_path),
+            "TORCHREC_SHARDERS": "ours",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == [
+        *(str(distributed / folder) for folder in ("tests", "test_utils")),
+        "ExactEmbeddingCollectionSharder",
+    ], done.stderr
