@@ -123,8 +123,11 @@ def test_figures_are_written_after_the_first(capfd: pytest.CaptureFixture[str]) 
     with after_training():
         os.kill(os.getpid(), signal.SIGTERM)
     assert "SIGTERM: training is over, and its figures are still" in capfd.readouterr().err
+    # A background job of a shell ignores Ctrl-C, and what it starts does.
+    interrupted = signal.signal(signal.SIGINT, signal.default_int_handler)
     with after_training():
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(RunInterrupted, match="while its figures were written"):
             os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, interrupted)
     assert signal.getsignal(signal.SIGTERM) is before
