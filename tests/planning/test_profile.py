@@ -83,7 +83,7 @@ def with_footer(table: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_of_statistics_it_is_the_mean_over_the_table(
     make_registry, with_footer: Path, converter, batch_size: int
 ) -> None:
-    from tests.planning.conftest import SPARSE
+    from tests.small_registry import SPARSE
 
     registry = make_registry(
         dataset={
