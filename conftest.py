@@ -5,6 +5,7 @@ import os
 from collections.abc import Generator, Iterator
 from datetime import date
 from functools import cache
+from importlib.metadata import entry_points
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from tests.covering import by_night, cells_of_today, of_today
 from tests.schedule import BENCHMARKS, BY_NIGHT, IN_TURN, RAY, SLOW
 
 os.environ["RECD_ONLY"] = ",".join(sorted(PRESENT))
-if ABSENT:  # what says that it is installed may still be there
-    os.environ["RECD_WITHOUT"] = ",".join(sorted(ABSENT))
+# What says that it is installed may still be there.
+if gone := ABSENT & entry_points(group="recd_plugins").names:
+    os.environ["RECD_WITHOUT"] = ",".join(sorted(gone))
 # Before torch is imported, here and in programs: there are as many workers as cores, and threads of
 # OpenMP that wait for one another take the time of others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
