@@ -261,3 +261,10 @@ def test_every_reference_in_the_schema_leads_somewhere(folder):
     found = set(references(schema))
     assert {f"#/$defs/{kind}_entry" for kind in BY_NAME} <= found
     assert {reference.removeprefix("#/$defs/") for reference in found} <= set(schema["$defs"])
+
+
+def test_a_folder_of_folders_of_checkpoints_names_one(folder):
+    (folder / "checkpoints" / "my" / "step-000000004").mkdir(parents=True)
+    said = recd("checkpoint", "list", "checkpoints", expect=1).output
+    assert "holds no checkpoint, nor is it one; checkpoints/my holds some" in said
+    assert "holds some" not in recd("checkpoint", "list", "plugins", expect=1).output

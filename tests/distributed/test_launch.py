@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from tests.distributed import launch_cases as cases
 from tests.forked import Program
 
 from recd_plugins.cores import threads_of_a_rank
+from recd_plugins.distributed import rank_process
 from recd_plugins.distributed.launch import (
     RankError,
     Ranks,
@@ -30,6 +34,29 @@ ROOT = Path(__file__).parents[2]
 
 def test_results_come_back_by_rank_as_tensors() -> None:
     assert [value.item() for value in launch(cases.total, 2, 1.0)] == [3.0, 3.0]
+
+
+def test_a_rank_whose_parent_says_no_more_ends_in_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[bool] = []
+    for name in ("end_with_parent", "share_fork_server"):
+        monkeypatch.setattr(rank_process, name, lambda: None)
+    monkeypatch.setattr(rank_process, "_join_process_group", lambda *_: None)
+    monkeypatch.setattr(rank_process, "leave_process_group", lambda: left.append(True))
+    monkeypatch.setattr(rank_process.signal, "signal", lambda *_: None)
+    parent, child = multiprocessing.Pipe()
+    setup = rank_process.RankSetup(1, 1, "gloo", timedelta(seconds=1), 1, {})
+
+    def interrupted() -> None:
+        assert parent.recv_bytes()
+        parent.close()
+
+    thread = threading.Thread(target=interrupted)
+    thread.start()
+    rank_process.serve(0, child, setup)
+    thread.join()
+    assert left == [True]
 
 
 def test_environment_is_that_of_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,12 +7,15 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+from recd_plugins.data.stalls import Stalls
 from recd_plugins.files import write_json
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.training.compare import Comparison, figures, in_rounds, result_table
 from recd_plugins.training.figures import worse_than_base_rate
 from recd_plugins.training.profile_events import StepMemory
+from recd_plugins.training.stall_report import StallReport
 from recd_plugins.training.trainer import Result
+from recd_plugins.values.model_input import STALL_CAUSES, MakingTimes
 from recd_plugins.values.stages import STAGES, StageTimes
 
 
@@ -54,6 +57,19 @@ def test_rounding_that_grew_is_told_from_losses_that_were_never_alike() -> None:
         assert "of the first" not in str(caption)
     twice = compared((result(before), result(before)), (result(before), result([0.5, 0, 0])))
     assert twice.steps_alike("plugins") == 1
+
+
+def test_a_ratio_of_a_few_steps_is_not_to_be_believed() -> None:
+    def timed(steps: int) -> Result:
+        waits = Stalls(steps, 0.1, dict.fromkeys(STALL_CAUSES, 0.02), MakingTimes(), 0.0, 0.0)
+        return replace(result([0.5]), stalls=StallReport((waits,), workers=0))
+
+    assert "; speed is of 1 timed" in str(compared((timed(9), timed(1))).table().caption)
+    assert "timed" not in str(compared((timed(9), timed(5))).table().caption)
+    for steps, advises in ((4, False), (5, True)):
+        stalls = timed(steps).stalls
+        assert stalls is not None
+        assert bool(stalls.advice()) == advises
 
 
 def test_a_run_that_was_resumed_says_what_its_figures_are_of() -> None:

@@ -115,7 +115,9 @@ def _found(path: Path) -> list[Path]:
     if (path / MANIFEST).exists() or (path / METADATA).exists():
         found = [path]
     if not found:
-        raise RecdError(f"{path}: holds no checkpoint, nor is it one")
+        below = sorted(each for each in path.iterdir() if each.is_dir() and checkpoints_in(each))
+        words = f"; {below[0]} holds some" if below else ""
+        raise RecdError(f"{path}: holds no checkpoint, nor is it one{words}")
     return found
 
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -68,8 +69,9 @@ def serve(rank: int, connection: Connection, setup: RankSetup) -> None:
         _answer(connection, _failure(error))
         return
     _answer(connection, None)
-    while request := connection.recv_bytes():
-        connection.send_bytes(_call(rank, setup.world_size, request))
+    with suppress(EOFError, BrokenPipeError):  # a parent that was interrupted says no word
+        while request := connection.recv_bytes():
+            connection.send_bytes(_call(rank, setup.world_size, request))
     leave_process_group()
 
 

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from recd_plugins.training.figures import figure_text, figure_words, figures_of
 from recd_plugins.training.spread import Spread
+from recd_plugins.training.stall_report import FEW_STEPS
 from recd_plugins.training.trainer import Result
 
 # What sums in another order make of a loss in a step; a ReLU or a large step may amplify it later.
@@ -117,6 +118,9 @@ class Comparison(Sides):
         )
         if 0 < alike < steps:
             table.caption += f", of the first {alike} within {_ROUNDING:.0e}"
+        timed = [each.stalls.worst.steps for each in self.results.values() if each.stalls]
+        if timed and min(timed) < FEW_STEPS:
+            table.caption += f"; speed is of {min(timed)} timed: take more steps, or --rounds"
         if self.again:
             table.caption += (
                 f"; medians of {len(self.rounds)} rounds, and of ratios, the least to the most"

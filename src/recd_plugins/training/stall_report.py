@@ -13,6 +13,9 @@ from recd_plugins.data.pace import STALL_TARGET, Pace
 from recd_plugins.data.stalls import Stalls
 from recd_plugins.values.model_input import STALL_CAUSES
 
+#: Speed of fewer timed steps is not to be believed.
+FEW_STEPS = 5
+
 
 @dataclass(frozen=True)
 class StallReport:
@@ -80,9 +83,9 @@ class StallReport:
         }
 
     def advice(self) -> str:
-        """What to do, in words; empty where the trainer hardly waits."""
+        """What to do, in words; empty where the trainer hardly waits, or it cannot be told yet."""
         worst = self.worst
-        if worst.share <= STALL_TARGET:
+        if worst.share <= STALL_TARGET or worst.steps < FEW_STEPS:
             return ""
         causes = worst.seconds
         cause = max(causes, key=lambda name: causes[name])
