@@ -57,7 +57,7 @@ def test_values_of_any_section() -> None:
         ("training.checkpoint={path: a}", "set its values one by one"),
         ("training[0]=3", "training is no list in the file; leave out [0]"),
         ("sharding.use=torchrec.row_wise", "sharding is a list; name an item, as sharding[0]"),
-        ("sharding[1].use=torchrec.row_wise", "sharding has 1 items in the file"),
+        ("sharding[1].use=torchrec.row_wise", "sharding has 1 in the file; [0] is"),
         ("model.embedding_dim.x=3", "model.embedding_dim is one value"),
         ("sharding[0].use=torchrec.rowwise", "did you mean torchrec.row_wise?"),
         ("converter.options.group=auto", "unknown option of recd.ikjt; did you mean groups?"),

@@ -72,7 +72,7 @@ def _set(data: Any, location: Location, value: Any) -> str:
             if not isinstance(data, list):
                 return f"{where} is no list in the file; leave out [{part}]"
             if part >= len(data):
-                return f"{where} has {len(data)} items in the file; [0] is the first"
+                return f"{where} has {len(data)} in the file; [0] is the first"
         elif not isinstance(data, dict):
             what = f"a list; name an item, as {where}[0]" if isinstance(data, list) else "one value"
             return f"{where} is {what}"
