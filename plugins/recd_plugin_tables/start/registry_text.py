@@ -201,6 +201,7 @@ def _columns(columns: Iterable[Guess]) -> Iterable[str]:
         why = each.why
         if each.seen.nulls:
             why += f"; {each.seen.nulls / each.seen.rows:.1%} missing"
+            why += ": they become the median" if {"number", "numbers"} & set(each.roles) else ""
         comment = f"  # {_plain(why)}"
         if len(line) + len(comment) > _WIDTH:
             yield f"{_INDENT}#{comment[3:]}"[:_WIDTH]
@@ -212,10 +213,16 @@ def _columns(columns: Iterable[Guess]) -> Iterable[str]:
 def _missing(each: Guess) -> dict[str, Any]:
     """What to do with nulls that the sample has, where the dataset would not take them."""
     if {"number", "numbers"} & set(each.roles):
-        return {"missing": 0}
+        return {"missing": _rounded(each.seen.median or 0)}
     if {"label", "time"} & set(each.roles):
         return {"missing": "drop"}
     return {}
+
+
+def _rounded(number: float) -> float:
+    """Three digits of it; whole where they are."""
+    short = float(f"{number:.3g}")
+    return int(short) if short.is_integer() else short
 
 
 def _split(guesses: Guesses, test: float) -> str:

@@ -39,7 +39,7 @@ class Seen:
         nulls: of them without a value.
         values: that are there; of lists their elements.
         distinct: of these values.
-        least, largest: of numbers.
+        least, median, largest: of numbers.
         whole: whether all numbers are integers.
         length: mean length of lists, 1 for single values.
         width: of lists that are all equally long; None for others.
@@ -56,6 +56,7 @@ class Seen:
     values: int
     distinct: int
     least: float | None = None
+    median: float | None = None
     largest: float | None = None
     whole: bool = False
     length: float = 1.0
@@ -201,13 +202,14 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
     values = values.drop_null()
     if pt.is_nested(values.type) or pt.is_null(values.type):
         return Seen(leaf, rows, nulls, len(values), 0, length=length, width=width)
-    least = largest = None
+    least = median = largest = None
     whole = False
     if (numbers := _numbers(values)) is not None:
         finite = numbers[np.isfinite(numbers)]
         nulls += len(numbers) - len(finite) if not is_list(plain(leaf.type)) else 0
         if len(finite):
             least, largest = float(finite.min()), float(finite.max())
+            median = float(np.quantile(finite, 0.5, method="lower"))
             whole = bool((finite == np.round(finite)).all())
     characters, separator = 0.0, None
     times = _times(values)
@@ -227,6 +229,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         len(values),
         distinct,
         least,
+        median,
         largest,
         whole,
         length,

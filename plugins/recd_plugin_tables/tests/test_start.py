@@ -109,6 +109,17 @@ def test_comments_and_options_of_times_and_texts(tmp_path: Path) -> None:
     assert "tags: {as: ids, texts: true}" in text
 
 
+def test_a_missing_number_becomes_the_median(tmp_path: Path) -> None:
+    price = [None if row % 10 == 0 else 100.004 + row for row in range(101)]
+    columns = {"price": price, "user": [1, 2, 3] * 33 + [1, 2], "click": [0, *[0, 1] * 50]}
+    path = write(tmp_path / "t.parquet", columns)
+    done = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "my.yaml")])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "my.yaml").read_text(encoding="utf-8")
+    assert "10.9% missing: they become the median" in text
+    assert "price: {as: number, missing: 149}" in text
+
+
 def test_a_day_has_no_hour(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", impressions())
     found = {each.name: each for each in guess(survey(open_source(path)), Wanted()).columns}
