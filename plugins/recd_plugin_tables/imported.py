@@ -107,6 +107,7 @@ class ImportPlace:
         widths: of features that are lists of numbers, where another table says it.
         scoring: every row is kept as stored, and the label need not be there.
         texts: columns that are text in the table that is trained on, where this is another.
+        folder_keys: columns that names of folders say in it.
     """
 
     path: Path | str
@@ -115,6 +116,7 @@ class ImportPlace:
     widths: dict[str, int] | None = None
     scoring: bool = False
     texts: tuple[str, ...] = ()
+    folder_keys: tuple[str, ...] = ()
 
     @cached_property
     def source(self) -> Source:
@@ -170,6 +172,7 @@ class ImportPlace:
             explode=options.explode,
             implicit=options.implicit,
             labelled=not self.scoring,
+            folder_keys=self.folder_keys,
         )
 
     def make(self) -> Imported:

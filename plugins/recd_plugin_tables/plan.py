@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -97,6 +97,7 @@ def plan_columns(
     explode: Sequence[str] = (),
     implicit: bool = False,
     labelled: bool = True,
+    folder_keys: Collection[str] = (),
 ) -> ColumnPlan:
     """Which leaf is what.
 
@@ -108,6 +109,7 @@ def plan_columns(
         explode: columns of lists, of which every element is a row.
         implicit: every row is a positive; there is no label.
         labelled: False where all but the features may be missing, as in a table to score.
+        folder_keys: columns that names of folders say in the table that is trained on.
 
     Raises:
         PlanError: a column is not there, is named twice, used twice, used for what its type cannot
@@ -144,6 +146,11 @@ def plan_columns(
         elif labelled or options.feature is not None:
             near = get_close_matches(name, by_name, n=1)
             meant = f"did you mean {near[0]}" if near else f"there are: {', '.join(by_name)}"
+            if name in folder_keys:
+                meant += (
+                    f"; in training the names of folders said it ({name}=.../): put this table "
+                    f"into such a folder, or train with `{name}: unused`"
+                )
             problems.append((("columns", name), f"no column {name}; {meant}"))
     named = {use.leaf.name for use in uses} | {
         name for name in by_name for group in columns if name.startswith(f"{group}.")

@@ -220,7 +220,12 @@ class Table(Dataset):
         widths = dict(self._train.note.widths)
         trained = self._place.source
         place = ImportPlace(
-            self.options.test_path, self.options, self._label, widths, texts=_texts(trained)
+            self.options.test_path,
+            self.options,
+            self._label,
+            widths,
+            texts=_texts(trained),
+            folder_keys=trained.folder_keys,
         )
         self._check_kinds(place.source, trained)
         return place.make()
@@ -233,8 +238,16 @@ class Table(Dataset):
         # The trained table is not needed where options say it all.
         unsaid = any(u.feature == "numbers" and u.width is None for u in options.columns.values())
         widths = self.widths if unsaid else None
-        texts = _texts(self._trained_source) if self._trained_source is not None else ()
-        return ImportPlace(path, options, self._label, widths, scoring=True, texts=texts)
+        trained = self._trained_source
+        return ImportPlace(
+            path,
+            options,
+            self._label,
+            widths,
+            scoring=True,
+            texts=_texts(trained) if trained is not None else (),
+            folder_keys=trained.folder_keys if trained is not None else (),
+        )
 
     @cached_property
     def _trained_source(self) -> Source | None:

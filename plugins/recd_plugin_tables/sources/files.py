@@ -59,10 +59,12 @@ class FileSource(Source):
 
     @cached_property
     def schema(self) -> pa.Schema:
-        stored = set(self._inner.names)
-        keys = {name: column for name, column in self._keys.items() if name not in stored}
-        fields = [pa.field(name, column.type) for name, column in keys.items()]
+        fields = [pa.field(name, self._keys[name].type) for name in self.folder_keys]
         return check_names(self.location, pa.schema([*self._inner, *fields]))
+
+    @property
+    def folder_keys(self) -> tuple[str, ...]:
+        return tuple(name for name in self._keys if name not in self._inner.names)
 
     @cached_property
     def num_rows(self) -> int | None:

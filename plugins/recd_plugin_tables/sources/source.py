@@ -109,6 +109,11 @@ class Source(ABC):
     def num_rows(self) -> int | None:
         """How many rows there are, None where reading shows it."""
 
+    @property
+    def folder_keys(self) -> tuple[str, ...]:
+        """The columns whose values are names of folders, as those of Hive partitions."""
+        return ()
+
     @abstractmethod
     def read(self, columns: Sequence[str] | None = None) -> Iterator[Rows]:
         """Every row once, in stored order, and where it stands.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.types as pt
 
-from recd_plugin_tables.columns import Role
+from recd_plugin_tables.columns import KEYS, Role
 from recd_plugin_tables.kinds import holds_nothing, possible_roles
 from recd_plugin_tables.leaves import plain
 from recd_plugin_tables.start.names import (
@@ -20,12 +20,12 @@ from recd_plugin_tables.start.names import (
     RATING,
     REQUEST,
     SESSION,
-    TIME,
     USER,
     named_so,
     words_of,
 )
 from recd_plugin_tables.start.survey import Seen, Survey
+from recd_plugin_tables.start.times import is_timestamp, time_column, unit_of
 from recd_plugins.api import DataError
 
 # A list of at least so many ids on average is a history: it gets a pooling of its own.
@@ -35,7 +35,6 @@ MOST_NUMBERS = 512
 # Whole numbers with so few values, or such a share of values of their own, are ids.
 _FEW_VALUES = 50
 _MANY_VALUES = 0.2
-_EPOCH = {"s": (1e8, 1e10), "ms": (1e11, 1e13), "us": (1e14, 1e16), "ns": (1e17, 1e19)}
 
 
 @dataclass(frozen=True)
@@ -157,9 +156,8 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
     free = [seen for seen in survey.seen if seen.leaf.name not in left_out]
     label = None if wanted.implicit else _label(survey, free, wanted)
     free = [seen for seen in free if label is None or seen.leaf.name != label.name]
-    time = wanted.time or named_so(free, TIME, "time", _is_time)
-    if time is None:
-        time = next((seen.leaf.name for seen in free if _is_timestamp(seen)), None)
+    stored = [seen for seen in free if seen.leaf.name not in survey.folder_keys]
+    time = wanted.time or time_column(stored) or time_column(free)
     request = wanted.request or named_so(free, REQUEST, "request")
     session = (
         wanted.session
@@ -175,7 +173,8 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
         elif label is not None and name == label.name:
             columns.append(label)
         else:
-            columns.append(_column(seen, name == session, name == request, name == time))
+            found = _column(seen, name == session, name == request, name == time)
+            columns.append(_no_feature(found) if name in survey.folder_keys else found)
     if not any(set(each.roles) & {"id", "ids", "number", "numbers"} for each in columns):
         raise DataError(
             f"{survey.location}: no column is left that could be a feature; there are: "
@@ -266,7 +265,7 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
     by = "weekday" if seen.daily else "hour"
     part = "day of the week" if seen.daily else "hour of the day in UTC"
     if time:
-        options = {"unit": _unit(seen), "by": by} if _unit(seen) else {"by": by}
+        options = {"unit": unit_of(seen), "by": by} if unit_of(seen) else {"by": by}
         return Guess(seen, (*keys, "id"), f"when it was; its {part} is a feature", options)
     kind = plain(seen.leaf.type)
     why_unused = _why_unused(seen) or _why_outcome(seen)
@@ -283,9 +282,20 @@ def _column(seen: Seen, session: bool, request: bool, time: bool) -> Guess:
         if session and named_so([seen], SESSION, "session"):
             return Guess(seen, tuple(keys), "whose rows belong together")
         return Guess(seen, (*keys, "id"), "whose rows belong together, and a feature", options)
-    if pt.is_date(kind) or _is_timestamp(seen):
+    if pt.is_date(kind) or is_timestamp(seen):
         return Guess(seen, ("id",), f"a {'date' if seen.daily else 'time'}; its {part}", {"by": by})
     return Guess(seen, (role,), why, options, history, tail)
+
+
+def _no_feature(found: Guess) -> Guess:
+    """A column of folders' names without its feature, which a file to score would lack."""
+    keys = tuple(role for role in found.roles if role in KEYS)
+    if found.unused:
+        return found
+    use = f"{' and '.join(keys)}, " if keys else ""
+    why = f"{use}from the names of folders; a file to score has none, so it is no feature"
+    unit = {name: each for name, each in found.options.items() if name == "unit" and keys}
+    return Guess(found.seen, keys or ("unused",), why, unit)
 
 
 def _why_unused(seen: Seen) -> str:
@@ -368,22 +378,3 @@ def _long_tail(seen: Seen) -> bool:
         and seen.least >= 0
         and seen.largest > 1000
     )
-
-
-def _is_timestamp(seen: Seen) -> bool:
-    return seen.timed or bool(pt.is_timestamp(plain(seen.leaf.type)))
-
-
-def _is_time(seen: Seen) -> bool:
-    kind = plain(seen.leaf.type)
-    return bool(pt.is_timestamp(kind) or pt.is_date(kind)) or seen.timed or bool(_unit(seen))
-
-
-def _unit(seen: Seen) -> str | None:
-    """Of a time that is stored as a number; None where it is none."""
-    if seen.least is None or seen.largest is None:
-        return None
-    for unit, (first, last) in _EPOCH.items():
-        if first <= seen.least and seen.largest <= last:
-            return unit
-    return None

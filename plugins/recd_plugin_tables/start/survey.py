@@ -104,6 +104,7 @@ class Survey:
         seen: of each leaf, in order.
         explode: columns whose elements are candidates of a request: each is a row.
         sample: the rows that were looked at.
+        folder_keys: columns whose values are names of folders.
     """
 
     location: str
@@ -112,6 +113,7 @@ class Survey:
     seen: tuple[Seen, ...]
     explode: tuple[str, ...]
     sample: pa.Table
+    folder_keys: tuple[str, ...]
 
     @property
     def is_whole(self) -> bool:
@@ -167,7 +169,8 @@ def survey(source: Source, explode: Sequence[str] | None = None) -> Survey:
     whole = rows if rows < SAMPLE_ROWS and size < SAMPLE_BYTES else source.num_rows
     exploded = tuple(_candidates(table) if explode is None else explode)
     seen = [_seen(table, leaf) for leaf in leaves(table.schema, exploded)]
-    return Survey(source.location, rows, whole, tuple(seen), exploded, table)
+    keys = source.folder_keys
+    return Survey(source.location, rows, whole, tuple(seen), exploded, table, keys)
 
 
 def _column(table: pa.Table, name: str) -> pa.Array:

@@ -42,6 +42,22 @@ def test_another_table_is_scored_by_the_same_ids(path, tmp_path):
         data.to_score(str(tmp_path / "new.parquet")).prepare()
 
 
+def test_a_column_of_folders_names_that_a_file_lacks_is_told(tmp_path):
+    (tmp_path / "old" / "day=1").mkdir(parents=True)
+    (tmp_path / "old" / "day=1" / "a.csv").write_text("item,clicked\n1,1\n2,0\n")
+    (tmp_path / "new.csv").write_text("item\n1\n")
+    data = table(tmp_path / "old", columns={"item": "id", "day": "id", "clicked": "label"})
+    told = (
+        r"no column day; there are: item; in training the names of folders said it \(day=\.\.\./\)"
+    )
+    with pytest.raises(DataError, match=told):
+        data.to_score(str(tmp_path / "new.csv")).prepare()
+    (tmp_path / "day=1").mkdir()
+    (tmp_path / "new.csv").rename(tmp_path / "day=1" / "new.csv")
+    scored = data.to_score(str(tmp_path / "day=1"))
+    assert rows_of(scored)["day"] == [[1]]
+
+
 def test_another_table_may_be_of_another_format(tmp_path):
     uses = {"user": "id", "item": "id", "clicked": "label"}
     (tmp_path / "old.csv").write_text("user;item;clicked\na;1;1\nb;2;0\n")

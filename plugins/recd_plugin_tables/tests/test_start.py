@@ -120,6 +120,28 @@ def test_a_missing_number_becomes_the_median(tmp_path: Path) -> None:
     assert "price: {as: number, missing: 149}" in text
 
 
+@pytest.mark.parametrize(
+    ("at", "role"),
+    [("2026-10-01 10:00:00", "unused"), ("noon", "time")],
+    ids=["another time", "the only time"],
+)
+def test_names_of_folders_are_no_feature(tmp_path: Path, at: str, role: str) -> None:
+    for day in (1, 2):
+        folder = tmp_path / "log" / f"day=2026-10-0{day}" / f"part={day}"
+        folder.mkdir(parents=True)
+        rows = "".join(f"{row % 7},{row % 2},{at}\n" for row in range(20))
+        (folder / "a.csv").write_text(f"user,click,at\n{rows}", encoding="utf-8")
+    found = guess(survey(open_source(tmp_path / "log")), Wanted())
+    columns = {each.name: each for each in found.columns}
+    assert columns["day"].roles == (role,)
+    assert columns["part"].roles == ("unused",)
+    for name in ("day", "part"):
+        assert "from the names of folders; a file to score has none" in columns[name].why
+    made = CliRunner().invoke(main, ["init", str(tmp_path / "log"), str(tmp_path / "my.yaml")])
+    assert made.exit_code == 0, made.output
+    assert load_registry(tmp_path / "my.yaml").dataset.schema().sparse[0] == "user"
+
+
 def test_a_day_has_no_hour(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", impressions())
     found = {each.name: each for each in guess(survey(open_source(path)), Wanted()).columns}
