@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from recd_plugin_scoring.score_format import ROW
 from recd_plugins.api import DataError, Rows
 from recd_plugins.api.reading import Piece, concat_rows, slice_rows
 from recd_plugins.api.tables import ParquetTable
@@ -25,7 +26,14 @@ class KeptColumns:
 
     def __init__(self, location: str, columns: Sequence[str]) -> None:
         self._location = location
-        table = ParquetTable(location)
+        try:
+            table = ParquetTable(location)
+        except DataError as error:
+            raise DataError(
+                f"--keep {' --keep '.join(columns)}: columns are kept of Parquet, and {location} "
+                f"cannot be read as that ({error}); write it as Parquet, or leave out --keep and "
+                f"join by column {ROW} of the scores, its rows from 0"
+            ) from error
         self._paths: dict[str, tuple[str, ...]] = {}
         for name in columns:
             if (path := _path(table.schema, name)) is None:

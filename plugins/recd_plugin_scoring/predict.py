@@ -72,6 +72,8 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
     prepared = trained.parts.prepared
     registry = prepared.registry
     dataset = registry.dataset.to_score(job.table)
+    # What is refused at once is, before rows are imported.
+    kept = KeptColumns(job.table, job.keep) if job.keep and rank == 0 else None
     # One rank makes what is missing, and the others find it.
     if rank == 0:
         dataset.prepare()
@@ -91,7 +93,7 @@ def predict(rank: int, world_size: int, job: PredictJob) -> Predicted:
         stack.enter_context(doing("scoring", long=True))
         if rank == 0:
             advance = stack.enter_context(row_progress(f"scoring {job.table}", None))
-            output = stack.enter_context(_Output(job, dataset))
+            output = stack.enter_context(_Output(job, dataset, kept))
         for turn, scores in _scores(trained, pipeline, dealt, world_size):
             rows += sum(turn.counts)
             if rank == 0:
@@ -130,13 +132,13 @@ def _probabilities(logits: Sequence[Tensor], counts: Sequence[int]) -> np.ndarra
 class _Output:
     """The file of scores, opened with the first ones, whose keys tell its columns."""
 
-    def __init__(self, job: PredictJob, dataset: Dataset) -> None:
+    def __init__(self, job: PredictJob, dataset: Dataset, kept: KeptColumns | None) -> None:
         self._job = job
         self._stack = ExitStack()
         self._writer: ScoreWriter | None = None
         self._row = 0
         self._names = dataset.keys()
-        self._kept = KeptColumns(job.table, job.keep) if job.keep else None
+        self._kept = kept
 
     def __enter__(self) -> _Output:
         self._stack.__enter__()
