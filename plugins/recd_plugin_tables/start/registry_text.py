@@ -12,6 +12,7 @@ from typing import Any
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.kinds import holds_text
 from recd_plugin_tables.start.guess import Guess, Guesses
+from recd_plugin_tables.start.shared import Shared, shared
 from recd_plugin_tables.start.towers import Towers, towers
 from recd_plugins.api import DataError
 
@@ -120,9 +121,11 @@ def registry_text(
                 f"characters, and a registry file takes {_LONGEST:,}: rename it"
             )
     survey = guesses.survey
-    rows = survey.all_rows or survey.rows
+    alike = shared(guesses)
+    rows = _table_rows(guesses, alike)
+    all_rows = survey.all_rows or survey.rows
     candidates = max((seen.rows for seen in survey.seen if seen.leaf.exploded), default=survey.rows)
-    samples = rows * candidates // survey.rows
+    samples = all_rows * candidates // survey.rows
     ids = guesses.features("id", "ids")
     histories = [feature_name(each.name) for each in ids if each.history]
     numbers = guesses.features("number", "numbers")
@@ -148,9 +151,9 @@ def registry_text(
         split=_split(guesses, test),
         negatives=_negatives(guesses.item, sides) if guesses.implicit else "",
         group="session" if guesses.the("session") else "request",
-        preprocessing=_preprocessing(ids, numbers, survey.is_whole),
+        preprocessing=_preprocessing(rows, alike, numbers),
         pooling=_pooling(histories),
-        model=_model(guesses, sides),
+        model=_model(rows, sides),
         evaluate="  evaluate: false # recd rank measures\n" if sides else "",
         batch_size=batch_size(samples) // 16 * 20 if guesses.implicit else batch_size(samples),
         checkpoints=_word(f"checkpoints/{file.stem}"),
@@ -162,11 +165,20 @@ def batch_size(samples: int) -> int:
     return max(16, min(1024, 1 << max(0, math.floor(math.log2(max(1, samples) / 200)))))
 
 
-def table_rows(guess: Guess, whole: bool) -> int:
-    """Rows of a feature's table: a quarter more than the ids that were seen, or twice as many."""
-    if guess.options.get("by") is not None:
-        return 32
-    wanted = guess.seen.distinct * (1.25 if whole else 2) + 8
+def _table_rows(guesses: Guesses, alike: Sequence[Shared]) -> dict[str, int]:
+    """Rows of the table of each feature."""
+    together = {name: each.distinct for each in alike for name in each.names}
+    return {
+        feature_name(each.name): 32
+        if each.options.get("by") is not None
+        else _room(together.get(each.name, each.seen.distinct), guesses.survey.is_whole)
+        for each in guesses.features("id", "ids")
+    }
+
+
+def _room(distinct: int, whole: bool) -> int:
+    """Rows of a table: a quarter more than the ids that were seen, or twice as many."""
+    wanted = distinct * (1.25 if whole else 2) + 8
     digits = 10 ** max(0, math.floor(math.log10(wanted)) - 1)
     return math.ceil(wanted / digits) * digits
 
@@ -253,11 +265,7 @@ def _negatives(item: Guess | None, sides: Towers | None) -> str:
     )
 
 
-def _model(guesses: Guesses, sides: Towers | None) -> str:
-    rows = {
-        feature_name(each.name): table_rows(each, guesses.survey.is_whole)
-        for each in guesses.features("id", "ids")
-    }
+def _model(rows: Mapping[str, int], sides: Towers | None) -> str:
     if sides is None:
         lines = [f"    t_{name}: {_flow({'num_embeddings': of})}\n" for name, of in rows.items()]
         return _MODEL.format(tables="".join(["  tables:\n", *lines] if lines else []))
@@ -270,20 +278,26 @@ def _model(guesses: Guesses, sides: Towers | None) -> str:
     )
 
 
-def _preprocessing(ids: Sequence[Guess], numbers: Sequence[Guess], whole: bool) -> str:
-    if not ids and not numbers:
+def _preprocessing(
+    rows: Mapping[str, int], alike: Sequence[Shared], numbers: Sequence[Guess]
+) -> str:
+    if not rows and not numbers:
         return ""
     lines = []
-    if ids:
+    if rows:
         lines += [
             "# Ids to rows of tables: those of training are numbered, new ones share rows.",
         ]
     lines += ["preprocessing:"]
     by_rows: dict[int, list[str]] = {}
-    for each in ids:
-        by_rows.setdefault(table_rows(each, whole), []).append(feature_name(each.name))
-    for rows, names in by_rows.items():
-        lines += _entry("tables.vocabulary", names, {"rows": rows})
+    together = [[feature_name(name) for name in each.names] for each in alike]
+    for name in [name for name in rows if not any(name in names for names in together)]:
+        by_rows.setdefault(rows[name], []).append(name)
+    for size, names in by_rows.items():
+        lines += _entry("tables.vocabulary", names, {"rows": size})
+    for names in together:
+        lines.append("  # Most texts of the lists are values of the id: numbered alike.")
+        lines += _entry("tables.vocabulary", names, {"rows": rows[names[0]], "shared": True})
     tails = [name for each in numbers if each.long_tail for name in _dense_names(each)]
     if tails:
         lines += _entry("tables.log1p", tails, {})

@@ -134,6 +134,17 @@ class Survey:
         pairs = pa.table({"key": keys, "value": values}).group_by(["key", "value"]).aggregate([])
         return bool(pairs.num_rows == pc.count_distinct(keys, "all").as_py())
 
+    def elements(self, name: str) -> pa.Array:
+        """The values of a column that are there; of lists, and of texts of several, their parts."""
+        values = _values(self.sample, self[name].leaf)
+        if self[name].is_list:
+            values = normal(list_parts(values)[1])
+        if pt.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if (separator := self[name].separator) is not None:
+            values = pc.list_flatten(pc.split_pattern(values, separator))
+        return values.drop_null()
+
     def __getitem__(self, name: str) -> Seen:
         return next(seen for seen in self.seen if seen.leaf.name == name)
 

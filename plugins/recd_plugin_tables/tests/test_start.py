@@ -142,6 +142,33 @@ def test_names_of_folders_are_no_feature(tmp_path: Path, at: str, role: str) -> 
     assert load_registry(tmp_path / "my.yaml").dataset.schema().sparse[0] == "user"
 
 
+@pytest.mark.parametrize("as_text", [False, True], ids=["lists", "texts"])
+def test_lists_of_the_ids_of_another_column_are_numbered_as_it(
+    tmp_path: Path, as_text: bool
+) -> None:
+    hotels = [f"h{row * 7 % 40}" for row in range(ROWS)]
+    before = [[hotels[row - 1], hotels[row - 9], f"x{row % 3}"] for row in range(ROWS)]
+    columns = {
+        "hotel": hotels,
+        "before": ["|".join(each) for each in before] if as_text else before,
+        "tags": [["a", "b", f"c{row % 3}"] for row in range(ROWS)],
+        "user": [row % 9 for row in range(ROWS)],
+        "click": [row % 2 for row in range(ROWS)],
+    }
+    path = write(tmp_path / "t.parquet", columns)
+    done = CliRunner().invoke(main, ["init", str(path), str(tmp_path / "my.yaml")])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "my.yaml").read_text(encoding="utf-8")
+    document = YAML(typ="safe").load(text)
+    alike = [each for each in document["preprocessing"] if each.get("options", {}).get("shared")]
+    assert [each["features"] for each in alike] == [["hotel", "before"]]
+    # 43 ids, a quarter more, and 8.
+    tables = document["model"]["tables"]
+    for table in ("t_hotel", "t_before"):
+        assert tables[table]["num_embeddings"] == alike[0]["options"]["rows"] == 62
+    load_registry(tmp_path / "my.yaml")
+
+
 def test_a_day_has_no_hour(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", impressions())
     found = {each.name: each for each in guess(survey(open_source(path)), Wanted()).columns}

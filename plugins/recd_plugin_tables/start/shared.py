@@ -1,0 +1,56 @@
+"""Lists of the texts that another column is an id by, as the items that a user chose before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from recd_plugin_tables.kinds import is_text
+from recd_plugin_tables.start.guess import Guesses
+
+# Of a list's texts so many are ids of the other column.
+_MOST = 0.5
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Columns that are numbered alike.
+
+    Attributes:
+        names: the id first, then lists of such ids.
+        distinct: ids that the sample has of all of them.
+    """
+
+    names: tuple[str, ...]
+    distinct: int
+
+
+def shared(guesses: Guesses) -> list[Shared]:
+    """Columns whose ids are the same, by the sample; numbers are equal by chance, and left out."""
+    survey = guesses.survey
+    features = [each for each in guesses.features("id", "ids") if "by" not in each.options]
+    found = {each.name: survey.elements(each.name) for each in features}
+    texts = {name: each.cast(pa.string()) for name, each in found.items() if is_text(each.type)}
+    ids = {
+        each.name: pc.unique(texts[each.name])
+        for each in features
+        if "id" in each.roles and each.name in texts
+    }
+    numbered_alike: dict[str, list[str]] = {}
+    for each in features:
+        if "ids" in each.roles and each.name in texts:
+            shares = {name: _share(texts[each.name], known) for name, known in ids.items()}
+            best = max(shares, key=lambda name: shares[name], default=None)
+            if best is not None and shares[best] > _MOST:
+                numbered_alike.setdefault(best, [best]).append(each.name)
+    return [
+        Shared(tuple(names), len(pa.chunked_array([texts[name] for name in names]).unique()))
+        for names in numbered_alike.values()
+    ]
+
+
+def _share(values: pa.Array, known: pa.Array) -> float:
+    """How many of the values are among those that are known."""
+    return float(pc.mean(pc.is_in(values, value_set=known).cast(pa.float32())).as_py() or 0)
