@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow.types as pt
@@ -66,6 +66,11 @@ class Guess:
     def unused(self) -> bool:
         return self.roles == ("unused",)
 
+    @property
+    def is_plain_id(self) -> bool:
+        """Whether it is an id, neither whose rows belong together nor of a time."""
+        return self.roles in (("id",), ("key", "id")) and not self.options.get("by")
+
 
 @dataclass(frozen=True)
 class Guesses:
@@ -88,9 +93,7 @@ class Guesses:
     @property
     def item(self) -> Guess | None:
         """The id that a user chose: by its name, or the one with most values."""
-        ids = [
-            each for each in self.columns if each.roles == ("id",) and not each.options.get("by")
-        ]
+        ids = [each for each in self.columns if each.is_plain_id]
         named = named_so([each.seen for each in ids], ITEM, "id")
         most = max(ids, key=lambda each: each.seen.distinct, default=None)
         return next((each for each in ids if each.name == named), most)
@@ -180,7 +183,23 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             f"{survey.location}: no column is left that could be a feature; there are: "
             f"{', '.join(f'{each.name} ({each.why})' for each in columns)}"
         )
-    return Guesses(survey, tuple(columns), wanted.implicit)
+    return Guesses(survey, tuple(_with_key(survey, columns, request)), wanted.implicit)
+
+
+def _with_key(survey: Survey, columns: list[Guess], request: str | None) -> list[Guess]:
+    """The columns, where the one id that tells apart rows of a request is a key as well."""
+    telling = [
+        each.name
+        for each in columns
+        if request is not None and each.is_plain_id and survey.tells_apart(each.name, request)
+    ]
+    if len(telling) != 1:
+        return columns
+    why = f"; with {request} it tells rows apart, so scores carry it"
+    return [
+        replace(each, roles=("key", "id"), why=each.why + why) if each.name in telling else each
+        for each in columns
+    ]
 
 
 def _check(survey: Survey, wanted: Wanted) -> None:

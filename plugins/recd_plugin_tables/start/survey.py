@@ -125,14 +125,28 @@ class Survey:
 
         False of lists, and where every row has a key of its own, which tells nothing.
         """
+        if self[key].unique:
+            return False
+        keys = _values(self.sample, self[key].leaf)
+        return self._pairs(key, name) == pc.count_distinct(keys, "all").as_py()
+
+    def tells_apart(self, name: str, key: str) -> bool:
+        """Whether rows of one value of the key differ in a column, in the sample.
+
+        False of lists, and where every row has a key of its own, which tells nothing.
+        """
+        return not self[key].unique and self._pairs(key, name) == self[key].rows
+
+    def _pairs(self, key: str, name: str) -> int | None:
+        """How many there are of two columns; None of lists, or where one is of candidates."""
         columns = [self[key].leaf, self[name].leaf]
-        if any(is_list(plain(leaf.type)) for leaf in columns) or self[key].unique:
-            return False
+        if any(is_list(plain(leaf.type)) for leaf in columns):
+            return None
         keys, values = (_values(self.sample, leaf) for leaf in columns)
-        if len(keys) != len(values):  # one of them is of candidates
-            return False
+        if len(keys) != len(values):
+            return None
         pairs = pa.table({"key": keys, "value": values}).group_by(["key", "value"]).aggregate([])
-        return bool(pairs.num_rows == pc.count_distinct(keys, "all").as_py())
+        return int(pairs.num_rows)
 
     def elements(self, name: str) -> pa.Array:
         """The values of a column that are there; of lists, and of texts of several, their parts."""

@@ -169,6 +169,28 @@ def test_lists_of_the_ids_of_another_column_are_numbered_as_it(
     load_registry(tmp_path / "my.yaml")
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_the_id_that_tells_rows_of_a_request_apart_is_a_key(tmp_path: Path, twice: bool) -> None:
+    hotels = [f"h{row * 7 % 40}" for row in range(ROWS)]
+    columns = {
+        "search_id": [row // 5 for row in range(ROWS)],
+        "user_id": [row // 10 % 20 for row in range(ROWS)],
+        "hotel_id": ["h0"] * 2 + hotels[2:] if twice else hotels,
+        "device": [row % 3 for row in range(ROWS)],
+        "click": [row % 2 for row in range(ROWS)],
+    }
+    path = write(tmp_path / "t.parquet", columns)
+    found = roles(path)
+    assert found["hotel_id"] == ("id" if twice else "key, id")
+    assert (found["search_id"], found["device"]) == ("request", "id")
+    file = tmp_path / "my.yaml"
+    assert CliRunner().invoke(main, ["init", str(path), str(file)]).exit_code == 0
+    dataset = load_registry(file).dataset
+    assert ("hotel_id" in dataset.keys().values()) is not twice
+    assert "hotel_id" in dataset.schema().sparse
+    assert ("with search_id it tells rows apart" in file.read_text(encoding="utf-8")) is not twice
+
+
 def test_a_day_has_no_hour(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", impressions())
     found = {each.name: each for each in guess(survey(open_source(path)), Wanted()).columns}
