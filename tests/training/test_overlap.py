@@ -1,4 +1,8 @@
-"""Ranks that send while they compute train as those that wait, to the bit."""
+"""Ranks that send while they compute train as those that wait, to the bit.
+
+Their model is that of lookahead_cases: recd_plugin_scars caches a table of it, another is in tiers
+of recd_plugin_flexshard.
+"""
 
 from __future__ import annotations
 
