@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +28,7 @@ class KeptColumns:
     def __init__(self, location: str, columns: Sequence[str]) -> None:
         self._location = location
         try:
-            table = ParquetTable(location)
+            table = ParquetTable(location if "://" in location else Path(location))
         except DataError as error:
             raise DataError(
                 f"--keep {' --keep '.join(columns)}: columns are kept of Parquet, and {location} "

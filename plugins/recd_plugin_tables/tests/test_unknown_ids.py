@@ -52,5 +52,6 @@ def test_unknown_ids_are_counted_and_fields_of_structs_kept(
     bad = ["predict", "my.yaml", "new.csv", "-o", "t.csv", "--keep", "item"]
     said = " ".join(forked.run([forked.RECD, *bad]).stderr.split())
     assert "--keep item: columns are kept of Parquet, and new.csv cannot be read as that" in said
+    assert "new.csv://" not in said
     assert "leave out --keep and join by column row" in said
     assert sorted(Path(".recd/tables").iterdir()) == imports
