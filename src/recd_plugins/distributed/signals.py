@@ -38,9 +38,6 @@ def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
     Raises:
         RunInterrupted: they did; or a second one came, and they are still there.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield  # whose signals are
-        return
     got = 0
 
     def receive(number: int, _frame: FrameType | None) -> None:
@@ -69,9 +66,6 @@ def passed_on(ranks: Sequence[BaseProcess]) -> Iterator[None]:
 @contextmanager
 def after_training() -> Iterator[None]:
     """A context in which the first of these signals ends nothing: what is left to do is short."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # whose signals are
-        return
     got = 0
 
     def receive(number: int, _frame: FrameType | None) -> None:
@@ -92,6 +86,9 @@ def after_training() -> Iterator[None]:
 
 @contextmanager
 def _received_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
     # What ignores Ctrl-C, as a shell's background job, goes on to.
     before = {number: signal.getsignal(number) for number in ENDING}
     for number, handler in before.items():
