@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 
 import torch
 from torch import nn
 from torch._C import DisableTorchFunction
+from torch.utils._python_dispatch import _disable_current_modes
 
 from recd_plugins.access.profile import AccessProfile
 from recd_plugins.data.measure_access import measure_access
@@ -76,11 +77,14 @@ class RegistryData(TrainingData):
         return self._distinct[key]
 
 
-def off_meta() -> AbstractContextManager[object]:
+@contextmanager
+def off_meta() -> Iterator[None]:
     """A context in which tensors have values, also where a model is prepared on the meta device."""
     # In the context of a device, of CPU too, each call of torch goes through Python: a third of all
-    # time.
-    return nullcontext() if torch.get_default_device().type == "cpu" else DisableTorchFunction()
+    # time, and so it does where a mode looks at tables that have no memory yet.
+    on_cpu = torch.get_default_device().type == "cpu"
+    with _disable_current_modes(), nullcontext() if on_cpu else DisableTorchFunction():
+        yield
 
 
 def coalesced_tables(registry: Registry, tables: Sequence[Table]) -> list[Table]:

@@ -23,8 +23,8 @@ from recd_plugins.api import DataError, SetupError
 from recd_plugins.testing.benchmark import Size
 from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
 
-#: Sides that live in the ranks at once, besides the stock ones: each takes some 200 MB of a rank.
-_AT_ONCE = 8
+#: Sides that live at once, besides the stock ones, times ranks: each takes some 200 MB of a rank.
+_AT_ONCE = 32
 _RANKS = "recd_plugin_recd.benchmarks.network.ranks"
 _LINES_SHOWN = 15
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -41,7 +41,7 @@ class Effort:
 
 EFFORTS: Mapping[Size, Effort] = {
     "tiny": Effort(num_batches=2, turns=1, steps=1),
-    "small": Effort(num_batches=4, turns=3, steps=2),
+    "small": Effort(num_batches=2, turns=3, steps=2),
     "reference": Effort(num_batches=8, turns=9, steps=4),
 }
 
@@ -119,8 +119,9 @@ def measure_cells(
             names = [side.name for side in left if side.name in files and side.name not in stock]
             # Other sides are compared with those of the same run.
             only_stock = not names and not all(measured.has(cell, side) for side in stock_sides)
-            for first in range(0, 1 if only_stock else len(names), _AT_ONCE):
-                together = [*stock, *names[first : first + _AT_ONCE]]
+            at_once = _AT_ONCE // (cell.num_nodes * cell.ranks_per_node)
+            for first in range(0, 1 if only_stock else len(names), at_once):
+                together = [*stock, *names[first : first + at_once]]
                 own = frozenset(side.name for side in sides if side.stock)
                 chosen = {name: files[name] for name in together}
                 found = _measure(cell, chosen, own, size, traces=traces)
@@ -129,6 +130,7 @@ def measure_cells(
                 for each in found.values():
                     each.stock_seconds = best
                 measured.add(cell, found)
+                stock = [name for name in stock if found[name].seconds == best] or stock
     return measured
 
 

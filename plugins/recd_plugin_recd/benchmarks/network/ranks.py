@@ -39,7 +39,7 @@ class Job:
         stock: names of those with TorchRec's own sharders.
         ranks_per_node: of each node.
         num_batches: of a rank, which go round.
-        turns: of each side; one more warms up.
+        turns: of each side.
         steps: timed ones of a turn; one more before them warms up.
         counts_links: whether there are links to count.
         traces: whether steps on the link are traced at the end.
@@ -113,13 +113,12 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
         between = _by_node([of_rank for _, of_rank, _ in counted], job.ranks_per_node)
         found[name].payload_between = max(between)
         found[name].link_bytes = max(link for *_, link in counted)
-    for turn in range(job.turns + 1):
+    for turn in range(job.turns):  # the steps that were counted warmed up
         for name, side in sides.items():
             ranks = _from_every_rank(side.turn(job.steps), world_size)
-            if turn:
-                found[name].seconds.append(ranks[0][0])
-                found[name].processor_seconds.append(sum(processor for _, processor in ranks))
-        _tell(rank, f"turn {turn} of {job.turns}")
+            found[name].seconds.append(ranks[0][0])
+            found[name].processor_seconds.append(sum(processor for _, processor in ranks))
+        _tell(rank, f"turn {turn + 1} of {job.turns}")
     for name, side in sides.items() if job.traces else ():
         rounds = [_from_every_rank(side.trace(), world_size) for _ in range(_TRACED)]
         # Of rounds, not of ranks: what one rank waits for another does.

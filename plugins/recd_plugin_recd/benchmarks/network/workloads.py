@@ -21,6 +21,7 @@ from recd_plugins.testing.request_table import CANDIDATES, request_table
 
 _ROWS: dict[Size, int] = {"tiny": 1_024, "small": 16_384, "reference": 16_384}
 _BATCH_SIZES: dict[WorkloadName, int] = {"papercal": 128, "rm1": 128, "requests": 256}
+_RM1_SMALL_BATCH = 32  # a step of plain batches of 128 sends 50 MB of each of four nodes
 _RM1_SCALE = 0.125
 _FEW = ["seq_0_0", "seq_0_1", "usr_0", "item_0"]
 
@@ -32,7 +33,11 @@ def workload_text(name: WorkloadName, size: Size) -> str:
         "rm1": f"rm1 at scale {_RM1_SCALE:g}",
         "requests": f"requests of {CANDIDATES} candidates as recd init reads them",
     }[name]
-    return f"{what}, {_ROWS[size]:,} rows, batch {_BATCH_SIZES[name]} a rank"
+    return f"{what}, {_ROWS[size]:,} rows, batch {_batch_size(name, size)} a rank"
+
+
+def _batch_size(name: WorkloadName, size: Size) -> int:
+    return _RM1_SMALL_BATCH if name == "rm1" and size != "reference" else _BATCH_SIZES[name]
 
 
 def write_registries(
@@ -95,7 +100,7 @@ def _entries(side: Side, sequences: Sequence[str], others: Sequence[str]) -> lis
 
 def _document(cell: Cell, folder: Path, size: Size) -> dict[str, Any]:
     """The registry of a workload, with deduplicated batches, and its training section."""
-    rows, batch_size = _ROWS[size], _BATCH_SIZES[cell.workload]
+    rows, batch_size = _ROWS[size], _batch_size(cell.workload, size)
     ranks = cell.num_nodes * cell.ranks_per_node
     if cell.workload == "requests":
         text = _text_of_requests(rows, folder)
