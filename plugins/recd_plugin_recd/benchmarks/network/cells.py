@@ -24,7 +24,7 @@ from recd_plugins.testing.benchmark import Size
 from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
 
 #: Sides that live at once, besides the stock ones, times ranks: each takes some 200 MB of a rank.
-_AT_ONCE = 32
+_AT_ONCE = 40
 _RANKS = "recd_plugin_recd.benchmarks.network.ranks"
 _LINES_SHOWN = 15
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -37,11 +37,12 @@ class Effort:
     num_batches: int
     turns: int
     steps: int
+    seconds: float = 0.0
 
 
 EFFORTS: Mapping[Size, Effort] = {
     "tiny": Effort(num_batches=2, turns=1, steps=1),
-    "small": Effort(num_batches=2, turns=3, steps=2),
+    "small": Effort(num_batches=2, turns=3, steps=2, seconds=10.0),
     "reference": Effort(num_batches=8, turns=9, steps=4),
 }
 
@@ -128,7 +129,7 @@ def measure_cells(
                 trained = [found[name].seconds for name in stock if found[name].seconds]
                 best = min(trained, key=statistics.median, default=[])
                 for each in found.values():
-                    each.stock_seconds = best
+                    each.stock_seconds = best if each.seconds else []
                 measured.add(cell, found)
                 stock = [name for name in stock if found[name].seconds == best] or stock
     return measured
@@ -149,6 +150,7 @@ def _measure(
             effort.turns,
             effort.steps,
             counts_links=True,
+            seconds=effort.seconds,
             traces=traces,
         )
         job_path, found_path = logs / "job", logs / "found"

@@ -24,6 +24,7 @@ from recd_plugins.testing.benchmark import keep_freed_memory
 
 T = TypeVar("T")
 
+_MOST_TURNS = 15
 _TRACED = 5  # steps, of which the median one is kept
 
 #: How lines of the first rank begin that say how far it is.
@@ -39,9 +40,10 @@ class Job:
         stock: names of those with TorchRec's own sharders.
         ranks_per_node: of each node.
         num_batches: of a rank, which go round.
-        turns: of each side.
+        turns: of each side, at least.
         steps: timed ones of a turn; one more before them warms up.
         counts_links: whether there are links to count.
+        seconds: so long there are more turns, up to ``_MOST_TURNS``.
         traces: whether steps on the link are traced at the end.
     """
 
@@ -52,6 +54,7 @@ class Job:
     turns: int
     steps: int
     counts_links: bool
+    seconds: float = 0.0
     traces: bool = False
 
 
@@ -113,12 +116,15 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
         between = _by_node([of_rank for _, of_rank, _ in counted], job.ranks_per_node)
         found[name].payload_between = max(between)
         found[name].link_bytes = max(link for *_, link in counted)
-    for turn in range(job.turns):  # the steps that were counted warmed up
+    spent, turn = 0.0, 0  # the steps that were counted warmed up
+    while turn < job.turns or (turn < _MOST_TURNS and spent < job.seconds):
+        turn += 1
         for name, side in sides.items():
             ranks = _from_every_rank(side.turn(job.steps), world_size)
+            spent += job.steps * ranks[0][0]  # the same on all ranks
             found[name].seconds.append(ranks[0][0])
             found[name].processor_seconds.append(sum(processor for _, processor in ranks))
-        _tell(rank, f"turn {turn + 1} of {job.turns}")
+        _tell(rank, f"turn {turn}")
     for name, side in sides.items() if job.traces else ():
         rounds = [_from_every_rank(side.trace(), world_size) for _ in range(_TRACED)]
         # Of rounds, not of ranks: what one rank waits for another does.

@@ -21,7 +21,8 @@ from recd_plugins.testing.request_table import CANDIDATES, request_table
 
 _ROWS: dict[Size, int] = {"tiny": 1_024, "small": 16_384, "reference": 16_384}
 _BATCH_SIZES: dict[WorkloadName, int] = {"papercal": 128, "rm1": 128, "requests": 256}
-_RM1_SMALL_BATCH = 32  # a step of plain batches of 128 sends 50 MB of each of four nodes
+# Of rm1, but at size reference: a step of plain batches of 128 sends 50 MB of each of four nodes.
+_RM1_SMALL_ROWS, _RM1_SMALL_BATCH = 4_096, 32
 _RM1_SCALE = 0.125
 _FEW = ["seq_0_0", "seq_0_1", "usr_0", "item_0"]
 
@@ -33,11 +34,14 @@ def workload_text(name: WorkloadName, size: Size) -> str:
         "rm1": f"rm1 at scale {_RM1_SCALE:g}",
         "requests": f"requests of {CANDIDATES} candidates as recd init reads them",
     }[name]
-    return f"{what}, {_ROWS[size]:,} rows, batch {_batch_size(name, size)} a rank"
+    rows, batch_size = _rows_and_batch(name, size)
+    return f"{what}, {rows:,} rows, batch {batch_size} a rank"
 
 
-def _batch_size(name: WorkloadName, size: Size) -> int:
-    return _RM1_SMALL_BATCH if name == "rm1" and size != "reference" else _BATCH_SIZES[name]
+def _rows_and_batch(name: WorkloadName, size: Size) -> tuple[int, int]:
+    if name == "rm1" and size != "reference":
+        return _RM1_SMALL_ROWS, _RM1_SMALL_BATCH
+    return _ROWS[size], _BATCH_SIZES[name]
 
 
 def write_registries(
@@ -100,7 +104,7 @@ def _entries(side: Side, sequences: Sequence[str], others: Sequence[str]) -> lis
 
 def _document(cell: Cell, folder: Path, size: Size) -> dict[str, Any]:
     """The registry of a workload, with deduplicated batches, and its training section."""
-    rows, batch_size = _ROWS[size], _batch_size(cell.workload, size)
+    rows, batch_size = _rows_and_batch(cell.workload, size)
     ranks = cell.num_nodes * cell.ranks_per_node
     if cell.workload == "requests":
         text = _text_of_requests(rows, folder)
