@@ -69,6 +69,10 @@ class MeasuredCells:
                     f"{path} has no cells of recd bench network ({error}); name another file"
                 ) from error
 
+    def names(self) -> list[str]:
+        """Of all cells."""
+        return list(self._found)
+
     def of(self, cell: Cell) -> Mapping[str, Measured]:
         """By side."""
         return self._found.get(cell.name, {})

@@ -38,6 +38,7 @@ class CellFigures:
 
     def __init__(self, cell: Cell, sides: Sequence[Side], found: Mapping[str, Measured]) -> None:
         self._cell = cell
+        self.name = cell.name
         trained = [s for s in sides if s.name in found and found[s.name].stock_seconds]
         self._found = {side.name: found[side.name] for side in trained}
         self._failures = {
@@ -46,17 +47,18 @@ class CellFigures:
             if side.name in found and found[side.name].failure
         }
         self._ours = [side.name for side in trained if side.group != "stock"]
-        self._autos = [side for side in trained if side.group == "auto"]
         self._deduplicated = {side.name: side.deduplicated for side in trained}
+        #: Names of the sides that choose by themselves.
+        self.autos = [side.name for side in trained if side.group == "auto"]
 
     def figures(self) -> Iterator[Figure]:
         """How much the best side, and ``auto``, gain over stock's best; and how links are used."""
         if not self._ours:
             return
         name = self._cell.name.replace(" ", "_")
-        best = max(self._ours, key=lambda side: statistics.median(self._speedups(side)))
+        best = max(self._ours, key=self.speedup)
         yield Figure.of(f"{name}_speedup_best", self._speedups(best), unit="ratio", better="higher")
-        for auto in self._autos:
+        for auto in self.autos:
             yield from self._of_auto(name, auto)
         if (shares := self._shares(best)) is not None:
             yield Figure.of(f"{name}_share_of_rate", shares, unit="share", better="higher")
@@ -69,24 +71,42 @@ class CellFigures:
             f"{name}_loss_max_abs_diff", [self._loss_diff()], unit="loss", better="lower"
         )
 
-    def _of_auto(self, cell: str, side: Side) -> Iterator[Figure]:
-        """How near ``auto`` is to the best side with such batches, and to its prediction."""
-        own, words = self._speedups(side.name), "ikjt" if side.deduplicated else "kjt"
-        name = f"{cell}_{words}_auto"
-        yield Figure.of(f"{name}_speedup", own, unit="ratio", better="higher")
-        others = [
-            other
-            for other, deduplicated in self._deduplicated.items()
-            if deduplicated == side.deduplicated and other != side.name
-        ]
-        if others:
-            best = min(others, key=self._median)
-            over = [b / a for a, b in zip(own, self._speedups(best), strict=True)]
+    def _of_auto(self, cell: str, side: str) -> Iterator[Figure]:
+        """How near ``auto`` is to the best side, and to its prediction."""
+        name = f"{cell}_{'ikjt' if self._deduplicated[side] else 'kjt'}_auto"
+        yield Figure.of(f"{name}_speedup", self._speedups(side), unit="ratio", better="higher")
+        if (best := self.best_beside(side)) is not None:
+            over = self._over(side, best)
             yield Figure.of(f"{name}_over_best", over, unit="ratio", better="lower")
-        found = self._found[side.name]
+        found = self._found[side]
         if found.predicted_seconds is not None:
             factors = [found.predicted_seconds / seconds for seconds in found.seconds]
             yield Figure.of(f"{name}_predicted_over_step", factors, unit="ratio", better="lower")
+
+    def best_beside(self, side: str) -> str | None:
+        """The fastest other side, of plain batches where this one's are; None without another."""
+        others = [
+            other
+            for other, deduplicated in self._deduplicated.items()
+            if other != side and (self._deduplicated[side] or not deduplicated)
+        ]
+        return max(others, key=self.speedup, default=None)
+
+    def over(self, side: str, other: str) -> float:
+        """The step of a side over another's, in the median turn."""
+        return statistics.median(self._over(side, other))
+
+    def speedup(self, side: str) -> float:
+        """The step of stock's best over that of a side, in the median turn."""
+        return statistics.median(self._speedups(side))
+
+    def predicted_over_step(self) -> dict[str, float]:
+        """By side, of the median turn; of those that have a prediction."""
+        return {
+            name: found.predicted_seconds / self._median(name)
+            for name, found in self._found.items()
+            if found.predicted_seconds is not None
+        }
 
     def table(self) -> Detail:
         """All sides, the fastest first."""
@@ -102,7 +122,7 @@ class CellFigures:
                     1e3 * self._median(name),
                     1e3 * min(found.seconds),
                     1e3 * max(found.seconds),
-                    statistics.median(self._speedups(name)),
+                    self.speedup(name),
                     link / 1e6,
                     found.payload_between / 1e6,
                     "" if shares is None else statistics.median(shares),
@@ -154,6 +174,11 @@ class CellFigures:
         found = self._found[name]
         pairs = zip(found.stock_seconds, found.seconds, strict=True)
         return [stock / own for stock, own in pairs]
+
+    def _over(self, side: str, other: str) -> list[float]:
+        """Of sides of two runs, by what stock's best took in each."""
+        pairs = zip(self._speedups(side), self._speedups(other), strict=False)
+        return [others / own for own, others in pairs]
 
     def _shares(self, name: str) -> list[float] | None:
         rate = self._cell.bytes_per_second

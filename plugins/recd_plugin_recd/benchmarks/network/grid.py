@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal
@@ -101,25 +101,52 @@ def chosen(size: Size, only: str | None) -> tuple[list[Cell], list[Side]]:
         everyone = {side.name: side for side in _sides()}
         names = ("stock planner", "IKJT, joint coalesced + planner")
         return [Cell("papercal", "2x1", "200mbit")], [everyone[name] for name in names]
-    known = [side.name for side in _sides()]
-    asked = _names(only, known)
+    asked = _names(only)
     axes = [
         [name for name in axis if name in asked]
         or [name for name in axis if name not in _ASKED and (size == "reference" or name in _SMALL)]
         for axis in (WORKLOADS, NODES, RATES, GROUPS)
     ]
     cells = [Cell(workload, nodes, rate) for workload, nodes, rate in product(*axes[:3])]  # type: ignore[arg-type]
-    groups = [] if asked & set(known) and not asked & set(GROUPS) else axes[3]
-    found = [
-        side
-        for side in _sides()
-        if side.name in asked or side.group in groups or side.group == "stock"
+    return cells, _sides_of(asked, axes[3])
+
+
+def chosen_of(names: Iterable[str], only: str | None) -> tuple[list[Cell], list[Side]]:
+    """Cells that were measured, and the sides that each may have.
+
+    Args:
+        names: of cells.
+        only: as of ``chosen``; without it all.
+
+    Raises:
+        RecdError: a name that there is not, or no cell is left.
+    """
+    asked = _names(only)
+    cells = [
+        cell
+        for cell in (Cell(*name.split(" ")) for name in names)  # type: ignore[arg-type]
+        for own in [(cell.workload, cell.nodes, cell.rate)]
+        if all(
+            name in asked or asked.isdisjoint(axis)
+            for name, axis in zip(own, (WORKLOADS, NODES, RATES), strict=True)
+        )
     ]
-    return cells, found
+    if not cells:
+        raise RecdError(f"--only {only!r}: no cell that was measured is left")
+    return cells, _sides_of(asked, [group for group in GROUPS if group in asked] or GROUPS)
 
 
-def _names(only: str | None, sides: Sequence[str]) -> set[str]:
+def _sides_of(asked: Set[str], groups: Sequence[str]) -> list[Side]:
+    """Those that are asked for, else all of the groups; stock ones always."""
+    sides = list(_sides())
+    if not asked.isdisjoint(side.name for side in sides) and asked.isdisjoint(GROUPS):
+        groups = []
+    return [s for s in sides if s.name in asked or s.group in groups or s.group == "stock"]
+
+
+def _names(only: str | None) -> set[str]:
     """Sides have commas in their names: the longest that fits is taken."""
+    sides = [side.name for side in _sides()]
     known = sorted({*RATES, *NODES, *WORKLOADS, *GROUPS, *sides}, key=len, reverse=True)
     left, found = (only or "").strip(), set()
     while left:

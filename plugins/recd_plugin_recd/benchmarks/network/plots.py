@@ -8,15 +8,22 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from recd_plugin_recd.benchmarks.network.figures import HEADINGS
+from recd_plugin_recd.benchmarks.network.grid_plots import draw_grid
 from recd_plugins.testing.svg import COLORS, write_svg
 
 _MOST_SIDES = 12
 
 
 def draw(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Write a picture for each workload and nodes: bars of sides, by rate; their paths."""
+    """Write pictures, and their paths.
+
+    Bars of sides by rate, one for each workload and nodes; the grid of all cells and sides; and
+    predicted steps beside measured ones, where there are any.
+    """
     cells: dict[str, dict[str, dict[str, float]]] = {}
-    for detail in result["details"]:
+    tables = [each for each in result["details"] if each["headings"] == HEADINGS and each["rows"]]
+    for detail in tables:
         where, _, rate = detail["title"].rpartition(" ")
         cells.setdefault(where, {})[rate] = {row[0]: row[1] for row in detail["rows"]}
     paths = []
@@ -25,7 +32,7 @@ def draw(result: dict[str, Any], folder: Path) -> list[Path]:
         sides = list(next(iter(rates.values())))[:_MOST_SIDES]
         height = 1 + 0.22 * len(sides) * len(rates)
         write_svg(paths[-1], height, partial(_draw, where, rates, sides))
-    return paths
+    return [*paths, *draw_grid(tables, folder)]
 
 
 def _draw(where: str, rates: dict[str, dict[str, float]], sides: list[str], figure: Figure) -> None:

@@ -122,6 +122,62 @@ def test_figures_a_table_and_a_picture(
     assert "joint coalesced" in path.read_text()
 
 
+def made_up(milliseconds: float, predicted: float | None, stock: float = 100.0) -> Measured:
+    """A side whose three turns are the same."""
+    return Measured(
+        seconds=[milliseconds / 1e3] * 3,
+        stock_seconds=[stock / 1e3] * 3,
+        processor_seconds=[0.1] * 3,
+        losses=[0.7],
+        predicted_seconds=None if predicted is None else predicted / 1e3,
+    )
+
+
+def test_cells_that_were_measured_are_reported_by_themselves(tmp_path: Path) -> None:
+    """A grid that is not done: no side is everywhere, one cell has no prediction."""
+    path = tmp_path / "cells.json"
+    grid = MeasuredCells(path)
+    first = {
+        "stock planner": made_up(100, 129),
+        "KJT, joint": made_up(90, 60),
+        "IKJT, planner": made_up(50, 40),
+        "KJT, auto": made_up(94, 94),
+        # Of another run, in which everything took twice as long.
+        "IKJT, auto": made_up(104, 150, stock=200),
+    }
+    grid.add(Cell("papercal", "4x1", "100mbit"), first)
+    second = {"stock planner": made_up(100, None), "IKJT, auto": made_up(110, None)}
+    grid.add(Cell("rm1", "2x1", "unshaped"), second)
+    grid.add(Cell("rm1", "2x2", "1gbit"), {"IKJT, auto": Measured(failure="no memory")})
+    found = network.run("small", cells=path, measured=True)
+    assert found.notes == ["rm1 2x2 1gbit: IKJT, auto was not measured: no memory"]
+    figures = {figure.figure: figure.value for figure in found.figures}
+    assert figures["predicted_within_1.3"] == 3 / 5
+    assert figures["auto_predicted_within_1.3"] == 1 / 2
+    assert figures["auto_within_5_percent_of_best"] == 2 / 3
+    assert figures["auto_slower_than_stock"] == 1
+    tables = {detail.title: detail.rows for detail in found.details}
+    autos = {str(row[0]): row[1:] for row in tables["auto in all cells"]}
+    kjt = [100 / 94, 94 / 90, "KJT, joint", 1.0]
+    assert autos["papercal 4x1 100mbit: KJT, auto"] == pytest.approx(kjt)
+    ikjt = [200 / 104, 52 / 50, "IKJT, planner", 150 / 104]
+    assert autos["papercal 4x1 100mbit: IKJT, auto"] == pytest.approx(ikjt)
+    assert autos["rm1 2x1 unshaped: IKJT, auto"] == pytest.approx(
+        [1 / 1.1, 1.1, "stock planner", ""]
+    )
+    ((_, within, least, of, *_),) = tables["predicted over measured steps"]
+    assert (within, least, of) == ("3 of 5", 60 / 90, "KJT, joint")
+    paths = {drawn.name: drawn for drawn in network.plot(asdict(found), tmp_path)}
+    assert {"network_grid.svg", "network_predicted.svg"} < paths.keys()
+    assert "rm1 2x1 unshaped" in paths["network_grid.svg"].read_text()
+    only = network.run("small", only="rm1", cells=path, measured=True)
+    assert not any(figure.figure.startswith(("papercal", "predicted")) for figure in only.figures)
+    with pytest.raises(RecdError, match="--only 'requests': no cell that was measured is left"):
+        network.run("small", only="requests", cells=path, measured=True)
+    with pytest.raises(RecdError, match="--measured: it takes a file that --cells wrote"):
+        network.run("small", cells=tmp_path / "none", measured=True)
+
+
 def test_what_is_in_the_file_is_not_measured_again(
     found: tuple[list[Side], dict[str, Measured]],
     tmp_path: Path,
