@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from recd_plugins.api import RecdError
-from recd_plugins.api.files import check_writable, write_text
+from recd_plugins.api.commands import check_outputs
+from recd_plugins.api.files import write_text
 
 
 @click.command()
@@ -18,7 +19,8 @@ from recd_plugins.api.files import check_writable, write_text
     type=click.Path(path_type=Path, dir_okay=False),
     help="The page.  [default: the first RUN with the suffix .html]",
 )
-def report(runs: tuple[Path, ...], output: Path | None) -> None:
+@click.option("--force", is_flag=True, help="Replace the page where it is there.")
+def report(runs: tuple[Path, ...], output: Path | None, force: bool) -> None:
     """Show one run, or compare several, as a page of HTML that needs nothing else.
 
     RUN is a file that `recd run --json` wrote; of a comparison each side is a run. What the others
@@ -34,7 +36,7 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     path = output or runs[0].with_suffix(".html")
     if path.resolve() in {run.resolve() for run in runs}:
         raise RecdError(f"{path}: is a run, which its page would replace; name another by -o")
-    check_writable(path)
+    check_outputs(path, force, None, None)
     found = read_runs(runs)
     # Takes a second to import.
     from recd_plugin_reports.page import page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_serializer, model_validator
@@ -86,29 +87,33 @@ class ColumnOptions(PluginOptions):
 
     @model_validator(mode="after")
     def _fit_together(self) -> ColumnOptions:
+        if problems := list(self._problems()):
+            raise ValueError(". ".join(problems))
+        return self
+
+    def _problems(self) -> Iterator[str]:
         if len(set(self.roles)) < len(self.roles):
-            raise ValueError(f"as: {', '.join(self.roles)} names a use twice")
+            yield f"as: {', '.join(self.roles)} names a use twice"
         alone = [role for role in self.roles if role in _ALONE]
-        if alone and len(self.roles) > 1:
-            raise ValueError(f"a column that is {alone[0]} is nothing else; {_why(alone[0])}")
-        features = [role for role in self.roles if role in FEATURES]
+        if alone and len(set(self.roles)) > 1:
+            yield f"a column that is {alone[0]} is nothing else; {_why(alone[0])}"
+        features = dict.fromkeys(role for role in self.roles if role in FEATURES)
         if len(features) > 1:
-            raise ValueError(f"as: {' and '.join(features)} are two features; choose one")
+            yield f"as: {' and '.join(features)} are two features; choose one"
         for option, roles in _ONLY_FOR.items():
             if getattr(self, option) is not None and not set(roles) & set(self.roles):
-                raise ValueError(f"{option} is for columns that are {' or '.join(roles)}")
+                yield f"{option} is for columns that are {' or '.join(roles)}"
         if self.positive is not None and self.positive_from is not None:
-            raise ValueError("positive and positive_from are two rules for one label; choose one")
+            yield "positive and positive_from are two rules for one label; choose one"
         if self.texts and not {"id", "ids"} & set(self.roles):
-            raise ValueError("texts is for ids")
+            yield "texts is for ids"
         if self.unit is not None and "time" not in self.roles and self.by is None:
-            raise ValueError("unit is for times: say by: hour, weekday or day too")
+            yield "unit is for times: say by: hour, weekday or day too"
         numeric = {"number", "numbers", "label", "time"} & set(self.roles)
         if numeric and isinstance(self.missing, str) and self.missing not in ("error", "drop"):
-            raise ValueError(f"missing: {self.missing} is no value of {' and '.join(numeric)}")
-        if self.missing == "empty" and not {"id", "ids"} & set(self.roles):
-            raise ValueError("missing: empty is for ids; give a value, drop or error")
-        return self
+            yield f"missing: {self.missing} is no value of {' and '.join(numeric)}"
+        elif self.missing == "empty" and not {"id", "ids"} & set(self.roles):
+            yield "missing: empty is for ids; give a value, drop or error"
 
     @model_serializer
     def _as_written(self) -> dict[str, Any]:

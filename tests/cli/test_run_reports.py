@@ -49,6 +49,11 @@ def test_a_strangers_file_is_written_at_the_end(folder: Path) -> None:
             ["--markdon", "run.md"],
             "No such option '--markdon'. (Did you mean one of: '--breakdown', '--markdown'",
         ),
+        (
+            ["--batch-size", "8"],
+            "No such option '--batch-size'. It is a value of the file: write "
+            "training.batch_size=VALUE after REGISTRY",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_before_the_run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -131,12 +132,17 @@ class JsonLinesFormat(FileFormat):
 
     def schema(self, file: Location) -> pa.Schema:
         with open_stream(file) as source:
-            start = source.read(1)
-            if start == b"[":
-                raise DataError(
-                    f"{file}: this is one JSON array; write its objects one a line, without the "
-                    "brackets and the commas between them"
-                )
+            start = source.read(_BLOCK)
+        if start.startswith(b"["):
+            raise DataError(
+                f"{file}: this is one JSON array; write its objects one a line, without the "
+                "brackets and the commas between them"
+            )
+        if _is_document(start):
+            raise DataError(
+                f"{file}: this is one JSON object over several lines, as --json writes figures, "
+                "and no table, which has an object a line; recd report shows figures of recd run"
+            )
         fields = [pa.field(name, kind) for name, kind in self._types.items()]
         with open_stream(file) as source:
             found = _open_json(source, pa.schema(fields), "infer").schema
@@ -166,6 +172,16 @@ class JsonLinesFormat(FileFormat):
                     f"{file}: a row has a field that the first {_BLOCK >> 20} MB do not have "
                     f"({error}); name it by option types"
                 ) from error
+
+
+def _is_document(start: bytes) -> bool:
+    """Whether a file that starts so is one object of several lines, and nothing else."""
+    text = start.decode("utf-8", errors="replace").strip()
+    try:
+        found, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, dict) and end == len(text) and "\n" in text
 
 
 def _open_json(source: pa.NativeFile, schema: pa.Schema, others: str) -> Any:

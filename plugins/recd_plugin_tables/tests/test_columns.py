@@ -136,6 +136,11 @@ def test_candidates_are_what_their_lists_hold():
         ({"as": "label", "positive": [1], "positive_from": 1}, "two rules for one label"),
         ({"as": "nothing"}, "Input should be"),
         ({"as": "id", "unit": "ms"}, "say by: hour, weekday or day too"),
+        (
+            {"as": ["id", "number"], "width": 2, "positive": [1], "texts": True},
+            "two features; choose one. width is for columns that are numbers. "
+            "positive is for columns that are label",
+        ),
         ({"as": "id", "typo": 1}, "Extra inputs are not permitted"),
     ],
 )

@@ -198,6 +198,12 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: written(p, "t.json", lambda f: f.write_text('[{"a": 1}]')),
         "t.json: this is one JSON array; write its objects one a line",
     ),
+    "figures of a run": (
+        lambda p: written(
+            p, "t.json", lambda f: f.write_text('{\n  "losses": [0.5],\n "a": 1\n}\n')
+        ),
+        "t.json: this is one JSON object over several lines, .* no table, .* recd report shows",
+    ),
     "broken JSON": (
         lambda p: written(p, "t.jsonl", lambda f: f.write_text('{"a": 1}\n{"a" 2}\n')),
         "t.jsonl: no readable jsonl file: .*in row 1",

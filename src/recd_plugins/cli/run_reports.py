@@ -82,8 +82,14 @@ class RunCommand(click.Command):
             manager = self._look_for_reports(ctx)
         try:
             return super().parse_args(ctx, args)
-        except click.NoSuchOption:
+        except click.NoSuchOption as error:
             tell_broken(manager)
+            if setting := _setting_meant(error.option_name):
+                raise click.UsageError(
+                    f"No such option '{error.option_name}'. It is a value of the file: write "
+                    f"{setting}=VALUE after REGISTRY",
+                    ctx,
+                ) from error
             raise
 
     def get_help(self, ctx: click.Context) -> str:
@@ -101,3 +107,11 @@ def reports_of(ctx: click.Context, values: dict[str, Path | None]) -> list[tuple
     """The files that the command line of ``ctx`` names, by what ``RunCommand`` gave for them."""
     found: RunReports | None = ctx.meta.get(__name__)
     return [] if found is None else [*found.asked_for(values)]
+
+
+def _setting_meant(flag: str) -> str:
+    """The key of the section ``training`` that is called as an option; nothing where none is."""
+    from recd_plugins.registry import TrainingSpec
+
+    name = flag.removeprefix("--").replace("-", "_")
+    return f"training.{name}" if name in TrainingSpec.model_fields else ""
