@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
+from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+# Which caches keep a line that is needed only once: of AMD's Zen the first alone (0), which leaves
+# the larger ones to others. Intel's first cache has lost such a line again before it is read, and
+# comparing takes twice the time: there all keep it (3).
+_KEEP = 0 if binding.get_host_cpu_name().startswith("znver") else 3
 
 
 def _pointer_to(item: Any) -> Any:
@@ -41,7 +46,7 @@ def _prefetch(typing_context: Any, address: Any) -> Any:  # noqa: ARG001
             ir.FunctionType(ir.VoidType(), [pointer, flag, flag, flag]),
             "llvm.prefetch.p0",
         )
-        read, keep, data = (ir.Constant(flag, number) for number in (0, 0, 1))
+        read, keep, data = (ir.Constant(flag, number) for number in (0, _KEEP, 1))
         builder.call(function, [builder.inttoptr(args[0], pointer), read, keep, data])
         return context.get_dummy_value()
 
@@ -108,6 +113,6 @@ line_differs: Any = intrinsic(_line_differs)
 count_trailing_zeros: Any = intrinsic(_count_trailing_zeros)
 #: copy_bytes(target, source, size) between two addresses.
 copy_bytes: Any = intrinsic(_copy_bytes)
-#: prefetch(address) starts to fetch a cache line that is needed only once, and so leaves the larger
-#: caches to others; the address need not be a valid one.
+#: prefetch(address) starts to fetch a cache line that is needed only once; the address need not be
+#: valid.
 prefetch: Any = intrinsic(_prefetch)
