@@ -37,6 +37,7 @@ from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugins.data.lower import lower
 from recd_plugins.distributed.guards import check_every_parameter_is_trained
+from recd_plugins.distributed.overlapped_pipeline import OverlappedTrainPipeline
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.interfaces import Pooling
 from recd_plugins.model.sequence_pooling import PoolRows
@@ -72,6 +73,8 @@ class Case:
     pool_rows: PoolRows = "unique"
     # Tables whose ids are made unique before they are sent.
     coalesced: tuple[str, ...] = ()
+    # By the pipeline that looks rows up ahead.
+    overlapped: bool = False
 
     @property
     def parts(self) -> Parts:
@@ -85,6 +88,8 @@ class Case:
         )
 
     def sharding_of(self, table: str) -> str:
+        if self.sharding == "among":  # data-parallel tables share a module with others
+            return ["data_parallel", "row_wise", "data_parallel", "table_wise"][int(table[1])]
         if self.sharding != "mixed":
             return self.sharding
         kinds = ["table_wise", "row_wise", "column_wise", "data_parallel"]
@@ -193,7 +198,11 @@ def _train(
     if case.gather_fault:
         batches = list(map(_every_row_from_the_first_id, batches))
     if case.pipelined:
-        pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU, execute_all_batches=True)
+        pipeline: TrainPipelineSparseDist[ModelInput, tuple[Tensor, Tensor]]
+        if case.overlapped:
+            pipeline = OverlappedTrainPipeline(dmp, optimizer, CPU)
+        else:
+            pipeline = TrainPipelineSparseDist(dmp, optimizer, CPU, execute_all_batches=True)
         iterator: Iterator[ModelInput] = iter(batches)
         outputs = [pipeline.progress(iterator) for _ in batches]
         return outputs, len(pipeline._pipelined_modules)

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.distributed.parity_cases import Case, Difference, Optimizer, run_case
+from tests.distributed.parity_cases import (
+    Case,
+    Difference,
+    Optimizer,
+    run_case,
+    run_cases,
+)
 from tests.distributed.parity_model import make_batch
 
 from recd_plugins.testing.gloo import run_on_ranks
@@ -43,6 +49,19 @@ def test_parity_of_partial_batches(
     case = Case(sharding, modules, optimizer, pipelined, form="partial")
     for difference in run_on_ranks(run_case, world_size, case):
         _assert_equal(difference, case)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_parity_of_data_parallel_tables_among_others(world_size: int) -> None:
+    optimizers: tuple[Optimizer, ...] = ("sgd", "rowwise_adagrad")
+    cases = [
+        Case("among", "both", optimizer, pipelined, overlapped=pipelined)
+        for optimizer in optimizers
+        for pipelined in (False, True)
+    ]
+    for differences in run_on_ranks(run_cases, world_size, cases):
+        for difference, case in zip(differences, cases, strict=True):
+            _assert_equal(difference, case)
 
 
 def test_a_wrong_gather_is_caught() -> None:

@@ -17,6 +17,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import ShardedTensorMetadata
 from torchrec.distributed.batched_embedding_kernel import (
     BatchedDenseEmbedding,
+    BatchedDenseEmbeddingBag,
     BatchedFusedEmbedding,
     BatchedFusedEmbeddingBag,
 )
@@ -31,6 +32,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.distributed.one_table import fits_one_table
 from recd_plugins.distributed.portable_kernels import (
     PortableDenseEmbedding,
+    PortableDenseEmbeddingBag,
     PortableEmbedding,
     PortableEmbeddingBag,
     use_portable_lookups,
@@ -55,7 +57,7 @@ def kernel(
     shared: bool,
     optimizer: EmbOptimType = EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     dense: bool = False,
-) -> BatchedFusedEmbeddingBag | BatchedFusedEmbedding | BatchedDenseEmbedding:
+) -> Any:
     """One table a width; with ``shared``, the first has a second feature."""
     tables = [
         ShardedEmbeddingTable(
@@ -83,10 +85,13 @@ def kernel(
         embedding_tables=tables,
         fused_params={"optimizer": optimizer, "learning_rate": 0.1, "eps": 1e-3},
     )
-    if dense:
-        return BatchedDenseEmbedding(config, device=torch.device("cpu"))
-    cls = BatchedFusedEmbedding if pooling == PoolingType.NONE else BatchedFusedEmbeddingBag
-    return cls(config, device=torch.device("cpu"))
+    kinds: dict[tuple[bool, bool], Any] = {
+        (False, False): BatchedFusedEmbeddingBag,
+        (False, True): BatchedFusedEmbedding,
+        (True, False): BatchedDenseEmbeddingBag,
+        (True, True): BatchedDenseEmbedding,
+    }
+    return kinds[dense, pooling == PoolingType.NONE](config, device=torch.device("cpu"))
 
 
 def pair(
@@ -278,6 +283,29 @@ def test_an_id_that_fbgemm_leaves_out_of_its_table_is_refused(
             DataError, match=rf"table t1: id {wrong} of feature f1 was looked up, .* rows 0 to 6"
         ):
             mine(features)
+
+
+@pytest.mark.parametrize("pooling", [PoolingType.SUM, PoolingType.MEAN])
+def test_variable_batches_of_replicated_tables(pooling: PoolingType) -> None:
+    module = kernel([4, 12], pooling, weighted=False, shared=True, dense=True)
+    module.__class__ = PortableDenseEmbeddingBag
+    first, second = module.split_embedding_weights()
+    features = KeyedJaggedTensor(
+        keys=["f0", "g", "f1"],
+        values=torch.tensor([6, 0, 3, 1, 5]),
+        lengths=torch.tensor([2, 0, 1, 2]),
+        stride_per_key_per_rank=[[1], [2], [1]],
+    )
+    # Rows of feature f0, then those of g, which has one without ids, then that of f1.
+    bags = [first[[6, 0]], torch.zeros(1, 4), first[[3]], second[[1, 5]]]
+    pooled = [bag.sum(0) if pooling == PoolingType.SUM else bag.mean(0) for bag in bags]
+    output = module(features)
+    torch.testing.assert_close(output, torch.cat(pooled))
+    output.backward(torch.arange(24.0))
+    gradients = module.emb_module.weights.grad
+    of_bag = torch.arange(4.0) / (1 if pooling == PoolingType.SUM else 2)
+    torch.testing.assert_close(gradients[:4], of_bag)  # row 0 of the first table
+    torch.testing.assert_close(gradients[3 * 4 : 4 * 4], torch.arange(8.0, 12.0))
 
 
 def test_a_replicated_table_is_not_read_beyond_its_rows() -> None:

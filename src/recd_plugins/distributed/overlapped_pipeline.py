@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.model_parallel import DMPCollection
 from torchrec.distributed.train_pipeline.pipeline_context import TrainPipelineContext
 from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForward
-from torchrec.distributed.types import Awaitable, LazyNoWait
+from torchrec.distributed.types import Awaitable, LazyAwaitable, LazyNoWait, ShardingType
 
 from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.late_gradients import LateGradients
@@ -45,7 +45,8 @@ class _RowsAhead(PipelinedForward):
     def look_up(self, context: _RowsAheadContext) -> None:
         now = self.get_context()
         self.set_context(context)
-        context.rows[self.name] = super().__call__()
+        with _copies_read_later(self._module):
+            context.rows[self.name] = super().__call__()
         self.set_context(now)
 
     def __call__(self, *input: Any, **kwargs: Any) -> Awaitable[Any]:
@@ -54,6 +55,55 @@ class _RowsAhead(PipelinedForward):
         if self.name in context.rows:
             return context.rows.pop(self.name)
         return super().__call__(*input, **kwargs)
+
+
+class _LateCopies(LazyAwaitable[Tensor]):
+    """Rows of data-parallel tables, read when they are waited for.
+
+    Args:
+        lookup: of the tables.
+    """
+
+    def __init__(self, lookup: nn.Module) -> None:
+        super().__init__()
+        self._lookup = lookup
+        self._features: Any = None
+        self._columns: list[int] = []
+
+    def look_up(self, features: Any) -> Tensor:
+        """In place of the lookup: keep what to read."""
+        self._features = features
+        return torch.empty(0)
+
+    def sent(self, rows: Tensor, _context: Any = None) -> Awaitable[Tensor]:
+        """In place of the output dist, which sends nothing of such tables."""
+        self._columns = list(rows.shape[1:])  # a module without pooling has given it some
+        return self
+
+    def _wait_impl(self) -> Tensor:
+        rows: Tensor = self._lookup(self._features)
+        return rows.view(-1, *self._columns) if self._columns else rows
+
+
+@contextmanager
+def _copies_read_later(module: Any) -> Iterator[None]:
+    """While it is open, what the module looks up has its data-parallel tables to be read yet.
+
+    Those learn in the optimizer's step.
+    """
+    require_attributes(module, "_lookups", "_output_dists")  # torchrec 1.6 to 1.9
+    lookups, dists = module._lookups, module._output_dists
+    late = {n: _LateCopies(each) for n, each in enumerate(lookups) if _is_replicated(each)}
+    module._lookups = [late[n].look_up if n in late else each for n, each in enumerate(lookups)]
+    module._output_dists = [late[n].sent if n in late else each for n, each in enumerate(dists)]
+    try:
+        yield
+    finally:
+        module._lookups, module._output_dists = lookups, dists
+
+
+def _is_replicated(lookup: nn.Module) -> bool:
+    return isinstance(lookup, DistributedDataParallel)
 
 
 class OverlappedTrainPipeline(CheckedTrainPipeline):
@@ -88,7 +138,8 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
                 for module in _ahead(sharded)[:1]:
                     require_attributes(module, "_lookups")  # torchrec 1.6 to 1.9
                     for lookup in cast(Iterable[nn.Module], module._lookups):
-                        self._late.start_after(lookup)
+                        if not _is_replicated(lookup):
+                            self._late.start_after(lookup)
 
     def start_sparse_data_dist(self, batch: Any, context: TrainPipelineContext) -> None:
         """As the base class; where the sizes of a batch's ids are sent already, sends the ids."""
@@ -128,8 +179,10 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
         """Have the rows in the form that the model takes, while sums are still under way."""
         assert isinstance(context, _RowsAheadContext)
         with record_function(f"## take {context.index} ##"):
-            for name, rows in context.rows.items():
-                context.rows[name] = LazyNoWait(rows.wait())
+            for module in _ahead(self._pipelined_modules):
+                if not any(map(_is_replicated, module._lookups)):
+                    name = module.forward.name
+                    context.rows[name] = LazyNoWait(context.rows[name].wait())
 
 
 def overlaps(model: nn.Module, device: torch.device, asked: bool | None) -> bool:
@@ -155,14 +208,15 @@ def _ahead(modules: Sequence[Any]) -> list[Any]:
 def _looks_up_ahead(module: Any) -> bool:
     """Whether rows of the next batch are final when the backward pass of this one is over.
 
-    Those of other kernels learn in the optimizer's step, or move by steps, and trackers of lookups
-    may go by steps.
+    Those of data-parallel tables are read later. Rows of other kernels learn in the optimizer's
+    step, or move by steps, and trackers of lookups may go by steps.
     """
     return (
         isinstance(module, (ExactShardedEmbeddingBagCollection, ExactShardedEmbeddingCollection))
         and module.post_lookup_tracker_fn is None
         and all(
             sharding.compute_kernel == EmbeddingComputeKernel.FUSED.value
+            or sharding.sharding_type == ShardingType.DATA_PARALLEL.value
             for sharding in module.module_sharding_plan.values()
         )
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchrec.distributed.batched_embedding_kernel import (
     BatchedDenseEmbedding,
+    BatchedDenseEmbeddingBag,
     BatchedFusedEmbedding,
     BatchedFusedEmbeddingBag,
 )
@@ -45,12 +46,27 @@ class PortableDenseEmbedding(BatchedDenseEmbedding):
         return F.embedding(rows, self._emb_module.weights.view(-1, self._local_cols[0]))
 
 
+class PortableDenseEmbeddingBag(BatchedDenseEmbeddingBag):
+    """TorchRec's dense kernel, which takes variable batches too.
+
+    FBGEMM's (1.6 to 1.9) does not on CPU. Values and gradients are those of each row by itself.
+    """
+
+    def forward(self, features: KeyedJaggedTensor) -> Tensor:
+        """As the base class; of a variable batch as ``PortableEmbeddingBag``."""
+        if not features.variable_stride_per_key():
+            return super().forward(features)
+        widths, strides = _shape(self, features)
+        return _unpadded(super().forward(_padded(features, strides.sum(1))), widths, strides)
+
+
 class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
     """TorchRec's pooled lookup, which takes variable batches with several kernels on CPU too.
 
     Tables that differ in pooling or data type get kernels of their own. TorchRec (1.6 to 1.9) has
     each write its part of one output of a variable batch, which FBGEMM does on CUDA only; this one
-    joins the parts, as TorchRec (1.8 and 1.9) does on MTIA.
+    joins the parts, as TorchRec (1.8 and 1.9) does on MTIA. Rows are of all ranks, or of
+    data-parallel tables of this one.
     """
 
     def _forward_with_vbe_merging(
@@ -58,17 +74,17 @@ class PortablePooledLookup(GroupedPooledEmbeddingsLookup):
         features_by_group: list[KeyedJaggedTensor],
         device: torch.device,  # noqa: ARG002
     ) -> Tensor:
-        splits = zip(
-            self._forward(features_by_group), self._vbe_splits(features_by_group), strict=True
-        )
-        parts = [output.split(sizes) for output, sizes in splits]
+        parts = []
+        for config, features, output in zip(
+            self.grouped_configs, features_by_group, self._forward(features_by_group), strict=True
+        ):
+            by_rank = zip(*features.stride_per_key_per_rank(), strict=True)
+            widths = config.embedding_dims()
+            sizes = [[n * w for n, w in zip(rows, widths, strict=True)] for rows in by_rank]
+            of_kernel = iter(output.split([size for of_rank in sizes for size in of_rank]))
+            parts.append([[next(of_kernel) for _ in of_rank] for of_rank in sizes])
         return torch.cat(
-            [
-                part
-                for rank in range(self._world_size)
-                for count, of_kernel in zip(self._feature_splits, parts, strict=True)
-                for part in of_kernel[count * rank : count * (rank + 1)]
-            ]
+            [part for of_rank in zip(*parts, strict=True) for some in of_rank for part in some]
         )
 
 
@@ -91,18 +107,14 @@ class PortableEmbeddingBag(BatchedFusedEmbeddingBag):
         feature, row by row."""
         if not features.variable_stride_per_key():
             return super().forward(features, vbe_output, vbe_output_offsets)
-        widths = [self._local_cols[table] for table in self._feature_table_map]
-        strides = torch.tensor(features.stride_per_key_per_rank()).view(len(widths), -1)
+        widths, strides = _shape(self, features)
         if fits_one_table(self._emb_module):
             weights = features.weights_or_none()
             if weights is not None and not weights.is_floating_point():
                 weights = None  # as the base class has it
             output = look_up_bags(self._emb_module, features, features.offsets(), weights)
             return output.index_select(0, _rank_by_rank(strides)).flatten()
-        output = super().forward(_padded(features, strides.sum(1)))
-        unit = math.gcd(*widths)
-        units = _units_of_rows(strides, torch.tensor(widths) // unit)
-        return output.view(-1, unit).index_select(0, units).flatten()
+        return _unpadded(super().forward(_padded(features, strides.sum(1))), widths, strides)
 
 
 class PortableEmbedding(BatchedFusedEmbedding):
@@ -129,6 +141,12 @@ def _refuse_outside(kernel: Any, features: KeyedJaggedTensor) -> None:
         [kernel._local_rows[table] for table in tables],
         lambda number: kernel._config.embedding_tables[tables[number]].name,
     )
+
+
+def _shape(kernel: Any, features: KeyedJaggedTensor) -> tuple[list[int], Tensor]:
+    """Columns of each feature, and its rows from each rank, ``[F, num_ranks]``."""
+    widths = [kernel._local_cols[table] for table in kernel._feature_table_map]
+    return widths, torch.tensor(features.stride_per_key_per_rank()).view(len(widths), -1)
 
 
 def _rank_by_rank(strides: Tensor) -> Tensor:
@@ -164,6 +182,13 @@ def _padded(features: KeyedJaggedTensor, num_rows: Tensor) -> KeyedJaggedTensor:
         offsets=torch.cat([offsets.index_select(0, rows.flatten()), offsets[-1:]]),
         stride=stride,
     )
+
+
+def _unpadded(output: Tensor, widths: list[int], strides: Tensor) -> Tensor:
+    """The rows of a variable batch in the output of padded features, one after the other."""
+    unit = math.gcd(*widths)
+    units = _units_of_rows(strides, torch.tensor(widths) // unit)
+    return output.view(-1, unit).index_select(0, units).flatten()
 
 
 def _units_of_rows(strides: Tensor, widths: Tensor) -> Tensor:
@@ -247,9 +272,6 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
                 module,
                 "_forward",
                 "_forward_with_vbe_merging",
-                "_vbe_splits",
-                "_feature_splits",
-                "_world_size",
             )
             module.__class__ = PortablePooledLookup
         elif type(module) is BatchedDenseEmbedding:
@@ -257,6 +279,9 @@ def use_portable_lookups(lookups: Iterable[nn.Module]) -> None:
             widths = set(vars(module)["_local_cols"])
             assert len(widths) == 1, "tables of one EmbeddingCollection are equally wide"
             module.__class__ = PortableDenseEmbedding
+        elif type(module) is BatchedDenseEmbeddingBag:
+            require_attributes(module, *_KERNEL_SIZES)
+            module.__class__ = PortableDenseEmbeddingBag
         elif type(module) in _EMPTY:
             require_attributes(module, *_KERNEL_SIZES)
             if sum(vars(module)["_local_rows"]) == 0:

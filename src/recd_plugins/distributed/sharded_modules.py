@@ -112,7 +112,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         name = arguments.get("module_fqn") or "an EmbeddingBagCollection"
         self._id_weights = IdWeights(name, weighted=self._weighted)
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
-        dense = ", ".join(_with_dense_kernel(shardings))
+        dense = ", ".join(_plain_alone(shardings, on_cpu=self._on_cpu))
         self.form = BatchForm(
             name,
             dense and f"as dense kernels, those of tables {dense}, take no other",
@@ -364,12 +364,17 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         return super().compute_and_output_dist(ctx, input)
 
 
-def _with_dense_kernel(shardings: Mapping[str, ParameterSharding]) -> list[str]:
+def _plain_alone(shardings: Mapping[str, ParameterSharding], *, on_cpu: bool) -> list[str]:
+    """Tables with dense kernels that take no variable batches; data-parallel ones do on CPU."""
+    replicated = ShardingType.DATA_PARALLEL.value
     return [
         name
         for name, sharding in shardings.items()
-        if sharding.sharding_type == ShardingType.DATA_PARALLEL.value
-        or sharding.compute_kernel == EmbeddingComputeKernel.DENSE.value
+        if not (on_cpu and sharding.sharding_type == replicated)
+        and (
+            sharding.sharding_type == replicated
+            or sharding.compute_kernel == EmbeddingComputeKernel.DENSE.value
+        )
     ]
 
 
