@@ -18,7 +18,9 @@ from recd_plugins.interfaces import PluginOptions, SharderArguments, Sharding
 from recd_plugins.registry.training_spec import TrainingSpec
 
 
-@pytest.mark.parametrize(("wire", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("wire", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16), ("int8", torch.uint8)]
+)
 def test_all_sharders_have_the_format(wire: str, dtype: torch.dtype) -> None:
     for sharder in build_sharders(prepared(registry(wire=wire))):
         if not type(sharder).__name__.startswith("Quant"):  # those of inference
@@ -80,7 +82,7 @@ def test_a_sharder_without_the_format_is_refused() -> None:
 @pytest.mark.parametrize("wire", ["fp16", "bf16"])
 def test_gradients_pass_the_codecs(wire: str) -> None:
     """TorchRec's synchronous collectives leave that to autograd; FBGEMM's bf16 loses it."""
-    codecs = wire_codecs(TrainingSpec.model_validate({"wire": wire}), None)
+    codecs = wire_codecs(TrainingSpec.model_validate({"wire": wire}), None, ())
     assert codecs is not None
     for both in codecs.values():
         numbers = torch.tensor([1.0, 2.5], requires_grad=True)
@@ -92,7 +94,7 @@ def test_gradients_pass_the_codecs(wire: str) -> None:
 def test_a_trainers_own_bf16_has_a_gradient_and_its_loss_scale() -> None:
     config = QCommsConfig(CommType.BF16, CommType.BF16, 4.0, 2.0)
     given = {"a": get_qcomm_codecs(config), "b": get_qcomm_codecs(QCommsConfig(CommType.FP16))}
-    found = wire_codecs(TrainingSpec(), given)
+    found = wire_codecs(TrainingSpec(), given, ())
     assert found is not None
     assert found["b"].forward is given["b"].forward
     for mended, own in (

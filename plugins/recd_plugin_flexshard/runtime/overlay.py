@@ -66,7 +66,7 @@ class Overlay:
         self._rules = rules
         self._group = group
         self._sparse = sparse
-        self._codec = codec or Codec(None)
+        self._codec = codec or Codec(None, embedding_dim)
         self.hold(rows)
 
     def hold(self, rows: Mapping[str, Tensor]) -> None:

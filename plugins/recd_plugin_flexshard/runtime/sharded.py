@@ -81,7 +81,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         **arguments: Any,
     ) -> None:
         _check_plan(module, table_name_to_parameter_sharding)
-        self._wire = Wire(arguments.get("qcomm_codecs_registry"))
+        self._wire = Wire(arguments.get("qcomm_codecs_registry"), module.embedding_dim())
         self._has_tiers = False  # while the base class loads the tables
         groups = tier_groups()
         super().__init__(

@@ -144,13 +144,17 @@ class SparseSum:
     """
 
     def __init__(self, routes: Routes, own: Tensor, group: dist.ProcessGroup, codec: Codec) -> None:
-        own = codec.rounded(own)
-        self._routes, self._own, self._group, self._codec = routes, own, group, codec
-        self._total = own.new_zeros(len(routes.rows), own.shape[1])
+        self._routes, self._group, self._codec = routes, group, codec
+        # Encoded once: what is decoded and encoded again may be other bits.
+        encoded = codec.encode(own)
+        self._own = codec.decode(encoded)
         # By row of the union, so that what is sent is selected by the same numbers as what comes.
+        of_union = encoded.new_zeros(len(routes.rows), encoded.shape[1])
+        of_union.index_copy_(0, routes.mine, encoded)
+        self._total = codec.decode(of_union)
         if len(routes.rows):
-            self._total.index_copy_(0, routes.mine, own)
-            self._under_way = self._exchange(routes.gradients)
+            gradients = of_union.index_select(0, routes.gradients.send)
+            self._under_way = self._exchange(routes.gradients, gradients)
 
     @property
     def rows(self) -> Tensor:
@@ -171,9 +175,9 @@ class SparseSum:
             self._total.index_add_(0, rows, gradients)
         if routes.sums is not None:
             passed_on = routes.sums.send
-            sums = self._total.index_select(0, passed_on)
-            self._total.index_copy_(0, passed_on, self._codec.rounded(sums))
-            self._under_way = self._exchange(routes.sums)
+            sums = self._codec.encode(self._total.index_select(0, passed_on))
+            self._total.index_copy_(0, passed_on, self._codec.decode(sums))
+            self._under_way = self._exchange(routes.sums, sums)
 
     def result(self) -> Tensor:
         """Gradients of ``rows``, bit for bit those of the other ranks."""
@@ -183,9 +187,8 @@ class SparseSum:
                 self._total.index_copy_(0, rows, gradients)
         return self._total
 
-    def _exchange(self, hop: Hop) -> tuple[Tensor, Tensor, dist.Work, list[int]]:
-        values = self._codec.encode(self._total.index_select(0, hop.send))
-        output = values.new_empty(len(hop.receive), self._own.shape[1])
+    def _exchange(self, hop: Hop, values: Tensor) -> tuple[Tensor, Tensor, dist.Work, list[int]]:
+        output = values.new_empty(len(hop.receive), values.shape[1])
         work = dist.all_to_all_single(
             output,
             values,

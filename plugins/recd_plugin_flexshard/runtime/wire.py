@@ -18,41 +18,56 @@ class Wire:
 
     Args:
         codecs: TorchRec's ``qcomm_codecs_registry``; None leaves all as it is.
+        embedding_dim: of the rows.
 
     Attributes:
         rows: codec of embeddings.
         gradients: codec of their gradients.
 
     Raises:
-        SetupError: a codec sends other than a number for each number.
+        SetupError: a codec sends several rows as one.
     """
 
-    def __init__(self, codecs: dict[str, QuantizedCommCodecs] | None) -> None:
+    def __init__(self, codecs: dict[str, QuantizedCommCodecs] | None, embedding_dim: int) -> None:
         both = (codecs or {}).get(CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name)
-        self.rows = Codec(None if both is None else both.forward)
-        self.gradients = Codec(None if both is None else both.backward)
+        self.rows = Codec(None if both is None else both.forward, embedding_dim)
+        self.gradients = Codec(None if both is None else both.backward, embedding_dim)
 
 
 class Codec:
-    """One of TorchRec's, of 16 or 32 bits; or none."""
+    """One of TorchRec's, for rows of ``embedding_dim`` scalars; or none."""
 
-    def __init__(self, codec: QuantizedCommCodec[Any] | None) -> None:
-        if codec is not None and codec.quantized_dtype not in _FORMATS:
-            raise SetupError(
-                f"tiers send rows in fp32, fp16 or bf16, and the qcomm_codecs_registry has "
-                f"{codec.quantized_dtype} for {CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name}: take "
-                "one of the three, or leave the tiers away"
-            )
+    def __init__(self, codec: QuantizedCommCodec[Any] | None, embedding_dim: int) -> None:
         self._codec = codec
+        self._in_blocks = codec is not None and codec.quantized_dtype not in _FORMATS
+        self._widths = embedding_dim, embedding_dim
+        if codec is not None and self._in_blocks:
+            context: Any = codec.create_context()
+            if context.row_dim <= 0 or embedding_dim % context.row_dim:
+                raise SetupError(
+                    f"rows of tiers have {embedding_dim} scalars, and the qcomm_codecs_registry "
+                    f"has {codec.quantized_dtype} for "
+                    f"{CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name} in blocks of "
+                    f"{context.row_dim}: take training.wire, fp32, fp16 or bf16, or leave the "
+                    "tiers away"
+                )
+            self._widths = embedding_dim, codec.calc_quantized_size(embedding_dim, context)
 
-    def encode(self, numbers: Tensor) -> Tensor:
-        """What travels of float32 numbers."""
-        return numbers if self._codec is None else self._codec.encode(numbers)
+    def encode(self, rows: Tensor) -> Tensor:
+        """What travels of float32 rows: as many rows."""
+        if self._codec is None:
+            return rows
+        if not self._in_blocks:
+            return self._codec.encode(rows)
+        context = self._codec.create_context()
+        return self._codec.encode(rows.reshape(-1), context).view(len(rows), self._widths[1])
 
-    def decode(self, numbers: Tensor) -> Tensor:
+    def decode(self, rows: Tensor) -> Tensor:
         """What came, in float32."""
-        return numbers if self._codec is None else self._codec.decode(numbers)
-
-    def rounded(self, numbers: Tensor) -> Tensor:
-        """Numbers as other ranks get them: where all ranks are to have the same."""
-        return self.decode(self.encode(numbers))
+        if self._codec is None:
+            return rows
+        if not self._in_blocks:
+            return self._codec.decode(rows)
+        context: Any = self._codec.create_context()
+        context.row_dim_quant = self._codec.calc_quantized_size(context.row_dim, context)
+        return self._codec.decode(rows.reshape(-1), context).view(len(rows), self._widths[0])

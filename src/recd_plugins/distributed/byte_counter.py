@@ -121,7 +121,9 @@ class CollectiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Private, but autograd's own way to tell (torch 2.11 to 2.14); -1 outside of it.
         in_backward = torch._C._current_graph_task_id() != -1
         first = next(tensor for value in arguments.values() for tensor in _tensors(value))
-        floats = first.is_floating_point()
+        # Bytes are floats in 8 bits, or go to all alike.
+        in_8_bits = first.dtype == torch.uint8 and kind == "all_to_all"
+        floats = in_8_bits or first.is_floating_point()
         traffic = Traffic(
             kind,
             group.group_name,

@@ -26,6 +26,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.compiled import left_uncompiled
+from recd_plugins.distributed.int8 import ADDED_ON_THE_WAY, check_int8, int8_of
 from recd_plugins.distributed.lent import Lent
 from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kernels
 from recd_plugins.distributed.other_sharders import other_sharders
@@ -92,6 +93,7 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         _check_plan(params, self.shardable_parameters(module))
         check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
+        check_int8(self.qcomm_codecs_registry, params, pooled=True)
         with _known_to_fbgemm(self.fused_params):
             sharded = self.sharded_module_type(
                 module,
@@ -107,10 +109,15 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         return left_uncompiled(sharded, device)
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        """TorchRec's, and on CPU the row-wise ones, which it leaves out there although they run."""
+        """TorchRec's, and on CPU the row-wise ones, which it leaves out there although they run.
+
+        Of ``training.wire: int8`` those whose sums are not added up on their way.
+        """
         types = super().sharding_types(compute_device_type)
         if compute_device_type == "cpu":
             types = [*types, ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value]
+        if int8_of(self.qcomm_codecs_registry) is not None:
+            types = [each for each in types if each not in ADDED_ON_THE_WAY]
         return types
 
     def compute_kernels(self, sharding_type: str, compute_device_type: str) -> list[str]:
@@ -168,6 +175,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         _check_plan(params, self.shardable_parameters(module))
         check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
+        check_int8(self.qcomm_codecs_registry, params, pooled=False)
         with _known_to_fbgemm(self.fused_params):
             sharded = self.sharded_module_type(
                 module,
@@ -212,10 +220,10 @@ def build_sharders(
     registry, kernels = prepared.registry, prepared.lookup_kernels
     of_training = _of_training(registry.training) if defaults is None else defaults
     params = of_sequences.over(of_training)
-    codecs = wire_codecs(registry.training, of_sequences.qcomm_codecs_registry)
+    codecs = wire_codecs(registry.training, of_sequences.qcomm_codecs_registry, prepared.tables)
     bags = ExactEmbeddingBagCollectionSharder(
         of_bags.over(of_training),
-        wire_codecs(registry.training, of_bags.qcomm_codecs_registry),
+        wire_codecs(registry.training, of_bags.qcomm_codecs_registry, prepared.tables),
         kernels=kernels,
         coalesced=prepared.coalesced,
     )

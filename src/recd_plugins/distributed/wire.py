@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,10 @@ from torch import Tensor
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.types import CommOp, QuantizedCommCodecs
 
+from recd_plugins.distributed.int8 import SCALE_BYTES, Int8, block_of
 from recd_plugins.errors import SetupError
 from recd_plugins.registry.training_spec import TrainingSpec
+from recd_plugins.values.table import Table
 
 Codecs = dict[str, QuantizedCommCodecs]
 
@@ -24,11 +27,26 @@ _COLLECTIVES = (
 )
 
 
-def wire_codecs(training: TrainingSpec, given: Codecs | None) -> Codecs | None:
+def scalar_bytes(wire: str, tables: Iterable[Table]) -> float:
+    """Bytes of a scalar between ranks."""
+    if wire == "int8":
+        block = block_of(tables)
+        return (block + SCALE_BYTES) / block
+    return {"fp32": 4, "fp16": 2, "bf16": 2}[wire]
+
+
+def wire_codecs(
+    training: TrainingSpec, given: Codecs | None, tables: Iterable[Table]
+) -> Codecs | None:
     """TorchRec's ``qcomm_codecs_registry`` of ``training.wire``, or what a trainer has given.
 
+    Args:
+        training: says the format.
+        given: by a trainer.
+        tables: all of the model.
+
     Raises:
-        SetupError: both say how numbers are sent.
+        SetupError: both say how numbers are sent, or tables do not suit the format.
     """
     if training.wire == "fp32":
         return with_gradients(given)
@@ -37,6 +55,9 @@ def wire_codecs(training: TrainingSpec, given: Codecs | None) -> Codecs | None:
             f"training.wire is {training.wire}, and the sharders have a qcomm_codecs_registry: "
             "leave one of the two away"
         )
+    if training.wire == "int8":
+        block = block_of(tables)
+        return {each.name: QuantizedCommCodecs(Int8(block), Int8(block)) for each in _COLLECTIVES}
     # Not TorchRec's get_qcomm_codecs_registry, which takes fp16 for bf16 on CPU with a warning,
     # as gloo once had no bf16.
     kind = CommType(training.wire)

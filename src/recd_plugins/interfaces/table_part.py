@@ -45,7 +45,7 @@ class StepShape(NamedTuple):
     world_size: int
     ranks_per_node: int
     profile: DataProfile
-    wire_bytes: int = 4
+    wire_bytes: float = 4
 
 
 @dataclass(frozen=True)

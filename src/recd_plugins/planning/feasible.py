@@ -10,6 +10,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import ModuleSharder, ShardingType
 
+from recd_plugins.distributed.int8 import int8_of
 from recd_plugins.errors import SetupError
 from recd_plugins.model_tables import sharded_modules
 from recd_plugins.words import did_you_mean
@@ -40,9 +41,12 @@ def feasible(
             kind: sharder.compute_kernels(kind, device_type)
             for kind in sharder.sharding_types(device_type)
         }
+        who = type(sharder).__name__
+        if int8_of(getattr(sharder, "qcomm_codecs_registry", None)) is not None:
+            who += " with training.wire int8"
         for name in sharder.shardable_parameters(child):
             wanted = constraints.get(name, ParameterConstraints())
-            kinds = _kinds(name, wanted, offered, type(sharder).__name__, device_type)
+            kinds = _kinds(name, wanted, offered, who, device_type)
             others = dict.fromkeys(kernel for each in offered.values() for kernel in each)
             if wanted.compute_kernels is None and device_type == "cpu" and _CACHED in others:
                 del others[_CACHED]

@@ -15,6 +15,7 @@ from torchrec.distributed.types import (
     ShardingType,
 )
 
+from recd_plugins.distributed.wire import scalar_bytes
 from recd_plugins.interfaces import StepShape, Table, TablePart
 from recd_plugins.planning.compute import Compute, KeptActivations
 from recd_plugins.values.data_profile import DataProfile
@@ -22,8 +23,6 @@ from recd_plugins.values.work import Work
 
 #: Bytes of a float32.
 SCALAR_BYTES = 4
-#: Bytes of a scalar between ranks, by ``training.wire``.
-SCALAR_BYTES_OF = {"fp32": 4, "fp16": 2, "bf16": 2}
 #: Bytes of an id.
 ID_BYTES = 8
 LENGTH_BYTES = 4
@@ -61,7 +60,7 @@ def work_of_step(
         wire: format of embeddings and gradients between ranks.
     """
     local = local_world_size or world_size
-    step = StepShape(batch_size, world_size, local, profile, SCALAR_BYTES_OF[wire])
+    step = StepShape(batch_size, world_size, local, profile, scalar_bytes(wire, tables))
     by_name = {table.name: table for table in tables}
     totals = {field.name: np.zeros(world_size) for field in fields(Work)}
 

@@ -119,10 +119,11 @@ class TrainingSpec(Spec):
     schedule: ScheduleSpec | None = Field(
         default=None, description="Warm-up and decay of all learning rates; null keeps them."
     )
-    wire: Literal["fp32", "fp16", "bf16"] = Field(
+    wire: Literal["fp32", "fp16", "bf16", "int8"] = Field(
         default="fp32",
         description="Format of embeddings and of their gradients between ranks. fp16 and bf16 take "
-        "half of the bytes and round what is sent: losses are no longer those of fp32.",
+        "half of the bytes, int8 three eighths or less, and round what is sent: losses are no "
+        "longer those of fp32.",
     )
     overlap: bool | None = Field(
         default=None,

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.covering import by_night, cells_of_today, of_today
 from tests.distributed.parity_cases import Optimizer
+from tests.distributed.parity_model import DIM
 
 from recd_plugin_flexshard.runtime.collection import CopyTier
 from recd_plugin_flexshard.tests.runtime.tier_cases import Case, Difference, Fault, run_cases
@@ -20,6 +21,7 @@ from recd_plugin_flexshard.tests.runtime.tier_model import (
     Tiers,
     model_input,
 )
+from recd_plugins.distributed.int8 import SCALE_BYTES
 from recd_plugins.distributed.launch import CUDA_BACKEND, launch
 from recd_plugins.testing.gloo import run_on_ranks
 
@@ -97,17 +99,25 @@ def test_parity_of_coalesced_tables(cluster: str) -> None:
 
 
 @pytest.mark.parametrize("cluster", ["2x2", "3x2"])
-def test_formats_of_16_bits_round_and_halve(cluster: str) -> None:
+def test_formats_of_fewer_bits_round_and_save(cluster: str) -> None:
     """Copies of a row stay alike on all ranks, also where a rank sums for others (3x2)."""
     exact = Case("three", "sgd", True, "ikjt", sparse=("hot", "flex"), coalesced=tuple(FEATURES))
-    cases = [exact, replace(exact, wire="fp16"), replace(exact, wire="bf16", pipelined=False)]
+    cases = [
+        exact,
+        replace(exact, wire="fp16"),
+        replace(exact, wire="bf16", pipelined=False),
+        replace(exact, wire="int8"),
+    ]
     world_size, local_world_size = CLUSTERS[cluster]
     for by_case in run_on_ranks(run_cases, world_size, cases, local_world_size=local_world_size):
-        fp32, fp16, bf16 = by_case
+        fp32, fp16, bf16, int8 = by_case
         assert TOLERANCE < fp16.weight < bf16.weight < 1e-3
-        assert fp16.apart == bf16.apart == 0
-        for sent in (fp16.sent, bf16.sent):
-            assert sent == {tier: num_bytes // 2 for tier, num_bytes in fp32.sent.items()}
+        assert TOLERANCE < int8.weight < 1e-2
+        assert fp16.apart == bf16.apart == int8.apart == 0
+        for rounded, row in ((fp16, 2 * DIM), (bf16, 2 * DIM), (int8, DIM + SCALE_BYTES)):
+            assert rounded.sent == {
+                tier: num_bytes // (4 * DIM) * row for tier, num_bytes in fp32.sent.items()
+            }
         assert all(fp32.sent.values())
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from tests.distributed.parity_cases import CPU, Optimizer, _fault, _whole, from_rank_0
-from tests.distributed.parity_model import ReferenceOptimizer
+from tests.distributed.parity_model import DIM, ReferenceOptimizer
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import (
@@ -23,7 +23,13 @@ from torchrec.distributed.sharding_plan import (
     table_wise,
 )
 from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
-from torchrec.distributed.types import ShardedModule, ShardingEnv, ShardingPlan
+from torchrec.distributed.types import (
+    CommOp,
+    QuantizedCommCodecs,
+    ShardedModule,
+    ShardingEnv,
+    ShardingPlan,
+)
 from torchrec.optim.keyed import CombinedOptimizer
 
 from recd_plugin_flexshard.runtime import (
@@ -42,6 +48,7 @@ from recd_plugin_flexshard.tests.runtime.tier_model import (
 )
 from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.distributed.guards import check_every_parameter_is_trained
+from recd_plugins.distributed.int8 import Int8
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.distributed.wire import wire_codecs
 from recd_plugins.registry.training_spec import TrainingSpec
@@ -55,6 +62,7 @@ Fault = Literal["sum", "hot", "flex"]
 LEARNING_RATE = {"sgd": 0.5, "rowwise_adagrad": 0.05}
 # Of the size of the sums, so that both count in the first steps.
 EPS = 1e-3
+_SEQUENCES = CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL.name
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,7 @@ class Case:
     coalesced: tuple[str, ...] = ()
     # Tiers of which the touched rows alone are summed.
     sparse: tuple[CopyTier, ...] = ()
-    wire: Literal["fp32", "fp16", "bf16"] = "fp32"
+    wire: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
 
     def device(self, rank: int) -> torch.device:
         return CPU if self.device_type == "cpu" else torch.device("cuda", rank)
@@ -158,8 +166,14 @@ def shard(
         eps=EPS,
         wire=case.wire,
     )
+    # Rows of tests are shorter than those that int8 is offered for.
+    codecs = (
+        {_SEQUENCES: QuantizedCommCodecs(Int8(DIM), Int8(DIM))}
+        if case.wire == "int8"
+        else wire_codecs(training, None, ())
+    )
     sharder = TieredEmbeddingCollectionSharder(
-        fused_params(training), wire_codecs(training, None), coalesced=case.coalesced
+        fused_params(training), codecs, coalesced=case.coalesced
     )
     model = TierModel(TIERS[case.tiers], case.sparse)
     plan = construct_module_sharding_plan(
