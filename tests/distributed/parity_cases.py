@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 CPU = torch.device("cpu")
 # Adagrad's first steps are as long as the rate whatever the gradient, rounding errors included.
-LEARNING_RATE = {"sgd": 0.2, "rowwise_adagrad": 0.02}
+LEARNING_RATE: dict[Optimizer, float] = {"sgd": 0.2, "rowwise_adagrad": 0.02}
 EPS = 1e-8
 COLUMN_SHARDS = 2
 
