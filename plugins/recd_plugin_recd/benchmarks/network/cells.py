@@ -27,6 +27,8 @@ from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
 _AT_ONCE = 40
 _RANKS = "recd_plugin_recd.benchmarks.network.ranks"
 _LINES_SHOWN = 15
+# What it prints when a rank ended; a traceback of its own follows.
+_TORCHRUN_SAYS = "failed (exitcode"
 _SECONDS_BETWEEN_LOOKS = 0.5
 
 
@@ -189,7 +191,8 @@ def _follow(cell: Cell, programs: Sequence[subprocess.Popen[bytes]], logs: Path)
         for node, program in enumerate(programs):
             if program.poll():
                 log = (logs / f"node{node}.log").read_text(errors="replace")
-                end = "\n".join(log.splitlines()[-_LINES_SHOWN:])
+                of_ranks = log.partition(_TORCHRUN_SAYS)[0] or log
+                end = "\n".join(of_ranks.splitlines()[-_LINES_SHOWN:])
                 raise SetupError(f"{cell.name}: node {node} ended with {program.poll()}:\n{end}")
         time.sleep(_SECONDS_BETWEEN_LOOKS)
 
