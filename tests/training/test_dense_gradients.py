@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
 
+from recd_plugins.distributed.byte_counter import CollectiveBytes
 from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.launch import launch
 from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
@@ -69,3 +71,21 @@ def test_the_first_step_sums_as_the_later_ones() -> None:
 @pytest.mark.parametrize("late", ["late", "in the backward pass"])
 def test_summed_by_who_may_wait_they_are_the_same(late: str) -> None:
     assert launch(gradients, 3, late) == launch(gradients, 3)
+
+
+def gradients_and_bytes(rank: int, world_size: int) -> tuple[list[list[float]], int]:
+    with CollectiveBytes() as counter:
+        steps = gradients(rank, world_size, "late")
+    kinds = ((each.kind, each.payload, sent) for each, sent in counter.sent.items())
+    return steps, sum(sent for *what, sent in kinds if what == ["all_reduce", "floats"])
+
+
+def test_a_node_sums_first_and_sends_once() -> None:
+    """All ranks get the same, within rounding of what is summed otherwise."""
+    found = launch(gradients_and_bytes, 4, local_world_size=2)
+    # Of three steps, the unused layer too; in a ring of two a rank sends all of it.
+    size = 3 * 4 * 3 * (31 * 31 + 31)
+    assert [sent for _, sent in found] == [size, 0, size, 0]
+    assert all(steps == found[0][0] for steps, _ in found)
+    expected = launch(gradients, 4, local_world_size=2)[0]
+    assert np.abs(np.subtract(found[0][0], expected)).max() < 1e-6

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -11,23 +12,28 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from recd_plugins.distributed.nodes import ranks_of_each_node
+
 
 class LateGradients:
     """Sums of a DistributedDataParallel's gradients that its backward pass does not wait for.
 
     The buckets and the order in which ranks are summed stay DistributedDataParallel's, so that the
-    gradients are the same bit for bit. Outside of ``later`` it sums as it did.
+    gradients are the same bit for bit; but of several nodes with several ranks each, whose ranks
+    are summed first. Outside of ``later`` it sums as it did.
 
     Args:
         group: that sums.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
+        ranks = dist.get_process_group_ranks(group)
         # Its own threads and its own order: what else ranks send does not wait for it.
-        self._group = dist.new_group(dist.get_process_group_ranks(group))
+        self._group = dist.new_group(ranks)
+        self._hops = _hops(ranks)
         self._is_late = False
-        self._ready: list[Tensor] = []
-        self._under_way: list[dist.Work] = []
+        self._ready: list[_Sum] = []
+        self._under_way: list[_Sum] = []
 
     @classmethod
     def of(cls, wrapped: DistributedDataParallel) -> LateGradients:
@@ -57,9 +63,9 @@ class LateGradients:
 
     def start(self) -> None:
         """Sum what is ready: buckets in their order, whenever a rank comes here."""
-        self._under_way += [
-            dist.all_reduce(each, group=self._group, async_op=True) for each in self._ready
-        ]
+        for each in self._ready:
+            each.start()
+        self._under_way += self._ready
         self._ready.clear()
 
     def start_after(self, lookup: nn.Module) -> None:
@@ -79,10 +85,64 @@ class LateGradients:
             work = dist.all_reduce(gradients, group=self._group, async_op=True)
             assert work is not None
             return work.get_future().then(lambda done: done.value()[0])
-        self._ready.append(gradients)
+        self._ready.append(_Sum(gradients, self._group, self._hops))
         unsummed: torch.futures.Future[Tensor] = torch.futures.Future()
         unsummed.set_result(gradients)
         return unsummed
+
+
+@dataclass(frozen=True)
+class _Hops:
+    """Ranks of a node, and the first of each node: links carry what these send alone.
+
+    Attributes:
+        node: of this rank.
+        first: rank of the node that is in ``across``.
+        across: None for the others.
+    """
+
+    node: dist.ProcessGroup
+    first: int
+    across: dist.ProcessGroup | None
+
+
+def _hops(ranks: Sequence[int]) -> _Hops | None:
+    """None where all ranks are on one node, or each on its own. A collective call."""
+    size = ranks_of_each_node()
+    if size in (1, len(ranks)) or len(ranks) != dist.get_world_size():
+        return None
+    nodes = [ranks[first : first + size] for first in range(0, len(ranks), size)]
+    groups = [dist.new_group(node) for node in nodes]
+    across = dist.new_group([node[0] for node in nodes])
+    node = dist.get_rank() // size
+    first = nodes[node][0]
+    return _Hops(groups[node], first, across if dist.get_rank() == first else None)
+
+
+class _Sum:
+    """Gradients that are summed over ranks in place.
+
+    With ``hops`` the ranks of a node are summed from here on, and links carry them from ``start``.
+    """
+
+    def __init__(self, gradients: Tensor, group: dist.ProcessGroup, hops: _Hops | None) -> None:
+        self._gradients, self._hops = gradients, hops
+        self._group = group if hops is None else hops.across
+        self._work: dist.Work | None = None
+        if hops is not None:
+            self._work = dist.reduce(gradients, hops.first, group=hops.node, async_op=True)
+
+    def start(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+        if self._group is not None:
+            self._work = dist.all_reduce(self._gradients, group=self._group, async_op=True)
+
+    def wait(self) -> None:
+        assert self._work is not None
+        self._work.wait()
+        if self._hops is not None:
+            dist.broadcast(self._gradients, self._hops.first, group=self._hops.node)
 
 
 _LATE: WeakKeyDictionary[DistributedDataParallel, LateGradients] = WeakKeyDictionary()
