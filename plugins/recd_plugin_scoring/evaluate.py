@@ -11,6 +11,7 @@ import click
 from recd_plugin_scoring.unknown_ids import UnknownIds
 from recd_plugins.api import RecdError
 from recd_plugins.api.distributed import close_kernels
+from recd_plugins.api.registry import Registry
 from recd_plugins.api.training import Quality, TrainedJob, load_trained
 
 
@@ -52,10 +53,19 @@ def evaluate(rank: int, world_size: int, job: TrainedJob) -> Evaluated:
             "stand in the test split now",
             err=True,
         )
-    unknown = UnknownIds(trained.parts.prepared.registry)
+    registry = trained.parts.prepared.registry
+    unknown = UnknownIds(registry, _readers(registry))
     quality, metrics = trained.evaluate(rank, world_size)
     unknown.say()
     close_kernels(trained.parts.dmp)
     if quality is None:
         raise RecdError(f"{job.registry}: the test split has no row")
     return Evaluated(str(job.checkpoint), trained.step, quality, metrics)
+
+
+def _readers(registry: Registry) -> str | None:
+    """What reads in other processes, and what would not; None where the ranks read."""
+    if registry.ingestion is not None:
+        return f"ingestion {registry.ingestion.plugin.name}"
+    workers = registry.training.workers
+    return f"training.workers: {workers} (0 counts them)" if workers else None

@@ -15,9 +15,11 @@ class UnknownIds:
 
     Args:
         registry: whose preprocessing is fitted.
+        readers: what preprocesses in other processes, where nothing is counted; None for this one.
     """
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, readers: str | None = None) -> None:
+        self._readers = readers
         self._features: dict[str, set[int]] = {}
         for feature, steps in fitted_steps(registry, registry.dataset.schema()).items():
             for step in steps:
@@ -28,7 +30,15 @@ class UnknownIds:
                 self._features[feature] = step.unknown_ids
 
     def say(self) -> None:
-        """Say on rank 0 how many there are on all ranks. A collective call."""
+        """Say on rank 0 how many there are on all ranks, or why nobody knows. A collective call."""
+        if self._readers is not None:
+            if self._features and dist.get_rank() == 0:
+                click.echo(
+                    "ids that training has not numbered are not counted, as "
+                    f"{self._readers} works in processes of its own",
+                    err=True,
+                )
+            return
         everyone: list[dict[str, set[int]]] = [{}] * dist.get_world_size()
         dist.all_gather_object(everyone, self._features)
         if dist.get_rank():

@@ -45,6 +45,8 @@ def test_unknown_ids_are_counted_and_fields_of_structs_kept(
     assert scores["geo.lat"].to_pylist() == list(rows)
     assert set(scores["geo.of.land"].to_pylist()) == {"x"}
     assert "has not numbered" not in recd("evaluate", "my.yaml")
+    said = recd("evaluate", "my.yaml", "training.workers=1")
+    assert "not counted, as training.workers: 1 (0 counts them) works in processes" in said
     bad = ["predict", "my.yaml", "new.parquet", "-o", "t.csv", "--keep", "geo.lot"]
     assert "no column geo.lot, which --keep names" in forked.run([forked.RECD, *bad]).stderr
     pyarrow.csv.write_csv(new.drop_columns("geo"), "new.csv")
