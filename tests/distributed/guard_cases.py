@@ -71,7 +71,7 @@ def shard(
 ) -> DistributedModelParallel:
     registry = SimpleNamespace(training=TRAINING, sharding=())
     prepared: Any = SimpleNamespace(
-        registry=registry, lookup_kernels=(), coalesced=frozenset(coalesced)
+        registry=registry, lookup_kernels=(), tables=(), coalesced=frozenset(coalesced)
     )
     sharders = stock_sharders(TRAINING) if stock else build_sharders(prepared)
     sharder = next(each for each in sharders if each.module_type is type(module))

@@ -142,7 +142,9 @@ def _shard(
         optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
     )
     registry = SimpleNamespace(training=training, sharding=())
-    prepared: Any = SimpleNamespace(registry=registry, lookup_kernels=(), coalesced=case.coalesced)
+    prepared: Any = SimpleNamespace(
+        registry=registry, lookup_kernels=(), tables=(), coalesced=case.coalesced
+    )
     sharders = build_sharders(prepared)
     model = ParityModel(case.parts)
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])
