@@ -205,7 +205,10 @@ def test_a_moment_belongs_to_the_innermost_stage() -> None:
             milliseconds("aten::copy_", 75, 80),
             milliseconds("aten::mm", 0, 100, thread=1),  # of another thread
         ],
-        in_flight=[milliseconds("gloo:all_reduce", 74, 90, thread=7)],
+        in_flight=[
+            milliseconds("gloo:reduce", 74, 82, thread=7),
+            milliseconds("gloo:all_reduce", 82, 90, thread=8),
+        ],
     )
     assert host_seconds(events) == seconds(
         all_to_all=0.04, gemm=0.01, all_reduce=0.011, other=0.039
@@ -251,6 +254,9 @@ def test_stages_of_names() -> None:
         "Variable_Batch_All2All_Pooled_ReqBackward": "all_to_all",
         "## wait_sparse_data_dist 3 ##": "all_to_all",
         "torch::distributed::reducer::mul_out": "all_reduce",
+        "c10d::allreduce_": "all_reduce",
+        "c10d::reduce_": "all_reduce",
+        "c10d::reduce_scatter_": "all_to_all",
         "autograd::engine::evaluate_function: _TierSendBackward": "all_to_all",
         "_TierLookup": "lookup",
         "aten::copy_": None,

@@ -16,6 +16,8 @@ from recd_plugins.values.stages import STAGES, Stage, stage_of
 #: The region around a profiled step.
 PROFILED_STEP = "## recd step ##"
 _MEMORY = "[memory]"
+#: How names of gradients' collectives end: those of all-reduces and, of nodes, reduces.
+_OF_GRADIENTS = ("reduce", "broadcast")
 # What computes hides what communicates, in this order.
 _FOREGROUND: tuple[Stage, ...] = ("lookup", "gemm", "other", "all_to_all", "all_reduce")
 
@@ -125,7 +127,7 @@ def host_seconds(events: StepEvents) -> dict[Stage, float]:
     A moment belongs to the innermost span, or else to the closest around it, that has a stage.
     """
     nanoseconds: Counter[Stage] = Counter()
-    of_gradients = [s for s in events.in_flight if s.name.endswith(("all_reduce", "broadcast"))]
+    of_gradients = [s for s in events.in_flight if s.name.endswith(_OF_GRADIENTS)]
     for start, end, stage, in_operator in _stretches(events):
         waited = 0
         if stage is None and not in_operator:
@@ -143,7 +145,7 @@ def stages_over_time(events: StepEvents) -> Iterator[tuple[int, int, Stage]]:
     As ``host_seconds`` has it, but that a stretch in which DistributedDataParallel waits for a
     collective at any time is all_reduce's as a whole.
     """
-    of_gradients = [s for s in events.in_flight if s.name.endswith(("all_reduce", "broadcast"))]
+    of_gradients = [s for s in events.in_flight if s.name.endswith(_OF_GRADIENTS)]
     for start, end, stage, in_operator in _stretches(events):
         waits = stage is None and not in_operator
         if waits and any(s.start < end and s.end > start for s in of_gradients):

@@ -71,7 +71,7 @@ _RULES: tuple[tuple[Stage, str], ...] = (
     ),
     (
         "all_reduce",
-        r"c10d::(allreduce|_?broadcast)|c10d_functional::(all_reduce|broadcast)"
+        r"c10d::((all)?reduce_|_?broadcast)|c10d_functional::(all_reduce|broadcast)"
         r"|distributed::reducer|ncclDevKernel_(AllReduce|Broadcast)",
     ),
     (
