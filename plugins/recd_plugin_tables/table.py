@@ -86,10 +86,12 @@ class Table(Dataset):
         self._told = True
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
-        """What of ``columns``, ``explode`` and ``implicit`` the table's schema does not suit."""
+        """What of ``columns``, ``explode`` and ``implicit`` the schemas of the tables do not suit."""
         try:
             if self._place.find() is None:
                 self._place.plan()
+            if self.options.test_path is not None:
+                self._place_of_test().plan()
         except PlanError as error:
             return error.problems
         except RecdError:  # what is not there is told where it is needed
@@ -216,8 +218,11 @@ class Table(Dataset):
 
     @cached_property
     def _test(self) -> Imported:
+        return self._place_of_test(dict(self._train.note.widths)).make()
+
+    def _place_of_test(self, widths: dict[str, int] | None = None) -> ImportPlace:
+        """Where the import of ``test_path`` is; its ids are of the types that are trained on."""
         assert self.options.test_path is not None
-        widths = dict(self._train.note.widths)
         trained = self._place.source
         place = ImportPlace(
             self.options.test_path,
@@ -228,7 +233,7 @@ class Table(Dataset):
             folder_keys=trained.folder_keys,
         )
         self._check_kinds(place.source, trained)
-        return place.make()
+        return place
 
     @cached_property
     def _place(self) -> ImportPlace:
@@ -271,11 +276,12 @@ class Table(Dataset):
             if known.get(leaf.name, text) != text:
                 here, there = ("text", "numbers") if text else ("numbers", "text")
                 example = _no_number(mine, leaf) if text else ""
-                raise DataError(
-                    f"{mine.location}: column {leaf.name} is {here} here{example}, and {there} in "
+                problem = (
+                    f"column {leaf.name} is {here} here{example}, and {there} in "
                     f"{trained.location}, which is trained on; write its values as "
                     f"{there}{', or leave them empty' * text}"
                 )
+                raise PlanError(mine.location, [(("columns", leaf.name), problem)])
 
     @cached_property
     def _tables(self) -> dict[Split, ParquetTable]:

@@ -112,6 +112,20 @@ def test_a_test_table_of_its_own(path, tmp_path):
     assert len(rows_of(data, "test")["_row"]) == 9
 
 
+def test_what_a_test_table_lacks_is_told_with_the_option(path, tmp_path):
+    later = tmp_path / "later.parquet"
+    pq.write_table(clicks().drop_columns("item"), later)
+    ((option, what),) = table(path, test_path=later).mistakes()
+    assert option == ("columns", "item")
+    assert what.startswith(f"{later}: no column item")
+    items = [str(item) for item in clicks()["item"].to_pylist()]
+    pq.write_table(clicks().set_column(2, "item", [items]), later)
+    ((option, what),) = table(path, test_path=later).mistakes()
+    assert option == ("columns", "item")
+    assert "column item is text here" in what
+    assert not (path.parent / "imports").exists()
+
+
 def test_an_import_is_used_again_until_table_or_options_change(path, capfd):
     def imports() -> int:
         return len(list((path.parent / "imports").iterdir()))
