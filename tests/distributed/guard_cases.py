@@ -147,7 +147,7 @@ def deduplicated_replicated_bags(
 
 
 def variable_bags_of_no_rows_known(rank: int, world_size: int, stock: bool) -> None:
-    dmp = shard(bags(a=PoolingType.SUM), {"a": data_parallel()}, stock=stock)
+    dmp = shard(bags(a=PoolingType.SUM), {"a": table_wise(0, compute_kernel="dense")}, stock=stock)
     features = KeyedJaggedTensor(
         ["a"],
         torch.tensor([0, 1, 2]),
