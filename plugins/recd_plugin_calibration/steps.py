@@ -203,7 +203,7 @@ def fit(points: Sequence[CalibrationPoint], costs: StageCosts) -> StageCosts:
                 if was_done
             }
         )
-    return StageCosts(**fitted)
+    return costs.model_copy(update=fitted)
 
 
 def _equations(point: CalibrationPoint, stage: Stage) -> list[tuple[Work, float]]:

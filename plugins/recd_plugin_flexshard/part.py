@@ -102,6 +102,8 @@ class TieredPart(TablePart):
             Work(
                 ids_looked_up=hot + flex,
                 bytes_looked_up=(hot + flex) * width,
+                rows_updated=min(hot, tiers.hot) + min(flex, tiers.flex / local),
+                tables_looked_up=1.0,
                 bytes_in_node=(local - 1) / local * flex * (ID_BYTES + 2 * sent_width),
                 bytes_reduced=2
                 * (world_size - 1)

@@ -12,6 +12,7 @@ from recd_plugins import Registry
 from recd_plugins.data.row_pipeline import RowPipeline
 from recd_plugins.data.table_writer import TableWriter
 from recd_plugins.interfaces import SessionKeys
+from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 
@@ -112,6 +113,15 @@ def test_a_group_repeats_where_all_of_it_does(make_registry, with_footer: Path) 
     together = measure_profile(make_registry(dataset=known, converter=grouped)).features
     assert together["usr_0"].repeated_rows == together["usr_1"].repeated_rows
     assert together["usr_0"].repeated_rows < 0.95 * alone["usr_0"].repeated_rows
+
+
+def test_rows_that_a_batch_reads_are_counted_coalesced_or_not(make_registry) -> None:
+    candidate = with_plugins(make_registry())
+    profile, tables = candidate.profile, candidate.tables
+    assert not profile.distinct
+    assert profile.read.keys() == {table.name for table in tables}
+    for table in tables:
+        assert 0 < profile.read[table.name].of(256) <= profile.plain().ids(table, 256)
 
 
 def test_no_batch_shares_more_than_it_has() -> None:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.topologies import load_topology, this_machine
 from recd_plugins.values.stage_costs import (
+    AllReduceCost,
     AllToAllCost,
     GemmCost,
     LookupCost,
@@ -43,6 +44,19 @@ def test_ranks_with_less_work_wait_in_the_all_to_all() -> None:
     assert predict_stages([work(2)], COSTS) == alone
     most = predict_stages([work(3)], COSTS)
     assert predict_stages(uneven, COSTS).total == pytest.approx(most.total)
+
+
+@pytest.mark.parametrize(("hidden", "left"), [(0.0, 3.0), (0.5, 2.0), (1.0, 1.0)])
+def test_ranks_that_compute_hide_an_all_reduce_for_as_long(hidden: float, left: float) -> None:
+    works = [Work(bytes_looked_up=2e9, bytes_reduced=3e9)]
+    costs = StageCosts(
+        lookup=LookupCost(bytes_looked_up=1e-9),
+        all_reduce=AllReduceCost(bytes_reduced=1e-9),
+        hidden=hidden,
+    )
+    assert predict_stages(works, costs).all_reduce == pytest.approx(3)
+    # Lookups take 2 seconds: what is left of the all-reduce comes after them.
+    assert predict_stages(works, costs, overlapped=True).all_reduce == pytest.approx(left)
 
 
 def test_topologies_give_lower_bounds() -> None:

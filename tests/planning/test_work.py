@@ -25,7 +25,7 @@ from recd_plugins.planning.products import ProductsAsZeros
 from recd_plugins.planning.topologies import this_machine
 from recd_plugins.planning.work import bytes_of_tables, work_of_step
 from recd_plugins.training.session import session
-from recd_plugins.values.data_profile import DataProfile, FeatureProfile
+from recd_plugins.values.data_profile import DataProfile, DistinctIds, FeatureProfile
 from recd_plugins.values.model_input import ModelInput
 from recd_plugins.values.work import Work
 
@@ -158,6 +158,38 @@ def test_row_wise_spreads_ids_and_sums_everywhere() -> None:
         assert work.bytes_in_node == 3 * (2 * 10 * 8 * 4 + 30 / 4 * 8 + 10 * 4)
 
 
+def test_rows_learn_once_however_often_ids_are_of_them() -> None:
+    one = {
+        "tables": [Table("t", ("f",), 100, 8, pooled=True)],
+        "compute": NOTHING,
+        "batch_size": 10,
+        "world_size": 4,
+    }
+    feature = {"f": FeatureProfile(3.0)}
+    split = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
+    read = DataProfile(feature, read={"t": DistinctIds((10, 40), (20.0, 50.0))})
+    for profile, rows in ((DataProfile(feature), 120), (read, 50), (read.plain(), 50)):
+        whole = work_of_step(plan=plan("table_wise", (0, 100, 8)), profile=profile, **one)  # type: ignore[arg-type]
+        assert [work.rows_updated for work in whole] == [rows, 0, 0, 0]
+        assert [work.tables_looked_up for work in whole] == [1, 0, 0, 0]
+        for work in work_of_step(plan=split, profile=profile, **one):  # type: ignore[arg-type]
+            assert (work.rows_updated, work.tables_looked_up) == (rows / 4, 1)
+
+
+def test_tables_with_fewer_ids_have_more_operators() -> None:
+    table = Table("t", ("f",), 100, 8, pooled=True)
+
+    def operators(profile: DataProfile) -> float:
+        whole = plan("table_wise", (0, 100, 8))
+        made = Compute(Operations(), Operations(), 0, operators=7)
+        return work_of_step([table], whole, profile, made, batch_size=10, world_size=2)[0].operators
+
+    feature = FeatureProfile(3.0, True, 0.5, 0.5, 0.5)
+    coalesced = DataProfile({"f": feature}, distinct={"t": DistinctIds((10,), (9.0,))})
+    plain, deduplicated = operators(coalesced.plain()), operators(DataProfile({"f": feature}))
+    assert plain == 7 < deduplicated < operators(coalesced)
+
+
 def test_column_wise_sends_ids_to_each_shard() -> None:
     ranks = works(plan("column_wise", (0, 100, 4), (1, 100, 4)))
     assert [work.ids_looked_up for work in ranks] == [120, 120, 0, 0]
@@ -212,7 +244,10 @@ def test_operations_of_products_and_attention() -> None:
     # Once forward and once for the gradient of the weight; 2 x 4 x 4 scores of 5 each.
     assert compute.rest.matmul_flops == 2 * 2 * 6 * 5
     assert compute.rest.attention_flops * 8 == (2 + 5) * 2 * 2 * 4 * 4 * 5
+    assert compute.rest.attention_queries * 8 == 2 * 4
     assert compute.rest.element_bytes > 0
+    # Forward and backward; and Adagrad's of the one parameter.
+    assert compute.operators > 6 + 2 * 3
     assert compute.pooling == Operations()
 
 

@@ -22,6 +22,8 @@ NAMES = {
 }
 # Sizes that the bandwidth is told by: of smaller ones latency and what links buffer decide.
 _LARGEST = 3
+# Rows and columns of matrix products beside a collective, and how many are timed alone.
+_PRODUCT, _PRODUCTS = 256, 8
 
 #: Seconds by bytes that a rank puts in, of each collective.
 Sweeps = Mapping[str, Mapping[int, MiddleHalf]]
@@ -81,11 +83,46 @@ def at_once(groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Ef
     return median(slowest) / alone
 
 
+def hidden_share(groups: NodeGroups, device: torch.device, sweeps: Sweeps, effort: Effort) -> float:
+    """Share of an all-reduce that is over when ranks have computed beside it for as long.
+
+    0 where it is processors that it takes: ranks that share them compute slower then. Collective.
+    """
+    sizes = sweeps["ar_global"]
+    short = [size for size, spread in sizes.items() if spread.median <= effort.seconds]
+    size = max(short, default=min(sizes))
+    values = _values(size, groups.everyone, device)
+    matrix = torch.ones(_PRODUCT, _PRODUCT, device=device)
+
+    def compute(times: int) -> None:
+        for _ in range(times):
+            matrix @ matrix
+
+    def beside(times: int) -> None:
+        work = _all_reduce(values, groups.everyone)
+        compute(times)
+        work.wait()
+
+    def seconds(run: Callable[[], object]) -> float:
+        _, slowest = rounds(run, device, effort)
+        return MiddleHalf.of(slowest).low
+
+    some = seconds(lambda: compute(_PRODUCTS))
+    reduced = seconds(lambda: _all_reduce(values, groups.everyone).wait())
+    times = max(1, round(_PRODUCTS * reduced / some))
+    computed, both = seconds(lambda: compute(times)), seconds(lambda: beside(times))
+    return min(1.0, max(0.0, (reduced + computed - both) / min(reduced, computed)))
+
+
 def fit_rates(sweeps: Sweeps) -> CollectiveRates:
-    """Latency and bandwidth of each."""
+    """Latency and bandwidth of each, by the faster rounds.
+
+    gloo's all-reduce polls: ranks that share cores take them from one another when they come at the
+    same moment, as they do here and seldom in a step.
+    """
     return CollectiveRates(
         **{
-            name: fit_rate({size: spread.median for size, spread in sizes.items()})
+            name: fit_rate({size: spread.low for size, spread in sizes.items()})
             for name, sizes in sweeps.items()
         }
     )

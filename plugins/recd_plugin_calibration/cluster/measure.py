@@ -10,13 +10,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recd_plugin_calibration.cluster.collectives import Sweeps, at_once, fit_rates, sweep
+from recd_plugin_calibration.cluster.collectives import (
+    Sweeps,
+    at_once,
+    fit_rates,
+    hidden_share,
+    sweep,
+)
 from recd_plugin_calibration.cluster.groups import node_groups
 from recd_plugin_calibration.cluster.links import Link, between_nodes, inside_nodes
+from recd_plugin_calibration.cluster.sharded_module import module_seconds
 from recd_plugin_calibration.cluster.timing import Effort
 from recd_plugin_calibration.cluster.work_rates import WorkRates, measure_work
 from recd_plugins.api import SetupError
-from recd_plugins.api.planning import StageCosts, TopologySpec, this_machine
+from recd_plugins.api.planning import COLLECTIVES, StageCosts, TopologySpec, this_machine
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,8 @@ class MeasuredCluster:
         sweeps: seconds of collectives by size.
         at_once: of an all-to-all with an all-reduce beside it, over one after the other; None of
             one rank.
+        collective: seconds of each of those that a sharded module has in a step.
+        hidden: share of an all-reduce that is over when ranks have computed beside it.
         work: what ranks do by themselves.
     """
 
@@ -38,6 +47,8 @@ class MeasuredCluster:
     between: Sequence[Link]
     sweeps: Sweeps
     at_once: float | None
+    collective: float
+    hidden: float
     work: WorkRates
 
     @property
@@ -85,18 +96,17 @@ class MeasuredCluster:
                     "bytes_from_host": least.lookup.bytes_from_host,
                     "bytes_from_file": least.lookup.bytes_from_file,
                 },
-                "gemm": {
-                    "matmul_flops": 1 / work["matmul"],
-                    "attention_flops": 1 / work["attention"],
-                },
+                "gemm": {"matmul_flops": 1 / work["matmul"], **self.work.attention},
                 "all_to_all": {
-                    "collectives": rates.a2a_global.seconds if world > 1 else 0.0,
+                    "collectives": self.collective,
                     "bytes_in_node": in_node,
                     "bytes_across_nodes": across,
                 },
                 "all_reduce": reduced,
+                "hidden": self.hidden,
                 "other": {
                     "element_bytes": 1 / work["elements"],
+                    "operators": 1 / work["operators"],
                     "ids_made_unique": 1 / work["unique"],
                 },
             }
@@ -119,10 +129,14 @@ class MeasuredCluster:
                 for name, sizes in self.sweeps.items()
             },
             "at_once": self.at_once,
+            "hidden": self.hidden,
+            "collective": self.collective,
             "work": {name: asdict(spread) for name, spread in self.work.rates.items()},
             "lookups": [
-                {"ids": ids, "dim": dim, **asdict(spread)}
-                for (ids, dim), spread in self.work.lookups.items()
+                {**asdict(lookup), **asdict(spread)} for lookup, spread in self.work.lookups.items()
+            ],
+            "attention": [
+                {"shape": shape, **asdict(spread)} for shape, spread in self.work.attentions.items()
             ],
         }
 
@@ -153,7 +167,12 @@ def measure_cluster(
             between = between_nodes(groups, device, effort, tell)
             sweeps = sweep(groups, device, effort, tell)
             tell("an all-to-all and an all-reduce at once")
-            both = at_once(groups, device, sweeps, effort) if groups.world_size > 1 else None
+            alone = groups.world_size == 1
+            both = None if alone else at_once(groups, device, sweeps, effort)
+            tell("an all-reduce and matrix products at once")
+            hidden = 0.0 if alone else hidden_share(groups, device, sweeps, effort)
+            tell("a sharded module")
+            collective = 0.0 if alone else module_seconds(device, effort) / COLLECTIVES
             machine = this_machine(groups.ranks_per_node, nodes=groups.nodes, device=device)
         memory: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
         dist.all_gather_object(memory, (machine.ddr_bytes, machine.hbm_bytes or 0))
@@ -167,4 +186,5 @@ def measure_cluster(
     least = {"ddr_bytes": min(host for host, _ in memory)}
     if machine.hbm_bytes:
         least["hbm_bytes"] = min(gpu for _, gpu in memory)
-    return MeasuredCluster(machine.model_copy(update=least), inside, between, sweeps, both, work)
+    found = machine.model_copy(update=least)
+    return MeasuredCluster(found, inside, between, sweeps, both, collective, hidden, work)

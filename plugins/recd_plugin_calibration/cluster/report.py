@@ -62,7 +62,9 @@ def _collectives(found: MeasuredCluster) -> Table:
     if found.at_once is not None:
         table.caption = (
             "an all-to-all with an all-reduce beside it takes "
-            f"{found.at_once:.2f} of what they take one after the other"
+            f"{found.at_once:.2f} of what they take one after the other; beside products "
+            f"{found.hidden:.0%} of an all-reduce is hidden; each collective of a sharded module "
+            f"takes {found.collective * 1e3:.2f} ms, however little it sends"
         )
         table.caption_justify = "left"
     return table
@@ -70,8 +72,8 @@ def _collectives(found: MeasuredCluster) -> Table:
 
 _UNITS = {
     "matmul": ("GFLOP/s", 1e9),
-    "attention": ("GFLOP/s", 1e9),
     "unique": ("million ids/s", 1e6),
+    "operators": ("million/s", 1e6),
 }
 
 
@@ -83,9 +85,16 @@ def _work(found: MeasuredCluster) -> Table:
         table.add_row(
             WORKS[name], f"{spread.median / of_one:,.1f} {unit}", f"{low:,.1f} - {high:,.1f}"
         )
-    for (ids, dim), spread in found.work.lookups.items():
+    for lookup, spread in found.work.lookups.items():
         table.add_row(
-            f"lookup of {ids:,} ids, dim {dim}, and back",
+            f"lookup of {lookup.ids:,} ids, dim {lookup.dim}, in {lookup.tables} x "
+            f"{lookup.rows:,} rows, and back",
+            f"{spread.median * 1e3:,.2f} ms",
+            f"{spread.low * 1e3:,.2f} - {spread.high * 1e3:,.2f}",
+        )
+    for (rows, heads, length, dim), spread in found.work.attentions.items():
+        table.add_row(
+            f"attention of {rows} rows, {heads} x {length} positions, dim {dim}, and back",
             f"{spread.median * 1e3:,.2f} ms",
             f"{spread.low * 1e3:,.2f} - {spread.high * 1e3:,.2f}",
         )

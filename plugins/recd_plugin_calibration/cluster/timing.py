@@ -42,7 +42,7 @@ class Effort:
 #: One or two minutes.
 FULL = Effort(tuple(2**n for n in (8, 12, 14, 16, 18, 20, 22, 24)), 15, 2.0, 8.0, 7)
 #: Some seconds.
-QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 5, 0.15, 0.8, 1)
+QUICK = Effort(tuple(2**n for n in (8, 17, 19, 20, 22)), 15, 0.15, 0.8, 1)
 
 
 @dataclass(frozen=True)

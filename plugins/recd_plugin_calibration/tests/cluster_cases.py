@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from itertools import cycle
+
 import torch
 
 from recd_plugin_calibration.cluster import measure as module
 from recd_plugin_calibration.cluster.measure import MeasuredCluster, measure_cluster
 from recd_plugin_calibration.cluster.timing import Effort
+from recd_plugin_calibration.cluster.work_rates import of_all_ranks
 from recd_plugins.errors import SetupError
 from recd_plugins.planning.topologies import MACHINE, TopologySpec
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.registry.training_spec import CheckpointSpec
 from recd_plugins.training.measured_at_start import topology_at_start
 
+WAITED = 0.06
 TINY = Effort(sizes=(2**10, 2**12, 2**14), rounds=3, seconds=0.0, most_seconds=5.0, partners=1)
 
 
@@ -21,6 +26,12 @@ def measured(rank: int, world_size: int, *_: object) -> MeasuredCluster:
     found = measure_cluster(torch.device("cpu"), TINY, told.append)
     assert "all-to-all, all ranks" in told
     return found
+
+
+def waits_each_third_time(rank: int, world_size: int) -> float:
+    waits = cycle((0.0, 0.0, WAITED))
+    (seconds,) = of_all_ranks(lambda: time.sleep(next(waits)), torch.device("cpu"), TINY)
+    return seconds
 
 
 def a_rank_has_ended(rank: int, world_size: int) -> str:

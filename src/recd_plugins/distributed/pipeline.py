@@ -159,9 +159,17 @@ def build_train_pipeline(
                 return pipeline_of(entry.plugin, dmp, optimizer, device)
     if prefetches(dmp):
         return LookaheadTrainPipeline(dmp, optimizer, device)
-    if overlaps(dmp, device, None if registry is None else registry.training.overlap):
+    if is_overlapped(dmp, device, registry):
         return OverlappedTrainPipeline(dmp, optimizer, device)
     return CheckedTrainPipeline(dmp, optimizer, device, execute_all_batches=True)
+
+
+def is_overlapped(dmp: nn.Module, device: torch.device, registry: Registry | None) -> bool:
+    """Whether the pipeline is one whose ranks send while they compute."""
+    if registry is not None and any(registry.entries("pipeline")):
+        return False
+    asked = None if registry is None else registry.training.overlap
+    return not prefetches(dmp) and overlaps(dmp, device, asked)
 
 
 def pipeline_of(

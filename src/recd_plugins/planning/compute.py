@@ -36,6 +36,8 @@ from recd_plugins.values.stages import stage_of
 # Rows to look at, enough that lengths are those of the data; and rows to count on, spread over
 # them: neighbours are of one session, so fewer of them than of others say how long sessions are.
 _ROWS, _COUNTED = 256, 64
+# Operators of an optimizer for one parameter: Adagrad's, one by one.
+_OPTIMIZER_OPERATORS = 6
 
 _Calls = list[tuple[nn.Module, Any]]
 
@@ -47,6 +49,7 @@ class Operations:
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
     element_bytes: float = 0.0
+    attention_queries: float = 0.0
 
     def __sub__(self, other: Operations) -> Operations:
         """What is left without ``other``."""
@@ -54,12 +57,16 @@ class Operations:
             self.matmul_flops - other.matmul_flops,
             self.attention_flops - other.attention_flops,
             self.element_bytes - other.element_bytes,
+            self.attention_queries - other.attention_queries,
         )
 
     def __truediv__(self, count: float) -> Operations:
         """Of one of ``count``."""
         return Operations(
-            self.matmul_flops / count, self.attention_flops / count, self.element_bytes / count
+            self.matmul_flops / count,
+            self.attention_flops / count,
+            self.element_bytes / count,
+            self.attention_queries / count,
         )
 
 
@@ -86,11 +93,13 @@ class Compute(KeptActivations):
         pooling: for each row that sequence poolings see.
         rest: for each row of the batch.
         parameter_bytes: of its dense parameters, whose gradients are reduced.
+        operators: of a step, whatever its rows, the optimizer's of dense parameters included.
     """
 
     pooling: Operations
     rest: Operations
     parameter_bytes: int
+    operators: int = 0
 
 
 def measure_compute(registry: Registry) -> Compute:
@@ -167,12 +176,14 @@ def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
         if isinstance(module, EmbeddingBagCollection | EmbeddingCollection)
         for parameter in module.parameters()
     }
+    # Rows that are pooled as bags are looked up in no table.
+    pooled_bytes = pooling.operations.element_bytes + pooling.lookup_bytes
+    dense = [p for p in model.parameters() if id(p) not in embeddings]
     return Compute(
-        pooling=pooling.operations / num_rows,
+        pooling=replace(pooling.operations, element_bytes=pooled_bytes) / num_rows,
         rest=(whole.operations - pooling.operations) / num_rows,
-        parameter_bytes=sum(
-            p.numel() * p.element_size() for p in model.parameters() if id(p) not in embeddings
-        ),
+        parameter_bytes=sum(p.numel() * p.element_size() for p in dense),
+        operators=whole.operators + _OPTIMIZER_OPERATORS * len(dense),
         **vars(_kept(saved, saved_by_pooling, num_rows, pools_all_rows)),
     )
 
@@ -248,6 +259,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._totals = dict.fromkeys(Operations().__dict__, 0.0)
+        self.operators, self.lookup_bytes = 0, 0
 
     @property
     def operations(self) -> Operations:
@@ -264,9 +276,14 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
         stage = stage_of(name)
+        self.operators += stage != "lookup"
         if stage == "gemm":
             kind = "attention_flops" if "attention" in name else "matmul_flops"
             self._totals[kind] += _flops(func, args, kwargs or {}, result)
+            if kind == "attention_flops" and "backward" not in name:
+                self._totals["attention_queries"] += args[0].shape[:-1].numel()
+        elif stage == "lookup":
+            self.lookup_bytes += _bytes((args, kwargs, result))
         elif stage is None and not _is_view(func):
             self._totals["element_bytes"] += _bytes((args, kwargs, result))
         return result

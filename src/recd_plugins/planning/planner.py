@@ -107,6 +107,7 @@ def profile_of(prepared: Prepared) -> DataProfile:
         prepared.registry,
         num_embeddings=prepared.num_embeddings,
         coalesced=[table for table in prepared.tables if table.name in prepared.coalesced],
+        others=prepared.tables,
     )
 
 

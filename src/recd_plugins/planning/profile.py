@@ -31,6 +31,7 @@ def measure_profile(
     *,
     num_embeddings: Mapping[str, int] | None = None,
     coalesced: Sequence[Table] = (),
+    others: Sequence[Table] = (),
     least_rows: int = 1,
 ) -> DataProfile:
     """The profile of the training split as the registry converts and preprocesses it.
@@ -44,6 +45,7 @@ def measure_profile(
         registry: its dataset, converter and preprocessing.
         num_embeddings: rows of the table of each feature; ids of others are not checked.
         coalesced: tables whose ids are made unique before they are sent.
+        others: whose rows are counted as well that a batch reads.
         least_rows: to look at, in place of one batch where that has fewer: the mean of several.
 
     Raises:
@@ -60,14 +62,17 @@ def measure_profile(
     pipeline = RowPipeline(registry, transforms)
     batch = pipeline.batch(rows)
     further = [pipeline.batch(more) for more in first.batches(-(-least_rows // len(rows)))]
-    distinct = measure_distinct([batch, *further], coalesced)
+    read = measure_distinct(
+        [batch, *further], list({t.name: t for t in (*coalesced, *others)}.values())
+    )
+    distinct = {table.name: read[table.name] for table in coalesced}
     groups = _mean([list(_groups(each)) for each in (batch, *further)])
     seen = {name: profile for group in groups for name, profile in group.items()}
     known = registry.dataset.statistics()
     if in_wrappers or known is None or not known.features.keys() >= seen.keys():
         num_rows = len(rows) * (1 + len(further))
         source = f"the first {num_rows:,} rows{_order(registry, first)}"
-        return DataProfile(seen, source, distinct=distinct)
+        return DataProfile(seen, source, distinct=distinct, read=read)
     features = {
         name: profile
         for group in groups
@@ -75,7 +80,7 @@ def measure_profile(
     }
     source = f"the statistics that the table of {known.rows:,} rows carries"
     source += _order(registry, first)
-    return DataProfile(features, source, known.samples_per_session, distinct)
+    return DataProfile(features, source, known.samples_per_session, distinct, read)
 
 
 def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:

@@ -50,6 +50,7 @@ class RegistryData(TrainingData):
                 self._registry,
                 num_embeddings=self._num_embeddings,
                 coalesced=coalesced_tables(self._registry, self._tables),
+                others=self._tables,
             )
 
     def profile(self) -> DataProfile:

@@ -12,7 +12,9 @@ from recd_plugins.values.work import Work
 FILE_BYTES_PER_SECOND = float(2**30)
 
 
-def predict_stages(works: Sequence[Work], costs: StageCosts) -> StageTimes:
+def predict_stages(
+    works: Sequence[Work], costs: StageCosts, *, overlapped: bool = False
+) -> StageTimes:
     """Seconds of a step by stage, the mean over its ranks.
 
     Ranks whose own work is done wait for the others in the all-to-all; that counts there.
@@ -20,6 +22,8 @@ def predict_stages(works: Sequence[Work], costs: StageCosts) -> StageTimes:
     Args:
         works: of all ranks.
         costs: of the machine.
+        overlapped: whether gradients of dense layers are summed while tables learn and rows of the
+            next batch are looked up.
     """
     ranks = [
         StageTimes(**{stage: getattr(costs, stage).seconds(work) for stage in STAGES})
@@ -29,10 +33,12 @@ def predict_stages(works: Sequence[Work], costs: StageCosts) -> StageTimes:
     own = [rank.lookup + rank.gemm + rank.other for rank in ranks]
     # As a mean of differences, so that ranks with equal work wait for exactly 0 seconds.
     waiting = sum(max(own) - seconds for seconds in own) / len(own)
+    # Processors that the ranks share have no time left while they compute.
+    hidden = costs.hidden * min(mean.all_reduce, mean.lookup) if overlapped else 0.0
     return StageTimes(
         lookup=mean.lookup,
         gemm=mean.gemm,
         all_to_all=max(rank.all_to_all for rank in ranks) + waiting,
-        all_reduce=mean.all_reduce,
+        all_reduce=mean.all_reduce - hidden,
         other=mean.other,
     )

@@ -30,6 +30,9 @@ LENGTH_BYTES = 4
 COLLECTIVES = 4
 #: Ranks of work that all do.
 EVERY_RANK = slice(None)
+# Operators besides for a table whose ids are coalesced, compiled kernels and the arrays that they
+# take included, and for one whose features come deduplicated: counted in steps on CPU.
+_COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS = 40, 8
 # Rows are split over the ranks of one node.
 _WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
 
@@ -153,8 +156,12 @@ def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> W
         for feature in table.features
         if profile.of(feature).deduplicated
     )
-    made_unique = 0.0
+    made_unique, operators = 0.0, compute.operators
     for table in tables:
+        if table.name in profile.distinct:
+            operators += _COALESCED_OPERATORS
+        if any(profile.of(feature).deduplicated for feature in table.features):
+            operators += _DEDUPLICATED_OPERATORS
         if (distinct := profile.distinct.get(table.name)) is not None:
             ids = sum(profile.of(f).ids(batch_size, pooled=table.pooled) for f in table.features)
             # Each id takes the row of its distinct one.
@@ -164,6 +171,7 @@ def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> W
         computed,
         # Duplicates are made again from what is stored once, forward and backward.
         element_bytes=computed.element_bytes + 2 * SCALAR_BYTES * expanded,
+        operators=operators,
         ids_read=batch_size
         * sum(profile.of(feature).length for table in tables for feature in table.features),
         ids_made_unique=made_unique,
@@ -180,6 +188,8 @@ def computed_work(tables: Sequence[Table], compute: Compute, step: StepShape) ->
         + compute.pooling.matmul_flops * pooled_rows,
         attention_flops=compute.rest.attention_flops * batch_size
         + compute.pooling.attention_flops * pooled_rows,
+        attention_queries=compute.rest.attention_queries * batch_size
+        + compute.pooling.attention_queries * pooled_rows,
         element_bytes=compute.rest.element_bytes * batch_size
         + compute.pooling.element_bytes * pooled_rows,
     )
@@ -195,6 +205,8 @@ def _table_work(
     batch_size, world_size, local, profile, wire_bytes = step
     rows = profile.rows(table, batch_size)
     ids = own_share * profile.ids(table, batch_size)
+    read = profile.read.get(table.name)
+    updated = world_size * ids if read is None else read.of(world_size * batch_size)
     variable = table.name in profile.distinct or any(
         profile.of(f).deduplicated for f in table.features
     )
@@ -205,6 +217,7 @@ def _table_work(
             Work(
                 ids_looked_up=ids,
                 bytes_looked_up=ids * table.embedding_dim * SCALAR_BYTES,
+                tables_looked_up=1.0,
                 bytes_reduced=2 * (world_size - 1) / world_size * num_bytes,
             ),
         )
@@ -230,6 +243,8 @@ def _table_work(
             Work(
                 ids_looked_up=world_size * sent,
                 bytes_looked_up=world_size * sent * columns * SCALAR_BYTES,
+                rows_updated=min(world_size * sent, updated * share_of_rows),
+                tables_looked_up=1.0,
                 rows_looked_up=world_size * rows if table.pooled and variable else 0.0,
                 # The sums for other nodes are reduced in the node first, and gathered after.
                 bytes_in_node=(local - 1) * vectors * (2 * nodes - 1 if within_node else 1),

@@ -10,6 +10,7 @@ from typing import Any, Self
 import click
 import torch
 
+from recd_plugins.distributed.pipeline import is_overlapped
 from recd_plugins.model.deferred_tables import generators_kept
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.machines import machine_of
@@ -106,7 +107,9 @@ def predicted_step(parts: Assembled, topology: TopologySpec) -> StageTimes | Non
         parts=parts.prepared.checked_parts,
         wire=registry.training.wire,
     )
-    return predict_stages(works, topology.costs)
+    device = torch.device(topology.device)
+    overlapped = is_overlapped(parts.dmp, device, registry)
+    return predict_stages(works, topology.costs, overlapped=overlapped)
 
 
 class Drift:

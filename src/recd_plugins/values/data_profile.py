@@ -89,12 +89,14 @@ class DataProfile:
         source: where the figures come from, in words.
         samples_per_session: S of the whole table, None where only its first rows were seen.
         distinct: of tables whose ids are coalesced, by table name.
+        read: rows of tables that a batch reads, each once, by table name: coalesced or not.
     """
 
     features: Mapping[str, FeatureProfile]
     source: str = "the caller"
     samples_per_session: float | None = None
     distinct: Mapping[str, DistinctIds] = field(default_factory=dict)
+    read: Mapping[str, DistinctIds] = field(default_factory=dict)
 
     def of(self, feature: str) -> FeatureProfile:
         """One feature; one id a row, as TorchRec assumes, where it is none of the data's."""

@@ -28,6 +28,10 @@ class LookupCost(StageCost):
 
     bytes_looked_up: Seconds = Field(default=0.0, description="For a byte of embeddings.")
     ids_looked_up: Seconds = Field(default=0.0, description="For an id.")
+    rows_updated: Seconds = Field(
+        default=0.0, description="For a row that learns, whatever number of ids it has."
+    )
+    tables_looked_up: Seconds = Field(default=0.0, description="For a table or a shard of one.")
     rows_looked_up: Seconds = Field(
         default=0.0, description="For a row of a deduplicated batch in a pooling lookup."
     )
@@ -42,6 +46,9 @@ class GemmCost(StageCost):
 
     matmul_flops: Seconds = Field(default=0.0, description="For an operation of a product.")
     attention_flops: Seconds = Field(default=0.0, description="For one of fused attention.")
+    attention_queries: Seconds = Field(
+        default=0.0, description="For a position of a head, however many it looks at."
+    )
 
 
 class AllToAllCost(StageCost):
@@ -62,6 +69,7 @@ class OtherCost(StageCost):
     """All else."""
 
     element_bytes: Seconds = Field(default=0.0, description="For a byte read or written.")
+    operators: Seconds = Field(default=0.0, description="For an operator, however little it does.")
     ids_read: Seconds = Field(default=0.0, description="For an id that the loader converts.")
     ids_made_unique: Seconds = Field(
         default=0.0, description="For an id that coalescing makes unique."
@@ -78,3 +86,7 @@ class StageCosts(BaseModel):
     all_to_all: AllToAllCost = AllToAllCost()
     all_reduce: AllReduceCost = AllReduceCost()
     other: OtherCost = OtherCost()
+    hidden: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0,
+        description="Share of an all-reduce that is over when ranks have computed beside it.",
+    )

@@ -13,6 +13,8 @@ class Work:
         steps: 1, for what a step costs however little it does.
         ids_looked_up: ids that its lookups take; an id counts once for each column shard.
         bytes_looked_up: of the embeddings that these ids read.
+        rows_updated: rows of its tables that these ids are of, each once.
+        tables_looked_up: tables that it has shards of.
         rows_looked_up: rows of deduplicated batches whose ids its pooling lookups take.
         bytes_from_host: of cached tables, moved from the backing store in host memory and back.
         bytes_from_file: the same of backing stores in files.
@@ -22,7 +24,9 @@ class Work:
         bytes_reduced: gradients that ranks reduce.
         matmul_flops: operations of matrix products.
         attention_flops: operations of torch's fused attention.
+        attention_queries: positions of its heads, each of which has scores to sum up.
         element_bytes: read and written by all else that computes.
+        operators: of torch that run one after the other, however little each does.
         ids_read: ids of the batch, which the loader converts.
         ids_made_unique: of them, those that coalescing looks at before it sends each once.
     """
@@ -30,6 +34,8 @@ class Work:
     steps: float = 1.0
     ids_looked_up: float = 0.0
     bytes_looked_up: float = 0.0
+    rows_updated: float = 0.0
+    tables_looked_up: float = 0.0
     rows_looked_up: float = 0.0
     bytes_from_host: float = 0.0
     bytes_from_file: float = 0.0
@@ -39,7 +45,9 @@ class Work:
     bytes_reduced: float = 0.0
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
+    attention_queries: float = 0.0
     element_bytes: float = 0.0
+    operators: float = 0.0
     ids_read: float = 0.0
     ids_made_unique: float = 0.0
 

@@ -89,9 +89,13 @@ def profile_of_choices(
     coalesced = [*tables, *(coalesced_tables(registry, ours) if own else ())]
     with off_meta():
         measured = measure_profile(
-            registry, num_embeddings=rows, coalesced=coalesced, least_rows=_LEAST_ROWS
+            registry, num_embeddings=rows, coalesced=coalesced, others=ours, least_rows=_LEAST_ROWS
         )
     if own:
         return measured
     known = data.profile()
-    return replace(known, distinct={**known.distinct, **measured.distinct})
+    return replace(
+        known,
+        distinct={**known.distinct, **measured.distinct},
+        read={**known.read, **measured.read},
+    )

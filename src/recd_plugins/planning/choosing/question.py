@@ -39,6 +39,7 @@ from recd_plugins.planning.work import work_of_step
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry import Entry, Registry
 from recd_plugins.values.data_profile import DataProfile
+from recd_plugins.values.stages import StageTimes
 from recd_plugins.values.work import Work
 
 # What the model computes besides is the same whatever is chosen.
@@ -141,12 +142,15 @@ class RegistryQuestion(ChoiceQuestion):
                 wire=prepared.registry.training.wire,
             )
 
+        def step(works: Sequence[Work]) -> StageTimes:
+            # As ``overlaps``, which asks sharded modules.
+            asked = registry.training.overlap
+            if asked is None:
+                asked = setting.device_type == "cpu" and setting.nodes > 1
+            return predict_stages(works, self.costs, overlapped=asked)
+
         works = work(())
-        return Trial(
-            predict_stages(works, self.costs),
-            tuple(works),
-            without=lambda names: predict_stages(work(names), self.costs),
-        )
+        return Trial(step(works), tuple(works), without=lambda names: step(work(names)))
 
 
 def _without(plan: ShardingPlan, tables: Collection[str]) -> ShardingPlan:
