@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Self, cast
 
-from recd_plugin_torchrec.coalescing import CoalescingSharding, saves
+from pydantic import Field, model_validator
+
+from recd_plugin_torchrec.coalescing import CoalesceOptions, CoalescingSharding, saves
 from recd_plugins.api import Setting, Table
 
 
@@ -14,7 +17,41 @@ class Planner(CoalescingSharding):
 
     name = "torchrec.planner"
 
+    class Options(CoalesceOptions):
+        """What is sent, and what need not be."""
+
+        replicate: bool = Field(
+            default=False,
+            description="Small tables may be on every rank: of deduplicated batches on CPU, and of "
+            "sequences.",
+        )
+
+        @model_validator(mode="after")
+        def _not_both(self) -> Self:
+            if self.coalesce and self.replicate:
+                raise ValueError(
+                    "coalesce and replicate: ids of replicated tables are not sent; leave one out"
+                )
+            return self
+
+    @property
+    def may_replicate(self) -> bool:
+        """As the option says."""
+        return cast(Planner.Options, self.options).replicate
+
     @classmethod
     def offers(cls, tables: Sequence[Table], setting: Setting) -> Sequence[Mapping[str, Any]]:
-        """Coalesced, where that may send less; without it the planner has them anyway."""
-        return [{"coalesce": True}] if saves(tables, setting) else []
+        """Coalesced or on every rank, where that may send less; the planner has them anyway."""
+        offered = [{"coalesce": True}] if saves(tables, setting) else []
+        return [*offered, {"replicate": True}] if _some_are_small(tables, setting) else offered
+
+
+def _some_are_small(tables: Sequence[Table], setting: Setting) -> bool:
+    """Whether a table has fewer rows than a rank sends embeddings of it."""
+    profile, batch_size = replace(setting.data.profile(), distinct={}), setting.batch_size
+
+    def sent(table: Table) -> float:
+        return (profile.rows if table.pooled else profile.ids)(table, batch_size)
+
+    on_cpu = setting.device_type == "cpu" and setting.world_size > 1
+    return on_cpu and any(table.num_embeddings < sent(table) for table in tables)

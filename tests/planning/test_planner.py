@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugin_torchrec.column_wise import ColumnWise
 from recd_plugin_torchrec.data_parallel import DataParallel
+from recd_plugin_torchrec.planner import Planner
 from recd_plugin_torchrec.row_wise import RowWise
 from recd_plugin_torchrec.table_wise import TableWise
 from recd_plugin_torchrec.uvm import Uvm
@@ -112,11 +114,11 @@ def profile(**dedupe_factors: float) -> DataProfile:
 
 
 def options(
-    reg: Registry, known: DataProfile, model: nn.Module
+    reg: Registry, known: DataProfile, model: nn.Module, exact: Sequence[str] = ()
 ) -> dict[tuple[str, str], ShardingOption]:
     ready = prepared(reg, model)
     constraints = table_constraints(
-        ready, tables_of(model), profile=known, device_type="cpu", replicate=True
+        ready, tables_of(model), profile=known, device_type="cpu", replicate=True, exact=exact
     )
     enumerator = SortedEnumerator(default_topology(2), constraints, reg.training)
     found = enumerator.enumerate(model, ready.sharders())
@@ -125,7 +127,7 @@ def options(
 
 def chosen(reg: Registry, model: nn.Module, **arguments: Any) -> dict[str, str]:
     ready = prepared(reg, model)
-    planner = build_planner(ready, world_size=2, profile=profile(), **arguments)
+    planner = build_planner(ready, world_size=2, **{"profile": profile(), **arguments})
     plan = planner.plan(model, ready.sharders())
     return {
         name: sharding.sharding_type
@@ -187,7 +189,7 @@ def test_features_of_one_table_have_factors_of_their_own() -> None:
     assert constraints["s"].batch_sizes == [1]
 
 
-def test_deduplicated_tables_are_replicated_only_where_a_plugin_does() -> None:
+def test_torchrecs_sharders_replicate_deduplicated_tables_only_where_a_plugin_does() -> None:
     model = Model(rows=8)
     assert ("a", "data_parallel") in options(registry(), profile(), model)
     deduplicated = options(registry(), profile(f=4.0), model)
@@ -198,7 +200,29 @@ def test_deduplicated_tables_are_replicated_only_where_a_plugin_does() -> None:
     assert ("a", "data_parallel") in claimed  # no other deduplicated feature is left
 
 
-def test_sequences_are_not_replicated_on_cpu_unless_claimed() -> None:
+@pytest.mark.parametrize("rows", [8, 100_000])
+def test_small_tables_are_replicated_where_an_entry_says_that_they_may_be(rows: int) -> None:
+    model, known = Model(rows=rows), profile(f=4.0, s=4.0)
+    reg = registry((make(Planner, replicate=True), ["a", "b", "s"]))
+    kinds = chosen(reg, model, profile=known, replicate=True)
+    assert [kind == "data_parallel" for kind in kinds.values()] == [rows == 8] * 3
+    unasked = chosen(registry(), model, profile=known, replicate=True)
+    assert "data_parallel" not in unasked.values()
+    stock = build_planner(prepared(reg, model), world_size=2, profile=known, replicate=True)
+    plan = stock.plan(model, stock_sharders(reg.training))
+    assert "data_parallel" not in {each.sharding_type for each in plan.plan["bags"].values()}
+
+
+def test_bags_beside_coalesced_ones_are_not_replicated() -> None:
+    may = make(Planner, replicate=True)
+    reg = registry((make(RowWise, coalesce=True), ["a"]), (may, ["b"]))
+    ready = replace(prepared(reg, Model(rows=8)), coalesced=frozenset({"a"}))
+    planner = build_planner(ready, world_size=2, profile=profile(), replicate=True)
+    plan = planner.plan(ready.model, ready.sharders())
+    assert plan.plan["bags"]["b"].sharding_type != "data_parallel"
+
+
+def test_torchrecs_sharders_replicate_sequences_on_cpu_only_where_claimed() -> None:
     model = Model(rows=8)
     assert ("s", "data_parallel") not in options(registry(), profile(), model)
     claimed = options(registry((make(DataParallel), ["s"])), profile(), model)

@@ -141,10 +141,10 @@ def test_it_leaves_no_trace_and_comes_to_the_same(make_registry) -> None:
 
 
 def test_its_lines_say_the_same(make_registry) -> None:
-    spec = slow()
-    auto = with_plugins(make_registry(sharding=AUTO), spec).prepared
+    spec, given = slow(), {"converter": {"use": "recd.kjt"}}
+    auto = with_plugins(make_registry(sharding=AUTO, **given), spec).prepared
     lines = YAML(typ="safe").load(chosen_of(auto).lines())
-    pasted = with_plugins(make_registry(**lines), spec).prepared
+    pasted = with_plugins(make_registry(**lines, **given), spec).prepared
     names = [table.name for table in auto.tables]
 
     def entries(registry: Any) -> list[Any]:
@@ -161,7 +161,9 @@ def test_its_lines_say_the_same(make_registry) -> None:
 
 def test_a_plan_tells_why(make_registry) -> None:
     compute = Compute(Operations(matmul_flops=1e6), Operations(matmul_flops=1e6), 10_000)
-    made = Study("slow", slow(), compute, lambda _: None).report(make_registry(sharding=AUTO), 256)
+    large = {"embedding_dim": 16, "num_embeddings": 100_000}
+    registry = make_registry(sharding=AUTO, model=large)
+    made = Study("slow", slow(), compute, lambda _: None).report(registry, 256)
     console = Console(width=160)
     with console.capture() as capture:
         console.print(render(made))
@@ -209,14 +211,33 @@ def with_acme(make_registry: Any, tmp_path: Path, offers: str, **sections: Any) 
     return load_registry(path, plugins_dir=folder)
 
 
+def test_tables_are_on_every_rank_where_that_sends_less(make_registry) -> None:
+    auto = with_plugins(make_registry(sharding=AUTO), slow())
+    found, planned = chosen_of(auto.prepared), auto.plan(slow().to_torchrec(), 256)
+    replicated = {
+        name
+        for each in found.groups
+        if str(each.offer) == "torchrec.planner {replicate: true}"
+        for name in each.tables
+    }
+    kinds = {
+        name: sharding.sharding_type
+        for tables in planned.sharding.plan.values()
+        for name, sharding in tables.items()
+    }
+    assert replicated
+    assert {name for name, kind in kinds.items() if kind == "data_parallel"} == replicated
+    assert found.planner is not None
+    assert found.seconds.total < found.planner
+
+
 def test_a_third_party_takes_part(make_registry, tmp_path: Path) -> None:
     registry = with_acme(make_registry, tmp_path, "[{}, {'share': 0.0}, {'share': 0.1}]")
     found = chosen_of(with_plugins(registry, slow()).prepared)
     for each in found.groups:
         if not each.pooled:
             assert str(each.offer) == "acme.nearer {share: 0.0}"
-            assert each.next is not None
-            assert "share: 0.1" in str(each.next[0])
+            assert any("share: 0.1" in str(offer) for offer, _ in each.others)
 
 
 def test_offers_that_are_no_options_name_the_plugin(make_registry, tmp_path: Path) -> None:

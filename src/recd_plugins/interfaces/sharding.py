@@ -74,6 +74,15 @@ class Sharding(Plugin, ABC):
         """Whether each id of these tables is sent once a batch: docs/coalescing.md."""
         return False
 
+    @property
+    def may_replicate(self) -> bool:
+        """Whether the planner may have small tables of these on every rank where it would not.
+
+        Without it, it may so have bags of plain batches on CPU. It does where the dense optimizer
+        has the rule of the tables', which the built-in loop's has.
+        """
+        return False
+
     def rewrite(
         self,
         model: nn.Module,

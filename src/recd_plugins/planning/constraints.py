@@ -48,6 +48,7 @@ def table_constraints(
     device_type: str,
     optimizers: Mapping[str, TableOptimizer] | None = None,
     replicate: bool = False,
+    exact: Collection[str] = (),
     wishes: Mapping[str, ParameterConstraints] | None = None,
     left: Sequence[EmbeddingModule] = (),
 ) -> dict[str, ParameterConstraints]:
@@ -70,6 +71,9 @@ def table_constraints(
         optimizers: of the tables, where they are known; else ``training:`` says them all.
         replicate: whether tables may be data-parallel of the planner's own accord. Those train
             with the dense optimizer, so it has to be the rule of ``training:``.
+        exact: names of tables that are sharded by this library's own sharders: on CPU their
+            data-parallel kernels take sequences, and deduplicated batches. Entries say whether
+            they may (``Sharding.may_replicate``).
         wishes: of the trainer, by table name; they go before what is known of the data.
         left: modules that TorchRec's own sharders take.
 
@@ -121,7 +125,21 @@ def table_constraints(
             own_share,
             profile,
         )
-    not_replicated = _not_replicated(replicated, tables, profile, device_type, prepared.coalesced)
+    asked = {
+        table.name
+        for entry in registry.sharding
+        if entry.plugin.may_replicate
+        for table in tables
+        if entry.matches(table.name) and table.name in exact
+    }
+    not_replicated = _not_replicated(
+        replicated,
+        tables,
+        profile,
+        prepared.coalesced,
+        device_type=device_type,
+        exact=asked if device_type == "cpu" else (),
+    )
     not_replicated |= {table.name for table in others}
     for table in tables:
         if merged[table.name].sharding_types is None:
@@ -291,25 +309,26 @@ def _not_replicated(
     replicated: set[str],
     tables: Sequence[Table],
     profile: DataProfile,
-    device_type: str,
     coalesced: Collection[str],
+    *,
+    device_type: str,
+    exact: Collection[str],
 ) -> set[str]:
     """Tables that the planner must not make data-parallel of its own accord.
 
-    Pooled tables fed variable batches, which data-parallel kernels do not take: all that are not
-    replicated by a plugin share one input, so one deduplicated feature or coalesced table is
-    enough. Coalesced tables, as their ids are to be sent. And unpooled tables on CPU, where
-    TorchRec's own data-parallel kernel is wrong.
+    Coalesced tables, as their ids are to be sent, and bags beside them, whose batches vary. Of the
+    others all but ``exact``: bags fed variable batches, which TorchRec's data-parallel kernels do
+    not take (those that no plugin replicates share one input, so one deduplicated feature is
+    enough), and sequences on CPU, where these kernels are wrong.
     """
     others = [table for table in tables if table.name not in replicated]
-    variable = any(
-        table.name in coalesced or profile.of(feature).deduplicated
-        for table in others
-        if table.pooled
-        for feature in table.features
-    )
+    bags = [table for table in others if table.pooled]
+    any_coalesced = any(table.name in coalesced for table in bags)
+    variable = any(profile.of(feature).deduplicated for t in bags for feature in t.features)
     return {
         table.name
         for table in others
-        if table.name in coalesced or (variable if table.pooled else device_type == "cpu")
+        if table.name in coalesced
+        or (table.pooled and any_coalesced)
+        or (table.name not in exact and (variable if table.pooled else device_type == "cpu"))
     }

@@ -26,10 +26,14 @@ from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingC
 
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.rank_agreement import check_agreement
-from recd_plugins.distributed.sharders import build_sharders
+from recd_plugins.distributed.sharders import (
+    ExactEmbeddingBagCollectionSharder,
+    ExactEmbeddingCollectionSharder,
+    build_sharders,
+)
 from recd_plugins.errors import NoPlanError, RecdError, SetupError
 from recd_plugins.interfaces import TablePart
-from recd_plugins.model_tables import left_modules, tables_of
+from recd_plugins.model_tables import left_modules, sharded_modules, tables_of
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.decided import decided
 from recd_plugins.planning.feasible import feasible
@@ -81,6 +85,7 @@ def build_planner(
             device_type=topology.compute_device,
             optimizers=table_optimizers(module, sharders),
             replicate=replicate,
+            exact=_of_exact_sharders(module, sharders),
             wishes=constraints,
             left=left_modules(module),
         )
@@ -354,6 +359,17 @@ class SortedEnumerator(EmbeddingEnumerator):
         copies = copy.deepcopy(list(options))
         self._without_batch.estimate(copies, self._storage.sharder_data_map)
         return {option.name: [shard.storage for shard in option.shards] for option in copies}
+
+
+def _of_exact_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> set[str]:
+    """Tables that this library's own sharders shard; what those of plugins do is not known."""
+    own = (ExactEmbeddingBagCollectionSharder, ExactEmbeddingCollectionSharder)
+    return {
+        table
+        for child, sharder in sharded_modules(module, sharders)
+        if type(sharder) in own
+        for table in sharder.shardable_parameters(child)
+    }
 
 
 def _check_sharders(module: nn.Module, sharders: Sequence[ModuleSharder[nn.Module]]) -> None:

@@ -86,7 +86,7 @@ def work_of_step(
                     add(ranks, work)
         for part in parts:
             add(EVERY_RANK, Work(collectives=part.collectives(module)))
-        kinds.discard(ShardingType.DATA_PARALLEL.value)
+        # To reduce gradients of tables that are on every rank takes no less.
         add(EVERY_RANK, Work(collectives=COLLECTIVES * len(kinds)))
     return [
         Work(**{name: float(total[rank]) for name, total in totals.items()} | {"steps": 1.0})
