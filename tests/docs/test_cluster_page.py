@@ -1,16 +1,22 @@
-"""The command lines and the manifest of docs/how-to/cluster.md are ones that are taken."""
+"""What docs/how-to/cluster.md starts is taken: by torchrun, Ray Train and Kubernetes' operator."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from ruamel.yaml import YAML
+from tests.covering import by_night
 from tests.docs.pages import blocks, page
 from torch.distributed.run import get_args_parser
 
@@ -81,3 +87,31 @@ def test_the_operator_takes_the_manifest() -> None:
         spec = {**MANIFEST["spec"], **wrong}
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**MANIFEST, "spec": spec}, schema)
+
+
+@pytest.mark.skipif(not by_night(), reason="starts Ray and torchrun, 40 s of a core, by night")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="there is no setpriv here")
+def test_losses_are_those_of_torchrun_under_ray_train(tmp_path: Path) -> None:
+    pytest.importorskip("ray.train")
+    on_ray, on_hosts = blocks(PAGE, "python")
+    (registry,) = re.findall(r'REGISTRY = """\n(.*?)"""', on_hosts, re.S)
+    start = "import ray; ray.init(num_cpus=2, include_dashboard=False, object_store_memory=10**8)\n"
+    assert on_ray.count('"--resume"') == 1
+    code = start + on_ray.replace('"--resume"', '"--json", "losses.json"')
+    run = ["recd", "run", "registry.yaml", "--json", "losses.json"]
+    commands = {
+        "ray": [sys.executable, "-c", code],
+        "torchrun": ["torchrun", "--nproc-per-node", "2", "--no-python", *run],
+    }
+    losses = {}
+    for name, command in commands.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "registry.yaml").write_text(registry)
+        with tempfile.TemporaryDirectory() as home:  # a short path, as Ray's sockets stand in it
+            own = {"HOME": home, "RAY_TMPDIR": home, "RAY_USAGE_STATS_ENABLED": "0"}
+            env = {**os.environ, **own}
+            subprocess.run(command, cwd=folder, env=env, check=True, timeout=900)
+        losses[name] = json.loads((folder / "losses.json").read_text())["losses"]
+    assert len(losses["ray"]) == 4
+    assert losses["ray"] == losses["torchrun"]

@@ -33,7 +33,7 @@ def test_the_page_runs_as_one_program(folder: Path) -> None:
     reason="starts torchrun on three nodes, by night",
 )
 def test_hosts_on_one_machine(folder: Path) -> None:
-    (code,) = blocks((DOCS / "how-to" / "cluster.md").read_text(encoding="utf-8"), "python")
+    _, code = blocks((DOCS / "how-to" / "cluster.md").read_text(encoding="utf-8"), "python")
     (folder / "program.py").write_text(code, encoding="utf-8")
     done = subprocess.run(
         [sys.executable, "program.py"], cwd=folder, capture_output=True, text=True, check=True
