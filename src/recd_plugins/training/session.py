@@ -24,6 +24,7 @@ from recd_plugins.distributed.launch import (
     torchrun_ranks_per_node,
     torchrun_world_size,
 )
+from recd_plugins.distributed.signals import passed_on
 from recd_plugins.errors import RecdError, SetupError
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.prepared import Registry, load_registry
@@ -177,12 +178,17 @@ def _prepared(registry: Registry, world_size: int, job: Job, resume: bool) -> It
         raise RecdError(f"{registry.path}: --resume needs training.checkpoint.path")
     # What is refused at once, before data is imported for minutes.
     with nullcontext() if checkpoints is None else checkpoints.reserve(resume):
-        check_dataset(registry, job.settings)
-        dataset = registry.wrapped_dataset
-        dataset.prepare()
-        for split in splits_of(registry):
-            # Evaluation takes rows that fill no batch too.
-            size, ranks = (registry.training.batch_size, world_size) if split == "train" else (1, 1)
-            dataset.reader(rank=0, world_size=ranks, batch_size=size, split=split)
-            check_wrappers_keep_rows(registry, split)
+        with passed_on(()):  # there are no ranks yet: a signal ends it here, and leaves no half
+            _prepare(registry, world_size, job)
         yield
+
+
+def _prepare(registry: Registry, world_size: int, job: Job) -> None:
+    check_dataset(registry, job.settings)
+    dataset = registry.wrapped_dataset
+    dataset.prepare()
+    for split in splits_of(registry):
+        # Evaluation takes rows that fill no batch too.
+        size, ranks = (registry.training.batch_size, world_size) if split == "train" else (1, 1)
+        dataset.reader(rank=0, world_size=ranks, batch_size=size, split=split)
+        check_wrappers_keep_rows(registry, split)

@@ -1,0 +1,58 @@
+"""`recd run` that is asked to end while the data is prepared."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from tests.cli import programs
+
+PLUGIN = '''
+import os, signal, time
+from recd_plugins.api import Dataset, FeatureSchema, hookimpl
+
+
+class Slow(Dataset):
+    """Data that takes long to prepare."""
+
+    name = "acme.slow"
+
+    def prepare(self):
+        open("half", "w").close()
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            os.remove("half")
+
+    def schema(self):
+        return FeatureSchema(("user",), (), "label")
+
+    def reader(self, **arguments): ...
+
+
+@hookimpl
+def register_datasets():
+    return [Slow]
+'''
+REGISTRY = """version: 1
+dataset: {use: acme.slow}
+converter: {use: recd.kjt}
+model: {embedding_dim: 4, num_embeddings: 20, bottom_mlp: [4], top_mlp: [4]}
+training: {batch_size: 16, device: cpu, evaluate: false, checkpoint: {path: checkpoints}}
+"""
+
+
+def test_sigterm_says_what_it_ended_and_leaves_no_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plugins").mkdir()
+    Path("plugins/acme.py").write_text(PLUGIN, encoding="utf-8")
+    Path("registry.yaml").write_text(REGISTRY, encoding="utf-8")
+    done = programs.recd("--plugins-dir", "plugins", "run", "registry.yaml")
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "the run was ended before its first step" in done.stderr
+    assert not Path("half").exists()
+    assert not list(Path("checkpoints").iterdir())
