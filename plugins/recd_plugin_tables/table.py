@@ -86,7 +86,7 @@ class Table(Dataset):
         self._told = True
 
     def mistakes(self) -> Sequence[tuple[tuple[str, ...], str]]:
-        """What of ``columns``, ``explode`` and ``implicit`` the schemas of the tables do not suit."""
+        """What of ``columns``, ``explode`` and ``implicit`` a table's schema does not suit."""
         try:
             if self._place.find() is None:
                 self._place.plan()

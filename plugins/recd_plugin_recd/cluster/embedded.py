@@ -115,7 +115,9 @@ class EmbeddedEngine:
                 return self._checked(whole, sample)
             # Rows became larger than the first ones.
             return self._deal(lambda _read, _written: None)
-        cuts = sample.cuts(min(_MOST_RANGES, 1 + int(size / (_FILL * plan.range_bytes))))
+        # As many for each worker: else one of them sorts the last range alone.
+        rounds = 1 + int(size / (_FILL * plan.range_bytes)) // plan.workers
+        cuts = sample.cuts(min(_MOST_RANGES, rounds * plan.workers))
         paths = self._spill_paths("range", len(cuts) + 1)
         with closing(self._counted(progress)) as rows:
             spilled = deal(rows, self._input.schema, self._keys, cuts, paths=paths)
