@@ -149,7 +149,9 @@ def _shard(pooled: bool, sharding: str, world_size: int) -> DistributedModelPara
         else EmbeddingCollection(tables=[EmbeddingConfig(feature_names=["f"], **sizes)])
     )
     registry = SimpleNamespace(training=TRAINING, sharding=())
-    prepared: Any = SimpleNamespace(registry=registry, lookup_kernels=(), coalesced=frozenset())
+    prepared: Any = SimpleNamespace(
+        registry=registry, lookup_kernels=(), tables=(), coalesced=frozenset()
+    )
     sharders = build_sharders(prepared)
     sharder = next(each for each in sharders if each.module_type is type(module))
     generator = {

@@ -105,7 +105,9 @@ def _sharded(
     model = ParityModel(PARTS)
     registry = apply(model)
     names = {table.name for table in tables_of(model)} if coalesced else set()
-    prepared: Any = SimpleNamespace(registry=registry, lookup_kernels=(), coalesced=names)
+    prepared: Any = SimpleNamespace(
+        registry=registry, lookup_kernels=(), tables=(), coalesced=names
+    )
     ours = build_sharders(prepared)
     params = dict(ours[0].fused_params or {})
     stock = [EmbeddingBagCollectionSharder(params), EmbeddingCollectionSharder(dict(params))]

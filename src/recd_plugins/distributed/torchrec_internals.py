@@ -29,6 +29,7 @@ INTERNALS = (
     # TorchRec
     *(Internal(of, ("_lookups",), "putting CPU kernels in place") for of in _SHARDED),
     *(Internal(of, ("_create_lookups",), "putting in kernels of plugins") for of in _SHARDED),
+    *(Internal(of, ("_output_dists",), "looking up ahead beside copies") for of in _SHARDED),
     *(
         Internal(of, ("_create_embedding_kernel",), "putting in kernels of plugins")
         for of in (
@@ -45,15 +46,18 @@ INTERNALS = (
             ("_config", "_local_rows", "_local_cols", "_feature_table_map", "_emb_module"),
             "lookup without FBGEMM, or of all its tables as one",
         )
-        for kernel in ("BatchedFusedEmbeddingBag", "BatchedFusedEmbedding", "BatchedDenseEmbedding")
+        for kernel in (
+            "BatchedFusedEmbeddingBag",
+            "BatchedDenseEmbeddingBag",
+            "BatchedFusedEmbedding",
+            "BatchedDenseEmbedding",
+        )
     ),
     Internal(
         f"{_LOOKUPS}:GroupedPooledEmbeddingsLookup",
         (
             "_forward",
             "_forward_with_vbe_merging",
-            "_vbe_splits",
-            "_feature_splits",
             "_world_size",
         ),
         "joining kernels under VBE",
@@ -166,6 +170,11 @@ INTERNALS = (
     ),
     Internal(
         _PIPELINE, ("_model", "_pipelined_modules"), "the check that every module is pipelined"
+    ),
+    Internal(
+        "torchrec.distributed.train_pipeline.runtime_forwards:BaseForward",
+        ("_module",),
+        "looking up ahead beside copies",
     ),
     Internal(
         _PIPELINE,

@@ -30,7 +30,7 @@ LENGTH_BYTES = 4
 COLLECTIVES = 4
 #: Ranks of work that all do.
 EVERY_RANK = slice(None)
-# Operators besides for a table whose ids are coalesced and for one whose features come deduplicated.
+# Operators besides for a table whose ids are coalesced and for one whose features are deduplicated.
 # In steps on CPU 21 to 26 and 7 to 8 were counted; the rest of the 40 is estimated, of compiled
 # kernels and the arrays that they take.
 _COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS = 40, 8

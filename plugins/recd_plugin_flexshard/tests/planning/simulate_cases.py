@@ -83,7 +83,9 @@ def steps(
     )
     training = TrainingSpec(optimizer="sgd", learning_rate=0.1)
     registry = SimpleNamespace(training=training, sharding=())
-    prepared: Any = SimpleNamespace(registry=registry, lookup_kernels=(), coalesced=frozenset())
+    prepared: Any = SimpleNamespace(
+        registry=registry, lookup_kernels=(), tables=(), coalesced=frozenset()
+    )
     sharders = build_sharders(prepared)
     names = {dist.group.WORLD.group_name: "cold"}
     if tiered:
