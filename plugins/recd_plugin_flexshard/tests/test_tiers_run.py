@@ -112,7 +112,7 @@ def test_tiers_are_counted_next_to_their_prediction(folder: Path) -> None:
     assert found["row_wise"] == found["plain_row_wise"] == pytest.approx(sent, rel=0.2)
     reduction = found["a2a_reduction"]
     assert reduction["observed"] == pytest.approx(1 - tiers["cold"]["observed"] / sent, abs=0.05)
-    assert reduction["observed"] == pytest.approx(reduction["predicted"], abs=0.05)
+    assert reduction["observed"] == pytest.approx(reduction["predicted"], abs=0.1)
     for words in ("flexshard.three_tier, tiers of rows", "flex gradients", "across nodes"):
         assert words in report["output"]
     (moved,) = found["retierings"]

@@ -127,4 +127,6 @@ def _share_between(kind: str, group: str, ranks_per_node: int) -> float:
         following = ranks[(ranks.index(own) + 1) % len(ranks)]
         return float(following // ranks_per_node != node)
     others = [rank for rank in ranks if rank != own]
+    if not others:
+        return 0.0
     return sum(rank // ranks_per_node != node for rank in others) / len(others)
