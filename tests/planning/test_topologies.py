@@ -202,3 +202,14 @@ def test_what_was_measured_is_taken_over_where_it_is_true(own: Path) -> None:
     write_topology(own, spec.model_copy(update={"nodes": 1}), "Measured.")
     with pytest.raises(SetupError, match="of whose network it says nothing"):
         named_topology(str(own), 2, 4, "cpu")
+
+
+def test_collectives_are_no_faster_than_links(own: Path) -> None:
+    bounds = CollectiveRates.of_topology(read_topology(own))
+    fast = CollectiveRate(bytes_per_second=1e12, seconds=1e-3)
+    rates = CollectiveRates(a2a_global=fast, a2a_intra=fast, ar_global=fast, ar_cross=fast)
+    bounded = rates.within(bounds)
+    assert bounded.ar_cross == CollectiveRate(bytes_per_second=1e9, seconds=1e-3)
+    assert bounded.a2a_global.bytes_per_second == bounds.a2a_global.bytes_per_second
+    assert bounded.a2a_intra == fast  # memory is no limited link
+    assert bounds.within(rates) == bounds

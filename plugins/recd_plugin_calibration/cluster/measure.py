@@ -23,7 +23,13 @@ from recd_plugin_calibration.cluster.sharded_module import module_seconds
 from recd_plugin_calibration.cluster.timing import Effort
 from recd_plugin_calibration.cluster.work_rates import WorkRates, measure_work
 from recd_plugins.api import SetupError
-from recd_plugins.api.planning import COLLECTIVES, StageCosts, TopologySpec, this_machine
+from recd_plugins.api.planning import (
+    COLLECTIVES,
+    CollectiveRates,
+    StageCosts,
+    TopologySpec,
+    this_machine,
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,6 @@ class MeasuredCluster:
         changed: dict[str, Any] = {
             "ddr_bandwidth": rates["copy"],
             "flops": rates["matmul"],
-            "collectives": fit_rates(self.sweeps),
         }
         if "device_copy" in rates:
             changed["hbm_bandwidth"] = rates["device_copy"]
@@ -67,7 +72,11 @@ class MeasuredCluster:
             if links:
                 bandwidth = median(link.rate.bytes_per_second for link in links)
                 changed[f"{name}_node_bandwidth"] = bandwidth
-        spec = machine.model_copy(update=changed)
+        collectives = fit_rates(self.sweeps)
+        if self.between:
+            bounds = CollectiveRates.of_topology(machine.model_copy(update=changed))
+            collectives = collectives.within(bounds)
+        spec = machine.model_copy(update={**changed, "collectives": collectives})
         return spec.model_copy(update={"costs": self._costs(spec)})
 
     def _costs(self, spec: TopologySpec) -> StageCosts:
