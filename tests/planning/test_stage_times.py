@@ -59,6 +59,32 @@ def test_ranks_that_compute_hide_an_all_reduce_for_as_long(hidden: float, left: 
     assert predict_stages(works, costs, overlapped=True).all_reduce == pytest.approx(left)
 
 
+@pytest.mark.parametrize(
+    ("collectives", "sent", "computed", "left"),
+    [
+        (4, 10e9, 5e9, 8.0),  # half a second each
+        (40, 10e9, 5e9, 5.0),  # no more than ranks compute
+        (40, 2e9, 5e9, 0.0),  # nor than is sent
+    ],
+)
+def test_links_spare_what_they_could_have_carried_while_ranks_computed(
+    collectives: float, sent: float, computed: float, left: float
+) -> None:
+    works = [
+        Work(bytes_looked_up=computed, collectives=collectives, bytes_across_nodes=sent),
+        Work(bytes_looked_up=computed, collectives=collectives),
+    ]
+    costs = StageCosts(
+        lookup=LookupCost(bytes_looked_up=1e-9),
+        all_to_all=AllToAllCost(bytes_across_nodes=1e-9),
+        hidden=1.0,
+        spared=0.5,
+    )
+    assert predict_stages(works, costs).all_to_all == pytest.approx(left)
+    processors_limit = costs.model_copy(update={"hidden": 0.0})
+    assert predict_stages(works, processors_limit).all_to_all == pytest.approx(sent * 1e-9)
+
+
 def test_topologies_give_lower_bounds() -> None:
     topology = load_topology("dgx-h100", nodes=2)
     costs = topology.least_costs

@@ -151,6 +151,23 @@ def fit_rate(seconds: Mapping[int, float]) -> CollectiveRate:
     )
 
 
+def seconds_spared(sizes: Mapping[int, MiddleHalf]) -> float:
+    """How much less a collective takes than by its latency and bandwidth; 0 of one size.
+
+    Links that are limited let some bytes through at once after a pause, as there is between rounds;
+    the bandwidth is that of the largest sizes, which this matters least to.
+    """
+    seconds = {size: spread.low for size, spread in sizes.items()}
+    rate = fit_rate(seconds)
+    return max(
+        0.0,
+        median(
+            rate.seconds + size / rate.bytes_per_second - seconds[size]
+            for size in sorted(seconds)[-_LARGEST:]
+        ),
+    )
+
+
 def _values(size: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
     ranks = dist.get_world_size(group)
     return torch.zeros(max(1, size // 4 // ranks) * ranks, device=device)

@@ -15,6 +15,7 @@ from recd_plugin_calibration.cluster.collectives import (
     at_once,
     fit_rates,
     hidden_share,
+    seconds_spared,
     sweep,
 )
 from recd_plugin_calibration.cluster.groups import node_groups
@@ -79,6 +80,11 @@ class MeasuredCluster:
         spec = machine.model_copy(update={**changed, "collectives": collectives})
         return spec.model_copy(update={"costs": self._costs(spec)})
 
+    @property
+    def spared(self) -> float:
+        """Seconds that links spare an all-to-all of all ranks; 0 on one node."""
+        return seconds_spared(self.sweeps["a2a_global"]) if self.between else 0.0
+
     def _costs(self, spec: TopologySpec) -> StageCosts:
         """What the stages cost as far as it can be told without a model; else the least."""
         least, rates = spec.least_costs, spec.collective_rates
@@ -113,6 +119,7 @@ class MeasuredCluster:
                 },
                 "all_reduce": reduced,
                 "hidden": self.hidden,
+                "spared": self.spared,
                 "other": {
                     "element_bytes": 1 / work["elements"],
                     "operators": 1 / work["operators"],
@@ -139,6 +146,7 @@ class MeasuredCluster:
             },
             "at_once": self.at_once,
             "hidden": self.hidden,
+            "spared": self.spared,
             "collective": self.collective,
             "work": {name: asdict(spread) for name, spread in self.work.rates.items()},
             "lookups": [

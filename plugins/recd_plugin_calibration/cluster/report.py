@@ -64,7 +64,8 @@ def _collectives(found: MeasuredCluster) -> Table:
             "an all-to-all with an all-reduce beside it takes "
             f"{found.at_once:.2f} of what they take one after the other; beside products "
             f"{found.hidden:.0%} of an all-reduce is hidden; each collective of a sharded module "
-            f"takes {found.collective * 1e3:.2f} ms, however little it sends"
+            f"takes {found.collective * 1e3:.2f} ms, however little it sends; links spare it "
+            f"{found.spared * 1e3:.2f} ms after a pause"
         )
         table.caption_justify = "left"
     return table

@@ -13,7 +13,7 @@ from torchrec.modules.embedding_configs import EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugin_calibration.cluster.timing import Effort, rounds
+from recd_plugin_calibration.cluster.timing import Effort, MiddleHalf, rounds
 from recd_plugins.api.distributed import ranks_of_each_node
 
 # Tables, on as many ranks: others wait for these.
@@ -69,5 +69,4 @@ def module_seconds(device: torch.device, effort: Effort) -> float:
 
     step()
     _, slowest = rounds(step, device, effort)
-    # Of so short a thing other programs disturb most rounds where there are some.
-    return min(slowest)
+    return MiddleHalf.of(slowest).low

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from recd_plugin_calibration.cluster.collectives import fit_rate
+from recd_plugin_calibration.cluster.collectives import fit_rate, seconds_spared
 from recd_plugin_calibration.cluster.measure import MeasuredCluster
-from recd_plugin_calibration.cluster.timing import QUICK, goes_on
+from recd_plugin_calibration.cluster.timing import QUICK, MiddleHalf, goes_on
 from recd_plugin_calibration.tests import cluster_cases
 from recd_plugins.api import distributed
 from recd_plugins.cli import main
@@ -52,6 +52,16 @@ def test_latency_and_bandwidth_are_found_again() -> None:
     assert flat.seconds == 1e-3
 
 
+def test_links_that_let_bytes_through_at_once_spare_a_collective_their_time() -> None:
+    def sweep(free: int) -> dict[int, MiddleHalf]:
+        seconds = {size: 2e-3 + max(0, size - free) / 5e8 for size in SIZES}
+        return {size: MiddleHalf(each, each, each) for size, each in seconds.items()}
+
+    assert seconds_spared(sweep(0)) == pytest.approx(0.0, abs=1e-9)
+    assert seconds_spared(sweep(2**12)) == pytest.approx(2**12 / 5e8, rel=0.05)
+    assert seconds_spared({SIZES[0]: MiddleHalf(1.0, 1.0, 1.0)}) == 0.0
+
+
 def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     spec = measured.spec
     assert (spec.nodes, spec.ranks_per_node, spec.device) == (2, 1, "cpu")
@@ -66,6 +76,7 @@ def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     # In a step of a sharded module, which has sizes to send and Python to run.
     assert costs.all_to_all.collectives == measured.collective > 0
     assert 0 <= costs.hidden <= 1
+    assert costs.spared == measured.spared >= 0
     # Each sends as much as it reduces, 2 (n - 1) / n.
     assert costs.all_reduce.bytes_reduced == pytest.approx(1 / rates.ar_global.bytes_per_second)
     assert costs.gemm.matmul_flops == pytest.approx(1 / spec.flops)

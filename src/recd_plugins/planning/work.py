@@ -49,6 +49,7 @@ def work_of_step(
     local_world_size: int | None = None,
     parts: Sequence[TablePart] = (),
     wire: str = "fp32",
+    overlapped: bool = False,
 ) -> list[Work]:
     """The work of each rank.
 
@@ -62,6 +63,7 @@ def work_of_step(
         local_world_size: ranks of a node; all of them without it.
         parts: of entries, which know what they do beside sharded lookups.
         wire: format of embeddings and gradients between ranks.
+        overlapped: as for ``predict_stages``; links carry gradients of dense layers once a node.
     """
     local = local_world_size or world_size
     step = StepShape(batch_size, world_size, local, profile, scalar_bytes(wire, tables))
@@ -73,7 +75,12 @@ def work_of_step(
             if (value := getattr(work, name)) and name != "steps":
                 total[ranks] += value
 
-    add(EVERY_RANK, _dense_work(tables, compute, step))
+    dense = _dense_work(tables, compute, step)
+    if overlapped and 1 < local < world_size:
+        # In a ring of all ranks a link carries what one of them sends.
+        in_ring, once = ((count - 1) / count for count in (world_size, world_size // local))
+        dense = replace(dense, bytes_reduced=dense.bytes_reduced * once / in_ring)
+    add(EVERY_RANK, dense)
     for module in plan.plan.values():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
         kinds = set()

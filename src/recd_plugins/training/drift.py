@@ -94,6 +94,8 @@ def predicted_step(parts: Assembled, topology: TopologySpec) -> StageTimes | Non
     if parts.setting is None or topology.costs is None:
         return None
     registry = parts.prepared.registry
+    device = torch.device(topology.device)
+    overlapped = is_overlapped(parts.dmp, device, registry)
     with generators_kept():
         compute = measure_compute(registry)
     works = work_of_step(
@@ -106,9 +108,8 @@ def predicted_step(parts: Assembled, topology: TopologySpec) -> StageTimes | Non
         local_world_size=topology.ranks_per_node,
         parts=parts.prepared.checked_parts,
         wire=registry.training.wire,
+        overlapped=overlapped,
     )
-    device = torch.device(topology.device)
-    overlapped = is_overlapped(parts.dmp, device, registry)
     return predict_stages(works, topology.costs, overlapped=overlapped)
 
 

@@ -90,3 +90,8 @@ class StageCosts(BaseModel):
         default=0.0,
         description="Share of an all-reduce that is over when ranks have computed beside it.",
     )
+    spared: Seconds = Field(
+        default=0.0,
+        description="Of a collective between nodes that ranks come to from computing: links that "
+        "were idle let some bytes through at once.",
+    )
