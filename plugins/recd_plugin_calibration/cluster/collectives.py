@@ -135,11 +135,7 @@ def fit_rate(seconds: Mapping[int, float]) -> CollectiveRate:
     some bytes through at once; the latency is what the fastest size takes, which is a small one.
     """
     sizes = sorted(seconds)
-    slopes = [
-        (seconds[large] - seconds[small]) / (large - small)
-        for small, large in combinations(sizes[-_LARGEST:], 2)
-    ]
-    per_byte = median(slopes) if slopes else 0.0
+    per_byte = _seconds_per_byte(seconds)
     if per_byte <= 0:
         # Larger ones take no longer: the bandwidth is at least what the largest reached.
         return CollectiveRate(
@@ -151,21 +147,27 @@ def fit_rate(seconds: Mapping[int, float]) -> CollectiveRate:
     )
 
 
+def _seconds_per_byte(seconds: Mapping[int, float]) -> float:
+    sizes = sorted(seconds)[-_LARGEST:]
+    slopes = [
+        (seconds[large] - seconds[small]) / (large - small)
+        for small, large in combinations(sizes, 2)
+    ]
+    return median(slopes) if slopes else 0.0
+
+
 def seconds_spared(sizes: Mapping[int, MiddleHalf]) -> float:
-    """How much less a collective takes than by its latency and bandwidth; 0 of one size.
+    """How much less a collective takes than by its latency and bandwidth; 0 where bytes cost none.
 
     Links that are limited let some bytes through at once after a pause, as there is between rounds;
     the bandwidth is that of the largest sizes, which this matters least to.
     """
     seconds = {size: spread.low for size, spread in sizes.items()}
-    rate = fit_rate(seconds)
-    return max(
-        0.0,
-        median(
-            rate.seconds + size / rate.bytes_per_second - seconds[size]
-            for size in sorted(seconds)[-_LARGEST:]
-        ),
+    per_byte, latency = _seconds_per_byte(seconds), fit_rate(seconds).seconds
+    spared = median(
+        latency + size * per_byte - seconds[size] for size in sorted(seconds)[-_LARGEST:]
     )
+    return max(0.0, spared) if per_byte > 0 else 0.0
 
 
 def _values(size: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
