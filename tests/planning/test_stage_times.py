@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
@@ -60,29 +62,32 @@ def test_ranks_that_compute_hide_an_all_reduce_for_as_long(hidden: float, left: 
 
 
 @pytest.mark.parametrize(
-    ("collectives", "sent", "computed", "left"),
+    ("collectives", "sent", "reduced", "computed", "left"),
     [
-        (4, 10e9, 5e9, 8.0),  # half a second each
-        (40, 10e9, 5e9, 5.0),  # no more than ranks compute
-        (40, 2e9, 5e9, 0.0),  # nor than is sent
+        (4, 10e9, 0.0, 5e9, 8.0),  # half a second each
+        (4, 10e9, 3e9, 5e9, 8.0 + 2.5),
+        (40, 10e9, 0.0, 5e9, 5.0),  # no more than ranks compute
+        (39, 20e9, 3e9, 5e9, 23.0 - 5.0),
+        (40, 2e9, 0.1e9, 5e9, 0.0),  # nor than is sent
     ],
 )
 def test_links_spare_what_they_could_have_carried_while_ranks_computed(
-    collectives: float, sent: float, computed: float, left: float
+    collectives: float, sent: float, reduced: float, computed: float, left: float
 ) -> None:
-    works = [
-        Work(bytes_looked_up=computed, collectives=collectives, bytes_across_nodes=sent),
-        Work(bytes_looked_up=computed, collectives=collectives),
-    ]
+    work = Work(bytes_looked_up=computed, collectives=collectives, bytes_reduced=reduced)
+    works = [replace(work, bytes_across_nodes=sent), work]
     costs = StageCosts(
         lookup=LookupCost(bytes_looked_up=1e-9),
         all_to_all=AllToAllCost(bytes_across_nodes=1e-9),
+        all_reduce=AllReduceCost(bytes_reduced=1e-9),
         hidden=1.0,
         spared=0.5,
     )
-    assert predict_stages(works, costs).all_to_all == pytest.approx(left)
-    processors_limit = costs.model_copy(update={"hidden": 0.0})
-    assert predict_stages(works, processors_limit).all_to_all == pytest.approx(sent * 1e-9)
+    step = predict_stages(works, costs)
+    assert step.all_to_all + step.all_reduce == pytest.approx(left)
+    processors_limit = predict_stages(works, costs.model_copy(update={"hidden": 0.0}))
+    assert processors_limit.all_to_all == pytest.approx(sent * 1e-9)
+    assert processors_limit.all_reduce == pytest.approx(reduced * 1e-9)
 
 
 def test_topologies_give_lower_bounds() -> None:

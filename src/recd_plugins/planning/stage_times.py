@@ -35,16 +35,19 @@ def predict_stages(
     waiting = sum(max(own) - seconds for seconds in own) / len(own)
     # Processors that the ranks share have no time left while they compute.
     hidden = costs.hidden * min(mean.all_reduce, mean.lookup) if overlapped else 0.0
-    # No link lets more through than it could have carried while ranks computed.
-    spared = costs.hidden * min(
-        costs.spared * max(work.collectives for work in works),
-        costs.all_to_all.bytes_across_nodes * max(work.bytes_across_nodes for work in works),
-        sum(own) / len(own) - hidden,
+    sent = costs.all_to_all.bytes_across_nodes * max(work.bytes_across_nodes for work in works)
+    reduced = mean.all_reduce - hidden
+    let_through = (
+        min(costs.spared * max(work.collectives for work in works), sent),
+        min(costs.spared, reduced),
     )
+    # No link lets more through than it could have carried while ranks computed.
+    idle = sum(own) / len(own) - hidden
+    share = costs.hidden * min(1.0, idle / total) if (total := sum(let_through)) else 0.0
     return StageTimes(
         lookup=mean.lookup,
         gemm=mean.gemm,
-        all_to_all=max(rank.all_to_all for rank in ranks) + waiting - spared,
-        all_reduce=mean.all_reduce - hidden,
+        all_to_all=max(rank.all_to_all for rank in ranks) + waiting - share * let_through[0],
+        all_reduce=reduced - share * let_through[1],
         other=mean.other,
     )
