@@ -81,9 +81,10 @@ def rounds(
 
 def goes_on(size: int, last_size: int, last_seconds: float, effort: Effort) -> bool:
     """Whether there is time for a larger size, by what the one before took."""
-    # What a small one takes is latency, which does not grow with the size.
-    growth = size / max(last_size, min(size, _LATENCY_BYTES))
-    return LEAST_ROUNDS * last_seconds * growth <= effort.most_seconds
+    if last_size <= _LATENCY_BYTES:
+        # Of latency alone no bandwidth can be told, however long ranks waited for one another.
+        return True
+    return LEAST_ROUNDS * last_seconds * size / last_size <= effort.most_seconds
 
 
 def wait_for(device: torch.device) -> None:
