@@ -17,6 +17,7 @@ from recd_plugin_calibration.cluster.timing import MiddleHalf
 from recd_plugin_calibration.cluster.work_rates import WORKS
 from recd_plugins.api.files import write_figure
 from recd_plugins.api.pages import COLORS, plot_style
+from recd_plugins.api.planning import size_text
 
 
 def render(found: MeasuredCluster) -> RenderableType:
@@ -55,7 +56,7 @@ def _collectives(found: MeasuredCluster) -> Table:
             NAMES[name],
             f"{rate.seconds * 1e3:.3f}",
             f"{rate.bytes_per_second / 1e6:,.1f}",
-            f"{size / 2**20:g} MiB",
+            size_text(size),
             f"{spread.median * 1e3:,.2f}",
             f"{spread.low * 1e3:,.2f} - {spread.high * 1e3:,.2f}",
         )
@@ -74,7 +75,7 @@ def _collectives(found: MeasuredCluster) -> Table:
 _UNITS = {
     "matmul": ("GFLOP/s", 1e9),
     "unique": ("million ids/s", 1e6),
-    "operators": ("million/s", 1e6),
+    "operators": ("thousand/s", 1e3),
 }
 
 
