@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
+from numpy.typing import NDArray
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     EnumerableShardingSpec,
@@ -36,6 +37,10 @@ EVERY_RANK = slice(None)
 _COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS = 40, 8
 # Rows are split over the ranks of one node.
 _WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
+
+_Numbers = NDArray[np.float64]
+# Of ``Work``: of every rank alike, or ``[world_size]``.
+_Fields = Mapping[str, float | _Numbers]
 
 
 def work_of_step(
@@ -70,32 +75,29 @@ def work_of_step(
     by_name = {table.name: table for table in tables}
     totals = {field.name: np.zeros(world_size) for field in fields(Work)}
 
-    def add(ranks: slice, work: Work) -> None:
-        for name, total in totals.items():
-            if (value := getattr(work, name)) and name != "steps":
-                total[ranks] += value
+    def add(ranks: slice, work: _Fields) -> None:
+        for name, value in work.items():
+            totals[name][ranks] += value
 
     dense = _dense_work(tables, compute, step)
     if overlapped and 1 < local < world_size:
         # In a ring of all ranks a link carries what one of them sends.
         in_ring, once = ((count - 1) / count for count in (world_size, world_size // local))
         dense = replace(dense, bytes_reduced=dense.bytes_reduced * once / in_ring)
-    add(EVERY_RANK, dense)
+    add(EVERY_RANK, vars(dense))
     for module in plan.plan.values():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
         kinds = set()
         for name, sharding in module.items():
             kinds.add(sharding.sharding_type)
             own_share = _sharded_share(name, parts)
-            for ranks, work in _table_work(by_name[name], sharding, step, own_share):
-                add(ranks, work)
+            add(EVERY_RANK, _table_work(by_name[name], sharding, step, own_share))
             for part in parts:
                 for ranks, work in part.work(by_name[name], sharding, step):
-                    add(ranks, work)
-        for part in parts:
-            add(EVERY_RANK, Work(collectives=part.collectives(module)))
+                    add(ranks, vars(work))
         # To reduce gradients of tables that are on every rank takes no less.
-        add(EVERY_RANK, Work(collectives=COLLECTIVES * len(kinds)))
+        of_parts = sum(part.collectives(module) for part in parts)
+        add(EVERY_RANK, {"collectives": of_parts + COLLECTIVES * len(kinds)})
     return [
         Work(**{name: float(total[rank]) for name, total in totals.items()} | {"steps": 1.0})
         for rank in range(world_size)
@@ -126,14 +128,16 @@ def bytes_of_tables(
         parts: that know which ids go elsewhere than to a table's shards.
     """
     step = StepShape(batch_size, world_size, world_size, profile)
-    return {
-        table.name: sum(
-            (work.bytes_in_node + work.bytes_across_nodes) * len(range(world_size)[ranks])
-            for ranks, work in _table_work(
-                table, shardings[table.name], step, _sharded_share(table.name, parts)
-            )
+    added = {
+        table.name: _table_work(
+            table, shardings[table.name], step, _sharded_share(table.name, parts)
         )
         for table in tables
+    }
+    kinds = ("bytes_in_node", "bytes_across_nodes")
+    return {
+        name: float(sum(np.sum(work[kind]) for kind in kinds if kind in work))
+        for name, work in added.items()
     }
 
 
@@ -204,12 +208,9 @@ def computed_work(tables: Sequence[Table], compute: Compute, step: StepShape) ->
 
 
 def _table_work(
-    table: Table,
-    sharding: ParameterSharding,
-    step: StepShape,
-    own_share: float = 1.0,
-) -> Iterator[tuple[slice, Work]]:
-    """What a table adds to the work of ranks: as owner of a shard, and as sender of ids."""
+    table: Table, sharding: ParameterSharding, step: StepShape, own_share: float
+) -> _Fields:
+    """What a table adds to the work of ranks: as owners of shards, and as senders of ids."""
     batch_size, world_size, local, profile, wire_bytes = step
     rows = profile.rows(table, batch_size)
     ids = own_share * profile.ids(table, batch_size)
@@ -220,45 +221,46 @@ def _table_work(
     )
     if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
         num_bytes = table.num_embeddings * table.embedding_dim * SCALAR_BYTES
-        yield (
-            EVERY_RANK,
-            Work(
-                ids_looked_up=ids,
-                bytes_looked_up=ids * table.embedding_dim * SCALAR_BYTES,
-                tables_looked_up=1.0,
-                bytes_reduced=2 * (world_size - 1) / world_size * num_bytes,
-            ),
-        )
-        return
+        return {
+            "ids_looked_up": ids,
+            "bytes_looked_up": ids * table.embedding_dim * SCALAR_BYTES,
+            "tables_looked_up": 1.0,
+            "bytes_reduced": 2 * (world_size - 1) / world_size * num_bytes,
+        }
+    owners, shares, columns = map(np.array, zip(*shards_of(table, sharding), strict=True))
+
+    def of_owners(values: _Numbers) -> _Numbers:
+        return np.bincount(owners, values, world_size)
+
+    def of_nodes(values: _Numbers) -> _Numbers:
+        return np.add.reduceat(values, range(0, world_size, local))
+
     within_node = table.pooled and sharding.sharding_type in _WITHIN_NODE
-    for owner, share_of_rows, columns in shards_of(table, sharding):
-        # A rank sends its ids to the owner, which sends an embedding to each rank for each of its
-        # rows or, of a sequence, of its ids; the gradients of these come back.
-        sent = ids * share_of_rows
-        vectors = (rows if table.pooled else sent) * columns * wire_bytes
-        inputs = sent * ID_BYTES + rows * LENGTH_BYTES
-        # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
-        across = inputs + (vectors / local if within_node else vectors)
-        in_node = inputs + vectors
-        first = owner // local * local
-        for others in (slice(0, first), slice(first + local, None)):
-            yield others, Work(bytes_across_nodes=across)
-        for others in (slice(first, owner), slice(owner + 1, first + local)):
-            yield others, Work(bytes_in_node=in_node)
-        nodes = world_size // local
-        yield (
-            slice(owner, owner + 1),
-            Work(
-                ids_looked_up=world_size * sent,
-                bytes_looked_up=world_size * sent * columns * SCALAR_BYTES,
-                rows_updated=min(world_size * sent, updated * share_of_rows),
-                tables_looked_up=1.0,
-                rows_looked_up=world_size * rows if table.pooled and variable else 0.0,
-                # The sums for other nodes are reduced in the node first, and gathered after.
-                bytes_in_node=(local - 1) * vectors * (2 * nodes - 1 if within_node else 1),
-                bytes_across_nodes=(nodes - 1) * vectors * (1 if within_node else local),
-            ),
-        )
+    # A rank sends its ids to the owner, which sends an embedding to each rank for each of its rows
+    # or, of a sequence, of its ids; the gradients of these come back.
+    sent = ids * shares
+    vectors = (rows if table.pooled else sent) * columns * wire_bytes
+    inputs = sent * ID_BYTES + rows * LENGTH_BYTES
+    in_node = of_owners(inputs + vectors)
+    # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
+    across = of_nodes(of_owners(inputs + (vectors / local if within_node else vectors)))
+    node = np.arange(world_size) // local
+    nodes = world_size // local
+    vectors, held = of_owners(vectors), of_owners(np.ones_like(sent))
+    return {
+        "ids_looked_up": of_owners(world_size * sent),
+        "bytes_looked_up": of_owners(world_size * sent * columns * SCALAR_BYTES),
+        "rows_updated": of_owners(np.minimum(world_size * sent, updated * shares)),
+        "tables_looked_up": held,
+        "rows_looked_up": world_size * rows * held if table.pooled and variable else 0.0,
+        # The sums for other nodes are reduced in the node first, and gathered after.
+        "bytes_in_node": of_nodes(in_node)[node]
+        - in_node
+        + (local - 1) * vectors * (2 * nodes - 1 if within_node else 1),
+        "bytes_across_nodes": across.sum()
+        - across[node]
+        + (nodes - 1) * vectors * (1 if within_node else local),
+    }
 
 
 def shards_of(table: Table, sharding: ParameterSharding) -> Iterator[tuple[int, float, int]]:
