@@ -56,7 +56,7 @@ def test_shards_have_the_ranks_that_torchrec_gives_them(
     )
     placed = RankPartitioner(()).partition(proposal, topology)
     expected = GreedyPerfPartitioner().partition(theirs, topology)
-    assert [each.shards for each in placed] == [each.shards for each in expected]
+    assert [each.shards for each in placed.options()] == [each.shards for each in expected]
     # 0.2 ms for each sharding type that sends something.
     busiest = NoopPerfModel(topology).rate(expected)
     assert StepTime(topology).rate(placed) == pytest.approx(busiest + 4 * 0.2, rel=1e-15)

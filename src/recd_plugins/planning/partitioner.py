@@ -8,19 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 from torchrec.distributed.planner.partitioners import GreedyPerfPartitioner
 from torchrec.distributed.planner.types import (
-    DeviceHardware,
     PartitionByType,
     Partitioner,
-    Perf,
-    PlannerError,
-    PlannerErrorType,
     ShardingOption,
-    Storage,
     Topology,
 )
-from torchrec.distributed.types import ShardingType
 
-from recd_plugins.planning.quick_option import QuickOption, values_of
+from recd_plugins.planning.quick_option import Placement, QuickOption, Ranks
+from recd_plugins.planning.quick_ranks import QuickRanks, no_room
 from recd_plugins.planning.table_ranks import ON_A_NODE, TableGroup
 
 
@@ -37,13 +32,12 @@ class RankPartitioner(Partitioner):
         super().__init__()
         self._groups = groups
         self._others = GreedyPerfPartitioner()
-        self._copied: tuple[Topology, Topology] | None = None
+        self._free: tuple[Topology, QuickRanks] | None = None
 
-    def partition(
-        self, proposal: list[ShardingOption], storage_constraint: Topology
-    ) -> list[ShardingOption]:
+    def partition(self, proposal: list[ShardingOption], storage_constraint: Topology) -> Placement:
         """See TorchRec's ``Partitioner.partition``."""
-        left = self._copy_of(storage_constraint)
+        left = self._ranks_of(storage_constraint)
+        placed: dict[ShardingOption, Ranks] = {}
         # Two modules may have tables of one name.
         rest = proposal
         chosen: list[tuple[TableGroup, list[ShardingOption]]] = []
@@ -53,80 +47,51 @@ class RankPartitioner(Partitioner):
             rest = [option for option in rest if option.name not in group.tables]
         chosen.sort(key=lambda pair: (len(pair[0].ranks), -sum(map(_num_bytes, pair[1]))))
         for group, tables in chosen:
-            _place(group, tables, left)
-        on_all: list[ShardingOption] = []
+            placed |= zip(tables, _place(group, tables, left, storage_constraint), strict=True)
         others: list[ShardingOption] = []
         for option in rest:
-            uniform = option.partition_by == PartitionByType.UNIFORM.value
-            (on_all if uniform else others).append(option)
-        _place_on_all(on_all, left.devices)
-        if others:
-            self._others.partition(others, left)
-        return proposal
+            if option.partition_by == PartitionByType.UNIFORM.value:
+                placed[option] = left.place_on_all(option)
+            else:
+                others.append(option)
+        if all(map(left.places, others)):
+            for option in sorted(others, key=_storage, reverse=True):
+                placed[option] = left.place(option)
+        else:
+            self._others.partition(others, left.on(storage_constraint))
+            placed |= {option: np.array(option.get_shards_assignment()) for option in others}
+        return Placement(proposal, [placed[option] for option in proposal])
 
-    def _copy_of(self, topology: Topology) -> Topology:
-        """The same copy for every plan that is tried."""
-        if self._copied is None or self._copied[0] is not topology:
-            self._copied = topology, copy.deepcopy(topology)
-        copied = self._copied[1]
-        for device, full in zip(copied.devices, topology.devices, strict=True):
-            device.storage, device.perf = full.storage, full.perf
-        return copied
-
-
-def _place_on_all(options: Sequence[ShardingOption], devices: Sequence[DeviceHardware]) -> None:
-    """Give each device its shard of each option, as TorchRec does, of all devices at once."""
-    storage = np.array([values_of(device.storage) for device in devices], np.int64)
-    perf = np.array([values_of(device.perf) for device in devices], np.float64)
-    for option in options:
-        assert isinstance(option, QuickOption), "the enumerator makes these"
-        if option.num_shards != len(devices):
-            raise _no_room(f"{option.num_shards} shards of {option.name} on {len(devices)} ranks")
-        loads = option.loads
-        if (loads.storage > storage).any():
-            raise _no_room(f"a shard of {option.name} fits on no rank")
-        storage -= loads.storage
-        perf += loads.perf
-        for shard, device in zip(option.shards, devices, strict=True):
-            shard.rank = device.rank
-    for device, left, busy in zip(devices, storage.tolist(), perf.tolist(), strict=True):
-        device.storage, device.perf = Storage(*left), Perf(*busy)
+    def _ranks_of(self, topology: Topology) -> QuickRanks:
+        """Those of the one topology that all plans are tried on, read once."""
+        if self._free is None or self._free[0] is not topology:
+            self._free = topology, QuickRanks(topology)
+        return copy.deepcopy(self._free[1])
 
 
-def _no_room(message: str) -> PlannerError:
-    return PlannerError(error_type=PlannerErrorType.PARTITION, message=message)
+def _storage(option: ShardingOption) -> list[int]:
+    assert isinstance(option, QuickOption), "the enumerator makes these"
+    return option.loads.total_storage
 
 
 def _num_bytes(option: ShardingOption) -> int:
-    storage = option.total_storage
-    return int(storage.hbm + storage.ddr)
+    hbm, ddr, *_ = _storage(option)
+    return hbm + ddr
 
 
-def _place(group: TableGroup, options: Sequence[ShardingOption], topology: Topology) -> None:
-    """Give shards their ranks, of the least busy where all fit, and take from what is left."""
-    shards = [shard for option in options for shard in option.shards]
+def _place(
+    group: TableGroup, options: Sequence[ShardingOption], left: QuickRanks, topology: Topology
+) -> list[Ranks]:
+    """The ranks of shards, of the least busy that may hold all, where they fit."""
     kinds = {option.sharding_type for option in options}
-    for devices in sorted(_choices(group, kinds, topology), key=_busy):
-        left = {device.rank: copy.copy(device) for device in devices}
-        for number, shard in enumerate(shards):
-            # A node's ranks hold the parts of a table that is split by rows in their order.
-            in_order = ShardingType.TABLE_ROW_WISE.value in kinds
-            tried = [devices[number]] if in_order else devices
-            fitting = [left[d.rank] for d in tried if shard.storage.fits_in(left[d.rank].storage)]
-            if not fitting:
-                break
-            device = min(fitting, key=lambda each: _busy([each]))
-            device.storage -= shard.storage
-            device.perf += shard.perf
-            shard.rank = device.rank
-        else:
-            for device in devices:
-                device.storage, device.perf = left[device.rank].storage, left[device.rank].perf
-            return
-    raise _no_room(f"there is no room for {group}")
+    choices = _choices(group, kinds, topology.local_world_size)
+    for ranks in sorted(choices, key=lambda each: (left.busy(each), each[0])):
+        if (placed := left.place_together(options, ranks)) is not None:
+            return placed
+    raise no_room(f"there is no room for {group}")
 
 
-def _choices(group: TableGroup, kinds: set[str], topology: Topology) -> list[list[DeviceHardware]]:
+def _choices(group: TableGroup, kinds: set[str], ranks_per_node: int) -> list[Ranks]:
     """Ranks that may hold all the shards of a group."""
     choices: list[tuple[int, ...]]
     if group.is_together:
@@ -134,10 +99,5 @@ def _choices(group: TableGroup, kinds: set[str], topology: Topology) -> list[lis
     elif kinds.isdisjoint(ON_A_NODE):
         choices = [tuple(sorted(group.ranks))]
     else:
-        choices = group.nodes(topology.local_world_size)
-    return [[topology.devices[rank] for rank in ranks] for ranks in choices]
-
-
-def _busy(devices: Sequence[DeviceHardware]) -> tuple[float, int]:
-    """By which the least busy ones are found, always the same of several."""
-    return sum(device.perf.total for device in devices), devices[0].rank
+        choices = group.nodes(ranks_per_node)
+    return [np.array(ranks) for ranks in choices]

@@ -28,7 +28,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ShardingType
 
 from recd_plugins.interfaces import TablePart
-from recd_plugins.planning.quick_option import QuickOption
+from recd_plugins.planning.quick_option import Placement, QuickOption
 from recd_plugins.planning.work import COLLECTIVES
 from recd_plugins.registry.checked_part import one_answer
 
@@ -140,10 +140,11 @@ class StepTime(NoopPerfModel):
             for option in plan
             if option.sharding_type != ShardingType.DATA_PARALLEL.value
         }
+        assert isinstance(plan, Placement), "the partitioner makes these"
         busy = np.zeros(self._num_ranks)
-        for option in plan:
+        for option, ranks in zip(plan, plan.ranks, strict=True):
             assert isinstance(option, QuickOption), "the enumerator makes these"
-            np.add.at(busy, option.get_shards_assignment(), option.loads.milliseconds)
+            np.add.at(busy, ranks, option.loads.milliseconds)
         return float(busy.max()) + self._each_type * len(types)
 
 

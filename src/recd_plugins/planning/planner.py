@@ -43,7 +43,7 @@ from recd_plugins.planning.partitioner import RankPartitioner
 from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, few_proposers, proposers
-from recd_plugins.planning.quick_option import QuickOption
+from recd_plugins.planning.quick_option import Placement, QuickOption
 from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
@@ -248,9 +248,10 @@ class RegistryPlanner(ShardingPlanner):
         activation_bytes = kept() if callable(kept) else kept
         chosen: list[ShardingOption] = []
 
-        def keep(options: list[ShardingOption]) -> list[ShardingOption]:
-            chosen.extend(options)
-            return options
+        def keep(best: list[ShardingOption]) -> list[ShardingOption]:
+            assert isinstance(best, Placement), "the partitioner makes these"
+            chosen.extend(best.options())
+            return chosen
 
         planner = EmbeddingShardingPlanner(
             topology=self._topology,

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torchrec.distributed.planner.types import Perf, Shard, ShardingOption, Storage
+
+Ranks = NDArray[np.int64]
+Milliseconds = NDArray[np.float64]
+_PERF = [field.name for field in fields(Perf)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,11 +25,13 @@ class ShardLoads:
         storage: int64 ``[num_shards, 3]``, the fields of TorchRec's ``Storage``.
         perf: float64 ``[num_shards, num_fields]``, those of its ``Perf``.
         milliseconds: float64 ``[num_shards]``, ``Perf.total``.
+        total_storage: that of all of them.
     """
 
     storage: NDArray[np.int64]
     perf: NDArray[np.float64]
-    milliseconds: NDArray[np.float64]
+    milliseconds: Milliseconds
+    total_storage: list[int]
 
 
 class QuickOption(ShardingOption):
@@ -57,15 +65,46 @@ class QuickOption(ShardingOption):
         """Of the shards as they are estimated when it is asked for first."""
         # Most shards of a table are alike, and share what was estimated of one.
         storage = {id(s.storage): values_of(s.storage) for s in self.shards}
-        perf = {id(s.perf): (values_of(s.perf), s.perf.total) for s in self.shards}
-        times = [perf[id(s.perf)] for s in self.shards]
-        return ShardLoads(
-            np.array([storage[id(s.storage)] for s in self.shards], np.int64),
-            np.array([values for values, _ in times]),
-            np.array([total for _, total in times]),
-        )
+        perf = {id(s.perf): values_of(s.perf) for s in self.shards}
+        storages = np.array([storage[id(s.storage)] for s in self.shards], np.int64)
+        perfs = np.array([perf[id(s.perf)] for s in self.shards], np.float64)
+        return ShardLoads(storages, perfs, milliseconds_of(perfs), storages.sum(axis=0).tolist())
+
+
+class Placement(list[ShardingOption]):
+    """A proposal with the ranks of its shards, which stand beside them.
+
+    TorchRec writes ranks into shards, and copies these for each plan that is better than all
+    before it.
+
+    Args:
+        proposal: an option of each table.
+        ranks: of the shards of each.
+    """
+
+    def __init__(self, proposal: Iterable[ShardingOption], ranks: Sequence[Ranks]) -> None:
+        super().__init__(proposal)
+        self.ranks = ranks
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Placement:
+        return self  # nobody changes it
+
+    def options(self) -> list[ShardingOption]:
+        """Copies of the options, with ranks in their shards."""
+        copies = copy.deepcopy(list(self))
+        for option, ranks in zip(copies, self.ranks, strict=True):
+            for shard, rank in zip(option.shards, ranks.tolist(), strict=True):
+                shard.rank = rank
+        return copies
 
 
 def values_of(taken: Storage | Perf) -> list[float]:
     """The values of the fields, in their order."""
     return [*vars(taken).values()]
+
+
+def milliseconds_of(perf: Milliseconds) -> Milliseconds:
+    """``Perf.total`` of values of fields, along the last axis, added up in its order."""
+    of = dict(zip(_PERF, np.moveaxis(perf, -1, 0), strict=True))
+    computed: Milliseconds = of["fwd_compute"] + of["bwd_compute"]
+    return computed + of["fwd_comms"] + of["bwd_comms"] + of["prefetch_compute"]

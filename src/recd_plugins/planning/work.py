@@ -230,7 +230,7 @@ def _table_work(
     owners, shares, columns = map(np.array, zip(*shards_of(table, sharding), strict=True))
 
     def of_owners(values: _Numbers) -> _Numbers:
-        return np.bincount(owners, values, world_size)
+        return np.bincount(owners, values, world_size).astype(np.float64)
 
     def of_nodes(values: _Numbers) -> _Numbers:
         return np.add.reduceat(values, range(0, world_size, local))
