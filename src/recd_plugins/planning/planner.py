@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,7 +42,7 @@ from recd_plugins.planning.partitioner import RankPartitioner
 from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, few_proposers, proposers
-from recd_plugins.planning.quick_option import Placement, QuickOption
+from recd_plugins.planning.quick_option import Placement, QuickOption, no_collections
 from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
@@ -246,9 +245,9 @@ class RegistryPlanner(ShardingPlanner):
         enumerator = SortedEnumerator(self._topology, constraints, self._training, self._parts)
         kept = self._activation_bytes
         activation_bytes = kept() if callable(kept) else kept
-        chosen: list[ShardingOption] = []
+        chosen: list[QuickOption] = []
 
-        def keep(best: list[ShardingOption]) -> list[ShardingOption]:
+        def keep(best: list[ShardingOption]) -> list[QuickOption]:
             assert isinstance(best, Placement), "the partitioner makes these"
             chosen.extend(best.options())
             return chosen
@@ -267,7 +266,8 @@ class RegistryPlanner(ShardingPlanner):
             stats=[],
         )
         try:
-            sharding = planner.plan(module, sharders)
+            with no_collections():
+                sharding = planner.plan(module, sharders)
         except PlannerError as error:
             raise explain(
                 error,
@@ -355,9 +355,9 @@ class SortedEnumerator(EmbeddingEnumerator):
                 return None
         return super()._get_num_buckets(parameter, module)
 
-    def static_storage(self, options: Sequence[ShardingOption]) -> dict[str, list[Storage]]:
+    def static_storage(self, options: Sequence[QuickOption]) -> dict[str, list[Storage]]:
         """Storage of the shards of options of ``enumerate``, without inputs and outputs."""
-        copies = copy.deepcopy(list(options))
+        copies = [option.copied(option.get_shards_assignment()) for option in options]
         self._without_batch.estimate(copies, self._storage.sharder_data_map)
         return {option.name: [shard.storage for shard in option.shards] for option in copies}
 

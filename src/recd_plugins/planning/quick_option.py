@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -14,7 +16,11 @@ from torchrec.distributed.planner.types import Perf, Shard, ShardingOption, Stor
 
 Ranks = NDArray[np.int64]
 Milliseconds = NDArray[np.float64]
-_PERF = [field.name for field in fields(Perf)]
+# Places of the fields that ``Perf.total`` adds up, in its order.
+_OF_TOTAL = [
+    [field.name for field in fields(Perf)].index(name)
+    for name in ("fwd_compute", "bwd_compute", "fwd_comms", "bwd_comms", "prefetch_compute")
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +43,9 @@ class ShardLoads:
 class QuickOption(ShardingOption):
     """One way of sharding a table, which is told from others by its identity.
 
-    TorchRec hashes each shard of each table for each plan that it tries, and copies whatever a
-    shard refers to: of 1,024 ranks with a part of each of 100 tables, most of the time of a plan.
-    Here sizes, storage and times are shared by copies; nobody changes them but for another's.
+    TorchRec hashes each shard of each table for each plan that it tries, and copies all that it
+    enumerates once more than anyone looks at: of 1,024 ranks with a part of each of 100 tables,
+    most of the time of a plan. So copies are made by ``copied`` only.
     """
 
     @classmethod
@@ -52,13 +58,17 @@ class QuickOption(ShardingOption):
         return id(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuickOption:
-        memo[id(self.shards)] = [
-            Shard(each.size, each.offset, each.storage, each.perf, each.rank)
-            for each in self.shards
+        return self
+
+    def copied(self, ranks: Iterable[int | None]) -> QuickOption:
+        """A copy with shards of its own on some ranks, which share what was estimated of these."""
+        found = copy.copy(self)
+        found.__dict__.pop("loads", None)
+        found.shards = [
+            Shard(each.size, each.offset, each.storage, each.perf, rank)
+            for each, rank in zip(self.shards, ranks, strict=True)
         ]
-        copied: QuickOption = super().__deepcopy__(memo)
-        copied.__dict__.pop("loads", None)
-        return copied
+        return found
 
     @cached_property
     def loads(self) -> ShardLoads:
@@ -89,13 +99,13 @@ class Placement(list[ShardingOption]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Placement:
         return self  # nobody changes it
 
-    def options(self) -> list[ShardingOption]:
+    def options(self) -> list[QuickOption]:
         """Copies of the options, with ranks in their shards."""
-        copies = copy.deepcopy(list(self))
-        for option, ranks in zip(copies, self.ranks, strict=True):
-            for shard, rank in zip(option.shards, ranks.tolist(), strict=True):
-                shard.rank = rank
-        return copies
+        found = []
+        for option, ranks in zip(self, self.ranks, strict=True):
+            assert isinstance(option, QuickOption), "the enumerator makes these"
+            found.append(option.copied(ranks.tolist()))
+        return found
 
 
 def values_of(taken: Storage | Perf) -> list[float]:
@@ -105,6 +115,17 @@ def values_of(taken: Storage | Perf) -> list[float]:
 
 def milliseconds_of(perf: Milliseconds) -> Milliseconds:
     """``Perf.total`` of values of fields, along the last axis, added up in its order."""
-    of = dict(zip(_PERF, np.moveaxis(perf, -1, 0), strict=True))
-    computed: Milliseconds = of["fwd_compute"] + of["bwd_compute"]
-    return computed + of["fwd_comms"] + of["bwd_comms"] + of["prefetch_compute"]
+    compute, backward, sent, received, fetched = (perf[..., field] for field in _OF_TOTAL)
+    return compute + backward + sent + received + fetched
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """A context without Python's search for cycles: in millions of shards there are none."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
