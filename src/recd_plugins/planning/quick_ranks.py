@@ -48,7 +48,8 @@ class QuickRanks:
         self._every = np.arange(len(devices))
         # Of ranks that are as busy, the first of each node go before the second.
         self._in_order = np.lexsort((self._every, self._every % topology.local_world_size))
-        size = topology.intra_group_size
+        # Older TorchRec knows nodes only.
+        size = getattr(topology, "intra_group_size", topology.local_world_size)
         self._nodes = self._every[: len(devices) // size * size].reshape(-1, size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> QuickRanks:
