@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from recd_plugins.planning.candidates import Candidate, with_plugins
 from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.planner import Planned
+from recd_plugins.planning.quick_option import Placement
 from recd_plugins.planning.topologies import load_topology
 
 FEW = 1000
@@ -146,7 +148,8 @@ def test_each_sharding_type_of_a_module_costs(make_registry) -> None:
     model = candidate(make_registry, "plugins", Model(20 * FEW, 20 * FEW))
     planned = list(model.plan(topology, 256).options)
     rating = StepTime(topology)
-    bags = [option for option in planned if option.path == "bags"]
+    options = [option for option in planned if option.path == "bags"]
+    bags = Placement(options, [np.array(option.get_shards_assignment()) for option in options])
     alone = rating.rate(bags)
     bags[0].sharding_type = "row_wise"
     mixed = rating.rate(bags)
