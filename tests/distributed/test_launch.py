@@ -16,6 +16,7 @@ from tests.distributed import launch_cases as cases
 from tests.forked import Program
 
 from recd_plugins.cores import threads_of_a_rank
+from recd_plugins.distributed import launch as launch_module
 from recd_plugins.distributed import rank_process
 from recd_plugins.distributed.launch import (
     RankError,
@@ -254,3 +255,16 @@ def test_a_place_where_no_ranks_meet_is_told(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, value)
     with pytest.raises(SetupError, match=r"do not find each other: .*'x'"), join_torchrun():
         pass
+
+
+def test_ranks_that_wait_long_for_others_to_start_say_so(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    where = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(launch_module, "_LONG_WAIT", 0.1)
+    waits = join_torchrun(timeout=timedelta(seconds=1))
+    with pytest.raises(SetupError, match="do not find each other"), waits:
+        pass
+    assert "rank 0 has waited 0.1 s for all of 2 ranks to start" in capfd.readouterr().err

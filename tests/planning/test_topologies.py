@@ -76,6 +76,10 @@ def test_nodes_and_ranks_stand_in_for_the_topologys_own(own: Path) -> None:
 def test_a_name_that_nobody_knows() -> None:
     with pytest.raises(RecdError, match=r"no topology is named dgx-h1000; did you mean dgx-h100\?"):
         load_topology("dgx-h1000")
+    with pytest.raises(
+        RecdError, match=r"no topology is named DGX-A100; did you mean dgx-a100-80g\?"
+    ):
+        load_topology("DGX-A100")
     with pytest.raises(RecdError, match=r"nothing; there are dgx-a100-80g, .*ends in \.yaml"):
         load_topology("nothing")
 

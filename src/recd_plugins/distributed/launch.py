@@ -7,6 +7,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -39,6 +40,8 @@ _MOST_DIGITS = 9
 
 CUDA_BACKEND = "cpu:gloo,cuda:nccl"
 _DEFAULT_TIMEOUT = timedelta(minutes=30)
+# Seconds after which a rank says that it waits for others to start.
+_LONG_WAIT = 60.0
 # After the first failure: long enough for the operating system to report a process that was
 # killed, whose peers complain about their broken connection before it does.
 _GRACE_SECONDS = 1.0
@@ -332,6 +335,32 @@ def _number(name: str, least: int) -> int:
 
 
 @contextmanager
+def _long_wait_said(timeout: timedelta) -> Iterator[None]:
+    """A context in which ranks wait for each other: the first of a node says so when that is long.
+
+    Ranks watch each other from when all are there, and torch waits without a word until then.
+    """
+
+    def say() -> None:
+        print(
+            f"rank {os.environ['RANK']} has waited {_LONG_WAIT:g} s for all of "
+            f"{os.environ['WORLD_SIZE']} ranks to start, and gives up after "
+            f"{timeout.total_seconds():g}: is torchrun there on every node, and are its ranks?",
+            file=sys.stderr,
+            flush=True,
+        )
+
+    timer = threading.Timer(_LONG_WAIT, say)
+    timer.daemon = True
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
 def join_torchrun(
     backend: str = "gloo", timeout: timedelta = _DEFAULT_TIMEOUT
 ) -> Iterator[tuple[int, int]]:
@@ -348,7 +377,8 @@ def join_torchrun(
     if "nccl" in backend:
         torch.cuda.set_device(_number("LOCAL_RANK", 0) if "LOCAL_RANK" in os.environ else 0)
     try:
-        dist.init_process_group(backend, timeout=timeout)
+        with _long_wait_said(timeout):
+            dist.init_process_group(backend, timeout=timeout)
     except (ValueError, RuntimeError) as error:  # what MASTER_ADDR and MASTER_PORT do not lead to
         reason = str(error).splitlines()[0]
         raise SetupError(f"the ranks of torchrun do not find each other: {reason}") from error
