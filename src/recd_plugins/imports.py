@@ -1,4 +1,4 @@
-"""Imports of much at once."""
+"""Imports and plans: work that makes much at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """A context for imports: what they make stays, and nobody looks for garbage in it.
+    """A context for imports and plans: what they make stays, and nobody looks for garbage in it.
 
     Of the time in which torch, torchrec and the trainer are imported, collections take a quarter.
     """

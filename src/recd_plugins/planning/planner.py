@@ -31,6 +31,7 @@ from recd_plugins.distributed.sharders import (
     build_sharders,
 )
 from recd_plugins.errors import NoPlanError, RecdError, SetupError
+from recd_plugins.imports import without_collections
 from recd_plugins.interfaces import TablePart
 from recd_plugins.model_tables import left_modules, sharded_modules, tables_of
 from recd_plugins.planning.constraints import table_constraints
@@ -42,7 +43,7 @@ from recd_plugins.planning.partitioner import RankPartitioner
 from recd_plugins.planning.performance import PerfEstimator, StepTime
 from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.proposers import UntilOneFits, few_proposers, proposers
-from recd_plugins.planning.quick_option import Placement, QuickOption, no_collections
+from recd_plugins.planning.quick_option import Placement, QuickOption
 from recd_plugins.planning.storage import Reservation, StorageEstimator
 from recd_plugins.planning.table_optimizers import table_optimizers
 from recd_plugins.planning.table_ranks import TableGroup, table_groups, with_ranks
@@ -266,7 +267,7 @@ class RegistryPlanner(ShardingPlanner):
             stats=[],
         )
         try:
-            with no_collections():
+            with without_collections():  # in millions of shards there is no garbage
                 sharding = planner.plan(module, sharders)
         except PlannerError as error:
             raise explain(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
@@ -124,15 +122,3 @@ def milliseconds_of(perf: Milliseconds) -> Milliseconds:
     """``Perf.total`` of values of fields, along the last axis, added up in its order."""
     compute, backward, sent, received, fetched = (perf[..., field] for field in _OF_TOTAL)
     return compute + backward + sent + received + fetched
-
-
-@contextmanager
-def no_collections() -> Iterator[None]:
-    """A context without Python's search for cycles: in millions of shards there are none."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
