@@ -9,8 +9,8 @@ from recd_plugin_auto.trials import Choices, Trials
 
 #: A choice that saves a smaller share of the step is within what predictions are off by.
 LEAST_GAIN = 0.03
-# Likewise, for tables that are pooled: on shaped links, to coalesce them was predicted to save 5 to
-# 8 % of a step, and took 11 to 23 % more.
+# Likewise, for tables that are pooled: on shaped links, to coalesce them was predicted to save more
+# than 6 % of a step, and took 13 to 17 % more.
 _LEAST_GAIN_POOLED = 0.1
 # So much more may a choice seem to take, of a sample of the data, that is tried with all of it.
 _NEAR, _AT_ONCE = 0.15, 2

@@ -32,7 +32,8 @@ def predict_stages(
     mean = StageTimes.mean(ranks)
     own = [rank.lookup + rank.gemm + rank.other for rank in ranks]
     # As a mean of differences, so that ranks with equal work wait for exactly 0 seconds.
-    waiting = sum(max(own) - seconds for seconds in own) / len(own)
+    longest = max(own)
+    waiting = sum(longest - seconds for seconds in own) / len(own)
     # Processors that the ranks share have no time left while they compute.
     hidden = costs.hidden * min(mean.all_reduce, mean.lookup) if overlapped else 0.0
     sent = costs.all_to_all.bytes_across_nodes * max(work.bytes_across_nodes for work in works)
