@@ -14,7 +14,6 @@ from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_weights import table_weights
 from recd_plugins.training.compare import loss_max_abs_diff
-from recd_plugins.training.drift import predicted_step
 from recd_plugins.training.figures import (
     figure_text,
     figure_words,
@@ -83,7 +82,6 @@ __all__ = [
     "measure_collectives",
     "on_ranks",
     "peak_bytes",
-    "predicted_step",
     "read_profile",
     "refuse_existing",
     "sections_of",

@@ -43,16 +43,36 @@ _PORT = 29517
 INTERFACE = "eth0"
 
 
+# Of a packet: Ethernet 14, IPv4 20, TCP 20 and its timestamps 12.
+_HEADER_BYTES = 66
+
+
 @dataclass(frozen=True)
 class LinkBytes:
-    """Bytes of a node's link so far, by the counters of its interface, headers included."""
+    """Bytes of a node's link so far, by the counters of its interface, headers included.
+
+    Attributes:
+        sent: by the node.
+        received: by it.
+        packets: that it sent; TCP's acknowledgements are some.
+    """
 
     sent: int
     received: int
+    packets: int
+
+    @property
+    def payload(self) -> int:
+        """Bytes that the node sent, without the headers of packets."""
+        return self.sent - _HEADER_BYTES * self.packets
 
     def since(self, before: LinkBytes) -> LinkBytes:
         """Those since an earlier reading."""
-        return LinkBytes(self.sent - before.sent, self.received - before.received)
+        return LinkBytes(
+            self.sent - before.sent,
+            self.received - before.received,
+            self.packets - before.packets,
+        )
 
 
 def link_bytes(*where: str) -> LinkBytes:
@@ -63,7 +83,8 @@ def link_bytes(*where: str) -> LinkBytes:
     """
     (link,) = json.loads(_tell("ip", *where, "-s", "-j", "link", "show", "dev", INTERFACE))
     counters = link["stats64"]
-    return LinkBytes(counters["tx"]["bytes"], counters["rx"]["bytes"])
+    sent = counters["tx"]
+    return LinkBytes(sent["bytes"], counters["rx"]["bytes"], sent["packets"])
 
 
 @cache

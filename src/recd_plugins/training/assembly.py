@@ -32,6 +32,7 @@ from recd_plugins.planning.topologies import TopologySpec
 from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
 from recd_plugins.training.model_memory import check_model_fits
 from recd_plugins.training.optimizer import build_optimizer
+from recd_plugins.training.predicted_step import PredictedStep, predict_step
 from recd_plugins.training.weights import copy_weights, first_weights
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Assembled:
         optimizer: over all of its parameters.
         tables: of the model.
         setting: what its sharding plugins decided by; None of a baseline.
+        predicted: its step; None of a baseline, and where no costs of the ranks were measured.
     """
 
     prepared: Prepared
@@ -57,6 +59,7 @@ class Assembled:
     optimizer: CombinedOptimizer
     tables: tuple[Table, ...]
     setting: Setting | None
+    predicted: PredictedStep | None
 
 
 def assemble(
@@ -129,7 +132,10 @@ def assemble(
     )
     dmp.load_state_dict(state)  # copies of rows follow their tables
     optimizer = build_optimizer(dmp, registry.training)
-    return Assembled(prepared, dmp, optimizer, tables, setting)
+    predicted = None
+    if setting is not None:
+        prepared, predicted = predict_step(prepared, dmp, tables, profile, device, topology)
+    return Assembled(prepared, dmp, optimizer, tables, setting, predicted)
 
 
 def _prepared(

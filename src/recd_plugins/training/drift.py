@@ -5,19 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import click
-import torch
 
-from recd_plugins.distributed.pipeline import is_overlapped
-from recd_plugins.model.deferred_tables import generators_kept
-from recd_plugins.planning.compute import measure_compute
-from recd_plugins.planning.machines import machine_of
-from recd_plugins.planning.stage_times import predict_stages
-from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.planning.work import work_of_step
-from recd_plugins.training.assembly import Assembled
 from recd_plugins.training.breakdown import StepProfile
 from recd_plugins.training.meter import Meter
 from recd_plugins.values.stages import STAGES, Stage, StageTimes
@@ -89,30 +80,6 @@ class Prediction:
         return f"{line}{where}; recd calibrate measures the cluster as it is now"
 
 
-def predicted_step(parts: Assembled, topology: TopologySpec) -> StageTimes | None:
-    """A step of what is trained with plugins; None on ranks whose costs were not measured."""
-    if parts.setting is None or topology.costs is None:
-        return None
-    registry = parts.prepared.registry
-    device = torch.device(topology.device)
-    overlapped = is_overlapped(parts.dmp, device, registry)
-    with generators_kept():
-        compute = measure_compute(registry)
-    works = work_of_step(
-        parts.tables,
-        parts.dmp.plan,
-        parts.setting.data.profile(),
-        compute,
-        batch_size=registry.training.batch_size,
-        world_size=topology.world_size,
-        local_world_size=topology.ranks_per_node,
-        parts=parts.prepared.checked_parts,
-        wire=registry.training.wire,
-        overlapped=overlapped,
-    )
-    return predict_stages(works, topology.costs, overlapped=overlapped)
-
-
 class Drift:
     """Compares steps of a run with what was predicted, and says once where they are apart.
 
@@ -124,29 +91,6 @@ class Drift:
     def __init__(self, predicted: StageTimes, profile: StepProfile) -> None:
         self._predicted, self._profile = predicted, profile
         self._looked = False
-
-    @classmethod
-    def of_run(
-        cls,
-        parts: Assembled,
-        topology: TopologySpec | None,
-        device: torch.device,
-        profile: StepProfile,
-    ) -> Self | None:
-        """Of what is trained with plugins on ranks whose costs were measured; None of all else.
-
-        Args:
-            parts: sharded.
-            topology: that was measured; None for what the registry names.
-            device: of this rank.
-            profile: of steps, where some are profiled.
-        """
-        registry = parts.prepared.registry
-        if parts.setting is None or (topology is None and registry.training.topology is None):
-            return None
-        spec = topology or machine_of(registry.training, device=device)
-        predicted = predicted_step(parts, spec)
-        return None if predicted is None else cls(predicted, profile)
 
     def look(self, meter: Meter) -> None:
         """After a step: enough of them were timed, or not yet."""

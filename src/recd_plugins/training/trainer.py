@@ -261,7 +261,9 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
     profile = StepProfile(device, warmup=0)
     first = progress.step + 1 + Meter.COUNTED_STEPS
     profiled = range(first, first + PROFILED_STEPS if job.breakdown else first)
-    drift = Drift.of_run(parts, job.topology, device, profile) if rank == 0 else None
+    drift = None
+    if rank == 0 and parts.predicted is not None:
+        drift = Drift(parts.predicted.stages, profile)
     predictions = Predictions()
     callbacks.start(progress, source.expected_steps, parts.tables)
     dmp.train()

@@ -19,7 +19,9 @@ HEADINGS = [
     "most",
     "stock's best over it",
     "MB of a link",
+    "MB a node sends",
     "counted by us",
+    "predicted",
     "share of rate",
     "link, ms",
     "processors, ms",
@@ -62,11 +64,9 @@ class CellFigures:
             yield from self._of_auto(name, auto)
         if (shares := self._shares(best)) is not None:
             yield Figure.of(f"{name}_share_of_rate", shares, unit="share", better="higher")
-        found = self._found[best]
-        if found.link_bytes:
-            counted = [found.payload_between / found.link_bytes]
+        if (counted := self.counted_over_link().get(best)) is not None:
             figure = f"{name}_counted_over_link_bytes"
-            yield Figure.of(figure, counted, unit="ratio", better="higher")
+            yield Figure.of(figure, [counted], unit="ratio", better="higher")
         yield Figure.of(
             f"{name}_loss_max_abs_diff", [self._loss_diff()], unit="loss", better="lower"
         )
@@ -108,6 +108,14 @@ class CellFigures:
             if found.predicted_seconds is not None
         }
 
+    def counted_over_link(self) -> dict[str, float]:
+        """By side, what we count of what a node sends over what its interface does."""
+        return self._over_link({name: f.payload_between for name, f in self._found.items()})
+
+    def predicted_over_link(self) -> dict[str, float]:
+        """Likewise of predicted bytes; of those sides that have them."""
+        return self._over_link({name: f.predicted_between for name, f in self._found.items()})
+
     def table(self) -> Detail:
         """All sides, the fastest first."""
         rows: list[list[str | float]] = []
@@ -124,7 +132,9 @@ class CellFigures:
                     1e3 * max(found.seconds),
                     self.speedup(name),
                     link / 1e6,
+                    found.link_payload / 1e6,
                     found.payload_between / 1e6,
+                    "" if found.predicted_between is None else found.predicted_between / 1e6,
                     "" if shares is None else statistics.median(shares),
                     "" if rate is None else 1e3 * link / rate,
                     1e3 * statistics.median(found.processor_seconds) / (os.cpu_count() or 1),
@@ -165,6 +175,13 @@ class CellFigures:
             f"{self._cell.name}: {name} was not measured: {why}"
             for name, why in self._failures.items()
         ]
+
+    def _over_link(self, sent: Mapping[str, float | None]) -> dict[str, float]:
+        return {
+            name: num_bytes / link
+            for name, num_bytes in sent.items()
+            if num_bytes is not None and (link := self._found[name].link_payload)
+        }
 
     def _median(self, name: str) -> float:
         return statistics.median(self._found[name].seconds)

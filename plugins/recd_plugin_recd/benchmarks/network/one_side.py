@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,28 @@ from recd_plugin_recd.benchmarks.network.link_trace import LinkTrace, trace_step
 from recd_plugins.api.distributed import CollectiveBytes, resolve_group, stock_sharders
 from recd_plugins.api.planning import TopologySpec
 from recd_plugins.api.registry import load_registry
-from recd_plugins.api.training import assemble, predicted_step
+from recd_plugins.api.training import assemble
 from recd_plugins.testing.shaped_network import LinkBytes, link_bytes
 
 # Of collectives that go round in a ring in gloo; others send to each rank.
 _RING = ("all_reduce", "all_gather")
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes of a step of a rank; those of its node's link are 0 but of ranks that count links.
+
+    Attributes:
+        payload: that it sends, by our own counter, whose conventions docs/measuring.md has.
+        payload_between: of them, those to other nodes.
+        link: by the counters of the interface, in the direction that has more.
+        link_payload: that the node sends, likewise, without headers of packets.
+    """
+
+    payload: float
+    payload_between: float
+    link: float
+    link_payload: float
 
 
 class OneSide:
@@ -36,7 +54,7 @@ class OneSide:
         topology: that is planned for.
 
     Attributes:
-        predicted_seconds: of a step, where the topology's costs are known.
+        predicted: its step, where costs of the topology are known.
     """
 
     def __init__(
@@ -57,8 +75,7 @@ class OneSide:
             sharders=stock_sharders(read.training) if stock else None,
             topology=topology,
         )
-        predicted = None if topology is None else predicted_step(parts, topology)
-        self.predicted_seconds = None if predicted is None else predicted.total
+        self.predicted = parts.predicted
         rank, world_size = dist.get_rank(), dist.get_world_size()
         loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
         self.batches = list(islice(loader, num_batches))
@@ -80,12 +97,8 @@ class OneSide:
         dist.all_reduce(wall, dist.ReduceOp.MAX)
         return float(wall) / steps, processor / steps
 
-    def sent(self, ranks_per_node: int) -> tuple[float, float, float]:
-        """Bytes of a step: of this rank, those of them between nodes, and of its node's link.
-
-        The mean of one round of all batches. The first two by our own counter, whose conventions
-        docs/measuring.md has; the last is 0 but of ranks that count links. A collective call.
-        """
+    def sent(self, ranks_per_node: int) -> Sent:
+        """Bytes of a step, the mean of one round of all batches. A collective call."""
         self._steps(1)  # fills the pipeline: what it reads ahead is sent, too
         dist.barrier()
         before = self._link()
@@ -99,7 +112,8 @@ class OneSide:
             total += num_bytes
             between += num_bytes * _share_between(traffic.kind, traffic.group, ranks_per_node)
         steps = len(self.batches)
-        return total / steps, between / steps, max(link.sent, link.received) / steps
+        link_bytes = max(link.sent, link.received)
+        return Sent(total / steps, between / steps, link_bytes / steps, link.payload / steps)
 
     def trace(self) -> LinkTrace:
         """One step of this rank on its node's link. A collective call."""
@@ -116,7 +130,7 @@ class OneSide:
             self._losses.append(loss.detach())
 
     def _link(self) -> LinkBytes:
-        return link_bytes() if self._counts_links else LinkBytes(0, 0)
+        return link_bytes() if self._counts_links else LinkBytes(0, 0, 0)
 
 
 def _share_between(kind: str, group: str, ranks_per_node: int) -> float:

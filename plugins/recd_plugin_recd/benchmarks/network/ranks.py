@@ -68,7 +68,9 @@ class Measured:
         processor_seconds: of all ranks together, by turn.
         link_bytes: of the node and direction that has most, by the counters of its interface.
         payload: bytes that all ranks send in the same steps, by our own counter.
-        payload_between: of these, what a link has to carry: of the node that sends most.
+        link_payload: that the node sends which sends most, likewise, without headers of packets.
+        payload_between: of what we count, that which leaves this node.
+        predicted_between: the same as it was predicted.
         losses: by step, the mean over ranks.
         predicted_seconds: by the costs of the ranks as they were measured at the start.
         traces: of one step, by rank.
@@ -80,7 +82,9 @@ class Measured:
     processor_seconds: list[float] = field(default_factory=list)
     link_bytes: float = 0.0
     payload: float = 0.0
+    link_payload: float = 0.0
     payload_between: float = 0.0
+    predicted_between: float | None = None
     losses: list[float] = field(default_factory=list)
     predicted_seconds: float | None = None
     traces: list[LinkTrace] = field(default_factory=list)
@@ -103,7 +107,6 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
                 counts_links=job.counts_links and rank % job.ranks_per_node == 0,
                 topology=topology,
             )
-            found[name].predicted_seconds = sides[name].predicted_seconds
         except RecdError as error:  # of the plan or of the registry: all ranks have it
             found[name].failure = str(error)
         _tell(rank, f"{name}: {found[name].failure or 'there'}")
@@ -112,10 +115,18 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
     gc.freeze()
     for name, side in sides.items():
         counted = _from_every_rank(side.sent(job.ranks_per_node), world_size)
-        found[name].payload = sum(total for total, *_ in counted)
-        between = _by_node([of_rank for _, of_rank, _ in counted], job.ranks_per_node)
-        found[name].payload_between = max(between)
-        found[name].link_bytes = max(link for *_, link in counted)
+        found[name].payload = sum(rank.payload for rank in counted)
+        found[name].link_bytes = max(rank.link for rank in counted)
+        links = _by_node([rank.link_payload for rank in counted], job.ranks_per_node)
+        found[name].link_payload = max(links)
+        busiest = links.index(max(links))
+        between = _by_node([rank.payload_between for rank in counted], job.ranks_per_node)
+        found[name].payload_between = between[busiest]
+        if (predicted := side.predicted) is not None:
+            found[name].predicted_seconds = predicted.stages.total
+            # In a ring a link carries what one rank sends.
+            across = _by_node([w.bytes_across_nodes for w in predicted.works], job.ranks_per_node)
+            found[name].predicted_between = across[busiest] + predicted.works[0].bytes_reduced
     spent, turn = 0.0, 0  # the steps that were counted warmed up
     while turn < job.turns or (turn < _MOST_TURNS and spent < job.seconds):
         turn += 1

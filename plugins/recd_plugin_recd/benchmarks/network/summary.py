@@ -9,6 +9,7 @@ from recd_plugins.testing.benchmark import Detail, Figure
 
 #: Predictions are to be within this factor of steps, ``auto`` within this one of the best.
 PREDICTED_WITHIN, NEAR = 1.3, 1.05
+_BYTES_WITHIN = 1.02
 _SHARE = 0.9  # of cells that are to be so
 
 
@@ -21,6 +22,10 @@ def summary_figures(cells: Sequence[CellFigures]) -> Iterator[Figure]:
     yield from _share(
         f"auto_{within}", [_is_within(each) for name, each in factors if name in autos]
     )
+    for name in ("counted", "predicted"):
+        over_link = [getattr(cell, f"{name}_over_link")() for cell in cells]
+        bytes_within = [_is_within(each, _BYTES_WITHIN) for of in over_link for each in of.values()]
+        yield from _share(f"{name}_bytes_within_2_percent", bytes_within)
     pairs = [(cell, auto) for cell in cells for auto in cell.autos]
     near = [
         cell.over(auto, best) <= NEAR for cell, auto in pairs if (best := cell.best_beside(auto))
@@ -59,8 +64,8 @@ def summary_tables(cells: Sequence[CellFigures]) -> list[Detail]:
     return [table for table in tables if table.rows]
 
 
-def _is_within(factor: float) -> bool:
-    return 1 / PREDICTED_WITHIN <= factor <= PREDICTED_WITHIN
+def _is_within(factor: float, most: float = PREDICTED_WITHIN) -> bool:
+    return 1 / most <= factor <= most
 
 
 def _share(figure: str, ones: Sequence[bool]) -> Iterator[Figure]:

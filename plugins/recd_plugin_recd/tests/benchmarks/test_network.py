@@ -63,7 +63,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Side], dict[st
     measured = run_on_ranks(measure, 2, job)[0]
     for each in measured.values():
         each.stock_seconds = measured["stock planner"].seconds
-        each.link_bytes = 1.05 * each.payload_between
+        each.link_payload = 1.05 * each.payload_between
     return sides, {**measured, "auto": Measured(failure=refused["auto"])}
 
 
