@@ -150,7 +150,7 @@ def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredClus
 def _tell(
     found: MeasuredCluster, output: Path, json_path: Path | None, plot_path: Path | None
 ) -> None:
-    from recd_plugin_calibration.cluster.report import plot, render
+    from recd_plugin_calibration.cluster.report import far_apart, plot, render
     from recd_plugins.api.training import write_topology
 
     spec = found.spec
@@ -161,4 +161,10 @@ def _tell(
         write_json(json_path, found.as_json())
     if plot_path is not None:
         plot(found, plot_path)
+    if apart := far_apart(found):
+        click.echo(
+            f"rounds lie far apart ({'; '.join(apart)}): other programs run here or on the links, "
+            "and plans would be made for that; measure again when they are done",
+            err=True,
+        )
     click.echo(f"{output}: {spec.nodes} x {spec.ranks_per_node} ranks on {spec.device}", err=True)

@@ -19,10 +19,26 @@ from recd_plugins.api.files import write_figure
 from recd_plugins.api.pages import COLORS, plot_style
 from recd_plugins.api.planning import size_text
 
+_FAR_APART = 2
+
 
 def render(found: MeasuredCluster) -> RenderableType:
     """What was found, each figure with between what the middle half of rounds or ranks lies."""
     return Group(_links(found), _collectives(found), _work(found))
+
+
+def far_apart(found: MeasuredCluster) -> list[str]:
+    """What took, in the middle half of its rounds, now ``_FAR_APART`` times what it took then."""
+    largest = {
+        NAMES[name]: max(found.sweeps[name].items())[1] for name, _ in fit_rates(found.sweeps)
+    }
+    works = {WORKS[name]: spread for name, spread in found.work.rates.items()}
+    spreads = [*largest.items(), *works.items()]
+    return [
+        f"{name} {spread.high / spread.low:.1f}x"
+        for name, spread in spreads
+        if spread.high >= _FAR_APART * spread.low
+    ]
 
 
 def _links(found: MeasuredCluster) -> Table:

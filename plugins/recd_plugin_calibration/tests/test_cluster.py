@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,22 @@ def test_the_command_writes_what_training_takes(
     assert again.exit_code == 1
     assert "cluster.yaml exists already" in again.output
     assert recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml", "--force").exit_code == 0
+
+
+def test_rounds_that_lie_far_apart_are_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
+) -> None:
+    def with_spread(high: float) -> MeasuredCluster:
+        one = {size: MiddleHalf(1.0, 1.0, high) for size in SIZES}
+        rates = dict.fromkeys(measured.work.rates, MiddleHalf(1.0, 1.0, 1.0))
+        work = replace(measured.work, rates=rates)
+        return replace(measured, sweeps=dict.fromkeys(measured.sweeps, one), work=work)
+
+    for high, said in ((1.9, False), (3.0, True)):
+        output = str(tmp_path / f"{high}.yaml")
+        shown = recd_calibrate(monkeypatch, with_spread(high), "-o", output).output
+        assert ("rounds lie far apart (" in shown) == said
+        assert ("all-reduce, all ranks 3.0x" in shown) == said
 
 
 @pytest.mark.parametrize(
