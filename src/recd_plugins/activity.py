@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -62,6 +64,22 @@ def doing(
         yield
     finally:
         _set(replace(_current, what=before.what, long=before.long, processes=before.processes))
+
+
+@contextmanager
+def said_if_long(seconds: float, text: str) -> Iterator[None]:
+    """A context that has ``text`` written to stderr if it is still open after so many seconds."""
+
+    def say() -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    timer = threading.Timer(seconds, say)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _set(activity: Activity) -> None:

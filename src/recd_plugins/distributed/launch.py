@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -16,6 +15,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from recd_plugins.activity import said_if_long
 from recd_plugins.cores import threads_of_a_rank
 from recd_plugins.distributed.hang_watch import HangLimits, HangWatch
 from recd_plugins.distributed.rank_process import (
@@ -334,30 +334,19 @@ def _number(name: str, least: int) -> int:
     return int(text)
 
 
-@contextmanager
-def _long_wait_said(timeout: timedelta) -> Iterator[None]:
+def _long_wait_said(timeout: timedelta) -> AbstractContextManager[None]:
     """A context in which ranks wait for each other: the first of a node says so when that is long.
 
     Ranks watch each other from when all are there, and torch waits without a word until then.
     """
-
-    def say() -> None:
-        print(
-            f"rank {os.environ['RANK']} has waited {_LONG_WAIT:g} s for all of "
-            f"{os.environ['WORLD_SIZE']} ranks to start, and gives up after "
-            f"{timeout.total_seconds():g}: is torchrun there on every node, and are its ranks?",
-            file=sys.stderr,
-            flush=True,
-        )
-
-    timer = threading.Timer(_LONG_WAIT, say)
-    timer.daemon = True
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return nullcontext()
+    return said_if_long(
+        _LONG_WAIT,
+        f"rank {os.environ['RANK']} has waited {_LONG_WAIT:g} s for all of "
+        f"{os.environ['WORLD_SIZE']} ranks to start, and gives up after "
+        f"{timeout.total_seconds():g}: is torchrun there on every node, and are its ranks?",
+    )
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torchrec.distributed.collective_utils import invoke_on_rank_and_broadcast_result
 
+from recd_plugins.activity import said_if_long
 from recd_plugins.data.arrow import sparse_column
 from recd_plugins.data.first_rows import first_rows
 from recd_plugins.data.row_pipeline import fit_converter
@@ -34,6 +35,8 @@ from recd_plugins.values.stage_costs import StageCosts
 # To make an id unique: by a hash table on a core, by sorting on a GPU. Assumed where it was not
 # measured.
 _UNIQUE_SECONDS = {"cpu": 15e-9, "cuda": 1e-9}
+# Seconds until it is said.
+_LONG_CHOICE = 15.0
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,10 @@ def _find(
     question = RegistryQuestion(tables, others, known, costs, registry, chooser, model)
     plugin = chooser.plugin
     try:
-        with plugin_call(plugin, "choose"):
+        with (
+            said_if_long(_LONG_CHOICE, f"{plugin.name} still tries plans for {len(tables)} tables"),
+            plugin_call(plugin, "choose"),
+        ):
             choice = plugin.choose(question)
     except NoPlanError as error:
         raise NoPlanError(
