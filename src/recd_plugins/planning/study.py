@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 
-from recd_plugins.errors import NoPlanError
+from recd_plugins.errors import DataError, NoPlanError
 from recd_plugins.interfaces import Choice, StepShape
 from recd_plugins.planning.candidates import Candidate, data_of_model, with_plugins
 from recd_plugins.planning.compute import Compute, measure_compute
@@ -96,7 +96,13 @@ class Study:
 
         def fits(rows: int) -> bool:
             self.say(f"looking for the largest batch {what}: {rows:,} rows a rank")
-            candidate = candidates(rows)
+            try:
+                candidate = candidates(rows)
+            except DataError as error:
+                raise DataError(
+                    f"the largest batch {what} was looked for up to {rows:,} rows a rank, more "
+                    f"than there is data for; name a batch size ({error})"
+                ) from error
             kept = candidate.activation_bytes(self.compute, rows)
             return candidate.fits(topology, rows, kept)
 
