@@ -21,7 +21,12 @@ from recd_plugins.api.training import assemble
 from recd_plugins.testing.shaped_network import LinkBytes, link_bytes
 
 # Of collectives that go round in a ring in gloo; others send to each rank.
-_RING = ("all_reduce", "all_gather")
+_RING = ("all_reduce", "all_gather", "reduce_scatter")
+# Gloo makes an all-reduce of a reduce-scatter.
+_GLOO_TIMES = {"reduce_scatter": 2}
+# What gloo sends besides, as it was counted on a link, with each message and in each round of a
+# ring.
+_MESSAGE_BYTES, _RING_BYTES = 154, 293
 
 
 @dataclass(frozen=True)
@@ -30,13 +35,15 @@ class Sent:
 
     Attributes:
         payload: that it sends, by our own counter, whose conventions docs/measuring.md has.
-        payload_between: of them, those to other nodes.
+        payload_between: of them, those to other nodes, as gloo sends them.
+        messages: what gloo adds to these.
         link: by the counters of the interface, in the direction that has more.
         link_payload: that the node sends, likewise, without headers of packets.
     """
 
     payload: float
     payload_between: float
+    messages: float
     link: float
     link_payload: float
 
@@ -107,13 +114,15 @@ class OneSide:
             self._steps(len(self.batches))
         dist.barrier()
         link = self._link().since(before)
-        total = between = 0.0
+        total = between = messages = 0.0
         for traffic, num_bytes in counter.sent.items():
+            share = _share_between(traffic.kind, traffic.group, ranks_per_node)
             total += num_bytes
-            between += num_bytes * _share_between(traffic.kind, traffic.group, ranks_per_node)
+            between += share * num_bytes * _GLOO_TIMES.get(traffic.kind, 1)
+            messages += share * counter.calls[traffic] * _gloo_bytes(traffic.kind, traffic.group)
         steps = len(self.batches)
         link_bytes = max(link.sent, link.received)
-        return Sent(total / steps, between / steps, link_bytes / steps, link.payload / steps)
+        return Sent(*(n / steps for n in (total, between, messages, link_bytes, link.payload)))
 
     def trace(self) -> LinkTrace:
         """One step of this rank on its node's link. A collective call."""
@@ -131,6 +140,14 @@ class OneSide:
 
     def _link(self) -> LinkBytes:
         return link_bytes() if self._counts_links else LinkBytes(0, 0, 0)
+
+
+def _gloo_bytes(kind: str, group: str) -> int:
+    """What gloo adds to one collective, of a rank."""
+    others = len(dist.get_process_group_ranks(resolve_group(group))) - 1
+    if kind not in _RING:
+        return _MESSAGE_BYTES * others
+    return _RING_BYTES * others * (1 if kind == "all_gather" else 2)
 
 
 def _share_between(kind: str, group: str, ranks_per_node: int) -> float:

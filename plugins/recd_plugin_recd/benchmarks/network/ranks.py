@@ -24,7 +24,7 @@ from recd_plugins.testing.benchmark import keep_freed_memory
 
 T = TypeVar("T")
 
-_MOST_TURNS = 15
+_MOST_TURNS = 45
 _TRACED = 5  # steps, of which the median one is kept
 
 #: How lines of the first rank begin that say how far it is.
@@ -68,8 +68,9 @@ class Measured:
         processor_seconds: of all ranks together, by turn.
         link_bytes: of the node and direction that has most, by the counters of its interface.
         payload: bytes that all ranks send in the same steps, by our own counter.
-        link_payload: that the node sends which sends most, likewise, without headers of packets.
-        payload_between: of what we count, that which leaves this node.
+        link_payload: that a node sends, likewise, the mean of nodes, without headers of packets and
+            of gloo's messages.
+        payload_between: of what we count, that which leaves a node, as gloo sends it; likewise.
         predicted_between: the same as it was predicted.
         losses: by step, the mean over ranks.
         predicted_seconds: by the costs of the ranks as they were measured at the start.
@@ -109,7 +110,9 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
             )
         except RecdError as error:  # of the plan or of the registry: all ranks have it
             found[name].failure = str(error)
-        _tell(rank, f"{name}: {found[name].failure or 'there'}")
+        predicted = sides[name].predicted if name in sides else None
+        how = ", sends while it computes" if predicted and predicted.overlapped else ""
+        _tell(rank, f"{name}: {found[name].failure or 'there' + how}")
     # Everything that is there stays: collecting garbage need not go through it.
     gc.collect()
     gc.freeze()
@@ -117,16 +120,16 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
         counted = _from_every_rank(side.sent(job.ranks_per_node), world_size)
         found[name].payload = sum(rank.payload for rank in counted)
         found[name].link_bytes = max(rank.link for rank in counted)
-        links = _by_node([rank.link_payload for rank in counted], job.ranks_per_node)
-        found[name].link_payload = max(links)
-        busiest = links.index(max(links))
-        between = _by_node([rank.payload_between for rank in counted], job.ranks_per_node)
-        found[name].payload_between = between[busiest]
+        nodes = world_size // job.ranks_per_node
+        if job.counts_links:
+            sent = sum(rank.link_payload - rank.messages for rank in counted)
+            found[name].link_payload = sent / nodes
+        found[name].payload_between = sum(rank.payload_between for rank in counted) / nodes
         if (predicted := side.predicted) is not None:
             found[name].predicted_seconds = predicted.stages.total
+            across = sum(work.bytes_across_nodes for work in predicted.works) / nodes
             # In a ring a link carries what one rank sends.
-            across = _by_node([w.bytes_across_nodes for w in predicted.works], job.ranks_per_node)
-            found[name].predicted_between = across[busiest] + predicted.works[0].bytes_reduced
+            found[name].predicted_between = across + predicted.works[0].bytes_reduced
     spent, turn = 0.0, 0  # the steps that were counted warmed up
     while turn < job.turns or (turn < _MOST_TURNS and spent < job.seconds):
         turn += 1
@@ -151,13 +154,6 @@ def _tell(rank: int, text: str) -> None:
     """A line that the command passes on."""
     if rank == 0:
         print(PROGRESS + text, flush=True)
-
-
-def _by_node(values: list[float], ranks_per_node: int) -> list[float]:
-    return [
-        sum(values[first : first + ranks_per_node])
-        for first in range(0, len(values), ranks_per_node)
-    ]
 
 
 def _from_every_rank(value: T, world_size: int) -> list[T]:
