@@ -168,6 +168,7 @@ def calibrate(registry: Registry, job: Job, costs: StageCosts, *, rounds: int = 
                 batch_size=size,
                 world_size=ranks,
                 parts=candidates[side].prepared.checked_parts,
+                gloo=job.device == "cpu",
             ),
             [sides[side][0][size] for sides in by_rank],
             fitted=size != sizes[1],

@@ -132,6 +132,7 @@ def works(
     unique: float = 0.0,
     compute: Compute = NOTHING,
     overlapped: bool = False,
+    gloo: bool = False,
 ) -> list[Work]:
     """Of 4 ranks with batches of 10 rows of 3 ids; a table of 100 rows of 8 scalars."""
     feature = FeatureProfile(3.0, unique > 0, unique, unique, unique)
@@ -144,6 +145,7 @@ def works(
         world_size=4,
         local_world_size=local_world_size,
         overlapped=overlapped,
+        gloo=gloo,
     )
 
 
@@ -168,6 +170,19 @@ def test_row_wise_spreads_ids_and_sums_everywhere() -> None:
         assert work.ids_looked_up == 30
         # Partial sums of all rows to three others, and gradients to them; a quarter of the ids.
         assert work.bytes_in_node == 3 * (2 * 10 * 8 * 4 + 30 / 4 * 8 + 10 * 4)
+
+
+def test_gloo_reduces_what_others_reduce_and_scatter() -> None:
+    """As it was counted on links: twice the bytes, in a ring that leaves a node once."""
+    split = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
+    ids, ring = 30 / 4 * 8 + 10 * 4, (2 + 1) * 3 * 10 * 8 * 4
+    for work in works(split, gloo=True):
+        assert (work.bytes_in_node, work.bytes_across_nodes) == (3 * ids + ring, 0)
+    for work in works(split, local_world_size=2, gloo=True):
+        assert work.bytes_across_nodes == 2 * ids + ring / 2
+        assert work.bytes_in_node == ids + ring / 2
+    # What is deduplicated goes to each rank by itself.
+    assert works(split, unique=0.5, gloo=True) == works(split, unique=0.5)
 
 
 def test_rows_learn_once_however_often_ids_are_of_them() -> None:

@@ -260,6 +260,7 @@ def report_side(
         local_world_size=spec.ranks_per_node,
         parts=candidate.prepared.checked_parts,
         wire=candidate.prepared.registry.training.wire,
+        gloo=spec.device == "cpu",
     )
     return SideReport(
         batch_size,

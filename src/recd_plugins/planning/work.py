@@ -35,6 +35,7 @@ EVERY_RANK = slice(None)
 # In steps on CPU 21 to 26 and 7 to 8 were counted; the rest of the 40 is estimated, of compiled
 # kernels and the arrays that they take.
 _COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS = 40, 8
+_ROW_WISE = ShardingType.ROW_WISE.value
 # Rows are split over the ranks of one node.
 _WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
 
@@ -55,6 +56,7 @@ def work_of_step(
     parts: Sequence[TablePart] = (),
     wire: str = "fp32",
     overlapped: bool = False,
+    gloo: bool = False,
 ) -> list[Work]:
     """The work of each rank.
 
@@ -69,6 +71,7 @@ def work_of_step(
         parts: of entries, which know what they do beside sharded lookups.
         wire: format of embeddings and gradients between ranks.
         overlapped: as for ``predict_stages``; links carry gradients of dense layers once a node.
+        gloo: whether it is gloo that sends, whose reduce-scatter is an all-reduce.
     """
     local = local_world_size or world_size
     step = StepShape(batch_size, world_size, local, profile, scalar_bytes(wire, tables))
@@ -91,7 +94,7 @@ def work_of_step(
         for name, sharding in module.items():
             kinds.add(sharding.sharding_type)
             own_share = _sharded_share(name, parts)
-            add(EVERY_RANK, _table_work(by_name[name], sharding, step, own_share))
+            add(EVERY_RANK, _table_work(by_name[name], sharding, step, own_share, gloo=gloo))
             for part in parts:
                 for ranks, work in part.work(by_name[name], sharding, step):
                     add(ranks, vars(work))
@@ -208,7 +211,12 @@ def computed_work(tables: Sequence[Table], compute: Compute, step: StepShape) ->
 
 
 def _table_work(
-    table: Table, sharding: ParameterSharding, step: StepShape, own_share: float
+    table: Table,
+    sharding: ParameterSharding,
+    step: StepShape,
+    own_share: float,
+    *,
+    gloo: bool = False,
 ) -> _Fields:
     """What a table adds to the work of ranks: as owners of shards, and as senders of ids."""
     batch_size, world_size, local, profile, wire_bytes = step
@@ -241,6 +249,11 @@ def _table_work(
     sent = ids * shares
     vectors = (rows if table.pooled else sent) * columns * wire_bytes
     inputs = sent * ID_BYTES + rows * LENGTH_BYTES
+    ring = 0.0
+    if gloo and table.pooled and not variable and sharding.sharding_type == _ROW_WISE:
+        # Sums are all-reduced, their gradients gathered: a link carries what one rank sends.
+        ring, vectors = 3 * (world_size - 1) * float(vectors[0]), np.zeros_like(vectors)
+    ring_across = ring / local if local < world_size else 0.0
     in_node = of_owners(inputs + vectors)
     # Of the ranks of a node that hold parts of one sum, each sends a part of it elsewhere.
     across = of_nodes(of_owners(inputs + (vectors / local if within_node else vectors)))
@@ -256,9 +269,12 @@ def _table_work(
         # The sums for other nodes are reduced in the node first, and gathered after.
         "bytes_in_node": of_nodes(in_node)[node]
         - in_node
+        + ring
+        - ring_across
         + (local - 1) * vectors * (2 * nodes - 1 if within_node else 1),
         "bytes_across_nodes": across.sum()
         - across[node]
+        + ring_across
         + (nodes - 1) * vectors * (1 if within_node else local),
     }
 

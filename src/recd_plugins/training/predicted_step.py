@@ -108,6 +108,7 @@ def _predicted(
             parts=prepared.checked_parts,
             wire=registry.training.wire,
             overlapped=overlapped,
+            gloo=spec.device == "cpu",
         )
         stages = predict_stages(works, costs, overlapped=overlapped)
         return PredictedStep(stages, works, overlapped)

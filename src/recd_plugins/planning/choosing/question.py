@@ -140,6 +140,7 @@ class RegistryQuestion(ChoiceQuestion):
                 local_world_size=setting.ranks_per_node,
                 parts=prepared.checked_parts,
                 wire=prepared.registry.training.wire,
+                gloo=setting.device_type == "cpu",
             )
 
         def step(works: Sequence[Work]) -> StageTimes:
