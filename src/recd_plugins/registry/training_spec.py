@@ -129,7 +129,7 @@ class TrainingSpec(Spec):
         default=None,
         description="Look up rows of the next batch while gradients of dense layers are summed: "
         "the same losses in less time where ranks wait for a network. With null, on CPUs of "
-        "several nodes; where their costs were measured, if it gains.",
+        "several nodes.",
     )
     ranks: Width = Field(default=1, description="Processes to train on.")
     ranks_per_node: Count | None = Field(

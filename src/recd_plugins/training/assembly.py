@@ -51,7 +51,7 @@ class Assembled:
         optimizer: over all of its parameters.
         tables: of the model.
         setting: what its sharding plugins decided by; None of a baseline.
-        predicted: its step; None of a baseline, and where no costs of the ranks were measured.
+        predicted: its step, on rank 0; None of a baseline, and where no costs were measured.
     """
 
     prepared: Prepared
@@ -134,7 +134,7 @@ def assemble(
     optimizer = build_optimizer(dmp, registry.training)
     predicted = None
     if setting is not None:
-        prepared, predicted = predict_step(prepared, dmp, tables, profile, device, topology)
+        predicted = predict_step(prepared, dmp, tables, profile, device, topology)
     return Assembled(prepared, dmp, optimizer, tables, setting, predicted)
 
 

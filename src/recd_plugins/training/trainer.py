@@ -261,9 +261,7 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
     profile = StepProfile(device, warmup=0)
     first = progress.step + 1 + Meter.COUNTED_STEPS
     profiled = range(first, first + PROFILED_STEPS if job.breakdown else first)
-    drift = None
-    if rank == 0 and parts.predicted is not None:
-        drift = Drift(parts.predicted.stages, profile)
+    drift = None if parts.predicted is None else Drift(parts.predicted.stages, profile)
     predictions = Predictions()
     callbacks.start(progress, source.expected_steps, parts.tables)
     dmp.train()

@@ -61,7 +61,7 @@ class OneSide:
         topology: that is planned for.
 
     Attributes:
-        predicted: its step, where costs of the topology are known.
+        predicted: its step, on rank 0, where costs of the topology are known.
     """
 
     def __init__(

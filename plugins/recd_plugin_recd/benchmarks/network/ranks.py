@@ -110,9 +110,7 @@ def measure(rank: int, world_size: int, job: Job) -> dict[str, Measured]:
             )
         except RecdError as error:  # of the plan or of the registry: all ranks have it
             found[name].failure = str(error)
-        predicted = sides[name].predicted if name in sides else None
-        how = ", sends while it computes" if predicted and predicted.overlapped else ""
-        _tell(rank, f"{name}: {found[name].failure or 'there' + how}")
+        _tell(rank, f"{name}: {found[name].failure or 'there'}")
     # Everything that is there stays: collecting garbage need not go through it.
     gc.collect()
     gc.freeze()
