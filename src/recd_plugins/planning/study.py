@@ -100,8 +100,8 @@ class Study:
                 candidate = candidates(rows)
             except DataError as error:
                 raise DataError(
-                    f"the largest batch {what} was looked for up to {rows:,} rows a rank, more "
-                    f"than there is data for; name a batch size ({error})"
+                    f"looking for the largest batch {what}, at {rows:,} rows a rank: {error}; or "
+                    "name a batch size"
                 ) from error
             kept = candidate.activation_bytes(self.compute, rows)
             return candidate.fits(topology, rows, kept)

@@ -21,7 +21,7 @@ HEADINGS = [
     "MB of a link",
     "MB a node sends",
     "counted by us",
-    "predicted",
+    "MB predicted",
     "share of rate",
     "link, ms",
     "processors, ms",

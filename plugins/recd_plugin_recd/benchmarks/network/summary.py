@@ -22,10 +22,11 @@ def summary_figures(cells: Sequence[CellFigures]) -> Iterator[Figure]:
     yield from _share(
         f"auto_{within}", [_is_within(each) for name, each in factors if name in autos]
     )
-    for name in ("counted", "predicted"):
-        over_link = [getattr(cell, f"{name}_over_link")() for cell in cells]
-        bytes_within = [_is_within(each, _BYTES_WITHIN) for of in over_link for each in of.values()]
-        yield from _share(f"{name}_bytes_within_2_percent", bytes_within)
+    counted = [each for cell in cells for each in cell.counted_over_link().values()]
+    predicted = [each for cell in cells for each in cell.predicted_over_link().values()]
+    for name, over_link in (("counted", counted), ("predicted", predicted)):
+        near_link = [_is_within(each, _BYTES_WITHIN) for each in over_link]
+        yield from _share(f"{name}_bytes_within_2_percent", near_link)
     pairs = [(cell, auto) for cell in cells for auto in cell.autos]
     near = [
         cell.over(auto, best) <= NEAR for cell, auto in pairs if (best := cell.best_beside(auto))
