@@ -29,6 +29,8 @@ ID_BYTES = 8
 LENGTH_BYTES = 4
 #: Collectives of one kind of sharding of one module, in a step: lengths, ids, outputs, gradients.
 COLLECTIVES = 4
+# Gradients of tables that are on every rank are reduced at once.
+_COLLECTIVES_OF = {ShardingType.DATA_PARALLEL.value: 1}
 #: Ranks of work that all do.
 EVERY_RANK = slice(None)
 # Operators besides for a table whose ids are coalesced and for one whose features are deduplicated.
@@ -98,9 +100,9 @@ def work_of_step(
             for part in parts:
                 for ranks, work in part.work(by_name[name], sharding, step):
                     add(ranks, vars(work))
-        # To reduce gradients of tables that are on every rank takes no less.
+        of_kinds = sum(_COLLECTIVES_OF.get(kind, COLLECTIVES) for kind in kinds)
         of_parts = sum(part.collectives(module) for part in parts)
-        add(EVERY_RANK, {"collectives": of_parts + COLLECTIVES * len(kinds)})
+        add(EVERY_RANK, {"collectives": of_parts + of_kinds})
     return [
         Work(**{name: float(total[rank]) for name, total in totals.items()} | {"steps": 1.0})
         for rank in range(world_size)
