@@ -163,8 +163,9 @@ def _tell(
         plot(found, plot_path)
     if apart := far_apart(found):
         click.echo(
-            f"rounds lie far apart ({'; '.join(apart)}): other programs run here or on the links, "
-            "and plans would be made for that; measure again when they are done",
+            f"rounds lie far apart ({'; '.join(apart)}), as they do where ranks share cores, and "
+            "where other programs run: plans would be made for these too, so measure again when "
+            "they are done",
             err=True,
         )
     click.echo(f"{output}: {spec.nodes} x {spec.ranks_per_node} ranks on {spec.device}", err=True)

@@ -29,8 +29,12 @@ def render(found: MeasuredCluster) -> RenderableType:
 
 def far_apart(found: MeasuredCluster) -> list[str]:
     """What took, in the middle half of its rounds, now ``_FAR_APART`` times what it took then."""
+    # A rank that is alone in its node, or a node that is, sends to nobody.
+    sends = {"a2a_intra": found.inside, "ar_cross": found.between}
     largest = {
-        NAMES[name]: max(found.sweeps[name].items())[1] for name, _ in fit_rates(found.sweeps)
+        NAMES[name]: max(found.sweeps[name].items())[1]
+        for name, _ in fit_rates(found.sweeps)
+        if sends.get(name, True)
     }
     works = {WORKS[name]: spread for name, spread in found.work.rates.items()}
     spreads = [*largest.items(), *works.items()]

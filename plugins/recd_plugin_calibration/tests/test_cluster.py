@@ -121,6 +121,7 @@ def test_rounds_that_lie_far_apart_are_said(
         shown = recd_calibrate(monkeypatch, with_spread(high), "-o", output).output
         assert ("rounds lie far apart (" in shown) == said
         assert ("all-reduce, all ranks 3.0x" in shown) == said
+        assert "in a node 3.0x" not in shown, "its ranks are alone there"
 
 
 @pytest.mark.parametrize(
