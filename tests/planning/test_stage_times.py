@@ -61,6 +61,25 @@ def test_ranks_that_compute_hide_an_all_reduce_for_as_long(hidden: float, left: 
     assert predict_stages(works, costs, overlapped=True).all_reduce == pytest.approx(left)
 
 
+def test_links_are_idle_while_collectives_begin() -> None:
+    work = Work(bytes_looked_up=1e9, collectives=4, bytes_across_nodes=9e9, bytes_reduced=3e9)
+    costs = StageCosts(
+        lookup=LookupCost(bytes_looked_up=1e-9),
+        all_to_all=AllToAllCost(bytes_across_nodes=1e-9, collectives=0.5),
+        all_reduce=AllReduceCost(bytes_reduced=1e-9, steps=0.25),
+        hidden=1.0,
+        spared=5.0,
+    )
+    step = predict_stages([work] * 2, costs)
+    # 9 + 3 seconds of bytes, but what links carry in 1 of computing and 2.25 of latencies.
+    assert step.all_to_all + step.all_reduce == pytest.approx(12 + 2.25 - 3.25)
+    few = replace(work, bytes_across_nodes=1e9, bytes_reduced=1e9)
+    # All bytes: what is left are latencies.
+    left = predict_stages([few] * 2, costs)
+    assert left.all_to_all == pytest.approx(2.0)
+    assert left.all_reduce == pytest.approx(0.25)
+
+
 @pytest.mark.parametrize(
     ("collectives", "sent", "reduced", "computed", "left"),
     [

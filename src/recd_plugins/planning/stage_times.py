@@ -36,14 +36,17 @@ def predict_stages(
     waiting = sum(longest - seconds for seconds in own) / len(own)
     # Processors that the ranks share have no time left while they compute.
     hidden = costs.hidden * min(mean.all_reduce, mean.lookup) if overlapped else 0.0
+    collectives = max(work.collectives for work in works)
     sent = costs.all_to_all.bytes_across_nodes * max(work.bytes_across_nodes for work in works)
     reduced = mean.all_reduce - hidden
     let_through = (
-        min(costs.spared * max(work.collectives for work in works), sent),
-        min(costs.spared, reduced),
+        min(costs.spared * collectives, sent),
+        min(costs.spared, max(0.0, reduced - costs.all_reduce.steps)),
     )
-    # No link lets more through than it could have carried while ranks computed.
-    idle = sum(own) / len(own) - hidden
+    # No link lets more through than it could have carried while ranks computed or waited for the
+    # first byte of a collective.
+    latencies = costs.all_to_all.collectives * collectives + costs.all_reduce.steps
+    idle = sum(own) / len(own) - hidden + latencies
     share = costs.hidden * min(1.0, idle / total) if (total := sum(let_through)) else 0.0
     return StageTimes(
         lookup=mean.lookup,
