@@ -159,6 +159,10 @@ def test_table_wise() -> None:
     assert owner.collectives == other.collectives == 4
 
 
+def test_a_deduplicated_batch_says_how_many_rows_its_features_have() -> None:
+    assert {rank.collectives for rank in works(plan("table_wise", (0, 100, 8)), unique=5.0)} == {5}
+
+
 def test_a_sequence_table_gives_a_vector_for_each_id() -> None:
     owner, *_ = works(plan("table_wise", (0, 100, 8)), pooled=False)
     assert owner.bytes_in_node == 3 * 30 * 8 * 4

@@ -253,6 +253,7 @@ def test_stages_of_names() -> None:
         "[output_dist_wait]_[bags]_[row_wise]": "all_to_all",
         "Variable_Batch_All2All_Pooled_ReqBackward": "all_to_all",
         "## wait_sparse_data_dist 3 ##": "all_to_all",
+        "_c10d_functional::wait_tensor": "all_to_all",
         "torch::distributed::reducer::mul_out": "all_reduce",
         "c10d::allreduce_": "all_reduce",
         "c10d::reduce_": "all_reduce",

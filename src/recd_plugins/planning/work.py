@@ -29,8 +29,8 @@ ID_BYTES = 8
 LENGTH_BYTES = 4
 #: Collectives of one kind of sharding of one module, in a step: lengths, ids, outputs, gradients.
 COLLECTIVES = 4
-# Gradients of tables that are on every rank are reduced at once.
-_COLLECTIVES_OF = {ShardingType.DATA_PARALLEL.value: 1}
+# One more of batches whose features have different numbers of rows: these numbers.
+_OF_ROWS = 1
 #: Ranks of work that all do.
 EVERY_RANK = slice(None)
 # Operators besides for a table whose ids are coalesced and for one whose features are deduplicated.
@@ -92,17 +92,17 @@ def work_of_step(
     add(EVERY_RANK, vars(dense))
     for module in plan.plan.values():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
-        kinds = set()
+        kinds: dict[str, int] = {}
         for name, sharding in module.items():
-            kinds.add(sharding.sharding_type)
+            kind = sharding.sharding_type
+            kinds[kind] = max(kinds.get(kind, 0), _collectives(by_name[name], kind, profile))
             own_share = _sharded_share(name, parts)
             add(EVERY_RANK, _table_work(by_name[name], sharding, step, own_share, gloo=gloo))
             for part in parts:
                 for ranks, work in part.work(by_name[name], sharding, step):
                     add(ranks, vars(work))
-        of_kinds = sum(_COLLECTIVES_OF.get(kind, COLLECTIVES) for kind in kinds)
         of_parts = sum(part.collectives(module) for part in parts)
-        add(EVERY_RANK, {"collectives": of_parts + of_kinds})
+        add(EVERY_RANK, {"collectives": of_parts + sum(kinds.values())})
     return [
         Work(**{name: float(total[rank]) for name, total in totals.items()} | {"steps": 1.0})
         for rank in range(world_size)
@@ -144,6 +144,20 @@ def bytes_of_tables(
         name: float(sum(np.sum(work[kind]) for kind in kinds if kind in work))
         for name, work in added.items()
     }
+
+
+def _collectives(table: Table, kind: str, profile: DataProfile) -> int:
+    """Those of a step that a kind of sharding of a module has for this table."""
+    if kind == ShardingType.DATA_PARALLEL.value:
+        return 1  # its gradients are reduced
+    return COLLECTIVES + _OF_ROWS * _is_variable(table, profile)
+
+
+def _is_variable(table: Table, profile: DataProfile) -> bool:
+    """Whether features of a table may have fewer rows than a batch."""
+    return table.name in profile.distinct or any(
+        profile.of(feature).deduplicated for feature in table.features
+    )
 
 
 def _sharded_share(table: str, parts: Sequence[TablePart]) -> float:
@@ -226,9 +240,7 @@ def _table_work(
     ids = own_share * profile.ids(table, batch_size)
     read = profile.read.get(table.name)
     updated = world_size * ids if read is None else read.of(world_size * batch_size)
-    variable = table.name in profile.distinct or any(
-        profile.of(f).deduplicated for f in table.features
-    )
+    variable = _is_variable(table, profile)
     if sharding.sharding_type == ShardingType.DATA_PARALLEL.value:
         num_bytes = table.num_embeddings * table.embedding_dim * SCALAR_BYTES
         return {

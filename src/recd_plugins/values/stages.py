@@ -65,7 +65,7 @@ _RULES: tuple[tuple[Stage, str], ...] = (
         r"|## (all2all|variable_batch_all2all|reduce_scatter|all_gather)"
         r"|## (start|wait)_sparse_data_dist|## (Fused)?KJT\w*Awaitable wait"
         r"|c10d::_?(alltoall|reduce_scatter|allgather)"
-        r"|c10d_functional::(all_to_all|reduce_scatter|all_gather)"
+        r"|c10d_functional::(all_to_all|reduce_scatter|all_gather|wait_tensor)"
         r"|torchrec::(reduce_scatter|all_gather)"
         r"|ncclDevKernel_(SendRecv|ReduceScatter|AllGather)",
     ),
