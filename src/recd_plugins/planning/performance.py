@@ -29,14 +29,12 @@ from torchrec.distributed.types import ShardingType
 
 from recd_plugins.interfaces import TablePart
 from recd_plugins.planning.quick_option import Placement, QuickOption
-from recd_plugins.planning.work import COLLECTIVES
+from recd_plugins.planning.work import collectives_of
 from recd_plugins.registry.checked_part import one_answer
 
-# Milliseconds of a step for each sharding type of a module, however little it shards: a batch is
-# split once more, and four more collectives follow each other (lengths, ids, embeddings,
-# gradients; of variable batches five, with their sizes). On CPU inferred from steps over gloo with
-# 100 features, on a machine with other load; on GPUs an assumption.
-_SHARDING_TYPE_MS = {"cpu": 4.0, "cuda": 0.2}
+# Milliseconds of a step for each collective of a module, however little it sends. On CPU inferred
+# from steps over gloo with 100 features, on a machine with other load; on GPUs an assumption.
+_COLLECTIVE_MS = {"cpu": 1.0, "cuda": 0.05}
 
 
 class _SplitByRows(EmbeddingPerfEstimatorConfig):
@@ -122,35 +120,32 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
 
 
 class StepTime(NoopPerfModel):
-    """Milliseconds of the rank that has most to do, and what sharding types cost every rank.
+    """Milliseconds of the rank that has most to do, and what collectives cost every rank.
 
-    TorchRec's takes these for free, so that it shards half of the tables of a module in another
+    TorchRec's takes sharding types for free, so that it shards half of the tables of a module in another
     way where that evens out the last percent between ranks.
     """
 
     def __init__(self, topology: Topology) -> None:
         super().__init__(topology)
         self._num_ranks = topology.world_size
-        self._each_type = _SHARDING_TYPE_MS.get(topology.compute_device, 0.0)
+        self._each_collective = _COLLECTIVE_MS.get(topology.compute_device, 0.0)
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """See TorchRec's ``PerfModel.rate``."""
-        types = {
-            (option.path, option.sharding_type)
-            for option in plan
-            if option.sharding_type != ShardingType.DATA_PARALLEL.value
-        }
+        types = {(option.path, option.sharding_type) for option in plan}
         assert isinstance(plan, Placement), "the partitioner makes these"
         busy = np.zeros(self._num_ranks)
         for option, ranks in zip(plan, plan.ranks, strict=True):
             assert isinstance(option, QuickOption), "the enumerator makes these"
             np.add.at(busy, ranks, option.loads.milliseconds)
-        return float(busy.max()) + self._each_type * len(types)
+        collectives = sum(collectives_of(sharding_type) for _, sharding_type in types)
+        return float(busy.max()) + self._each_collective * collectives
 
 
 def collective_seconds(device_type: str) -> float:
     """What a collective is taken to take where nobody has measured it."""
-    return _SHARDING_TYPE_MS.get(device_type, 0.0) / 1000 / COLLECTIVES
+    return _COLLECTIVE_MS.get(device_type, 0.0) / 1000
 
 
 def _milliseconds_of_ids(ctx: ShardPerfContext, sharing_ranks: int) -> float:

@@ -94,8 +94,8 @@ def work_of_step(
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
         kinds: dict[str, int] = {}
         for name, sharding in module.items():
-            kind = sharding.sharding_type
-            kinds[kind] = max(kinds.get(kind, 0), _collectives(by_name[name], kind, profile))
+            kind, variable = sharding.sharding_type, _is_variable(by_name[name], profile)
+            kinds[kind] = max(kinds.get(kind, 0), collectives_of(kind, variable=variable))
             own_share = _sharded_share(name, parts)
             add(EVERY_RANK, _table_work(by_name[name], sharding, step, own_share, gloo=gloo))
             for part in parts:
@@ -146,11 +146,16 @@ def bytes_of_tables(
     }
 
 
-def _collectives(table: Table, kind: str, profile: DataProfile) -> int:
-    """Those of a step that a kind of sharding of a module has for this table."""
-    if kind == ShardingType.DATA_PARALLEL.value:
-        return 1  # its gradients are reduced
-    return COLLECTIVES + _OF_ROWS * _is_variable(table, profile)
+def collectives_of(sharding_type: str, *, variable: bool = False) -> int:
+    """Collectives of a step for a sharding type of a module.
+
+    Args:
+        sharding_type: as TorchRec names it.
+        variable: whether features may have fewer rows than a batch.
+    """
+    if sharding_type == ShardingType.DATA_PARALLEL.value:
+        return 1  # of gradients
+    return COLLECTIVES + _OF_ROWS * variable
 
 
 def _is_variable(table: Table, profile: DataProfile) -> bool:
