@@ -18,6 +18,7 @@ from recd_plugin_calibration.cluster.collectives import (
     seconds_spared,
     sweep,
 )
+from recd_plugin_calibration.cluster.dense_layers import dense_seconds
 from recd_plugin_calibration.cluster.groups import node_groups
 from recd_plugin_calibration.cluster.links import Link, between_nodes, inside_nodes
 from recd_plugin_calibration.cluster.sharded_module import module_seconds
@@ -45,6 +46,7 @@ class MeasuredCluster:
         at_once: of an all-to-all with an all-reduce beside it, over one after the other; None of
             one rank.
         collective: seconds of each of those that a sharded module has in a step.
+        dense: seconds of a step of dense layers, however small they are, and of its all-reduce.
         hidden: share of an all-reduce that is over when ranks have computed beside it.
         work: what ranks do by themselves.
     """
@@ -55,6 +57,7 @@ class MeasuredCluster:
     sweeps: Sweeps
     at_once: float | None
     collective: float
+    dense: float
     hidden: float
     work: WorkRates
 
@@ -121,6 +124,7 @@ class MeasuredCluster:
                 "hidden": self.hidden,
                 "spared": self.spared,
                 "other": {
+                    "steps": max(0.0, self.dense - reduced.get("steps", 0.0)),
                     "element_bytes": 1 / work["elements"],
                     "operators": 1 / work["operators"],
                     "ids_made_unique": 1 / work["unique"],
@@ -148,6 +152,7 @@ class MeasuredCluster:
             "hidden": self.hidden,
             "spared": self.spared,
             "collective": self.collective,
+            "dense": self.dense,
             "work": {name: asdict(spread) for name, spread in self.work.rates.items()},
             "lookups": [
                 {**asdict(lookup), **asdict(spread)} for lookup, spread in self.work.lookups.items()
@@ -190,6 +195,8 @@ def measure_cluster(
             hidden = 0.0 if alone else hidden_share(groups, device, sweeps, effort)
             tell("a sharded module")
             collective = 0.0 if alone else module_seconds(device, effort) / COLLECTIVES
+            tell("a step of dense layers")
+            dense = dense_seconds(device, effort)
             machine = this_machine(groups.ranks_per_node, nodes=groups.nodes, device=device)
         memory: list[tuple[int, int]] = [(0, 0)] * dist.get_world_size()
         dist.all_gather_object(memory, (machine.ddr_bytes, machine.hbm_bytes or 0))
@@ -204,4 +211,4 @@ def measure_cluster(
     if machine.hbm_bytes:
         least["hbm_bytes"] = min(gpu for _, gpu in memory)
     found = machine.model_copy(update=least)
-    return MeasuredCluster(found, inside, between, sweeps, both, collective, hidden, work)
+    return MeasuredCluster(found, inside, between, sweeps, both, collective, dense, hidden, work)

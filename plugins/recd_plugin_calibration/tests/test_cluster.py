@@ -85,6 +85,10 @@ def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     assert costs.lookup.rows_updated + costs.lookup.ids_looked_up > 0
     assert costs.gemm.attention_flops + costs.gemm.attention_queries > 0
     assert costs.other.operators > 0
+    # Of its step, which has an all-reduce.
+    beside_it = max(0.0, measured.dense - costs.all_reduce.steps)
+    assert costs.other.steps == pytest.approx(beside_it)
+    assert beside_it < measured.dense
 
 
 def test_the_command_writes_what_training_takes(

@@ -122,8 +122,8 @@ class PerfEstimator(EmbeddingPerfEstimatorV2):
 class StepTime(NoopPerfModel):
     """Milliseconds of the rank that has most to do, and what collectives cost every rank.
 
-    TorchRec's takes sharding types for free, so that it shards half of the tables of a module in another
-    way where that evens out the last percent between ranks.
+    TorchRec's takes sharding types for free, so that it shards half of the tables of a module in
+    another way where that evens out the last percent between ranks.
     """
 
     def __init__(self, topology: Topology) -> None:
