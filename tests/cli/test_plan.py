@@ -44,7 +44,12 @@ def plan(*arguments: str) -> Result:
 def test_a_plan_for_this_machine(folder: Path) -> None:
     result = plan("--json", "plan.json", "--plot", "plots/plan.png")
     assert result.exit_code == 0, result.output
-    for words in ("1 node of machine: 2 ranks on cpu", "the first 64 rows", "t_seq_0_0", "reserve"):
+    for words in (
+        "1 node of machine: 2 ranks on cpu",
+        "the first 1,024 rows",
+        "t_seq_0_0",
+        "reserve",
+    ):
         assert words in result.stdout
     report = json.loads((folder / "plan.json").read_text())
     assert report["topology"]["name"] == "machine"

@@ -96,7 +96,7 @@ def test_a_plan_reckons_with_the_order_of_wrappers(load: Any) -> None:
     profile = measure_profile(found)
     assert profile.of("seen").dedupe_factor(16, pooled=True) == 16
     assert profile.source == (
-        "the first 16 rows, as acme.clustered (r.yaml:6 dataset.wrap[0]) orders them"
+        "the first 64 rows, as acme.clustered (r.yaml:6 dataset.wrap[0]) orders them"
     )
     access = measure_access(found, [Table("t", ("seen",), 10, 4, pooled=True)])
     assert access.tables["t"].total == 2 * 64 // 16
@@ -107,7 +107,7 @@ def test_a_plan_reckons_with_the_order_of_wrappers(load: Any) -> None:
 
 def test_without_wrappers_it_is_the_datasets_own(load: Any) -> None:
     profile = measure_profile(load(""))
-    assert profile.source == "the first 16 rows"
+    assert profile.source == "the first 64 rows"
     assert read_first_rows(load("")).left_out == ()
 
 
@@ -117,7 +117,7 @@ def test_who_asks_for_the_model_is_left_out_by_name(load: Any, what: str) -> Non
     alone = measure_profile(load(ASKS % what))
     assert alone.features == own.features
     assert alone.source == (
-        "the first 16 rows, without acme.asks (r.yaml:6 dataset.wrap[0]), by which batches of "
+        "the first 64 rows, without acme.asks (r.yaml:6 dataset.wrap[0]), by which batches of "
         "training may have other dedupe factors: recd run counts their ids"
     )
     both = measure_profile(load(CLUSTERED + ASKS % what))

@@ -15,6 +15,7 @@ from recd_plugins.planning.candidates import with_plugins
 from recd_plugins.planning.compute import Compute, Operations
 from recd_plugins.planning.constraints import table_constraints
 from recd_plugins.planning.distinct import distinct_reads
+from recd_plugins.planning.profile import measure_profile
 from recd_plugins.planning.report_text import render
 from recd_plugins.planning.study import Study
 from recd_plugins.planning.topologies import this_machine
@@ -52,14 +53,15 @@ def test_of_the_first_batch_they_are_exact(make_registry: Any) -> None:
     assert prepared.coalesced == {table.name for table in candidate.tables}
     transforms = fitted_transforms(registry, prepared)
     (batch,) = RowPipeline(registry, transforms).read([first_rows(registry)])
+    profile = measure_profile(registry, coalesced=candidate.tables, least_rows=1)
     for table in candidate.tables:
         kjt = batch.sparse_features if table.pooled else batch.sequence_features
         assert kjt is not None
         ids = [kjt[name].values() for name in table.features]
         distinct = len(torch.unique(torch.cat(ids)))
-        assert candidate.profile.ids(table, 256) == pytest.approx(distinct)
-        assert candidate.profile.ids(table, 16) < distinct
-    assert not candidate.profile.plain().distinct
+        assert profile.ids(table, 256) == pytest.approx(distinct)
+        assert profile.ids(table, 16) < distinct
+    assert not profile.plain().distinct
 
 
 def test_of_several_batches_they_are_the_mean(make_registry: Any) -> None:

@@ -46,13 +46,25 @@ def is_pooled(name: str) -> bool:
 @pytest.mark.parametrize("converter", CONVERTERS, ids=str)
 def test_of_the_first_batch_it_is_exact(make_registry, converter) -> None:
     registry = make_registry(converter=converter)
-    profile = measure_profile(registry)
+    profile = measure_profile(registry, least_rows=1)
     assert profile.source == "the first 256 rows"
     ids = travels(registry, 1)
     assert ids.keys() == profile.features.keys()
     for name, feature in profile.features.items():
         assert feature.ids(256, pooled=is_pooled(name)) == pytest.approx(ids[name])
         assert feature.deduplicated == (name in registry.converter.dedupe_factors())
+
+
+@pytest.mark.parametrize("converter", CONVERTERS, ids=str)
+def test_of_small_batches_it_is_the_mean_of_some(make_registry, converter) -> None:
+    registry = make_registry(converter=converter)
+    profile = measure_profile(registry)
+    assert profile.source == "the first 2,048 rows"
+    ids = travels(registry, 8)
+    for name, feature in profile.features.items():
+        assert feature.ids(256, pooled=is_pooled(name)) == pytest.approx(ids[name])
+    tiny = make_registry(converter=converter, training={"batch_size": 2})
+    assert measure_profile(tiny).source == "the first 128 rows"
 
 
 def test_preprocessing_changes_lengths(make_registry) -> None:

@@ -24,6 +24,8 @@ from recd_plugins.values.statistics import FeatureStatistics, TableStatistics
 
 # Features that share their unique rows.
 _Group = dict[str, FeatureProfile]
+# One small batch may have few sessions, and half of the distinct ids of the next.
+_LEAST_ROWS, _MOST_BATCHES = 2048, 64
 
 
 def measure_profile(
@@ -32,21 +34,21 @@ def measure_profile(
     num_embeddings: Mapping[str, int] | None = None,
     coalesced: Sequence[Table] = (),
     others: Sequence[Table] = (),
-    least_rows: int = 1,
+    least_rows: int = _LEAST_ROWS,
 ) -> DataProfile:
     """The profile of the training split as the registry converts and preprocesses it.
 
-    The first batch shows which features the converter deduplicates, and how. Where the table
+    The first batches show which features the converter deduplicates, and how. Where the table
     carries statistics, and no wrapper puts its rows into another order, lengths and shares of
-    repeated rows and ids are the whole table's; else they too are the first batch's. Distinct ids
-    of coalesced tables are always that batch's.
+    repeated rows and ids are the whole table's; else they too are the mean of these batches, as
+    distinct ids of coalesced tables always are.
 
     Args:
         registry: its dataset, converter and preprocessing.
         num_embeddings: rows of the table of each feature; ids of others are not checked.
         coalesced: tables whose ids are made unique before they are sent.
         others: whose rows are counted as well that a batch reads.
-        least_rows: to look at, in place of one batch where that has fewer: the mean of several.
+        least_rows: to look at, in batches; but no more than 64 of these.
 
     Raises:
         DataError: the data is missing or wrong.
@@ -61,22 +63,22 @@ def measure_profile(
     transforms = Transforms.of(registry, Placement(), num_embeddings)  # nothing is lowered
     pipeline = RowPipeline(registry, transforms)
     batch = pipeline.batch(rows)
-    further = [pipeline.batch(more) for more in first.batches(-(-least_rows // len(rows)))]
-    read = measure_distinct(
-        [batch, *further], list({t.name: t for t in (*coalesced, *others)}.values())
-    )
+    count = min(-(-least_rows // len(rows)), _MOST_BATCHES)
+    looked_at = [rows, *first.batches(count)]
+    batches = [batch, *map(pipeline.batch, looked_at[1:])]
+    read = measure_distinct(batches, list({t.name: t for t in (*coalesced, *others)}.values()))
     distinct = {table.name: read[table.name] for table in coalesced}
-    groups = _mean([list(_groups(each)) for each in (batch, *further)])
+    groups = _mean([list(_groups(each)) for each in batches])
     seen = {name: profile for group in groups for name, profile in group.items()}
     known = registry.dataset.statistics()
     if in_wrappers or known is None or not known.features.keys() >= seen.keys():
-        num_rows = len(rows) * (1 + len(further))
+        num_rows = sum(map(len, looked_at))
         source = f"the first {num_rows:,} rows{_order(registry, first)}"
         return DataProfile(seen, source, distinct=distinct, read=read)
     features = {
         name: profile
         for group in groups
-        for name, profile in _of_whole_table(group, known, rows).items()
+        for name, profile in _of_whole_table(group, known, looked_at).items()
     }
     source = f"the statistics that the table of {known.rows:,} rows carries"
     source += _order(registry, first)
@@ -91,12 +93,14 @@ def _mean(batches: Sequence[list[_Group]]) -> list[_Group]:
 
     def mean(name: str) -> FeatureProfile:
         of_batches = [each[name] for each in seen if name in each]
+        length = fmean(each.length for each in of_batches)
+        ids = length or 1.0
         return replace(
             of_batches[0],
-            length=fmean(each.length for each in of_batches),
+            length=length,
             repeated_rows=fmean(each.repeated_rows for each in of_batches),
-            repeated_ids=fmean(each.repeated_ids for each in of_batches),
-            shared_ids=fmean(each.shared_ids for each in of_batches),
+            repeated_ids=fmean(each.length * each.repeated_ids for each in of_batches) / ids,
+            shared_ids=fmean(each.length * each.shared_ids for each in of_batches) / ids,
         )
 
     return [{name: mean(name) for name in group} for group in batches[0]]
@@ -119,7 +123,7 @@ def _order(registry: Registry, first: FirstRows) -> str:
 
 
 def _of_whole_table(
-    group: Mapping[str, FeatureProfile], known: TableStatistics, rows: Rows
+    group: Mapping[str, FeatureProfile], known: TableStatistics, looked_at: Sequence[Rows]
 ) -> dict[str, FeatureProfile]:
     """Features that share their unique rows: a row repeats where all of them do.
 
@@ -129,11 +133,11 @@ def _of_whole_table(
     statistics = {name: known.features[name] for name in group}
     repeated_rows = min(feature.exact_rows for feature in statistics.values())
     if len(group) > 1:
-        repeated_rows *= _coincidence(rows, list(group))
+        repeated_rows *= _coincidence(looked_at[0], list(group))
     found = {}
     for name, profile in group.items():
         own = statistics[name]
-        length = own.length * _growth(profile, rows, name)
+        length = own.length * _growth(profile, looked_at, name)
         if not profile.deduplicated:
             found[name] = FeatureProfile(length)
             continue
@@ -164,10 +168,12 @@ def _shifted(feature: FeatureStatistics) -> float:
     return feature.shifted_ids / feature.ids if feature.ids else 0.0
 
 
-def _growth(profile: FeatureProfile, rows: Rows, name: str) -> float:
+def _growth(profile: FeatureProfile, looked_at: Sequence[Rows], name: str) -> float:
     """What preprocessing makes of the length of a feature: 1 where it keeps it."""
-    _, offsets = sparse_column(rows, name)
-    stored = float(offsets[-1] - offsets[0]) / len(rows)
+    stored = 0.0
+    for rows in looked_at:
+        _, offsets = sparse_column(rows, name)
+        stored += float(offsets[-1] - offsets[0]) / sum(map(len, looked_at))
     return profile.length / stored if stored else 1.0
 
 

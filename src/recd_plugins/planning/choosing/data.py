@@ -12,9 +12,6 @@ from recd_plugins.planning.setting import RegistryData, coalesced_tables, off_me
 from recd_plugins.registry import Registry
 from recd_plugins.values.data_profile import DataProfile, DistinctIds
 
-# Rows of the data that a profile is of, at least.
-_LEAST_ROWS = 2048
-
 
 class DataOfChoices(TrainingData):
     """Data whose profile suits tables that a chooser may have coalesced.
@@ -75,9 +72,6 @@ def profile_of_choices(
 ) -> DataProfile:
     """Of a model's data, with what coalescing any of ``tables`` would send.
 
-    That of a registry's own data is of more rows than one small batch has: what is chosen depends
-    on it.
-
     Args:
         registry: the data's.
         tables: that are chosen for.
@@ -88,9 +82,7 @@ def profile_of_choices(
     own = isinstance(data, RegistryData)
     coalesced = [*tables, *(coalesced_tables(registry, ours) if own else ())]
     with off_meta():
-        measured = measure_profile(
-            registry, num_embeddings=rows, coalesced=coalesced, others=ours, least_rows=_LEAST_ROWS
-        )
+        measured = measure_profile(registry, num_embeddings=rows, coalesced=coalesced, others=ours)
     if own:
         return measured
     known = data.profile()
