@@ -83,7 +83,8 @@ class TieredPart(TablePart):
 
         Ids of hot rows are looked up where they are. Those of flex rows are dealt evenly to the
         ranks of the node, so a rank looks up as many as it sends. Gradients of the copies are
-        summed, of hot rows over all ranks, of flex rows over those that hold the same ones.
+        summed, of hot rows over all ranks, of flex rows over those that hold the same ones: links
+        carry these for each rank of a node, and of a sum over all ranks for one.
         """
         from recd_plugins.api import Work
         from recd_plugins.api.planning import EVERY_RANK, ID_BYTES, SCALAR_BYTES
@@ -109,10 +110,7 @@ class TieredPart(TablePart):
                 * (world_size - 1)
                 / world_size
                 * (tiers.hot * width if syncs.hot == "dense" else 0.0)
-                + 2
-                * (nodes - 1)
-                / nodes
-                * (tiers.flex / local * width if syncs.flex == "dense" else 0.0),
+                + 2 * (nodes - 1) / nodes * (tiers.flex * width if syncs.flex == "dense" else 0.0),
             ),
         )
         if syncs.hot == "sparse":

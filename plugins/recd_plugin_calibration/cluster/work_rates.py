@@ -33,9 +33,9 @@ WORKS = {
     "unique": "making ids unique",
 }
 
-# More than caches of a processor hold, and rows that an operation of a step moves: more than those
-# of a core.
-_COPIED_BYTES, _MOVED = 1 << 26, (1 << 16, 16)
+# More than caches of a processor hold, and rows that an operation of a step moves: of processors
+# no more than a core's cache holds.
+_COPIED_BYTES, _MOVED = 1 << 26, {"cpu": (1 << 14, 16), "cuda": (1 << 16, 16)}
 # Of a matrix product: rows and columns on a processor and on a GPU.
 _MATRIX = {"cpu": 512, "cuda": 4096}
 # Of attention: rows, heads, positions, columns.
@@ -149,8 +149,8 @@ def _works(device: torch.device) -> dict[str, tuple[float, Callable[[], object]]
         here, there = (torch.zeros_like(source, device=device) for _ in range(2))
         found["device_copy"] = 2.0 * _COPIED_BYTES, lambda: there.copy_(here)
         found["to_device"] = float(_COPIED_BYTES), lambda: there.copy_(pinned, non_blocking=True)
-    moved = torch.zeros(_MOVED, device=device)
-    places = torch.randperm(_MOVED[0], generator=torch.Generator().manual_seed(0)).to(device)
+    moved = torch.zeros(_MOVED[device.type], device=device)
+    places = torch.randperm(len(moved), generator=torch.Generator().manual_seed(0)).to(device)
 
     def elements() -> object:
         taken = moved.index_select(0, places)

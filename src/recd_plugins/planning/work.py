@@ -279,6 +279,7 @@ def _table_work(
     node = np.arange(world_size) // local
     nodes = world_size // local
     vectors, held = of_owners(vectors), of_owners(np.ones_like(sent))
+    output = (nodes - 1) * vectors * (1 if within_node else local)
     return {
         "ids_looked_up": of_owners(world_size * sent),
         "bytes_looked_up": of_owners(world_size * sent * columns * SCALAR_BYTES),
@@ -291,10 +292,8 @@ def _table_work(
         + ring
         - ring_across
         + (local - 1) * vectors * (2 * nodes - 1 if within_node else 1),
-        "bytes_across_nodes": across.sum()
-        - across[node]
-        + ring_across
-        + (nodes - 1) * vectors * (1 if within_node else local),
+        "bytes_across_nodes": across.sum() - across[node] + ring_across + output,
+        "output_across_nodes": output,
     }
 
 

@@ -21,7 +21,9 @@ class Work:
         collectives: of the embeddings' input dist and output dist.
         bytes_in_node: that it sends to ranks of its node in them, and receives likewise.
         bytes_across_nodes: that it sends to ranks of other nodes.
-        bytes_reduced: gradients that ranks reduce.
+        output_across_nodes: of them, embeddings of its shards, whose gradients come back to it.
+        bytes_reduced: gradients that ranks reduce; of a group within each of which links carry more
+            than one rank sends, as a sum over all ranks would make them carry.
         matmul_flops: operations of matrix products.
         attention_flops: operations of torch's fused attention.
         attention_queries: positions of its heads, each of which has scores to sum up.
@@ -42,6 +44,7 @@ class Work:
     collectives: float = 0.0
     bytes_in_node: float = 0.0
     bytes_across_nodes: float = 0.0
+    output_across_nodes: float = 0.0
     bytes_reduced: float = 0.0
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
