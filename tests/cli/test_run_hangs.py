@@ -19,21 +19,24 @@ from tests.cli.programs import RECD, recd
 from recd_plugins.cli import main
 
 PLUGIN = '''
+import glob
 import os
 import signal
 from recd_plugins.hookspecs import hookimpl
 from recd_plugins.interfaces import PluginOptions, Preprocessing
 
 class Stop(Preprocessing):
-    """Stops the process that makes the seventh batch of a rank, once."""
+    """Stops the process that makes batches of a rank after a checkpoint, once."""
     name = "acme.stop"
     calls = 0
     class Options(PluginOptions):
         rank: int
         note: str
     def transform(self, values, offsets):
-        self.calls += 1
-        if self.calls == 7 and int(os.environ["RANK"]) == self.options.rank:
+        checkpoints = glob.glob(os.path.dirname(self.options.note) + "/checkpoints/step-*")
+        # What is read before training is no step; what a checkpoint waits for neither.
+        self.calls += bool(checkpoints)
+        if self.calls == 2 and int(os.environ["RANK"]) == self.options.rank:
             try:
                 with open(self.options.note, "x") as note:
                     note.write(str(os.getpid()))
