@@ -218,6 +218,19 @@ def test_validate_tells_every_problem(folder):
     }
 
 
+def test_validate_reads_the_file_of_the_topology(folder):
+    text = REGISTRY + "training: {topology: cluster.yaml}\n"
+    assert "training:" not in REGISTRY
+    (folder / "registry.yaml").write_text(text)
+    assert "cluster.yaml" in recd("validate", expect=1).stderr
+    (folder / "cluster.yaml").write_text("flops: -1\n")
+    assert "cluster.yaml:1 flops: input should be greater than 0" in (
+        recd("validate", expect=1).stderr
+    )
+    problems = json.loads(recd("validate", "--json", expect=1).stdout)["problems"]
+    assert {"cluster.yaml"} == {problem["path"] for problem in problems}
+
+
 def test_schema_describes_every_plugin(folder):
     schema = json.loads(recd("schema").stdout)
     assert schema == json.loads(recd("schema", "--json").stdout)

@@ -48,14 +48,11 @@ def test_ranks_with_less_work_wait_in_the_all_to_all() -> None:
     assert predict_stages(uneven, COSTS).total == pytest.approx(most.total)
 
 
-def test_the_rank_with_the_most_embeddings_is_waited_for_there_and_back() -> None:
+def test_bytes_that_are_waited_for_take_as_long_as_those_that_are_sent() -> None:
     costs = StageCosts(all_to_all=AllToAllCost(bytes_across_nodes=1.0))
-    # One of three ranks has all tables: 6 bytes of embeddings for the others, 1 of ids from each.
-    owner = Work(bytes_across_nodes=6, output_across_nodes=6)
-    others = [Work(bytes_across_nodes=4)] * 2
+    owner = Work(bytes_across_nodes=6, bytes_waited_for=6)
+    others = [Work(bytes_across_nodes=4, bytes_waited_for=6)] * 2
     assert predict_stages([owner, *others], costs).all_to_all == 12
-    even = [Work(bytes_across_nodes=5, output_across_nodes=2)] * 3
-    assert predict_stages(even, costs).all_to_all == 5
 
 
 @pytest.mark.parametrize(("hidden", "left"), [(0.0, 3.0), (0.5, 2.0), (1.0, 1.0)])

@@ -248,6 +248,20 @@ def test_nodes() -> None:
     assert ranks[2].bytes_across_nodes == inputs + vectors
 
 
+def test_the_link_with_the_most_embeddings_is_waited_for_there_and_back() -> None:
+    owner = plan("table_wise", (0, 100, 8))
+    vectors, inputs = 10 * 8 * 4, 30 * 8 + 10 * 4
+    ranks = works(owner, local_world_size=1)
+    assert [rank.bytes_waited_for for rank in ranks] == [3 * vectors] * 4
+    assert works(owner, local_world_size=2)[1].bytes_waited_for == 2 * vectors
+    # The owner has the link of its node to itself; gradients of both far ranks are on theirs.
+    waited_for = vectors + (inputs + vectors) - 2 * vectors
+    assert works(owner, local_world_size=2, gloo=True)[1].bytes_waited_for == waited_for
+    even = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
+    for local in (1, 2, 4):
+        assert works(even, local_world_size=local)[0].bytes_waited_for == pytest.approx(0)
+
+
 @pytest.mark.parametrize(("local_world_size", "once"), [(1, 1.5), (2, 1.0), (4, 1.5)])
 def test_overlapped_gradients_of_dense_layers_cross_a_link_once_a_node(
     local_world_size: int, once: float

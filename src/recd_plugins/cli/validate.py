@@ -10,6 +10,7 @@ import click
 
 from recd_plugins.errors import RegistryError
 from recd_plugins.planning.prepared import load_registry
+from recd_plugins.planning.topologies import load_topology
 from recd_plugins.registry.check_dataset import check_dataset
 
 
@@ -20,13 +21,15 @@ from recd_plugins.registry.check_dataset import check_dataset
 def validate(ctx: click.Context, path: Path, as_json: bool) -> None:
     """Check a registry file.
 
-    Its shape, its plugins and their options, and whether these suit the columns of the data where
-    it is there; PATH is registry.yaml if not given. Rows are not read: what patterns match shows
-    when training starts.
+    Its shape, its plugins and their options, the file of its training.topology, and whether these
+    suit the columns of the data where it is there; PATH is registry.yaml if not given. Rows are not
+    read: what patterns match shows when training starts.
     """
     try:
         registry = load_registry(path, plugins_dir=ctx.obj)
         check_dataset(registry)
+        if registry.training.topology is not None:
+            load_topology(registry.training.topology)
     except RegistryError as error:
         if not as_json:
             raise

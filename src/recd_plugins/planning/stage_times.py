@@ -37,13 +37,9 @@ def predict_stages(
     # Processors that the ranks share have no time left while they compute.
     hidden = costs.hidden * min(mean.all_reduce, mean.lookup) if overlapped else 0.0
     collectives = max(work.collectives for work in works)
-    # The rank with the most embeddings to send is waited for in the output dist, and again when all
-    # others send it their gradients.
-    most = max(work.output_across_nodes for work in works)
-    others = max(work.bytes_across_nodes - work.output_across_nodes for work in works)
-    busiest = max(work.bytes_across_nodes for work in works)
-    uneven = max(0.0, most + max(most, others) - busiest) * costs.all_to_all.bytes_across_nodes
-    sent = costs.all_to_all.bytes_across_nodes * busiest + uneven
+    across = costs.all_to_all.bytes_across_nodes
+    uneven = across * max(work.bytes_waited_for for work in works)
+    sent = across * max(work.bytes_across_nodes for work in works) + uneven
     reduced = mean.all_reduce - hidden
     let_through = (
         min(costs.spared * collectives, sent),

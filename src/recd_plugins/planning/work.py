@@ -44,6 +44,8 @@ _WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value
 _Numbers = NDArray[np.float64]
 # Of ``Work``: of every rank alike, or ``[world_size]``.
 _Fields = Mapping[str, float | _Numbers]
+# What is in no ``Work``: embeddings that a rank sends to other nodes.
+_OUTPUT = "output"
 
 
 def work_of_step(
@@ -90,6 +92,7 @@ def work_of_step(
         in_ring, once = ((count - 1) / count for count in (world_size, world_size // local))
         dense = replace(dense, bytes_reduced=dense.bytes_reduced * once / in_ring)
     add(EVERY_RANK, vars(dense))
+    output = np.zeros(world_size)
     for module in plan.plan.values():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
         kinds: dict[str, int] = {}
@@ -97,16 +100,37 @@ def work_of_step(
             kind, variable = sharding.sharding_type, _is_variable(by_name[name], profile)
             kinds[kind] = max(kinds.get(kind, 0), collectives_of(kind, variable=variable))
             own_share = _sharded_share(name, parts)
-            add(EVERY_RANK, _table_work(by_name[name], sharding, step, own_share, gloo=gloo))
+            of_table = _table_work(by_name[name], sharding, step, own_share, gloo=gloo)
+            output += of_table.get(_OUTPUT, 0.0)
+            add(EVERY_RANK, {name: work for name, work in of_table.items() if name != _OUTPUT})
             for part in parts:
                 for ranks, work in part.work(by_name[name], sharding, step):
                     add(ranks, vars(work))
         of_parts = sum(part.collectives(module) for part in parts)
         add(EVERY_RANK, {"collectives": of_parts + sum(kinds.values())})
+    # Ranks of a node share its link where it is gloo that sends.
+    waited_for = _waited_for(totals["bytes_across_nodes"], output, local if gloo else 1)
+    add(EVERY_RANK, {"bytes_waited_for": waited_for})
     return [
         Work(**{name: float(total[rank]) for name, total in totals.items()} | {"steps": 1.0})
         for rank in range(world_size)
     ]
+
+
+def _waited_for(sent: _Numbers, output: _Numbers, sharing: int) -> float:
+    """Bytes across nodes beside those of the rank that sends most.
+
+    The link with the most embeddings is waited for in the output dist, and again when all others
+    send it their gradients.
+
+    Args:
+        sent: of each rank.
+        output: of them, embeddings of its shards.
+        sharing: ranks that share a link.
+    """
+    most = output.reshape(-1, sharing).mean(1).max()
+    others = (sent - output).reshape(-1, sharing).mean(1).max()
+    return float(max(0.0, most + max(most, others) - sent.max()))
 
 
 def bytes_of_tables(
@@ -293,7 +317,7 @@ def _table_work(
         - ring_across
         + (local - 1) * vectors * (2 * nodes - 1 if within_node else 1),
         "bytes_across_nodes": across.sum() - across[node] + ring_across + output,
-        "output_across_nodes": output,
+        _OUTPUT: output,
     }
 
 

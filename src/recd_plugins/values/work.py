@@ -21,7 +21,8 @@ class Work:
         collectives: of the embeddings' input dist and output dist.
         bytes_in_node: that it sends to ranks of its node in them, and receives likewise.
         bytes_across_nodes: that it sends to ranks of other nodes.
-        output_across_nodes: of them, embeddings of its shards, whose gradients come back to it.
+        bytes_waited_for: beside them, since another rank has more embeddings to send to other
+            nodes, and all their gradients come back to that one.
         bytes_reduced: gradients that ranks reduce; of a group within each of which links carry more
             than one rank sends, as a sum over all ranks would make them carry.
         matmul_flops: operations of matrix products.
@@ -44,7 +45,7 @@ class Work:
     collectives: float = 0.0
     bytes_in_node: float = 0.0
     bytes_across_nodes: float = 0.0
-    output_across_nodes: float = 0.0
+    bytes_waited_for: float = 0.0
     bytes_reduced: float = 0.0
     matmul_flops: float = 0.0
     attention_flops: float = 0.0
