@@ -23,8 +23,8 @@ class Work:
         bytes_across_nodes: that it sends to ranks of other nodes.
         bytes_waited_for: beside them, since another rank has more embeddings to send to other
             nodes, and all their gradients come back to that one.
-        bytes_reduced: gradients that ranks reduce; of a group within each of which links carry more
-            than one rank sends, as a sum over all ranks would make them carry.
+        bytes_reduced: gradients that it sends to sum them up; where links carry those of several
+            groups at once, all that they carry.
         matmul_flops: operations of matrix products.
         attention_flops: operations of torch's fused attention.
         attention_queries: positions of its heads, each of which has scores to sum up.
