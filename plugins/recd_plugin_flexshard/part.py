@@ -47,9 +47,9 @@ class TieredPart(TablePart):
         return dict.fromkeys(self._tables, why)
 
     def sharded_share(self, table: str) -> float:
-        """The share of cold rows."""
+        """The share of cold rows, of the ids that a batch looks up."""
         tiers = self._tables.get(table)
-        return 1.0 if tiers is None else tiers.cold_share
+        return 1.0 if tiers is None else tiers.shares_sent[2]
 
     def memory_of_rank(self, ranks_per_node: int, optimizer: str) -> Mapping[str, int]:
         """Copies with optimizer state, and their gradients."""
@@ -71,7 +71,8 @@ class TieredPart(TablePart):
         tiers = self._tables.get(table.name)
         if tiers is None:
             return 0.0
-        return 4 * table.embedding_dim * (tiers.hot_share + 2 * tiers.flex_share) * ids
+        hot, flex, _ = tiers.shares_sent
+        return 4 * table.embedding_dim * (hot + 2 * flex) * ids
 
     def work(
         self,
@@ -96,7 +97,7 @@ class TieredPart(TablePart):
         nodes, width = world_size // local, table.embedding_dim * SCALAR_BYTES
         sent_width = table.embedding_dim * wire_bytes
         ids = profile.ids(table, batch_size)
-        hot, flex = ids * tiers.hot_share, ids * tiers.flex_share
+        hot, flex = (ids * share for share in tiers.shares_sent[:2])
         syncs = self.plan.syncs
         yield (
             EVERY_RANK,

@@ -59,8 +59,8 @@ def test_of_the_first_batch_it_is_exact(make_registry, converter) -> None:
 def test_of_small_batches_it_is_the_mean_of_some(make_registry, converter) -> None:
     registry = make_registry(converter=converter)
     profile = measure_profile(registry)
-    assert profile.source == "the first 2,048 rows"
-    ids = travels(registry, 8)
+    assert profile.source == "the first 4,096 rows"
+    ids = travels(registry, 16)
     for name, feature in profile.features.items():
         assert feature.ids(256, pooled=is_pooled(name)) == pytest.approx(ids[name])
     tiny = make_registry(converter=converter, training={"batch_size": 2})

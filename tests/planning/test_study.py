@@ -184,7 +184,7 @@ def test_json_is_complete(make_registry) -> None:
         "topology", "costs", "data", "plugins", "plain", "plain_problem", "ratios", "changed"
     }  # fmt: skip
     assert made["topology"]["world_size"] == 32
-    assert made["data"]["source"] == "the first 2,048 rows"
+    assert made["data"]["source"] == "the first 4,096 rows"
     assert made["data"]["features"]["usr_0"]["dedupe_factor"] > 1
     side = made["plugins"]
     by_rank = side["memory_bytes"]["by_rank"]

@@ -56,6 +56,17 @@ class TableTiers:
         return 1.0 - self.hot_share - self.flex_share
 
     @property
+    def shares_sent(self) -> tuple[float, float, float]:
+        """Of the ids that a batch looks up, those of hot, flex and cold rows.
+
+        Coalesced, an id counts once a batch, and of rows that are read most often it counts less
+        than of the table's accesses.
+        """
+        sent = (self.hot_sent, self.flex_sent, self.cold_sent)
+        total = sum(sent)
+        return (sent[0] / total, sent[1] / total, sent[2] / total) if total else (0.0, 0.0, 1.0)
+
+    @property
     def hot_rows(self) -> NDArray[np.int64]:
         """The data-parallel rows, most accessed first."""
         return self.demand.ids(0, self.hot)

@@ -25,7 +25,7 @@ from recd_plugins.values.statistics import FeatureStatistics, TableStatistics
 # Features that share their unique rows.
 _Group = dict[str, FeatureProfile]
 # One small batch may have few sessions, and far fewer distinct ids than the next.
-_LEAST_ROWS, _MOST_BATCHES = 2048, 64
+_LEAST_ROWS, _MOST_BATCHES = 4096, 64
 
 
 def measure_profile(
