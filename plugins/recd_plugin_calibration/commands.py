@@ -112,7 +112,7 @@ def calibrate(
             found = _measure(rank, world_size, kind, quick)
         if rank:
             return
-    _tell(found, output, json_path, plot_path)
+    _tell(found, _comment(found, quick), output, json_path, plot_path)
 
 
 def _default_ranks(device: str) -> int:
@@ -147,16 +147,26 @@ def _measure(rank: int, world_size: int, kind: str, quick: bool) -> MeasuredClus
     return measure_cluster(device_of_rank(kind), QUICK if quick else FULL, say)
 
 
+def _comment(found: MeasuredCluster, quick: bool) -> str:
+    """The first line of the file."""
+    how = f"recd calibrate {version('recd-plugins-core')}{' --quick' if quick else ''}"
+    line = f"Measured by {how} on {time.strftime('%Y-%m-%d')}."
+    return line if found.spec.nodes > 1 else f"{line} One node: rates between nodes are assumed."
+
+
 def _tell(
-    found: MeasuredCluster, output: Path, json_path: Path | None, plot_path: Path | None
+    found: MeasuredCluster,
+    comment: str,
+    output: Path,
+    json_path: Path | None,
+    plot_path: Path | None,
 ) -> None:
     from recd_plugin_calibration.cluster.report import far_apart, plot, render
     from recd_plugins.api.training import write_topology
 
     spec = found.spec
     Console().print(render(found))
-    of, when = version("recd-plugins-core"), time.strftime("%Y-%m-%d")
-    write_topology(output, spec, f"Measured by recd calibrate {of} on {when}.")
+    write_topology(output, spec, comment)
     if json_path is not None:
         write_json(json_path, found.as_json())
     if plot_path is not None:

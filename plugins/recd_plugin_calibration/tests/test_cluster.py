@@ -111,6 +111,22 @@ def test_the_command_writes_what_training_takes(
     assert recd_calibrate(monkeypatch, measured, "-o", "cluster.yaml", "--force").exit_code == 0
 
 
+def test_the_file_says_what_was_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
+) -> None:
+    path = tmp_path / "cluster.yaml"
+
+    def first_line(found: MeasuredCluster, *options: str) -> str:
+        recd_calibrate(monkeypatch, found, "-o", str(path), "--force", *options)
+        return path.read_text().splitlines()[0]
+
+    assert "--quick" not in first_line(measured)
+    assert "assumed" not in first_line(measured)
+    assert " --quick on " in first_line(measured, "--quick")
+    one_node = replace(measured, machine=measured.machine.model_copy(update={"nodes": 1}))
+    assert first_line(one_node).endswith("One node: rates between nodes are assumed.")
+
+
 def test_rounds_that_lie_far_apart_are_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: MeasuredCluster
 ) -> None:

@@ -86,6 +86,11 @@ def planned_tiers(registry: Registry, spec: TopologySpec) -> PlannedTiers:
         return PlannedTiers(candidate, plans)
     names = [cls.name for cls in (TwoTier, ThreeTier, Joint)]
     sequences = [table.name for table in candidate.tables if not table.pooled]
+    if (chosen := candidate.prepared.chosen) is not None:
+        raise RecdError(
+            f"{registry.path}: no table has tiers of rows: {chosen}. recd plan shows what else was "
+            f"tried; an entry that uses {' or '.join(names)} gives them tiers all the same"
+        )
     raise RecdError(
         f"{registry.path}: no table has tiers of rows; "
         + (

@@ -111,6 +111,13 @@ def test_without_tiers(folder: Path) -> None:
     )
 
 
+def test_where_auto_chose_none(folder: Path) -> None:
+    path = folder / "registry.yaml"
+    path.write_text(REGISTRY.replace("flexshard.three_tier", "auto"))
+    shown = " ".join(simulate("--topology", "machine", "--ranks-per-node", "1").output.split())
+    assert "registry.yaml: no table has tiers of rows: auto takes the planner for t_seq" in shown
+
+
 def test_the_example_of_the_page_runs(folder: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text()
     (line,) = re.findall(r"^\$ recd simulate registry.yaml (.*)$", page, re.M)

@@ -52,6 +52,7 @@ class OneSide:
     """Trains one side step by step.
 
     Batches are read, converted and lowered at the start and go round: readers are another tier.
+    Ranks take turns at those of one reader.
 
     Args:
         registry: of the side.
@@ -84,8 +85,9 @@ class OneSide:
         )
         self.predicted = parts.predicted
         rank, world_size = dist.get_rank(), dist.get_world_size()
-        loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
-        self.batches = list(islice(loader, num_batches))
+        # Of the table's first rows, which plans look at: other rows have lists of other lengths.
+        loader = parts.prepared.dataloader(rank=0, world_size=1, device=device)
+        self.batches = list(islice(loader, rank, num_batches * world_size, world_size))
         self._around: Iterator[Any] = cycle(self.batches)
         self._pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
         self._losses: list[Tensor] = []
