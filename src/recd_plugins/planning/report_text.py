@@ -169,7 +169,7 @@ def _memory(report: PlanReport) -> Table:
     table.add_column("")
     sides = _sides(report)
     for name, _ in sides:
-        table.add_column(f"{name}: max", justify="right", overflow="fold")
+        table.add_column(f"{name}: fullest", justify="right", overflow="fold")
         table.add_column("mean", justify="right", overflow="fold")
     fullest = {name: int(side.memory_by_rank.argmax()) for name, side in sides}
     for component in report.components:
