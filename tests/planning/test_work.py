@@ -168,6 +168,16 @@ def test_a_sequence_table_gives_a_vector_for_each_id() -> None:
     assert owner.bytes_in_node == 3 * 30 * 8 * 4
 
 
+def test_embeddings_of_sequences_are_put_in_order() -> None:
+    """By ranks where they are looked up, and of row-wise tables by the batch where they arrive."""
+    sent = 10 * 3 * 8 * 4  # bytes of the embeddings of a rank's batch
+    split = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
+    assert [work.element_bytes for work in works(split, pooled=False)] == 4 * [(4 + 6) * sent]
+    whole = plan("table_wise", (1, 100, 8))
+    assert [w.element_bytes for w in works(whole, pooled=False)] == [0, 4 * 4 * sent, 0, 0]
+    assert [work.element_bytes for work in works(split)] == 4 * [0]
+
+
 def test_row_wise_spreads_ids_and_sums_everywhere() -> None:
     ranks = works(plan("row_wise", *((rank, 25, 8) for rank in range(4))))
     for work in ranks:

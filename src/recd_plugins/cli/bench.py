@@ -70,8 +70,8 @@ def _command(name: str, benchmark: Any) -> click.Command:
             type=click.Choice(["tiny", "small", "reference"]),
             default="small",
             show_default=True,
-            help="small ends within a minute or a few; reference is what the documentation quotes; tiny "
-            "only shows that a benchmark runs, and its figures mean nothing.",
+            help="small ends within a minute or a few; reference is what the documentation "
+            "quotes; tiny only shows that a benchmark runs, and its figures mean nothing.",
         ),
         *(_option(each, types_by_name[each.name], words.get(each.name)) for each in own),
         click.Option(

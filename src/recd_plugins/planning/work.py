@@ -37,6 +37,10 @@ EVERY_RANK = slice(None)
 # In steps on CPU 21 to 26 and 7 to 8 were counted; the rest of the 40 is estimated, of compiled
 # kernels and the arrays that they take.
 _COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS = 40, 8
+# Times that the bytes of a sequence's embeddings are read or written to put them into the order of
+# ranks where they are looked up, and of the batch where parts of a table's rows arrive: forward by
+# a copy, backward by another there and by a sum into zeros here.
+_SORTED_THERE, _SORTED_HERE = 4, 6
 _ROW_WISE = ShardingType.ROW_WISE.value
 # Rows are split over the ranks of one node.
 _WITHIN_NODE = {ShardingType.TABLE_ROW_WISE.value, ShardingType.GRID_SHARD.value}
@@ -304,9 +308,15 @@ def _table_work(
     nodes = world_size // local
     vectors, held = of_owners(vectors), of_owners(np.ones_like(sent))
     output = (nodes - 1) * vectors * (1 if within_node else local)
+    looked_up = of_owners(world_size * sent * columns * SCALAR_BYTES)
+    ordered: float | _Numbers = 0.0
+    if not table.pooled:
+        here = sharding.sharding_type == _ROW_WISE and ids * table.embedding_dim * SCALAR_BYTES
+        ordered = _SORTED_THERE * looked_up + _SORTED_HERE * here
     return {
         "ids_looked_up": of_owners(world_size * sent),
-        "bytes_looked_up": of_owners(world_size * sent * columns * SCALAR_BYTES),
+        "bytes_looked_up": looked_up,
+        "element_bytes": ordered,
         "rows_updated": of_owners(np.minimum(world_size * sent, updated * shares)),
         "tables_looked_up": held,
         "rows_looked_up": world_size * rows * held if table.pooled and variable else 0.0,
