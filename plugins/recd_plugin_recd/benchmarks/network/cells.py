@@ -18,7 +18,7 @@ import click
 from recd_plugin_recd.benchmarks.network.grid import Cell, Side
 from recd_plugin_recd.benchmarks.network.link_trace import LinkTrace
 from recd_plugin_recd.benchmarks.network.ranks import PROGRESS, Job, Measured
-from recd_plugin_recd.benchmarks.network.workloads import write_registries
+from recd_plugin_recd.benchmarks.network.workloads import rows_of_a_step, write_registries
 from recd_plugins.api import DataError, SetupError
 from recd_plugins.testing.benchmark import Size
 from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
@@ -27,6 +27,8 @@ from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
 _AT_ONCE = 40
 _RANKS = "recd_plugin_recd.benchmarks.network.ranks"
 _LINES_SHOWN = 15
+# Rows that plans look at: what is predicted is of those that are trained.
+_PLANNED_ROWS = 4096
 # What it prints when a rank ended; a traceback of its own follows.
 _TORCHRUN_SAYS = "failed (exitcode"
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -34,7 +36,10 @@ _SECONDS_BETWEEN_LOOKS = 0.5
 
 @dataclass(frozen=True)
 class Effort:
-    """How much of each side is measured: see ``Job``."""
+    """How much of each side is measured: see ``Job``.
+
+    ``num_batches``: at most.
+    """
 
     num_batches: int
     turns: int
@@ -44,8 +49,8 @@ class Effort:
 
 EFFORTS: Mapping[Size, Effort] = {
     "tiny": Effort(num_batches=2, turns=1, steps=1),
-    "small": Effort(num_batches=8, turns=3, steps=2, seconds=30.0),
-    "reference": Effort(num_batches=8, turns=9, steps=4),
+    "small": Effort(num_batches=16, turns=3, steps=2, seconds=30.0),
+    "reference": Effort(num_batches=16, turns=9, steps=4),
 }
 
 
@@ -152,7 +157,7 @@ def _measure(
             files,
             stock,
             cell.ranks_per_node,
-            effort.num_batches,
+            max(2, min(effort.num_batches, _PLANNED_ROWS // rows_of_a_step(cell, size))),
             effort.turns,
             effort.steps,
             counts_links=True,

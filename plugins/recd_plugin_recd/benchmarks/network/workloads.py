@@ -38,6 +38,11 @@ def workload_text(name: WorkloadName, size: Size) -> str:
     return f"{what}, {rows:,} rows, batch {batch_size} a rank"
 
 
+def rows_of_a_step(cell: Cell, size: Size) -> int:
+    """Rows that all ranks of a cell train on at once."""
+    return cell.num_nodes * cell.ranks_per_node * _rows_and_batch(cell.workload, size)[1]
+
+
 def _rows_and_batch(name: WorkloadName, size: Size) -> tuple[int, int]:
     if name == "rm1" and size != "reference":
         return _RM1_SMALL_ROWS, _RM1_SMALL_BATCH
