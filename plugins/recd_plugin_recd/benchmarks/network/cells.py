@@ -27,8 +27,9 @@ from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
 _AT_ONCE = 40
 _RANKS = "recd_plugin_recd.benchmarks.network.ranks"
 _LINES_SHOWN = 15
-# Rows that plans look at: what is predicted is of those that are trained.
-_PLANNED_ROWS = 4096
+# Rows that plans look at: what is predicted is of those that are trained, but that in fewer batches
+# it is chance how many ids of a rank's rows lie on its own node.
+_PLANNED_ROWS, _LEAST_BATCHES = 4096, 8
 # What it prints when a rank ended; a traceback of its own follows.
 _TORCHRUN_SAYS = "failed (exitcode"
 _SECONDS_BETWEEN_LOOKS = 0.5
@@ -150,6 +151,7 @@ def _measure(
     cell: Cell, files: Mapping[str, Path], stock: frozenset[str], size: Size, *, traces: bool
 ) -> dict[str, Measured]:
     effort = EFFORTS[size]
+    planned = _PLANNED_ROWS // rows_of_a_step(cell, size)
     rate = None if cell.rate == "unshaped" else cell.rate
     with ShapedNetwork(cell.num_nodes, rate) as network, tempfile.TemporaryDirectory() as name:
         logs = Path(name)
@@ -157,7 +159,7 @@ def _measure(
             files,
             stock,
             cell.ranks_per_node,
-            max(2, min(effort.num_batches, _PLANNED_ROWS // rows_of_a_step(cell, size))),
+            min(effort.num_batches, max(_LEAST_BATCHES, planned)),
             effort.turns,
             effort.steps,
             counts_links=True,
