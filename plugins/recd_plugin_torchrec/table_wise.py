@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from recd_plugin_torchrec.coalescing import CoalescingSharding, saves
-from recd_plugins.api import Setting, Table
+from recd_plugin_torchrec.coalescing import CoalescingSharding
+from recd_plugins.api import Table
 
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ParameterConstraints
-
-# On more ranks most have no table, and a plan more takes seconds.
-_MOST_RANKS = 64
 
 
 class TableWise(CoalescingSharding):
@@ -25,15 +22,3 @@ class TableWise(CoalescingSharding):
         from torchrec.distributed.planner.types import ParameterConstraints
 
         return {table.name: ParameterConstraints(sharding_types=["table_wise"]) for table in tables}
-
-    @classmethod
-    def offers(cls, tables: Sequence[Table], setting: Setting) -> Sequence[Mapping[str, Any]]:
-        """Coalesced sequences, where that sends less: the planner splits their tables by rows.
-
-        It does so by estimates of each shard, which leave out that embeddings of split tables are
-        put in order once more where they arrive.
-        """
-        few = 1 < setting.world_size <= _MOST_RANKS
-        return (
-            [{"coalesce": True}] if few and saves(tables, setting) and not tables[0].pooled else []
-        )
