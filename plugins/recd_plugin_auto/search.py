@@ -22,15 +22,15 @@ def best_choices(trials: Trials, groups: Sequence[Group]) -> Choices:
     """The choices that no change of one group, or of all groups of a kind, makes better.
 
     It starts with all tables left to the planner, and compares trials in haste. What is found, and
-    what comes near to it, is tried again as training plans it: where that changes which is best, it
-    goes on.
+    what comes near to it, is tried again as training plans it, until nothing is left to try. Each
+    time it starts anew: what seemed to save enough in haste has to save it still.
     """
-    best: Choices = (None,) * len(groups)
+    start: Choices = (None,) * len(groups)
     if not any(group.offers for group in groups):
-        trials.settle(best)
-        return best
+        trials.settle(start)
+        return start
     while True:
-        best = _search(trials, groups, best)
+        best = _search(trials, groups, start)
         if all(trials.settle(each) for each in (best, *_near(trials, best))):
             return best
 
