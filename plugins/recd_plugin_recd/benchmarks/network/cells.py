@@ -27,7 +27,7 @@ from recd_plugins.testing.shaped_network import ShapedNetwork, unavailable
 _AT_ONCE = 40
 _RANKS = "recd_plugin_recd.benchmarks.network.ranks"
 _LINES_SHOWN = 15
-# Rows that plans look at: what is predicted is of those that are trained, but that in fewer batches
+# Plans look at so many rows: sides are trained on these, whose steps are predicted. Of few batches
 # it is chance how many ids of a rank's rows lie on its own node.
 _PLANNED_ROWS, _LEAST_BATCHES = 4096, 8
 # What it prints when a rank ended; a traceback of its own follows.
