@@ -18,29 +18,42 @@ from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.launch import launch
 from recd_plugins.training.dense_gradients import summed_in_fixed_buckets
 
+both = pytest.mark.parametrize("always_trained", [False, True])
+
 
 class Model(nn.Module):
     """Layers that are registered in another order than they are used in, and one that is not."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, all_used: bool) -> None:
         super().__init__()
-        self.unused, self.last, self.first = (nn.Linear(31, 31) for _ in range(3))
+        self.all_used = all_used
+        self.extra, self.last, self.first = (nn.Linear(31, 31) for _ in range(3))
+        self.first.bias.requires_grad = False
 
     def forward(self, features: Tensor) -> Tensor:
-        loss: Tensor = self.last(self.first(features).relu()).square().mean()
+        out = self.last(self.first(features).relu())
+        loss: Tensor = (self.extra(out) if self.all_used else out).square().mean()
         return loss
 
 
-def gradients(rank: int, world_size: int, late: str = "never") -> list[list[float]]:
+def gradients(
+    rank: int,
+    world_size: int,
+    always_trained: bool,
+    late: str = "never",
+    all_used: bool | None = None,
+) -> list[list[float]]:
     torch.manual_seed(0)
+    all_used = always_trained if all_used is None else all_used
     dmp = DistributedModelParallel(
-        Model(),
+        Model(all_used=all_used),
         env=ShardingEnv.from_process_group(dist.group.WORLD),
         device=torch.device("cpu"),
         plan=ShardingPlan({}),
         sharders=[],
-        data_parallel_wrapper=summed_in_fixed_buckets(),
+        data_parallel_wrapper=summed_in_fixed_buckets(always_trained=always_trained),
     )
+    assert all(parameter.grad is None for parameter in dmp.parameters())
     waits: LateGradients | None = None
     if late != "never":
         wrapped = next(dmp.children())
@@ -56,26 +69,51 @@ def gradients(rank: int, world_size: int, late: str = "never") -> list[list[floa
         with waits.later() if waits is not None and late == "late" else nullcontext():
             loss.backward()
         found = [p.grad for p in dmp.parameters() if p.grad is not None]
-        assert len(found) == 4
+        assert len(found) == (5 if all_used else 3)
         steps.append(torch.cat([gradient.flatten() for gradient in found]).tolist())
     return steps
 
 
-def test_the_first_step_sums_as_the_later_ones() -> None:
-    ranks = launch(gradients, 3)
+@both
+def test_the_first_step_sums_as_the_later_ones(always_trained: bool) -> None:
+    ranks = launch(gradients, 3, always_trained)
     assert all(steps == ranks[0] for steps in ranks)
     first, *later = ranks[0]
     assert later == [first, first]
 
 
+@both
 @pytest.mark.parametrize("late", ["late", "in the backward pass"])
-def test_summed_by_who_may_wait_they_are_the_same(late: str) -> None:
-    assert launch(gradients, 3, late) == launch(gradients, 3)
+def test_summed_by_who_may_wait_they_are_the_same(late: str, always_trained: bool) -> None:
+    assert launch(gradients, 3, always_trained, late) == launch(gradients, 3, always_trained)
+
+
+def summed(rank: int, world_size: int, always_trained: bool) -> set[str]:
+    with CollectiveBytes() as counter:
+        gradients(rank, world_size, always_trained)
+    return {each.payload for each in counter.calls if each.kind == "all_reduce"}
+
+
+def test_ranks_ask_one_another_where_a_parameter_may_be_unused() -> None:
+    assert launch(summed, 2, False)[0] == {"floats", "integers"}
+    assert launch(summed, 2, True)[0] == {"floats"}
+
+
+def promise_broken(rank: int, world_size: int) -> str:
+    try:
+        gradients(rank, world_size, True, all_used=False)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_a_parameter_that_is_not_trained_ends_a_run_that_was_promised_it() -> None:
+    assert "Parameter indices which did not receive grad" in launch(promise_broken, 2)[0]
 
 
 def gradients_and_bytes(rank: int, world_size: int) -> tuple[list[list[float]], int]:
     with CollectiveBytes() as counter:
-        steps = gradients(rank, world_size, "late")
+        steps = gradients(rank, world_size, False, "late")
     kinds = ((each.kind, each.payload, sent) for each, sent in counter.sent.items())
     return steps, sum(sent for *what, sent in kinds if what == ["all_reduce", "floats"])
 
@@ -84,8 +122,8 @@ def test_a_node_sums_first_and_sends_once() -> None:
     """All ranks get the same, within rounding of what is summed otherwise."""
     found = launch(gradients_and_bytes, 4, local_world_size=2)
     # Of three steps, the unused layer too; in a ring of two a rank sends all of it.
-    size = 3 * 4 * 3 * (31 * 31 + 31)
+    size = 3 * 4 * (3 * 31 * 31 + 2 * 31)
     assert [sent for _, sent in found] == [size, 0, size, 0]
     assert all(steps == found[0][0] for steps, _ in found)
-    expected = launch(gradients, 4, local_world_size=2)[0]
+    expected = launch(gradients, 4, False, local_world_size=2)[0]
     assert np.abs(np.subtract(found[0][0], expected)).max() < 1e-6

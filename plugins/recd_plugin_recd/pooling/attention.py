@@ -18,6 +18,7 @@ class AttentionPooling(Pooling):
     """Self-attention over a sequence, then the mean of its outputs."""
 
     name = "recd.attention"
+    always_trained = True
 
     class Options(PluginOptions):
         """Options of ``recd.attention``."""

@@ -22,6 +22,7 @@ class DinPooling(TargetPooling):
     """
 
     name = "recd.din"
+    always_trained = True
 
     class Options(PluginOptions):
         """Options of ``recd.din``."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 
 class _Reduction(Pooling):
+    always_trained = True
     mode: ClassVar[str]
 
     def build(self, embedding_dim: int) -> nn.Module:  # noqa: ARG002

@@ -19,6 +19,7 @@ class TransformerPooling(Pooling):
     """Transformer encoder over a sequence, then the mean of its outputs."""
 
     name = "recd.transformer"
+    always_trained = True
 
     class Options(PluginOptions):
         """Options of ``recd.transformer``."""

@@ -24,6 +24,11 @@ class Pooling(Plugin, ABC):
 
     kind: ClassVar[str] = "pooling"
 
+    #: Whether each parameter of its modules gets a gradient in every step, where all sequences are
+    #: empty too. Unless all poolings of a run say so, ranks tell one another in each step which
+    #: parameters got one; a parameter that gets none, though it was said, ends the run.
+    always_trained: ClassVar[bool] = False
+
     @abstractmethod
     def build(self, embedding_dim: int) -> nn.Module:
         """A module from a ``torchrec.JaggedTensor`` to one vector a row.

@@ -118,7 +118,10 @@ def assemble(
         device=device,
         plan=plan,
         sharders=chosen,
-        data_parallel_wrapper=summed_in_fixed_buckets(),
+        data_parallel_wrapper=summed_in_fixed_buckets(
+            # Models have to be.
+            always_trained=all(entry.plugin.always_trained for entry in registry.pooling)
+        ),
     )
     state = dmp.state_dict()
     kept = kept_tables(dmp)

@@ -2,19 +2,77 @@
 
 from __future__ import annotations
 
-from torchrec.distributed.model_parallel import DefaultDataParallelWrapper
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.model_parallel import (
+    DefaultDataParallelWrapper,
+    DistributedModelParallel,
+)
+from torchrec.distributed.types import ShardingEnv
 
 
-def summed_in_fixed_buckets() -> DefaultDataParallelWrapper:
+def summed_in_fixed_buckets(*, always_trained: bool) -> DefaultDataParallelWrapper:
     """A wrapper whose first step sums in the order of all others.
 
     TorchRec's default makes the buckets of DistributedDataParallel anew after the first step, and
     where a gradient stands in its bucket decides in which order three or more ranks sum it. A run
-    that goes on from a checkpoint would differ by rounding from one that never stopped. To look
-    for unused parameters is what keeps the buckets; it costs a walk over the graph of a step.
+    that goes on from a checkpoint would differ by rounding from one that never stopped.
+
+    Args:
+        always_trained: whether each parameter gets a gradient in each step; DistributedDataParallel
+            raises RuntimeError where that is not so. Else ranks tell one another in each step which
+            did, which costs an all-reduce, and a walk over the graph of the step.
     """
+    if always_trained:
+        return _MadeAnewAtOnce(static_graph=False, find_unused_parameters=False)
+    # To look for unused parameters keeps the buckets.
     return DefaultDataParallelWrapper(
         static_graph=False,
         find_unused_parameters=True,
         ddp_kwargs={"skip_all_reduce_unused_params": True},
     )
+
+
+class _MadeAnewAtOnce(DefaultDataParallelWrapper):
+    """Has buckets made anew before the first step, by one in which all gradients are zeros."""
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        """See ``DataParallelWrapper.wrap``. A collective call."""
+        super().wrap(dmp, env, device)
+        for child in dmp.children():
+            if isinstance(child, DistributedDataParallel):
+                _train_on_nothing(child)
+
+
+def _train_on_nothing(wrapped: DistributedDataParallel) -> None:
+    ignored = wrapped.parameters_to_ignore
+    parameters = [
+        parameter
+        for name, parameter in wrapped.module.named_parameters()
+        if parameter.requires_grad and name not in ignored
+    ]
+    model, wrapped.module = wrapped.module, _Nothing(parameters)
+    try:
+        wrapped().backward()
+    finally:
+        wrapped.module = model
+    for parameter in parameters:
+        parameter.grad = None
+
+
+class _Nothing(nn.Module):
+    """A loss to which no parameter contributes; the last one's gradient comes first.
+
+    Args:
+        parameters: one or more.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        super().__init__()
+        self._used = [*parameters]  # a list: they are the model's
+
+    def forward(self) -> Tensor:
+        return torch.stack([parameter.sum() * 0.0 for parameter in self._used]).sum()

@@ -46,10 +46,17 @@ class PoolingContract(PluginContract):
             assert len(row) > 0 or not vector.any(), "the vector of an empty row is zeros"
 
     @pytest.mark.parametrize("num_rows", [0, 1, 3])
-    def test_takes_input_without_values(self, module: nn.Module, num_rows: int) -> None:
-        pooled = module(_jagged([torch.zeros(0, self.embedding_dim)] * num_rows))
+    def test_takes_input_without_values(
+        self, plugin: Pooling, module: nn.Module, num_rows: int
+    ) -> None:
+        values = torch.zeros(0, self.embedding_dim).requires_grad_()
+        pooled = module(_jagged([torch.zeros(0, self.embedding_dim)] * num_rows, values))
         assert pooled.shape == (num_rows, self.embedding_dim)
         assert not pooled.any()
+        if plugin.always_trained and (parameters := dict(module.named_parameters())):
+            pooled.sum().backward()
+            without = [name for name, each in parameters.items() if each.grad is None]
+            assert not without, f"always_trained, and no gradient reaches {', '.join(without)}"
 
     def test_a_row_depends_on_itself_alone(self, module: nn.Module, rows: list[Tensor]) -> None:
         """Pooling unique rows and repeating the vectors must equal pooling all rows."""
