@@ -155,6 +155,7 @@ def test_each_sharding_type_of_a_module_costs(make_registry) -> None:
     mixed = rating.rate(bags)
     bags[0].sharding_type = "data_parallel"
     with_copies = rating.rate(bags)
-    # Gradients of copies are one collective, where others have four.
-    assert mixed - alone == pytest.approx(4 * (with_copies - alone))
+    # Gradients of copies are one collective, where others have four, and sums of split bags go
+    # round between two ranks in three rounds more.
+    assert mixed - alone == pytest.approx((4 + 3 / 6) * (with_copies - alone))
     assert with_copies > alone

@@ -160,7 +160,21 @@ def test_table_wise() -> None:
 
 
 def test_a_deduplicated_batch_says_how_many_rows_its_features_have() -> None:
-    assert {rank.collectives for rank in works(plan("table_wise", (0, 100, 8)), unique=5.0)} == {5}
+    table_wise = plan("table_wise", (0, 100, 8))
+    assert {rank.collectives for rank in works(table_wise, unique=5.0)} == {5}
+    # Of sequences a rank needs to know no more than their ids.
+    assert {rank.collectives for rank in works(table_wise, unique=5.0, pooled=False)} == {4}
+
+
+def test_sums_of_split_bags_go_round_on_gloo() -> None:
+    row_wise = plan("row_wise", *((rank, 25, 8) for rank in range(4)))
+    table_wise = plan("table_wise", (0, 100, 8))
+    assert works(row_wise)[0].collectives == 4
+    # Nine rounds between four ranks.
+    assert works(row_wise, gloo=True)[0].collectives == pytest.approx(4 + 9 / 6)
+    assert works(row_wise, gloo=True, pooled=False)[0].collectives == 4
+    assert works(row_wise, gloo=True, unique=5.0)[0].collectives == 5
+    assert works(table_wise, gloo=True)[0].collectives == 4
 
 
 def test_a_sequence_table_gives_a_vector_for_each_id() -> None:

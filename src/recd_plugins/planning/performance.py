@@ -129,17 +129,22 @@ class StepTime(NoopPerfModel):
     def __init__(self, topology: Topology) -> None:
         super().__init__(topology)
         self._num_ranks = topology.world_size
+        self._in_a_ring = topology.world_size if topology.compute_device == "cpu" else 0
         self._each_collective = _COLLECTIVE_MS.get(topology.compute_device, 0.0)
 
     def rate(self, plan: list[ShardingOption]) -> float:
         """See TorchRec's ``PerfModel.rate``."""
-        types = {(option.path, option.sharding_type) for option in plan}
+        types = {(option.path, option.sharding_type, option.is_pooled) for option in plan}
         assert isinstance(plan, Placement), "the partitioner makes these"
         busy = np.zeros(self._num_ranks)
         for option, ranks in zip(plan, plan.ranks, strict=True):
             assert isinstance(option, QuickOption), "the enumerator makes these"
             np.add.at(busy, ranks, option.loads.milliseconds)
-        collectives = sum(collectives_of(sharding_type) for _, sharding_type in types)
+        # Deduplicated bags go round in no ring; whether they are is not known here.
+        collectives = sum(
+            collectives_of(sharding_type, ring_of=self._in_a_ring if is_pooled else 0)
+            for _, sharding_type, is_pooled in types
+        )
         return float(busy.max()) + self._each_collective * collectives
 
 
