@@ -21,6 +21,7 @@ from torchrec.distributed.train_pipeline.runtime_forwards import PipelinedForwar
 from torchrec.distributed.types import Awaitable, LazyAwaitable, LazyNoWait, ShardingType
 
 from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
+from recd_plugins.distributed.joined_ids import JoinedIds
 from recd_plugins.distributed.late_gradients import LateGradients
 from recd_plugins.distributed.sharded_modules import (
     ExactShardedEmbeddingBagCollection,
@@ -149,6 +150,10 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
         else:
             super().start_sparse_data_dist(batch, context)
             context.has_sizes = True
+            if self._device.type == "cpu":
+                context.fused_splits_awaitables = [
+                    (names, JoinedIds(sizes)) for names, sizes in context.fused_splits_awaitables
+                ]
 
     def _refuse_loading(self, module: nn.Module, _: Any) -> None:
         if any(isinstance(each, _RowsAheadContext) and each.rows for each in self.contexts):

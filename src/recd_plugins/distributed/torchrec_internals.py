@@ -185,6 +185,16 @@ INTERNALS = (
         ),
         "the pipeline with lookahead",
     ),
+    Internal(
+        "torchrec.distributed.embedding_sharding:FusedKJTListSplitsAwaitable",
+        ("_awaitables",),
+        "joining ids of modules in one collective",
+    ),
+    Internal(
+        "torchrec.distributed.dist_data:KJTAllToAllTensorsAwaitable",
+        ("_output_splits", "_output_tensors", "_awaitables"),
+        "joining ids of modules in one collective",
+    ),
     # FBGEMM: public names that nothing documents
     Internal(
         "fbgemm_gpu.split_table_batched_embeddings_ops_training:SplitTableBatchedEmbeddingBagsCodegen",
