@@ -16,6 +16,7 @@ class Recency(Pooling):
     """Weighted mean of a sequence; an item's weight halves every half_life places from its end."""
 
     name = "example.recency"
+    always_trained = True  # there are no parameters
 
     class Options(PluginOptions):
         half_life: float = Field(default=10.0, gt=0, description="Places that halve a weight.")
