@@ -218,4 +218,5 @@ def test_training_is_that_of_ranks_that_read_by_themselves(ray_address, tmp_path
     stock, own, fed = run_on_ranks(trained, 2, jobs)[0]
     assert len(stock) == 8
     assert max(stock) - min(stock) > 1e-4, "nothing was learned"
-    assert fed == own == pytest.approx(stock, abs=1e-6)
+    # Losses go up to 2, whose last bit is 2.4e-7.
+    assert fed == own == pytest.approx(stock, rel=1e-6)

@@ -64,5 +64,4 @@ def test_tiers_send_what_their_plan_predicts(
         sizes = cold_size_bytes(plan_of_tiers) + flex_size_bytes(plan_of_tiers)
         sizes += 3 * LENGTH_BYTES * coalesce  # one length a feature tells how many ids come
         assert exchanged == pytest.approx(sent["cold"].bytes + sent["flex"].bytes - sizes)
-        # Coalesced, another tells how many rows each feature has.
-        assert work.collectives == (8 if sync == "dense" else 8 + 3 + 2) + coalesce
+        assert work.collectives == (8 if sync == "dense" else 8 + 3 + 2)
