@@ -22,7 +22,7 @@ dataset: {{use: dlrm.random, options: {{rows: 256, sparse: {{user: 90, item: 90}
 converter: {{use: recd.ikjt, options: {{groups: [[item]]}}}}
 {ingestion}
 model: {{embedding_dim: 4, num_embeddings: 100, bottom_mlp: [4], top_mlp: [4]}}
-training: {{batch_size: 16, ranks: 2, evaluate: false, learning_rate: 0.5}}
+training: {{batch_size: 16, ranks: 2, evaluate: false, learning_rate: 0.1}}
 """
 
 
@@ -218,5 +218,4 @@ def test_training_is_that_of_ranks_that_read_by_themselves(ray_address, tmp_path
     stock, own, fed = run_on_ranks(trained, 2, jobs)[0]
     assert len(stock) == 8
     assert max(stock) - min(stock) > 1e-4, "nothing was learned"
-    # Losses go up to 2, whose last bit is 2.4e-7.
-    assert fed == own == pytest.approx(stock, rel=1e-6)
+    assert fed == own == pytest.approx(stock, abs=1e-6)
