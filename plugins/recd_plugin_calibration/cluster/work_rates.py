@@ -208,17 +208,23 @@ def _run(lookup: Lookup, device: torch.device) -> Callable[[], object]:
 
 
 def of_all_ranks(run: Callable[[], object], device: torch.device, effort: Effort) -> list[float]:
-    """Seconds of each rank, the mean: ranks that share cores wait for one now and then."""
-    for _ in range(2):
-        run()
-    wait_for(device)
+    """Seconds of each rank, the mean: ranks that share cores wait for one now and then.
+
+    The first rounds do not count: the heap grows in them, page by page, to what ``run`` takes.
+    """
+    _rounds(run, device, effort.seconds / 4)
     dist.barrier()
+    everyone = [0.0] * dist.get_world_size()
+    dist.all_gather_object(everyone, fmean(_rounds(run, device, effort.seconds / 2)))
+    return everyone
+
+
+def _rounds(run: Callable[[], object], device: torch.device, least: float) -> list[float]:
+    """Seconds of each, ``least`` of all together."""
     seconds: list[float] = []
-    while len(seconds) < LEAST_ROUNDS or sum(seconds) < effort.seconds / 2:
+    while len(seconds) < LEAST_ROUNDS or sum(seconds) < least:
         start = time.perf_counter()
         run()
         wait_for(device)
         seconds.append(time.perf_counter() - start)
-    everyone = [0.0] * dist.get_world_size()
-    dist.all_gather_object(everyone, fmean(seconds))
-    return everyone
+    return seconds
