@@ -45,6 +45,8 @@ _IDS, _DISTINCT_IDS = 1 << 16, 1 << 13
 _OPERATORS = 100
 _SCALAR_BYTES = 4
 _LEAST_SECONDS = 1e-6
+# Of rounds that do not count: the heap grows in them, page by page, to what a round takes.
+_GROWING_SECONDS = 0.04
 
 
 @dataclass(frozen=True)
@@ -208,11 +210,8 @@ def _run(lookup: Lookup, device: torch.device) -> Callable[[], object]:
 
 
 def of_all_ranks(run: Callable[[], object], device: torch.device, effort: Effort) -> list[float]:
-    """Seconds of each rank, the mean: ranks that share cores wait for one now and then.
-
-    The first rounds do not count: the heap grows in them, page by page, to what ``run`` takes.
-    """
-    _rounds(run, device, effort.seconds / 4)
+    """Seconds of each rank, the mean: ranks that share cores wait for one now and then."""
+    _rounds(run, device, _GROWING_SECONDS)
     dist.barrier()
     everyone = [0.0] * dist.get_world_size()
     dist.all_gather_object(everyone, fmean(_rounds(run, device, effort.seconds / 2)))
