@@ -177,6 +177,24 @@ def test_sums_of_split_bags_go_round_on_gloo() -> None:
     assert works(table_wise, gloo=True)[0].collectives == 4
 
 
+def test_ids_of_all_modules_come_at_once_to_overlapping_ranks_of_gloo() -> None:
+    (one,) = plan("table_wise", (0, 100, 8)).plan.values()
+    modules = ShardingPlan({"a": one, "b": one})
+    assert (
+        works(modules, gloo=True)[0].collectives == works(modules, overlapped=True)[0].collectives
+    )
+
+    def joined(sharding: ShardingPlan, unique: float = 0.0) -> float:
+        return works(sharding, unique=unique, gloo=True, overlapped=True)[0].collectives
+
+    assert joined(ShardingPlan({"a": one})) == 4
+    # Outputs and gradients of two, lengths and ids of one, numbers of rows with them.
+    assert joined(modules) == 6
+    assert joined(modules, unique=5.0) == 6
+    replicated = ShardingPlan({"a": one, "b": plan("data_parallel").plan[""]})
+    assert joined(replicated) == 5
+
+
 def test_a_sequence_table_gives_a_vector_for_each_id() -> None:
     owner, *_ = works(plan("table_wise", (0, 100, 8)), pooled=False)
     assert owner.bytes_in_node == 3 * 30 * 8 * 4

@@ -95,6 +95,24 @@ def test_sigterm_leaves_nothing_and_what_a_killed_process_left_is_removed(tmp_pa
         assert not [name for name in names() if f"-{program.pid}-" in name]
 
 
+@needs_network
+def test_sessions_are_grouped_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grouping = tmp_path / "sched_autogroup_enabled"
+    monkeypatch.setattr(shaped_network, "_GROUPING", grouping)
+    monkeypatch.setattr(shaped_network, "_NOTES", tmp_path)
+    for before in ("1\n", "0\n"):
+        grouping.write_text(before)
+        with ShapedNetwork(1):
+            assert grouping.read_text() == "0\n"
+        assert grouping.read_text() == before
+    # Of a process that was killed, which had found them grouped.
+    (tmp_path / "recd-net-0-sessions-grouped").touch()
+    with ShapedNetwork(1):
+        assert grouping.read_text() == "0\n"
+    assert grouping.read_text() == "1\n"
+    assert [path.name for path in tmp_path.iterdir()] == [grouping.name]
+
+
 @pytest.mark.parametrize(
     ("missing", "message"),
     [("root", "network namespaces need root"), ("tc", "tc is missing; install iproute2")],

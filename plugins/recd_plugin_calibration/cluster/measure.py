@@ -114,7 +114,7 @@ class MeasuredCluster:
                     "bytes_from_host": least.lookup.bytes_from_host,
                     "bytes_from_file": least.lookup.bytes_from_file,
                 },
-                "gemm": {"matmul_flops": 1 / work["matmul"], **self.work.attention},
+                "gemm": self.work.gemm,
                 "all_to_all": {
                     "collectives": self.collective,
                     "bytes_in_node": in_node,
@@ -154,11 +154,9 @@ class MeasuredCluster:
             "collective": self.collective,
             "dense": self.dense,
             "work": {name: asdict(spread) for name, spread in self.work.rates.items()},
-            "lookups": [
-                {**asdict(lookup), **asdict(spread)} for lookup, spread in self.work.lookups.items()
-            ],
-            "attention": [
-                {"shape": shape, **asdict(spread)} for shape, spread in self.work.attentions.items()
+            "timed": [
+                {"what": str(each), **asdict(each), **asdict(spread)}
+                for each, spread in self.work.timed.items()
             ],
         }
 

@@ -14,7 +14,7 @@ from recd_plugin_calibration.cluster.collectives import NAMES, fit_rates
 from recd_plugin_calibration.cluster.links import Link
 from recd_plugin_calibration.cluster.measure import MeasuredCluster
 from recd_plugin_calibration.cluster.timing import MiddleHalf
-from recd_plugin_calibration.cluster.work_rates import WORKS
+from recd_plugin_calibration.cluster.works import WORKS
 from recd_plugins.api.files import write_figure
 from recd_plugins.api.pages import COLORS, plot_style
 from recd_plugins.api.planning import size_text
@@ -108,16 +108,9 @@ def _work(found: MeasuredCluster) -> Table:
         table.add_row(
             WORKS[name], f"{spread.median / of_one:,.1f} {unit}", f"{low:,.1f} - {high:,.1f}"
         )
-    for lookup, spread in found.work.lookups.items():
+    for each, spread in found.work.timed.items():
         table.add_row(
-            f"lookup of {lookup.ids:,} ids, dim {lookup.dim}, in {lookup.tables} x "
-            f"{lookup.rows:,} rows, and back",
-            f"{spread.median * 1e3:,.2f} ms",
-            f"{spread.low * 1e3:,.2f} - {spread.high * 1e3:,.2f}",
-        )
-    for (rows, heads, length, dim), spread in found.work.attentions.items():
-        table.add_row(
-            f"attention of {rows} rows, {heads} x {length} positions, dim {dim}, and back",
+            str(each),
             f"{spread.median * 1e3:,.2f} ms",
             f"{spread.low * 1e3:,.2f} - {spread.high * 1e3:,.2f}",
         )

@@ -30,7 +30,7 @@ def measured(rank: int, world_size: int, *_: object) -> MeasuredCluster:
 
 def waits_each_third_time(rank: int, world_size: int) -> float:
     waits = cycle((0.0, 0.0, WAITED))
-    (seconds,) = of_all_ranks(lambda: time.sleep(next(waits)), torch.device("cpu"), TINY)
+    (seconds,) = of_all_ranks(lambda: time.sleep(next(waits)), torch.device("cpu"), 0.0)
     return seconds
 
 

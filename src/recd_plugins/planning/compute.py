@@ -47,6 +47,7 @@ class Operations:
     """Forward and backward; the fields are those of ``Work``."""
 
     matmul_flops: float = 0.0
+    matmul_bytes: float = 0.0
     attention_flops: float = 0.0
     element_bytes: float = 0.0
     attention_queries: float = 0.0
@@ -54,20 +55,12 @@ class Operations:
     def __sub__(self, other: Operations) -> Operations:
         """What is left without ``other``."""
         return Operations(
-            self.matmul_flops - other.matmul_flops,
-            self.attention_flops - other.attention_flops,
-            self.element_bytes - other.element_bytes,
-            self.attention_queries - other.attention_queries,
+            **{name: getattr(self, name) - getattr(other, name) for name in vars(self)}
         )
 
     def __truediv__(self, count: float) -> Operations:
         """Of one of ``count``."""
-        return Operations(
-            self.matmul_flops / count,
-            self.attention_flops / count,
-            self.element_bytes / count,
-            self.attention_queries / count,
-        )
+        return Operations(**{name: getattr(self, name) / count for name in vars(self)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +87,14 @@ class Compute(KeptActivations):
         rest: for each row of the batch.
         parameter_bytes: of its dense parameters, whose gradients are reduced.
         operators: of a step, whatever its rows, the optimizer's of dense parameters included.
+        products: matrix products of a step, which are not among the operators.
     """
 
     pooling: Operations
     rest: Operations
     parameter_bytes: int
     operators: int = 0
+    products: int = 0
 
 
 def measure_compute(registry: Registry) -> Compute:
@@ -184,6 +179,7 @@ def count_operations(model: nn.Module, batch: ModelInput) -> Compute:
         rest=(whole.operations - pooling.operations) / num_rows,
         parameter_bytes=sum(p.numel() * p.element_size() for p in dense),
         operators=whole.operators + _OPTIMIZER_OPERATORS * len(dense),
+        products=whole.products,
         **vars(_kept(saved, saved_by_pooling, num_rows, pools_all_rows)),
     )
 
@@ -259,7 +255,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._totals = dict.fromkeys(Operations().__dict__, 0.0)
-        self.operators, self.lookup_bytes = 0, 0
+        self.operators, self.products, self.lookup_bytes = 0, 0, 0
 
     @property
     def operations(self) -> Operations:
@@ -276,11 +272,15 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         name = func._schema.name
         stage = stage_of(name)
-        self.operators += stage != "lookup"
-        if stage == "gemm":
-            kind = "attention_flops" if "attention" in name else "matmul_flops"
-            self._totals[kind] += _flops(func, args, kwargs or {}, result)
-            if kind == "attention_flops" and "backward" not in name:
+        is_product = stage == "gemm" and "attention" not in name
+        self.products += is_product
+        self.operators += stage != "lookup" and not is_product
+        if is_product:
+            self._totals["matmul_flops"] += _flops(func, args, kwargs or {}, result)
+            self._totals["matmul_bytes"] += _bytes((args, kwargs, result))
+        elif stage == "gemm":
+            self._totals["attention_flops"] += _flops(func, args, kwargs or {}, result)
+            if "backward" not in name:
                 self._totals["attention_queries"] += args[0].shape[:-1].numel()
         elif stage == "lookup":
             self.lookup_bytes += _bytes((args, kwargs, result))

@@ -29,6 +29,8 @@ ID_BYTES = 8
 LENGTH_BYTES = 4
 #: Collectives of one kind of sharding of one module, in a step: lengths, ids, outputs, gradients.
 COLLECTIVES = 4
+# Of them, those of the input dist.
+_OF_IDS = 2
 # As much more do bags take whose features have different numbers of rows; sequences take no more.
 _OF_ROWS = 1
 # And as much of a collective does each round in which gloo passes sums around: of 4 and 8 ranks 1.1
@@ -81,7 +83,8 @@ def work_of_step(
         local_world_size: ranks of a node; all of them without it.
         parts: of entries, which know what they do beside sharded lookups.
         wire: format of embeddings and gradients between ranks.
-        overlapped: as for ``predict_stages``; links carry gradients of dense layers once a node.
+        overlapped: as for ``predict_stages``; links carry gradients of dense layers once a node,
+            and on gloo ids of all modules come at once.
         gloo: whether it is gloo that sends, whose reduce-scatter is an all-reduce.
     """
     local = local_world_size or world_size
@@ -99,7 +102,9 @@ def work_of_step(
         in_ring, once = ((count - 1) / count for count in (world_size, world_size // local))
         dense = replace(dense, bytes_reduced=dense.bytes_reduced * once / in_ring)
     add(EVERY_RANK, vars(dense))
-    output = np.zeros(world_size)
+    output, input_dists = np.zeros(world_size), 0
+    # As ``JoinedIds``: lengths, ids and numbers of rows of all modules come at once.
+    joined = overlapped and gloo
     for module in plan.plan.values():
         assert isinstance(module, EmbeddingModuleShardingPlan), "TorchRec's planner makes these"
         kinds: dict[str, float] = {}
@@ -107,7 +112,7 @@ def work_of_step(
             table, kind = by_name[name], sharding.sharding_type
             variable = table.pooled and _is_variable(table, profile)
             rings = world_size if table.pooled and gloo and not variable else 0
-            taken = collectives_of(kind, variable_bags=variable, ring_of=rings)
+            taken = collectives_of(kind, variable_bags=variable and not joined, ring_of=rings)
             kinds[kind] = max(kinds.get(kind, 0.0), taken)
             own_share = _sharded_share(name, parts)
             of_table = _table_work(table, sharding, step, own_share, gloo=gloo)
@@ -117,7 +122,10 @@ def work_of_step(
                 for ranks, work in part.work(table, sharding, step):
                     add(ranks, vars(work))
         of_parts = sum(part.collectives(module) for part in parts)
+        input_dists += len(kinds.keys() - {ShardingType.DATA_PARALLEL.value})
         add(EVERY_RANK, {"collectives": of_parts + sum(kinds.values())})
+    if joined and input_dists:
+        add(EVERY_RANK, {"collectives": -_OF_IDS * (input_dists - 1)})
     # Ranks of a node share its link where it is gloo that sends.
     waited_for = _waited_for(totals["bytes_across_nodes"], output, local if gloo else 1)
     add(EVERY_RANK, {"bytes_waited_for": waited_for})
@@ -245,6 +253,7 @@ def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> W
         # Duplicates are made again from what is stored once, forward and backward.
         element_bytes=computed.element_bytes + 2 * SCALAR_BYTES * expanded,
         operators=operators,
+        products=compute.products,
         ids_read=batch_size
         * sum(profile.of(feature).length for table in tables for feature in table.features),
         ids_made_unique=made_unique,
@@ -259,6 +268,8 @@ def computed_work(tables: Sequence[Table], compute: Compute, step: StepShape) ->
         bytes_reduced=2 * (world_size - 1) / world_size * compute.parameter_bytes,
         matmul_flops=compute.rest.matmul_flops * batch_size
         + compute.pooling.matmul_flops * pooled_rows,
+        matmul_bytes=compute.rest.matmul_bytes * batch_size
+        + compute.pooling.matmul_bytes * pooled_rows,
         attention_flops=compute.rest.attention_flops * batch_size
         + compute.pooling.attention_flops * pooled_rows,
         attention_queries=compute.rest.attention_queries * batch_size

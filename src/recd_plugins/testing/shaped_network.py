@@ -2,8 +2,10 @@
 
 What runs on them sees a network as between machines: each node has its address, its host name
 (``node0`` and so on, which the others can look up) and a link of its own, and what ranks of one
-node send each other takes its loopback. Needs root and iproute2 (``tc tbf`` works in containers
-where netem does not); ``unavailable`` says what is missing::
+node send each other takes its loopback. Processors, which nodes share here, are divided among
+ranks evenly: while there are nodes, Linux does not group processes by session
+(``kernel.sched_autogroup_enabled``), which had a rank wait for seconds. Needs root and iproute2
+(``tc tbf`` works in containers where netem does not); ``unavailable`` says what is missing::
 
     with ShapedNetwork(4, "200mbit") as network:
         command = network.torchrun(["recd", "run", "registry.yaml"], ranks_per_node=2)
@@ -37,6 +39,9 @@ _PREFIX = "recd-net-"
 #: ``ip netns exec`` puts what lies here, by namespace, over the files in /etc.
 _FILES = Path("/etc/netns")
 _TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux"}
+# Whether Linux groups processes by session, and notes that it did, for who removes what is left.
+_GROUPING, _NOTES = Path("/proc/sys/kernel/sched_autogroup_enabled"), Path("/run")
+_GROUPED = "-sessions-grouped"
 _SUBNET = "10.77.0"
 _PORT = 29517
 #: Of each node.
@@ -111,7 +116,8 @@ class ShapedNetwork:
     """A context in which there are nodes, with links of one rate.
 
     At its end, on an error, on Ctrl-C and on SIGTERM all processes on the nodes are killed and the
-    nodes are removed. Those that a killed process left are removed by the next one.
+    nodes are removed; sessions are grouped again if they were. What a killed process left is put in
+    order by the next one.
 
     Args:
         num_nodes: at most 200.
@@ -127,6 +133,7 @@ class ShapedNetwork:
         name = f"{_PREFIX}{os.getpid()}"
         self._hub = f"{name}-hub"
         self._nodes = [f"{name}-n{node}" for node in range(num_nodes)]
+        self._note = _NOTES / f"{name}{_GROUPED}"
         self._programs: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Self:
@@ -136,6 +143,7 @@ class ShapedNetwork:
         self._ending = _ended_by_sigterm()
         self._ending.__enter__()
         try:
+            _ungroup_sessions(self._note)
             self._make()
         except BaseException:
             self.__exit__()
@@ -151,6 +159,7 @@ class ShapedNetwork:
             _remove(node)
         for program in self._programs:
             program.wait()
+        _group_again(self._note)
         self._ending.__exit__(None, None, None)
 
     def torchrun(
@@ -291,6 +300,26 @@ class ShapedNetwork:
                 _tell("tc", "-n", self._hub, "qdisc", "add", "dev", port, *shape)
 
 
+def _ungroup_sessions(note: Path) -> None:
+    """Divide processors among processes, not sessions, until ``_group_again``.
+
+    With a busy rank in each of four sessions, as torchrun starts them, Linux 6.18 gave one of two
+    processors to one rank alone, and another rank none, for up to 34 seconds. Where it groups none,
+    or lets nobody say so, all stays as it is.
+    """
+    with suppress(OSError):
+        if _GROUPING.read_text() == "1\n":
+            note.touch()
+            _GROUPING.write_text("0\n")
+
+
+def _group_again(note: Path) -> None:
+    if note.exists():
+        with suppress(OSError):
+            _GROUPING.write_text("1\n")
+        note.unlink()
+
+
 def _shape(rate: str) -> tuple[str, ...]:
     """Arguments of ``tc qdisc add``."""
     return ("root", "tbf", "rate", rate, "burst", "128kb", "latency", "400ms")
@@ -314,7 +343,11 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _remove_leftovers() -> None:
-    """Remove the nodes of processes that are gone."""
+    """Remove the nodes of processes that are gone, and have sessions grouped as these had."""
+    for note in _NOTES.glob(f"{_PREFIX}*{_GROUPED}"):
+        process = note.name.removeprefix(_PREFIX).removesuffix(_GROUPED)
+        if not Path("/proc", process).exists():
+            _group_again(note)
     for line in _tell("ip", "netns", "list").splitlines():
         name = line.split()[0]
         process = name.removeprefix(_PREFIX).partition("-")[0]

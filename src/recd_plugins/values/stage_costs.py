@@ -44,7 +44,11 @@ class LookupCost(StageCost):
 class GemmCost(StageCost):
     """Matrix products and attention, forward and backward."""
 
-    matmul_flops: Seconds = Field(default=0.0, description="For an operation of a product.")
+    products: Seconds = Field(default=0.0, description="For a matrix product, however small.")
+    matmul_flops: Seconds = Field(default=0.0, description="For an operation of one.")
+    matmul_bytes: Seconds = Field(
+        default=0.0, description="For a byte of the factors and the result of one."
+    )
     attention_flops: Seconds = Field(default=0.0, description="For one of fused attention.")
     attention_queries: Seconds = Field(
         default=0.0, description="For a position of a head, however many it looks at."

@@ -25,11 +25,14 @@ class Work:
             nodes, and all their gradients come back to that one.
         bytes_reduced: gradients that it sends to sum them up; where links carry those of several
             groups at once, all that they carry.
-        matmul_flops: operations of matrix products.
+        products: matrix products, however small.
+        matmul_flops: operations of them.
+        matmul_bytes: of their factors and results, which cost more than operations where one side
+            is short.
         attention_flops: operations of torch's fused attention.
         attention_queries: positions of its heads, each of which has scores to sum up.
         element_bytes: read and written by all else that computes.
-        operators: of torch that run one after the other, however little each does.
+        operators: of torch beside products that run one after the other, however little each does.
         ids_read: ids of the batch, which the loader converts.
         ids_made_unique: of them, those that coalescing looks at before it sends each once.
     """
@@ -47,7 +50,9 @@ class Work:
     bytes_across_nodes: float = 0.0
     bytes_waited_for: float = 0.0
     bytes_reduced: float = 0.0
+    products: float = 0.0
     matmul_flops: float = 0.0
+    matmul_bytes: float = 0.0
     attention_flops: float = 0.0
     attention_queries: float = 0.0
     element_bytes: float = 0.0

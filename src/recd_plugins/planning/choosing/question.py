@@ -129,6 +129,11 @@ class RegistryQuestion(ChoiceQuestion):
                 raise
             planned = planner.plan_in_detail(prepared.model, sharders)
 
+        # As ``overlaps``, which asks sharded modules.
+        overlapped = registry.training.overlap
+        if overlapped is None:
+            overlapped = setting.device_type == "cpu" and setting.nodes > 1
+
         def work(without: Collection[str]) -> Sequence[Work]:
             return work_of_step(
                 [table for table in prepared.tables if table.name not in without],
@@ -140,15 +145,12 @@ class RegistryQuestion(ChoiceQuestion):
                 local_world_size=setting.ranks_per_node,
                 parts=prepared.checked_parts,
                 wire=prepared.registry.training.wire,
+                overlapped=overlapped,
                 gloo=setting.device_type == "cpu",
             )
 
         def step(works: Sequence[Work]) -> StageTimes:
-            # As ``overlaps``, which asks sharded modules.
-            asked = registry.training.overlap
-            if asked is None:
-                asked = setting.device_type == "cpu" and setting.nodes > 1
-            return predict_stages(works, self.costs, overlapped=asked)
+            return predict_stages(works, self.costs, overlapped=overlapped)
 
         works = work(())
         return Trial(step(works), tuple(works), without=lambda names: step(work(names)))
