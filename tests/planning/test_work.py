@@ -348,6 +348,8 @@ def test_operations_of_products_and_attention() -> None:
     assert compute.parameter_bytes == 4 * 30
     # Once forward and once for the gradient of the weight; 2 x 4 x 4 scores of 5 each.
     assert compute.rest.matmul_flops == 2 * 2 * 6 * 5
+    assert compute.products == 2
+    assert compute.rest.matmul_bytes * 8 == 2 * 4 * (8 * 6 + 6 * 5 + 8 * 5)
     assert compute.rest.attention_flops * 8 == (2 + 5) * 2 * 2 * 4 * 4 * 5
     assert compute.rest.attention_queries * 8 == 2 * 4
     assert compute.rest.element_bytes > 0

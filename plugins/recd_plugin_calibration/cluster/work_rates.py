@@ -1,4 +1,4 @@
-"""What ranks do by themselves takes so long, all of a node at once, as they share its cores."""
+"""How long it takes what ranks do by themselves, all of a node at once, as they share its cores."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from recd_plugin_calibration.cluster.works import (
     LOOKUPS,
     PRODUCTS,
     WORKS,
-    Attention,
-    Lookup,
-    Product,
+    Timed,
     works_of,
 )
 from recd_plugins.api.planning import fit_costs
@@ -45,15 +43,15 @@ class WorkRates:
     rates: Mapping[str, MiddleHalf]
     lookup: Mapping[str, float]
     gemm: Mapping[str, float]
-    timed: Mapping[Lookup | Product | Attention, MiddleHalf]
+    timed: Mapping[Timed, MiddleHalf]
 
 
 def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None]) -> WorkRates:
     """Collective; each rank is timed by itself, while the others do the same."""
-    works = works_of(device)
-    lookups, products, attentions = LOOKUPS, PRODUCTS[device.type], ATTENTIONS
+    works, products = works_of(device), PRODUCTS[device.type]
+    fitted_to: tuple[Timed, ...] = (*LOOKUPS, *products, *ATTENTIONS)
     named = {WORKS[name]: run for name, (_, run) in works.items()}
-    runs = named | {str(each): each.on(device) for each in (*lookups, *products, *attentions)}
+    runs = named | {str(each): each.on(device) for each in fitted_to}
     turns: dict[str, list[Sequence[float]]] = {words: [] for words in runs}
     for turn in range(_TURNS):
         for words, run in runs.items():
@@ -66,24 +64,19 @@ def measure_work(device: torch.device, effort: Effort, say: Callable[[str], None
         name: MiddleHalf.of((amount / by_rank[WORKS[name]]).tolist())
         for name, (amount, _) in works.items()
     }
-    timed = {
-        each: MiddleHalf.of(by_rank[str(each)].tolist())
-        for each in (*lookups, *products, *attentions)
-    }
+    timed = {each: MiddleHalf.of(by_rank[str(each)].tolist()) for each in fitted_to}
     _, flops, _ = products[0].work
     rates["matmul"] = MiddleHalf.of((flops / by_rank[str(products[0])]).tolist())
     by_lookup = ("steps", "bytes_looked_up", "ids_looked_up", "rows_updated", "tables_looked_up")
     gemm = {
         **_fitted(("products", "matmul_flops", "matmul_bytes"), products, timed),
-        **_fitted(("attention_flops", "attention_queries"), attentions, timed),
+        **_fitted(("attention_flops", "attention_queries"), ATTENTIONS, timed),
     }
-    return WorkRates(rates, _fitted(by_lookup, lookups, timed), gemm, timed)
+    return WorkRates(rates, _fitted(by_lookup, LOOKUPS, timed), gemm, timed)
 
 
 def _fitted(
-    names: Sequence[str],
-    fitted_to: Sequence[Lookup] | Sequence[Product] | Sequence[Attention],
-    timed: Mapping[Lookup | Product | Attention, MiddleHalf],
+    names: Sequence[str], fitted_to: Sequence[Timed], timed: Mapping[Timed, MiddleHalf]
 ) -> dict[str, float]:
     """The cost of each of what ``work`` has, by name."""
     work = np.array([each.work for each in fitted_to])

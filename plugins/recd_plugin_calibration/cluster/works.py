@@ -153,6 +153,9 @@ class Attention:
         return run
 
 
+#: What costs are fitted to.
+Timed = Lookup | Product | Attention
+
 #: Of more rows than caches of a processor hold, which are read once or twice; and of few, whose ids
 #: repeat: what an id costs beside what a row does.
 LOOKUPS = (

@@ -34,6 +34,18 @@ def waits_each_third_time(rank: int, world_size: int) -> float:
     return seconds
 
 
+def goes_on_until_all_are_done(rank: int, world_size: int) -> int:
+    times = 0
+
+    def run() -> None:
+        nonlocal times
+        times += 1
+        time.sleep(WAITED if rank else WAITED / 60)
+
+    of_all_ranks(run, torch.device("cpu"), 0.0)
+    return times
+
+
 def a_rank_has_ended(rank: int, world_size: int) -> str:
     def ended(*_: object) -> None:
         raise RuntimeError("Connection closed by peer\nmore")

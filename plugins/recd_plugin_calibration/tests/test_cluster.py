@@ -177,6 +177,13 @@ def test_what_ranks_wait_for_one_another_s_cores_counts() -> None:
     assert seconds >= cluster_cases.WAITED / 3
 
 
+def test_who_is_done_leaves_no_core_to_the_others() -> None:
+    quick, slow = run_on_ranks(cluster_cases.goes_on_until_all_are_done, 2)
+    # A rank makes three rounds at least, of which one of the slow rank takes 60 of the quick one.
+    assert slow >= 3
+    assert quick >= 3 * slow
+
+
 def test_a_rank_that_ends_is_told_of() -> None:
     (message,) = run_on_ranks(cluster_cases.a_rank_has_ended, 1)
     assert message.startswith("measuring nodes failed on rank 0: Connection closed by peer. Has")

@@ -303,9 +303,10 @@ class ShapedNetwork:
 def _ungroup_sessions(note: Path) -> None:
     """Divide processors among processes, not sessions, until ``_group_again``.
 
-    With a busy rank in each of four sessions, as torchrun starts them, Linux 6.18 gave one of two
-    processors to one rank alone, and another rank none, for up to 34 seconds. Where it groups none,
-    or lets nobody say so, all stays as it is.
+    Of four ranks of gloo in a session each, as torchrun starts them, that computed until a barrier
+    was over, Linux 6.18 gave one of two processors to one rank alone, and another rank none, for up
+    to 34 seconds; loops without threads got even parts. Where it groups none, or lets nobody say
+    so, all stays as it is.
     """
     with suppress(OSError):
         if _GROUPING.read_text() == "1\n":
