@@ -124,13 +124,19 @@ def refuse_shared_tables(model: nn.Module) -> None:
     """Refuse tables that several modules have: each would be sharded to a table of its own.
 
     Raises:
-        SetupError: a module is at two paths, or two modules have one parameter.
+        SetupError: an embedding module is at two paths, or has a parameter of another module.
     """
     paths: dict[int, str] = {}
+    others: list[tuple[str, nn.Parameter]] = []
 
-    def visit(path: str, module: nn.Module, around: tuple[nn.Module, ...]) -> None:
+    def visit(
+        path: str, module: nn.Module, around: tuple[nn.Module, ...], inside: bool = False
+    ) -> None:
         if any(module is each for each in around):  # a model may refer to itself
             return
+        inside = inside or bool(_tables(module))
+        if not inside:
+            others.extend(module.named_parameters(path, recurse=False))
         for parameter in module.parameters() if _tables(module) else ():
             first = paths.setdefault(id(parameter), path)
             if first != path:
@@ -141,9 +147,16 @@ def refuse_shared_tables(model: nn.Module) -> None:
                 )
         for name, child in module._modules.items():  # named_children() has each but once
             if child is not None:
-                visit(f"{path}.{name}" if path else name, child, (*around, module))
+                visit(f"{path}.{name}" if path else name, child, (*around, module), inside)
 
     visit("", model, ())
+    for name, parameter in others:
+        if (first := paths.get(id(parameter))) is not None:
+            raise SetupError(
+                f"{name} is a table of {first or 'the model'}, and DistributedModelParallel would "
+                "make two of it, which train apart: give it a parameter of its own, or look the "
+                "rows that it takes up in the table"
+            )
 
 
 def sharded_modules(

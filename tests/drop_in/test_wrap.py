@@ -12,7 +12,7 @@ from tests.drop_in.dedup_cases import Model
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import get_default_sharders
-from torchrec.distributed.types import ParameterSharding
+from torchrec.distributed.types import ParameterSharding, ShardingEnv
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -111,6 +111,33 @@ class Two(nn.Module):
 def test_a_table_of_two_modules_is_refused(shares: str) -> None:
     with pytest.raises(SetupError, match=r"first\.bags and second\.bags share a table"):
         recd_plugins.wrap(Two(shares))
+
+
+def test_a_table_that_is_a_layers_weight_is_refused() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(8, 30)
+            self.inner = Model()
+            self.out.weight = self.inner.bags.embedding_bags["t_f0"].weight
+
+    with pytest.raises(
+        SetupError, match=r"^out\.weight is a table of inner\.bags, and Distributed"
+    ):
+        recd_plugins.wrap(Tied())
+
+
+@pytest.mark.parametrize("planned", ["table_wise", "column_wise"])
+def test_a_plan_that_shards_otherwise_than_an_entry_is_refused(file: Any, planned: str) -> None:
+    ready = recd_plugins.wrap(model := Model(), file(ROW_WISE))
+    others = ready.planner(world_size=1).plan(model, ready.sharders()).plan["bags"]
+    assert others["t_f0"].sharding_type == "row_wise"
+    others["t_f0"].sharding_type = planned
+    words = (
+        r"registry\.yaml:2 sharding\[0\]: torchrec\.row_wise shards table t_f0 row_wise, and the"
+    )
+    with pytest.raises(SetupError, match=words + f" plan has it {planned}: plan with planner"):
+        ready.sharders()[0].shard(model.bags, others, ShardingEnv.from_local(1, 0))
 
 
 def test_a_subclass_that_brings_an_optimizer_is_warned_of(

@@ -178,6 +178,13 @@ def test_huge_tables_take_no_memory(make_registry) -> None:
         report(registry, load_topology("dgx-h100"))
 
 
+def test_what_takes_more_memory_is_not_called_saved(make_registry) -> None:
+    made = report(make_registry(), load_topology("dgx-h100"))
+    assert made.plain is not None
+    assert "saved)" in text(made)
+    assert " more)" in text(replace(made, plugins=made.plain, plain=made.plugins))
+
+
 def test_json_is_complete(make_registry) -> None:
     made = report(make_registry(), load_topology("zionex-a100-40g")).as_json()
     assert made.keys() == {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from recd_plugins.errors import RecdError, RegistryError, SetupError
-from recd_plugins.planning.machines import machine_of, named_topology
+from recd_plugins.planning.machines import costs_source, machine_of, named_topology
 from recd_plugins.planning.topologies import (
     MACHINE,
     load_topology,
@@ -206,6 +206,21 @@ def test_what_was_measured_is_taken_over_where_it_is_true(own: Path) -> None:
     write_topology(own, spec.model_copy(update={"nodes": 1}), "Measured.")
     with pytest.raises(SetupError, match="of whose network it says nothing"):
         named_topology(str(own), 2, 4, "cpu")
+
+
+def test_a_plan_says_on_what_its_costs_were_measured(own: Path) -> None:
+    assert costs_source(str(own), load_topology(str(own))).startswith("bandwidths and operations")
+    for nodes, ending in ((2, ""), (1, ", whose network is assumed")):
+        text = (
+            OWN.replace("nodes: 2", f"nodes: {nodes}") + "costs: {gemm: {matmul_flops: 1.0e-9}}\n"
+        )
+        own.write_text(text, encoding="utf-8")
+        assert costs_source(str(own), load_topology(str(own))) == "measured, of the topology"
+        found = costs_source(str(own), load_topology(str(own), nodes=8))
+        measured = "2 nodes of 4 ranks each" if nodes == 2 else "one node of 4 ranks"
+        assert found == (
+            f"measured on {measured}, and taken to hold for 8 nodes of 4 ranks each{ending}"
+        )
 
 
 def test_collectives_are_no_faster_than_links(own: Path) -> None:

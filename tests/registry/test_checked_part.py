@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from recd_plugins.api import (
     SetupError,
     Sharding,
     TablePart,
+    Work,
 )
 from recd_plugins.registry import Entry
 from recd_plugins.registry.checked_part import (
@@ -90,6 +92,11 @@ def test_a_result_of_another_type_is_refused(method: str) -> None:
         ("channels", {("0", "alltoall"): "x"}, "kind of collective, which is one of all_to_all"),
         ("channels", {("nobody", "all_to_all"): "x"}, "expected names by process group"),
         ("work", [(0, None)], "expected pairs of a slice of ranks and Work"),
+        ("work", [(slice(None), Work(collectives=-1e9))], r"Work\.collectives is -1000000000\.0;"),
+        ("work", [(slice(None), Work(rows_updated=math.nan))], r"Work\.rows_updated is nan; expec"),
+        ("work", [(slice(None), Work(steps=math.inf))], r"Work\.steps is inf; expected a finite"),
+        ("activation_bytes", math.inf, "returned inf; expected bytes, from 0 on"),
+        ("activation_bytes", -1e12, "expected bytes, from 0 on"),
         ("figures", {"a": {1}}, "figures failed at .* set is not JSON"),
         ("observe", lambda: None, "observe failed at .*pickle"),
     ],

@@ -182,6 +182,33 @@ def test_a_plan_tells_why(make_registry) -> None:
         assert group["next_best"] is None or group["next_best"]["milliseconds"] > 0
 
 
+def test_a_plan_has_one_predicted_step(make_registry) -> None:
+    compute = Compute(
+        Operations(matmul_flops=1e6),
+        Operations(matmul_flops=1e6),
+        500_000,
+        operators=900,
+        products=40,
+    )
+    least = slow().least_costs
+    costs = least.model_copy(
+        update={
+            "gemm": least.gemm.model_copy(update={"products": 1e-5}),
+            "all_to_all": least.all_to_all.model_copy(update={"collectives": 1e-3}),
+            "other": least.other.model_copy(update={"steps": 1e-3, "operators": 4e-6}),
+            "hidden": 0.5,
+        }
+    )
+    spec = slow(costs=costs)
+    registry = make_registry(sharding=AUTO)
+    made = Study("machine", spec, compute, lambda _: None).report(registry, 256)
+    assert made.plain is not None
+    told = made.as_json()["auto"]["milliseconds"]
+    assert told == pytest.approx(1000 * made.plugins.seconds.total)
+    computed = made.plugins.seconds - made.plugins.seconds_of_tables
+    assert computed.other == pytest.approx(900 * 4e-6)
+
+
 def test_recd_plan_puts_it_in_place_of_the_first_entry(make_registry) -> None:
     training = {"batch_size": 64, "ranks": 4, "ranks_per_node": 2, "device": "cpu"}
     entries = [{"use": "torchrec.row_wise", "tables": ["t_*"]}]
@@ -240,9 +267,19 @@ def test_a_third_party_takes_part(make_registry, tmp_path: Path) -> None:
             assert any("share: 0.1" in str(offer) for offer, _ in each.others)
 
 
-def test_offers_that_are_no_options_name_the_plugin(make_registry, tmp_path: Path) -> None:
-    registry = with_acme(make_registry, tmp_path, "[{'shares': 0}]")
-    with pytest.raises(PluginError, match=r"acme\.nearer: offers \{'shares': 0\}, .*no options"):
+@pytest.mark.parametrize(
+    ("offers", "said"),
+    [
+        ("[{'shares': 0}]", r"\{'shares': 0\}, .*: unknown option shares; did you mean share\?$"),
+        ("[{'share': 2}]", r"\{'share': 2\}, .*: share: input should be less than or equal to 1$"),
+        ("'a'", "'a', which are no options of it: expected a mapping of options$"),
+    ],
+)
+def test_offers_that_are_no_options_name_the_plugin(
+    make_registry, tmp_path: Path, offers: str, said: str
+) -> None:
+    registry = with_acme(make_registry, tmp_path, offers)
+    with pytest.raises(PluginError, match=r"acme\.nearer: offers " + said):
         with_plugins(registry, slow())
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 
+from recd_plugins.api import RecdError
 from recd_plugins.api.commands import (
     AT_LEAST_1,
     COUNT_FROM_0,
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from recd_plugin_flexshard.planning import TierPlan
     from recd_plugin_flexshard.planning.simulate import BatchIds
     from recd_plugins.api.planning import Candidate
+
+#: Time and memory grow with their square: a thousand take seconds, so many some half an hour.
+_MOST_RANKS = 16_384
 
 
 @click.command()
@@ -85,6 +89,11 @@ def simulate(
         loaded = loaded.with_training({"batch_size": batch_size})
     topology = topology or loaded.training.topology or "machine"
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
+    if spec.world_size > _MOST_RANKS:
+        raise RecdError(
+            f"{spec.world_size:,} ranks: no more than {_MOST_RANKS:,} can be played; recd plan "
+            "plans for more"
+        )
     progress, console = Console(stderr=True), Console()
     with progress.status("planning tiers"):
         planned = planned_tiers(loaded, spec)

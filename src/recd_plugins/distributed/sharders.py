@@ -26,6 +26,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.compiled import left_uncompiled
+from recd_plugins.distributed.entry_constraints import (
+    EntryConstraints,
+    check_plan,
+    entry_constraints,
+)
 from recd_plugins.distributed.int8 import ADDED_ON_THE_WAY, check_int8, int8_of
 from recd_plugins.distributed.lent import Lent
 from recd_plugins.distributed.lookup_kernels import check_kernels, offered_kernels
@@ -39,6 +44,7 @@ from recd_plugins.distributed.wire import wire_codecs
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces import SharderArguments
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
+from recd_plugins.model_tables import tables_of
 from recd_plugins.registry.training_spec import TrainingSpec
 
 logger = logging.getLogger(__name__)
@@ -62,6 +68,7 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
             tables do no harm.
         coalesced: tables whose ids are made unique before they are sent. Names of other modules'
             tables do no harm.
+        asked: what entries of a registry ask of the plan.
     """
 
     def __init__(
@@ -71,10 +78,12 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         *,
         kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
+        asked: Sequence[EntryConstraints] = (),
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
         self._kernels = tuple(kernels)
         self._coalesced = frozenset(coalesced)
+        self._asked = tuple(asked)
 
     def shard(
         self,
@@ -88,11 +97,12 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
 
         Raises:
             SetupError: a table has a kernel that cannot train, or another one than is its own, or
-                an optimizer that the device has no kernel of.
+                an optimizer that the device has no kernel of; or an entry asks for something else.
         """
-        _check_plan(params, self.shardable_parameters(module))
+        _check_parameters(params, self.shardable_parameters(module))
         check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
+        check_plan(self._asked, params)
         check_int8(self.qcomm_codecs_registry, params, pooled=True)
         with _known_to_fbgemm(self.fused_params):
             sharded = self.sharded_module_type(
@@ -143,6 +153,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         use_index_dedup: TorchRec's own, on CUDA only.
         kernels: as ExactEmbeddingBagCollectionSharder has it.
         coalesced: the same.
+        asked: the same.
     """
 
     def __init__(
@@ -153,10 +164,12 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         *,
         kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
+        asked: Sequence[EntryConstraints] = (),
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
         self._kernels = tuple(kernels)
         self._coalesced = frozenset(coalesced)
+        self._asked = tuple(asked)
 
     def shard(
         self,
@@ -170,11 +183,12 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
 
         Raises:
             SetupError: a table has a kernel that cannot train, or another one than is its own, or
-                an optimizer that the device has no kernel of.
+                an optimizer that the device has no kernel of; or an entry asks for something else.
         """
-        _check_plan(params, self.shardable_parameters(module))
+        _check_parameters(params, self.shardable_parameters(module))
         check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
+        check_plan(self._asked, params)
         check_int8(self.qcomm_codecs_registry, params, pooled=False)
         with _known_to_fbgemm(self.fused_params):
             sharded = self.sharded_module_type(
@@ -219,6 +233,7 @@ def build_sharders(
     of_sequences = Lent.by(base, EmbeddingCollectionSharder, fused_params, qcomm_codecs_registry)
     registry, kernels = prepared.registry, prepared.lookup_kernels
     of_training = _of_training(registry.training) if defaults is None else defaults
+    asked = entry_constraints(prepared, tables_of(prepared.model))
     params = of_sequences.over(of_training)
     codecs = wire_codecs(registry.training, of_sequences.qcomm_codecs_registry, prepared.tables)
     bags = ExactEmbeddingBagCollectionSharder(
@@ -226,6 +241,7 @@ def build_sharders(
         wire_codecs(registry.training, of_bags.qcomm_codecs_registry, prepared.tables),
         kernels=kernels,
         coalesced=prepared.coalesced,
+        asked=asked,
     )
     sequences = ExactEmbeddingCollectionSharder(
         dict(params),
@@ -233,6 +249,7 @@ def build_sharders(
         of_sequences.use_index_dedup,
         kernels=kernels,
         coalesced=prepared.coalesced,
+        asked=asked,
     )
     sharders: list[ModuleSharder[nn.Module]] = [
         bags,
@@ -305,7 +322,7 @@ def _of_training(training: TrainingSpec) -> dict[str, Any]:
     return fused_params(training)  # not the argument of that name
 
 
-def _check_plan(
+def _check_parameters(
     params: Mapping[str, ParameterSharding], parameters: Mapping[str, nn.Parameter]
 ) -> None:
     """Refuse kernels that cannot train, and warn of optimizers that TorchRec drops."""

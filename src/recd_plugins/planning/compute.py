@@ -97,6 +97,9 @@ class Compute(KeptActivations):
     products: int = 0
 
 
+NO_COMPUTE = Compute(Operations(), Operations(), 0)
+
+
 def measure_compute(registry: Registry) -> Compute:
     """Count what the registry's model does with the first rows of its data, on CPU.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any
 
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
@@ -13,14 +12,13 @@ from torchrec.distributed.types import ShardingType
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from recd_plugins.data.prepared import Prepared
+from recd_plugins.distributed.entry_constraints import EntryConstraints, entry_constraints
 from recd_plugins.distributed.sharders import fused_params
 from recd_plugins.errors import SetupError
-from recd_plugins.interfaces import Sharding, Table, TablePart
+from recd_plugins.interfaces import Sharding, Table
 from recd_plugins.model_tables import EmbeddingModule
 from recd_plugins.planning.table_optimizers import TableOptimizer
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.registry import Entry, Registry, TrainingSpec
-from recd_plugins.registry.table_answers import check_answers
+from recd_plugins.registry import Entry, TrainingSpec
 from recd_plugins.values.data_profile import DataProfile, FeatureProfile
 from recd_plugins.words import did_you_mean, shortened
 
@@ -86,22 +84,15 @@ def table_constraints(
     registry, wishes = prepared.registry, wishes or {}
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], str] = {}
-    of_parts = {part.entry.field: part for part in prepared.checked_parts}
-    sources = [
-        (
-            f"{registry.path}:{entry.line} {entry.field}: ",
-            entry.plugin.name,
-            _constraints(of_parts.get(entry.field), entry, claimed),
-        )
-        for entry, claimed in _claims(registry, tables)
-    ]
-    for where, source, of_source in (*sources, ("", "planner(constraints=...)", wishes)):
-        for name, constraints in of_source.items():
+    of_trainer = EntryConstraints("", "planner(constraints=...)", wishes)
+    for entry in (*entry_constraints(prepared, tables), of_trainer):
+        source = entry.plugin
+        for name, constraints in entry.of_tables.items():
             for field in _set_fields(constraints):
                 first = set_by.setdefault((name, field), source)
                 if first != source and getattr(merged[name], field) != getattr(constraints, field):
                     raise SetupError(
-                        f"{where}table {name}: {source} and {first} set different {field} "
+                        f"{entry.where}table {name}: {source} and {first} set different {field} "
                         f"({getattr(constraints, field)} and {getattr(merged[name], field)}); "
                         "leave the table to one of them"
                     )
@@ -116,7 +107,7 @@ def table_constraints(
         if table.name in replicated:
             # Data-parallel kernels are fed every row.
             features = [feature.plain() for feature in features]
-        own_share = math.prod(part.sharded_share(table.name) for part in of_parts.values())
+        own_share = math.prod(part.sharded_share(table.name) for part in prepared.checked_parts)
         merged[table.name] = _with_batch_sizes(
             merged.get(table.name, _UNSET),
             table,
@@ -213,25 +204,6 @@ def _of_left(
     return constraints
 
 
-def _constraints(
-    part: TablePart | None, entry: Entry[Any], tables: list[Table]
-) -> dict[str, ParameterConstraints]:
-    plugin = entry.plugin
-    with plugin_call(plugin, "constraints"):
-        constraints = dict(plugin.constraints(tables))
-        if part is not None:
-            constraints |= part.constraints(tables)
-    check_answers(
-        plugin,
-        "constraints",
-        constraints,
-        tables,
-        ParameterConstraints,
-        expected="torchrec's ParameterConstraints",
-    )
-    return constraints
-
-
 def _kinds_of_its_own_accord(elementwise: bool, *, replicated: bool) -> list[str]:
     """Sharding types that the planner may choose where no plugin does.
 
@@ -244,17 +216,6 @@ def _kinds_of_its_own_accord(elementwise: bool, *, replicated: bool) -> list[str
     if not replicated:
         excluded.add(ShardingType.DATA_PARALLEL.value)
     return [kind.value for kind in ShardingType if kind.value not in excluded]
-
-
-def _claims(registry: Registry, tables: Sequence[Table]) -> list[tuple[Any, list[Table]]]:
-    """Entries with the tables that they match.
-
-    ``prepare`` has checked the patterns on the model as it was; a plugin may have renamed tables.
-    """
-    return [
-        (entry, [table for table in tables if entry.matches(table.name)])
-        for entry in (*registry.sharding, *registry.cache)
-    ]
 
 
 def _set_fields(constraints: ParameterConstraints) -> list[str]:

@@ -110,6 +110,25 @@ def named_topology(name: str, nodes: int, ranks_per_node: int, device: str) -> T
     return _of_other_nodes(spec, nodes)
 
 
+def costs_source(name: str, spec: TopologySpec) -> str:
+    """Where the costs of a topology come from, in words.
+
+    Args:
+        name: as ``load_topology`` takes it.
+        spec: it, perhaps of other numbers of nodes and ranks.
+    """
+    if spec.costs is None:
+        return "bandwidths and operations a second of the topology: what none can be faster than"
+    measured = load_topology(name)
+    if (measured.nodes, measured.ranks_per_node) == (spec.nodes, spec.ranks_per_node):
+        return "measured, of the topology"
+    network = ", whose network is assumed" if measured.nodes == 1 < spec.nodes else ""
+    return (
+        f"measured on {_shape(measured.nodes, measured.ranks_per_node)}, and taken to hold for "
+        f"{_shape(spec.nodes, spec.ranks_per_node)}{network}"
+    )
+
+
 def _of_other_nodes(spec: TopologySpec, nodes: int) -> TopologySpec:
     """``spec`` with so many of its nodes."""
     moved = spec.model_copy(update={"nodes": nodes})

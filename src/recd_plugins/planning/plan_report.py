@@ -14,7 +14,7 @@ from torchrec.distributed.planner.types import ShardingOption
 
 from recd_plugins.interfaces import Section, Table
 from recd_plugins.planning.candidates import Candidate
-from recd_plugins.planning.compute import Compute
+from recd_plugins.planning.compute import NO_COMPUTE, Compute
 from recd_plugins.planning.planner import Planned
 from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.storage import (
@@ -98,6 +98,7 @@ class SideReport:
         memory: bytes ``[world_size]`` by component, of GPUs where there are some.
         host_memory: bytes ``[world_size]`` of tables that GPUs read from their node's memory.
         seconds: of a step by stage.
+        seconds_of_tables: likewise, if the model computed nothing besides.
     """
 
     batch_size: int
@@ -107,6 +108,7 @@ class SideReport:
     memory: Mapping[str, NDArray[np.int64]]
     host_memory: NDArray[np.int64]
     seconds: StageTimes
+    seconds_of_tables: StageTimes
 
     def held(self, component: str) -> NDArray[np.int64]:
         """Bytes ``[world_size]`` of a component, which this side need not have."""
@@ -250,18 +252,24 @@ def report_side(
     costs: StageCosts,
 ) -> SideReport:
     """Memory and time of a plan, reckoned."""
-    works = work_of_step(
-        candidate.tables,
-        planned.sharding,
-        candidate.profile,
-        compute,
-        batch_size=batch_size,
-        world_size=spec.world_size,
-        local_world_size=spec.ranks_per_node,
-        parts=candidate.prepared.checked_parts,
-        wire=candidate.prepared.registry.training.wire,
-        gloo=spec.device == "cpu",
-    )
+    overlapped = candidate.overlaps(spec)
+
+    def step(compute: Compute) -> StageTimes:
+        works = work_of_step(
+            candidate.tables,
+            planned.sharding,
+            candidate.profile,
+            compute,
+            batch_size=batch_size,
+            world_size=spec.world_size,
+            local_world_size=spec.ranks_per_node,
+            parts=candidate.prepared.checked_parts,
+            wire=candidate.prepared.registry.training.wire,
+            overlapped=overlapped,
+            gloo=spec.device == "cpu",
+        )
+        return predict_stages(works, costs, overlapped=overlapped)
+
     return SideReport(
         batch_size,
         largest_batch_size,
@@ -269,7 +277,8 @@ def report_side(
         _tables(candidate, planned, batch_size),
         _memory(candidate, planned, spec, candidate.activation_bytes(compute, batch_size)),
         _host_memory(planned, spec),
-        predict_stages(works, costs),
+        step(compute),
+        step(NO_COMPUTE),
     )
 
 

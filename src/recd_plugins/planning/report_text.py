@@ -244,7 +244,8 @@ def _changes(report: PlanReport) -> Text:
         saved = plain.memory_by_rank.max() - mine.memory_by_rank.max()
         lines.append(
             f"  memory of the fullest rank: {size_text(plain.memory_by_rank.max())} -> "
-            f"{size_text(mine.memory_by_rank.max())} ({size_text(saved)} saved)"
+            f"{size_text(mine.memory_by_rank.max())} "
+            f"({size_text(abs(saved))} {'saved' if saved >= 0 else 'more'})"
         )
         faster = plain.seconds.total / mine.seconds.total
         lines.append(

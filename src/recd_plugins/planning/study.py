@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from recd_plugins.errors import DataError, NoPlanError
-from recd_plugins.interfaces import Choice, StepShape
+from recd_plugins.interfaces import Choice
 from recd_plugins.planning.candidates import Candidate, data_of_model, with_plugins
 from recd_plugins.planning.compute import Compute, measure_compute
 from recd_plugins.planning.largest_batch import largest_batch
+from recd_plugins.planning.machines import costs_source
 from recd_plugins.planning.plan_report import PlanReport, SideReport, report_side
 from recd_plugins.planning.prepared import Registry
-from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.topologies import TopologySpec
-from recd_plugins.planning.work import computed_work
 
 # By batch size.
 _Candidates = Callable[[int], Candidate]
@@ -63,30 +62,13 @@ class Study:
         return PlanReport(
             self.name,
             self.spec,
-            "measured, of the topology"
-            if self.spec.costs
-            else "bandwidths and operations a second of the topology: what none can be faster than",
+            costs_source(self.name, self.spec),
             data.profile(),
             mine,
             theirs,
             problem,
-            self._chosen(plugins(mine.batch_size)),
+            _chosen(plugins(mine.batch_size), mine),
         )
-
-    def _chosen(self, candidate: Candidate) -> Choice | None:
-        """What a chooser came to, with what the model computes besides."""
-        prepared = candidate.prepared
-        if prepared.chosen is None:
-            return None
-        step = StepShape(
-            prepared.registry.training.batch_size,
-            self.spec.world_size,
-            self.spec.ranks_per_node,
-            candidate.profile,
-        )
-        work = replace(computed_work(candidate.tables, self.compute, step), steps=0.0)
-        costs = self.spec.costs or self.spec.least_costs
-        return prepared.chosen.with_compute(predict_stages([work], costs))
 
     def _side(
         self, what: str, candidates: _Candidates, batch_size: int | None, start: int
@@ -122,6 +104,12 @@ class Study:
             compute=self.compute,
             costs=self.spec.costs or self.spec.least_costs,
         )
+
+
+def _chosen(candidate: Candidate, side: SideReport) -> Choice | None:
+    """What a chooser came to, with what the model computes besides."""
+    chosen = candidate.prepared.chosen
+    return chosen and chosen.with_compute(side.seconds - side.seconds_of_tables)
 
 
 def study(registry: Registry, name: str, spec: TopologySpec, say: Callable[[str], None]) -> Study:

@@ -230,7 +230,7 @@ def rows_pooled(
 def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> Work:
     """What every rank does apart from its tables."""
     batch_size, profile = step.batch_size, step.profile
-    computed = computed_work(tables, compute, step)
+    computed = _computed_work(tables, compute, step)
     expanded = sum(
         (batch_size + profile.of(feature).rows(batch_size)) * table.embedding_dim
         for table in tables
@@ -260,7 +260,7 @@ def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> W
     )
 
 
-def computed_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> Work:
+def _computed_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> Work:
     """What a rank computes apart from its tables, and the gradients of that: whatever the plan."""
     batch_size, world_size, profile = step.batch_size, step.world_size, step.profile
     pooled_rows = rows_pooled(tables, profile, compute, batch_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
@@ -111,7 +112,7 @@ def one_answer(
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and float(value) >= 0
+    return isinstance(value, Real) and 0 <= float(value) < math.inf
 
 
 def _is_share(value: object) -> bool:
@@ -140,7 +141,13 @@ def _is_row_memory(value: object) -> bool:
 
 
 def _is_work(value: Any) -> bool:
-    return all(isinstance(ranks, slice) and isinstance(work, Work) for ranks, work in value)
+    for ranks, work in value:
+        if not (isinstance(ranks, slice) and isinstance(work, Work)):
+            return False
+        for name, number in vars(work).items():
+            if not 0 <= number < math.inf:
+                raise ValueError(f"Work.{name} is {number}; expected a finite number from 0 on")
+    return True
 
 
 def _is_lines(value: object) -> bool:
@@ -188,7 +195,7 @@ _EXPECTED: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: value is None or (_is_number(value) and value > 0),
     ),
     "memory_of_rank": ("bytes by what they are", _mapping(_is_whole)),
-    "activation_bytes": ("bytes", _is_number),
+    "activation_bytes": ("bytes, from 0 on", _is_number),
     "work": ("pairs of a slice of ranks and Work", _is_work),
     "collectives": ("how many, from 0 on", _is_whole),
     "figures": ("JSON values by name", _mapping(_is_json)),

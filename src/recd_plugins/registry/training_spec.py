@@ -201,6 +201,11 @@ class TrainingSpec(Spec):
             )
         return ranks_per_node
 
+    def overlaps(self, device_type: str, nodes: int) -> bool:
+        """Whether ranks of so many nodes are to send while they compute."""
+        asked = self.overlap
+        return (device_type == "cpu" and nodes > 1) if asked is None else asked
+
     @property
     def nodes(self) -> int:
         """Nodes that the ranks make."""

@@ -40,6 +40,10 @@ class StageTimes:
         """Seconds of the step."""
         return sum(self.as_dict().values())
 
+    def __sub__(self, other: StageTimes) -> Self:
+        """What is longer than in another step, by stage."""
+        return type(self)(**{s: getattr(self, s) - getattr(other, s) for s in STAGES})
+
     def as_dict(self) -> dict[Stage, float]:
         """Seconds by stage."""
         return asdict(self)  # type: ignore[return-value]

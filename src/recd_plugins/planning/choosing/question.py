@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from torch import nn
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
@@ -30,7 +30,7 @@ from recd_plugins.interfaces import (
 from recd_plugins.model.deferred_tables import generators_kept
 from recd_plugins.planning.choosing.data import DataOfChoices
 from recd_plugins.planning.choosing.entries import with_offers
-from recd_plugins.planning.compute import Compute, Operations
+from recd_plugins.planning.compute import NO_COMPUTE
 from recd_plugins.planning.machines import default_topology
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.planning.prepare_entries import prepare_entries
@@ -41,9 +41,8 @@ from recd_plugins.registry import Entry, Registry
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stages import StageTimes
 from recd_plugins.values.work import Work
+from recd_plugins.words import did_you_mean
 
-# What the model computes besides is the same whatever is chosen.
-_NO_COMPUTE = Compute(Operations(), Operations(), 0)
 # Accesses are counted in so many rows to compare choices.
 _SAMPLE = 4096
 
@@ -77,7 +76,8 @@ class RegistryQuestion(ChoiceQuestion):
                     cls.Options.model_validate(options)
                 except ValidationError as error:
                     raise PluginError(
-                        f"{cls.name}: offers {options!r}, which are no options of it: {error}"
+                        f"{cls.name}: offers {options!r}, which are no options of it: "
+                        f"{_first_of(error, cls.Options)}"
                     ) from error
                 found.append(Offer(cls.name, options))
         return found
@@ -129,17 +129,14 @@ class RegistryQuestion(ChoiceQuestion):
                 raise
             planned = planner.plan_in_detail(prepared.model, sharders)
 
-        # As ``overlaps``, which asks sharded modules.
-        overlapped = registry.training.overlap
-        if overlapped is None:
-            overlapped = setting.device_type == "cpu" and setting.nodes > 1
+        overlapped = registry.training.overlaps(setting.device_type, setting.nodes)
 
         def work(without: Collection[str]) -> Sequence[Work]:
             return work_of_step(
                 [table for table in prepared.tables if table.name not in without],
                 _without(planned.sharding, without),
                 profile,
-                _NO_COMPUTE,
+                NO_COMPUTE,  # it is the same whatever is chosen
                 batch_size=setting.batch_size,
                 world_size=setting.world_size,
                 local_world_size=setting.ranks_per_node,
@@ -154,6 +151,18 @@ class RegistryQuestion(ChoiceQuestion):
 
         works = work(())
         return Trial(step(works), tuple(works), without=lambda names: step(work(names)))
+
+
+def _first_of(error: ValidationError, model: type[BaseModel]) -> str:
+    """The first thing that is wrong with offered options, in words."""
+    first = error.errors(include_url=False)[0]
+    if not first["loc"]:
+        return "expected a mapping of options"
+    name, known = ".".join(map(str, first["loc"])), list(model.model_fields)
+    if first["type"] == "extra_forbidden":
+        known_options = f"; known: {', '.join(known)}" if known else "; it has none"
+        return f"unknown option {name}{did_you_mean(name, known) or known_options}"
+    return f"{name}: {first['msg'][:1].lower()}{first['msg'][1:]}"
 
 
 def _without(plan: ShardingPlan, tables: Collection[str]) -> ShardingPlan:

@@ -1,0 +1,102 @@
+"""What sharding and cache entries ask of the planner, and plans that do otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.distributed.types import ParameterSharding
+
+from recd_plugins.data.prepared import Prepared
+from recd_plugins.errors import SetupError
+from recd_plugins.interfaces import Table, TablePart
+from recd_plugins.plugin_call import plugin_call
+from recd_plugins.registry import Entry
+from recd_plugins.registry.table_answers import check_answers
+
+
+@dataclass(frozen=True)
+class EntryConstraints:
+    """What one entry asks of the planner.
+
+    Attributes:
+        where: it stands, as errors begin.
+        plugin: its name.
+        of_tables: constraints by table name.
+    """
+
+    where: str
+    plugin: str
+    of_tables: Mapping[str, ParameterConstraints]
+
+
+def entry_constraints(prepared: Prepared, tables: Sequence[Table]) -> list[EntryConstraints]:
+    """Of each sharding and cache entry of the registry, in the order of the file.
+
+    Args:
+        prepared: whose registry it is. ``prepare`` has checked the patterns on the model as it was.
+        tables: of the model, as plugins left it.
+
+    Raises:
+        PluginError: a plugin constrains a table that is none of its own.
+    """
+    registry = prepared.registry
+    of_parts = {part.entry.field: part for part in prepared.checked_parts}
+    return [
+        EntryConstraints(
+            f"{registry.path}:{entry.line} {entry.field}: ",
+            entry.plugin.name,
+            _constraints(
+                of_parts.get(entry.field),
+                entry,
+                [table for table in tables if entry.matches(table.name)],
+            ),
+        )
+        for entry in (*registry.sharding, *registry.cache)
+    ]
+
+
+def check_plan(asked: Sequence[EntryConstraints], plan: Mapping[str, ParameterSharding]) -> None:
+    """Refuse a plan that shards a table otherwise than its entry says.
+
+    Args:
+        asked: of all entries.
+        plan: of the tables of a module, by name.
+
+    Raises:
+        SetupError: names the entry, the table and what the plan has.
+    """
+    for entry in asked:
+        for name in entry.of_tables.keys() & plan.keys():
+            constraints, sharding = entry.of_tables[name], plan[name]
+            for allowed, planned in (
+                (constraints.sharding_types, sharding.sharding_type),
+                (constraints.compute_kernels, sharding.compute_kernel),
+            ):
+                if allowed and planned not in allowed:
+                    raise SetupError(
+                        f"{entry.where}{entry.plugin} shards table {name} {' or '.join(allowed)}, "
+                        f"and the plan has it {planned}: plan with planner() of what wrap or "
+                        "prepare returned, or leave the entry out"
+                    )
+
+
+def _constraints(
+    part: TablePart | None, entry: Entry[Any], tables: list[Table]
+) -> dict[str, ParameterConstraints]:
+    plugin = entry.plugin
+    with plugin_call(plugin, "constraints"):
+        constraints = dict(plugin.constraints(tables))
+        if part is not None:
+            constraints |= part.constraints(tables)
+    check_answers(
+        plugin,
+        "constraints",
+        constraints,
+        tables,
+        ParameterConstraints,
+        expected="torchrec's ParameterConstraints",
+    )
+    return constraints
