@@ -60,6 +60,8 @@ class CheckedPart(TablePart):
         except RecdError:
             with at_entry(self.path, self.entry):
                 raise
+        except _WrongNumberError as error:
+            raise self.error(f"{self.entry.plugin.name}: {what} returned {error}") from error
         except PLUGIN_FAILURES as error:
             failure = plugin_failure(type(self.entry.plugin), what, error, type(asked))
             raise self.error(str(failure)) from error
@@ -73,6 +75,10 @@ class CheckedPart(TablePart):
         """The error for what the part does wrong, with the entry's line."""
         entry = self.entry
         return PluginError(str(Problem(str(self.path), entry.line, entry.field, message)))
+
+
+class _WrongNumberError(Exception):
+    """Work that cannot be, in words."""
 
 
 def by_class(parts: Iterable[CheckedPart]) -> dict[type[TablePart], list[CheckedPart]]:
@@ -146,7 +152,9 @@ def _is_work(value: Any) -> bool:
             return False
         for name, number in vars(work).items():
             if not 0 <= number < math.inf:
-                raise ValueError(f"Work.{name} is {number}; expected a finite number from 0 on")
+                raise _WrongNumberError(
+                    f"Work.{name} of {number}; expected a finite number from 0 on"
+                )
     return True
 
 
