@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from recd_plugin_flexshard.planning.simulate import BatchIds
     from recd_plugins.api.planning import Candidate
 
-#: Time and memory grow with their square: a thousand take seconds, so many some half an hour.
+#: Time and memory grow with their square; a thousand take seconds.
 _MOST_RANKS = 16_384
 
 

@@ -69,8 +69,9 @@ def check_plan(asked: Sequence[EntryConstraints], plan: Mapping[str, ParameterSh
         SetupError: names the entry, the table and what the plan has.
     """
     for entry in asked:
-        for name in entry.of_tables.keys() & plan.keys():
-            constraints, sharding = entry.of_tables[name], plan[name]
+        for name, constraints in entry.of_tables.items():
+            if (sharding := plan.get(name)) is None:
+                continue
             for allowed, planned in (
                 (constraints.sharding_types, sharding.sharding_type),
                 (constraints.compute_kernels, sharding.compute_kernel),

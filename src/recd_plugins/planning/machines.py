@@ -119,7 +119,8 @@ def costs_source(name: str, spec: TopologySpec) -> str:
     """
     if spec.costs is None:
         return "bandwidths and operations a second of the topology: what none can be faster than"
-    measured = load_topology(name)
+    # Of the machine at hand they were measured just now.
+    measured = spec if name == MACHINE else load_topology(name)
     if (measured.nodes, measured.ranks_per_node) == (spec.nodes, spec.ranks_per_node):
         return "measured, of the topology"
     network = ", whose network is assumed" if measured.nodes == 1 < spec.nodes else ""
