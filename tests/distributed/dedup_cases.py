@@ -148,9 +148,14 @@ def _shard(pooled: bool, sharding: str, world_size: int) -> DistributedModelPara
         if pooled
         else EmbeddingCollection(tables=[EmbeddingConfig(feature_names=["f"], **sizes)])
     )
-    registry = SimpleNamespace(training=TRAINING, sharding=())
+    registry = SimpleNamespace(training=TRAINING, sharding=(), cache=())
     prepared: Any = SimpleNamespace(
-        registry=registry, lookup_kernels=(), tables=(), coalesced=frozenset()
+        registry=registry,
+        model=nn.Module(),
+        checked_parts=(),
+        lookup_kernels=(),
+        tables=(),
+        coalesced=frozenset(),
     )
     sharders = build_sharders(prepared)
     sharder = next(each for each in sharders if each.module_type is type(module))

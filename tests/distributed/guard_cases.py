@@ -69,9 +69,14 @@ def shard(
     stock: bool,
     coalesced: Iterable[str] = (),
 ) -> DistributedModelParallel:
-    registry = SimpleNamespace(training=TRAINING, sharding=())
+    registry = SimpleNamespace(training=TRAINING, sharding=(), cache=())
     prepared: Any = SimpleNamespace(
-        registry=registry, lookup_kernels=(), tables=(), coalesced=frozenset(coalesced)
+        registry=registry,
+        model=nn.Module(),
+        checked_parts=(),
+        lookup_kernels=(),
+        tables=(),
+        coalesced=frozenset(coalesced),
     )
     sharders = stock_sharders(TRAINING) if stock else build_sharders(prepared)
     sharder = next(each for each in sharders if each.module_type is type(module))

@@ -19,7 +19,7 @@ from tests.distributed.parity_model import (
     ReferenceOptimizer,
     make_batch,
 )
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import comm_ops
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -141,9 +141,14 @@ def _shard(
     training = TrainingSpec(
         optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
     )
-    registry = SimpleNamespace(training=training, sharding=())
+    registry = SimpleNamespace(training=training, sharding=(), cache=())
     prepared: Any = SimpleNamespace(
-        registry=registry, lookup_kernels=(), tables=(), coalesced=case.coalesced
+        registry=registry,
+        model=nn.Module(),
+        checked_parts=(),
+        lookup_kernels=(),
+        tables=(),
+        coalesced=case.coalesced,
     )
     sharders = build_sharders(prepared)
     model = ParityModel(case.parts)

@@ -106,7 +106,12 @@ def _sharded(
     registry = apply(model)
     names = {table.name for table in tables_of(model)} if coalesced else set()
     prepared: Any = SimpleNamespace(
-        registry=registry, lookup_kernels=(), tables=(), coalesced=names
+        registry=registry,
+        model=nn.Module(),
+        checked_parts=(),
+        lookup_kernels=(),
+        tables=(),
+        coalesced=names,
     )
     ours = build_sharders(prepared)
     params = dict(ours[0].fused_params or {})
@@ -174,7 +179,9 @@ def _as_stock(model: nn.Module) -> Any:
         if use:
             apply_optimizer_in_backward(STOCK[use], [parameter], arguments)
     return SimpleNamespace(
-        training=TrainingSpec.model_validate({"optimizer": "sgd", **TRAINING}), sharding=()
+        training=TrainingSpec.model_validate({"optimizer": "sgd", **TRAINING}),
+        sharding=(),
+        cache=(),
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
             tables do no harm.
         coalesced: tables whose ids are made unique before they are sent. Names of other modules'
             tables do no harm.
-        asked: what entries of a registry ask of the plan.
+        asked: says what entries of a registry ask of the plan, when there is one.
     """
 
     def __init__(
@@ -78,12 +79,12 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         *,
         kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
-        asked: Sequence[EntryConstraints] = (),
+        asked: Callable[[], Sequence[EntryConstraints]] = tuple,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry)
         self._kernels = tuple(kernels)
         self._coalesced = frozenset(coalesced)
-        self._asked = tuple(asked)
+        self._asked = asked
 
     def shard(
         self,
@@ -102,7 +103,7 @@ class ExactEmbeddingBagCollectionSharder(EmbeddingBagCollectionSharder):
         _check_parameters(params, self.shardable_parameters(module))
         check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
-        check_plan(self._asked, params)
+        check_plan(self._asked(), params)
         check_int8(self.qcomm_codecs_registry, params, pooled=True)
         with _known_to_fbgemm(self.fused_params):
             sharded = self.sharded_module_type(
@@ -164,12 +165,12 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         *,
         kernels: Sequence[LookupKernels] = (),
         coalesced: Collection[str] = (),
-        asked: Sequence[EntryConstraints] = (),
+        asked: Callable[[], Sequence[EntryConstraints]] = tuple,
     ) -> None:
         super().__init__(fused_params, qcomm_codecs_registry, use_index_dedup)
         self._kernels = tuple(kernels)
         self._coalesced = frozenset(coalesced)
-        self._asked = tuple(asked)
+        self._asked = asked
 
     def shard(
         self,
@@ -188,7 +189,7 @@ class ExactEmbeddingCollectionSharder(EmbeddingCollectionSharder):
         _check_parameters(params, self.shardable_parameters(module))
         check_updates(params, self.shardable_parameters(module), self.fused_params, device)
         check_kernels(self._kernels, params, device)
-        check_plan(self._asked, params)
+        check_plan(self._asked(), params)
         check_int8(self.qcomm_codecs_registry, params, pooled=False)
         with _known_to_fbgemm(self.fused_params):
             sharded = self.sharded_module_type(
@@ -233,7 +234,7 @@ def build_sharders(
     of_sequences = Lent.by(base, EmbeddingCollectionSharder, fused_params, qcomm_codecs_registry)
     registry, kernels = prepared.registry, prepared.lookup_kernels
     of_training = _of_training(registry.training) if defaults is None else defaults
-    asked = entry_constraints(prepared, tables_of(prepared.model))
+    asked = partial(entry_constraints, prepared, tables_of(prepared.model))
     params = of_sequences.over(of_training)
     codecs = wire_codecs(registry.training, of_sequences.qcomm_codecs_registry, prepared.tables)
     bags = ExactEmbeddingBagCollectionSharder(

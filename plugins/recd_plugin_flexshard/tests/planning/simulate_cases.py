@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -82,9 +83,14 @@ def steps(
         ]
     )
     training = TrainingSpec(optimizer="sgd", learning_rate=0.1)
-    registry = SimpleNamespace(training=training, sharding=())
+    registry = SimpleNamespace(training=training, sharding=(), cache=())
     prepared: Any = SimpleNamespace(
-        registry=registry, lookup_kernels=(), tables=(), coalesced=frozenset()
+        registry=registry,
+        model=nn.Module(),
+        checked_parts=(),
+        lookup_kernels=(),
+        tables=(),
+        coalesced=frozenset(),
     )
     sharders = build_sharders(prepared)
     names = {dist.group.WORLD.group_name: "cold"}
