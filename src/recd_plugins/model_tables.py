@@ -134,10 +134,11 @@ def refuse_shared_tables(model: nn.Module) -> None:
     ) -> None:
         if any(module is each for each in around):  # a model may refer to itself
             return
-        inside = inside or bool(_tables(module))
+        has_tables = bool(_tables(module))
+        inside = inside or has_tables
         if not inside:
             others.extend(module.named_parameters(path, recurse=False))
-        for parameter in module.parameters() if _tables(module) else ():
+        for parameter in module.parameters() if has_tables else ():
             first = paths.setdefault(id(parameter), path)
             if first != path:
                 raise SetupError(

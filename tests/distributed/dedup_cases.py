@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from tests.distributed.bare_prepared import bare_prepared, bare_registry
 from tests.distributed.guard_cases import CPU, TRAINING
 from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -148,16 +148,7 @@ def _shard(pooled: bool, sharding: str, world_size: int) -> DistributedModelPara
         if pooled
         else EmbeddingCollection(tables=[EmbeddingConfig(feature_names=["f"], **sizes)])
     )
-    registry = SimpleNamespace(training=TRAINING, sharding=(), cache=())
-    prepared: Any = SimpleNamespace(
-        registry=registry,
-        model=nn.Module(),
-        checked_parts=(),
-        lookup_kernels=(),
-        tables=(),
-        coalesced=frozenset(),
-    )
-    sharders = build_sharders(prepared)
+    sharders = build_sharders(bare_prepared(bare_registry(TRAINING)))
     sharder = next(each for each in sharders if each.module_type is type(module))
     generator = {
         "table_wise": lambda: table_wise(rank=0, compute_kernel="fused"),

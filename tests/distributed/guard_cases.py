@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.distributed.bare_prepared import bare_prepared, bare_registry
 from torch import nn
 from torchrec.distributed import comm_ops
 from torchrec.distributed.embedding import ShardedEmbeddingCollection
@@ -69,16 +68,11 @@ def shard(
     stock: bool,
     coalesced: Iterable[str] = (),
 ) -> DistributedModelParallel:
-    registry = SimpleNamespace(training=TRAINING, sharding=(), cache=())
-    prepared: Any = SimpleNamespace(
-        registry=registry,
-        model=nn.Module(),
-        checked_parts=(),
-        lookup_kernels=(),
-        tables=(),
-        coalesced=frozenset(coalesced),
+    sharders = (
+        stock_sharders(TRAINING)
+        if stock
+        else build_sharders(bare_prepared(bare_registry(TRAINING), coalesced))
     )
-    sharders = stock_sharders(TRAINING) if stock else build_sharders(prepared)
     sharder = next(each for each in sharders if each.module_type is type(module))
     size = dist.get_world_size()
     plan = construct_module_sharding_plan(

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+from tests.distributed.bare_prepared import bare_prepared, bare_registry
 from tests.distributed.parity_model import (
     NUM_STEPS,
     Form,
@@ -19,7 +19,7 @@ from tests.distributed.parity_model import (
     ReferenceOptimizer,
     make_batch,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed import comm_ops
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -141,16 +141,7 @@ def _shard(
     training = TrainingSpec(
         optimizer=case.optimizer, learning_rate=LEARNING_RATE[case.optimizer], eps=EPS
     )
-    registry = SimpleNamespace(training=training, sharding=(), cache=())
-    prepared: Any = SimpleNamespace(
-        registry=registry,
-        model=nn.Module(),
-        checked_parts=(),
-        lookup_kernels=(),
-        tables=(),
-        coalesced=case.coalesced,
-    )
-    sharders = build_sharders(prepared)
+    sharders = build_sharders(bare_prepared(bare_registry(training), case.coalesced))
     model = ParityModel(case.parts)
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])
     plan = {

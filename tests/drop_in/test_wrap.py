@@ -133,10 +133,8 @@ def test_a_plan_that_shards_otherwise_than_an_entry_is_refused(file: Any, planne
     others = ready.planner(world_size=1).plan(model, ready.sharders()).plan["bags"]
     assert others["t_f0"].sharding_type == "row_wise"
     others["t_f0"].sharding_type = planned
-    words = (
-        r"registry\.yaml:2 sharding\[0\]: torchrec\.row_wise shards table t_f0 row_wise, and the"
-    )
-    with pytest.raises(SetupError, match=words + f" plan has it {planned}: plan with planner"):
+    words = r"registry\.yaml:2 sharding\[0\]: torchrec\.row_wise asks for row_wise of table t_f0, "
+    with pytest.raises(SetupError, match=words + f"and the plan has {planned}: plan with planner"):
         ready.sharders()[0].shard(model.bags, others, ShardingEnv.from_local(1, 0))
 
 

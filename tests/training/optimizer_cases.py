@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.distributed.bare_prepared import bare_prepared, bare_registry
 from tests.distributed.parity_cases import CPU, _generator, _whole
 from tests.distributed.parity_model import NUM_STEPS, Form, ParityModel, Parts, make_batch
 from torch import Tensor, nn
@@ -105,15 +105,7 @@ def _sharded(
     model = ParityModel(PARTS)
     registry = apply(model)
     names = {table.name for table in tables_of(model)} if coalesced else set()
-    prepared: Any = SimpleNamespace(
-        registry=registry,
-        model=nn.Module(),
-        checked_parts=(),
-        lookup_kernels=(),
-        tables=(),
-        coalesced=names,
-    )
-    ours = build_sharders(prepared)
+    ours = build_sharders(bare_prepared(registry, names))
     params = dict(ours[0].fused_params or {})
     stock = [EmbeddingBagCollectionSharder(params), EmbeddingCollectionSharder(dict(params))]
     size = dist.get_world_size()
@@ -178,11 +170,7 @@ def _as_stock(model: nn.Module) -> Any:
     for parameter, use, arguments in _entries_of(model):
         if use:
             apply_optimizer_in_backward(STOCK[use], [parameter], arguments)
-    return SimpleNamespace(
-        training=TrainingSpec.model_validate({"optimizer": "sgd", **TRAINING}),
-        sharding=(),
-        cache=(),
-    )
+    return bare_registry(TrainingSpec.model_validate({"optimizer": "sgd", **TRAINING}))
 
 
 def _entries_of(model: nn.Module) -> Iterator[tuple[nn.Parameter, str, dict[str, float]]]:

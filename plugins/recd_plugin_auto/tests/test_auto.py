@@ -270,9 +270,15 @@ def test_a_third_party_takes_part(make_registry, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offers", "said"),
     [
-        ("[{'shares': 0}]", r"\{'shares': 0\}, .*: unknown option shares; did you mean share\?$"),
-        ("[{'share': 2}]", r"\{'share': 2\}, .*: share: input should be less than or equal to 1$"),
-        ("'a'", "'a', which are no options of it: expected a mapping of options$"),
+        (
+            "[{'shares': 0}]",
+            r"\{'shares': 0\}, .*: shares: unknown option of acme\.nearer; did you mean share\?$",
+        ),
+        (
+            "[{'share': 2}]",
+            r"\{'share': 2\}, .*: share: input should be less than or equal to 1, got 2$",
+        ),
+        ("'a'", "'a', which are no options of it: options: input should be a mapping, got 'a'$"),
     ],
 )
 def test_offers_that_are_no_options_name_the_plugin(

@@ -68,20 +68,23 @@ def check_plan(asked: Sequence[EntryConstraints], plan: Mapping[str, ParameterSh
     Raises:
         SetupError: names the entry, the table and what the plan has.
     """
-    for entry in asked:
-        for name, constraints in entry.of_tables.items():
-            if (sharding := plan.get(name)) is None:
-                continue
-            for allowed, planned in (
-                (constraints.sharding_types, sharding.sharding_type),
-                (constraints.compute_kernels, sharding.compute_kernel),
-            ):
-                if allowed and planned not in allowed:
-                    raise SetupError(
-                        f"{entry.where}{entry.plugin} shards table {name} {' or '.join(allowed)}, "
-                        f"and the plan has it {planned}: plan with planner() of what wrap or "
-                        "prepare returned, or leave the entry out"
-                    )
+    planned = [
+        (entry, name, allowed, chosen)
+        for entry in asked
+        for name, constraints in entry.of_tables.items()
+        if (sharding := plan.get(name)) is not None
+        for allowed, chosen in (
+            (constraints.sharding_types, sharding.sharding_type),
+            (constraints.compute_kernels, sharding.compute_kernel),
+        )
+    ]
+    for entry, name, allowed, chosen in planned:
+        if allowed and chosen not in allowed:
+            raise SetupError(
+                f"{entry.where}{entry.plugin} asks for {' or '.join(allowed)} of table {name}, "
+                f"and the plan has {chosen}: plan with planner() of what wrap or prepare returned, "
+                "or leave the entry out"
+            )
 
 
 def _constraints(

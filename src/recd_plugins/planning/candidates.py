@@ -11,7 +11,7 @@ from torchrec.distributed.types import ModuleSharder
 
 from recd_plugins.data.placement import placement_of
 from recd_plugins.data.plain import PlainConverter
-from recd_plugins.distributed.sharders import ExactEmbeddingCollectionSharder, stock_sharders
+from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.interfaces import Table, TrainingData
 from recd_plugins.model.build import build_model
 from recd_plugins.model.poolings import put_poolings
@@ -53,6 +53,7 @@ class Candidate:
         with torch.device("meta"):
             model = build_model(registry, registry.dataset.schema())
             plain = without_plugins(registry, model)
+        plain = plain.with_training({"overlap": False})  # which TorchRec's own pipelines do not
         return Candidate(plain, stock_sharders(registry.training), self.profile.plain())
 
     def plan(self, topology: Topology, batch_size: int, activation_bytes: int = 0) -> Planned:
@@ -73,11 +74,6 @@ class Candidate:
         """
         planner = self._planner(topology, batch_size, activation_bytes)
         return planner.fits(self.prepared.model, self.sharders)
-
-    def overlaps(self, spec: TopologySpec) -> bool:
-        """Whether ranks send while they compute, which TorchRec's own sharders do not."""
-        exact = any(type(s) is ExactEmbeddingCollectionSharder for s in self.sharders)
-        return exact and self.prepared.registry.training.overlaps(spec.device, spec.nodes)
 
     def activation_bytes(self, compute: Compute, batch_size: int) -> int:
         """What a forward pass of a rank keeps beside its lookups in sharded tables."""

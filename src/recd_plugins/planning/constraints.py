@@ -84,6 +84,7 @@ def table_constraints(
     registry, wishes = prepared.registry, wishes or {}
     merged: dict[str, ParameterConstraints] = {}
     set_by: dict[tuple[str, str], str] = {}
+    parts = prepared.checked_parts
     of_trainer = EntryConstraints("", "planner(constraints=...)", wishes)
     for entry in (*entry_constraints(prepared, tables), of_trainer):
         source = entry.plugin
@@ -107,7 +108,7 @@ def table_constraints(
         if table.name in replicated:
             # Data-parallel kernels are fed every row.
             features = [feature.plain() for feature in features]
-        own_share = math.prod(part.sharded_share(table.name) for part in prepared.checked_parts)
+        own_share = math.prod(part.sharded_share(table.name) for part in parts)
         merged[table.name] = _with_batch_sizes(
             merged.get(table.name, _UNSET),
             table,

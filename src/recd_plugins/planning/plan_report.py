@@ -252,7 +252,8 @@ def report_side(
     costs: StageCosts,
 ) -> SideReport:
     """Memory and time of a plan, reckoned."""
-    overlapped = candidate.overlaps(spec)
+    training = candidate.prepared.registry.training
+    overlapped = training.overlaps(spec.device, spec.nodes)
 
     def step(compute: Compute) -> StageTimes:
         works = work_of_step(
@@ -264,7 +265,7 @@ def report_side(
             world_size=spec.world_size,
             local_world_size=spec.ranks_per_node,
             parts=candidate.prepared.checked_parts,
-            wire=candidate.prepared.registry.training.wire,
+            wire=training.wire,
             overlapped=overlapped,
             gloo=spec.device == "cpu",
         )

@@ -109,7 +109,7 @@ class Study:
 def _chosen(candidate: Candidate, side: SideReport) -> Choice | None:
     """What a chooser came to, with what the model computes besides."""
     chosen = candidate.prepared.chosen
-    return chosen and chosen.with_compute(side.seconds - side.seconds_of_tables)
+    return None if chosen is None else chosen.with_compute(side.seconds - side.seconds_of_tables)
 
 
 def study(registry: Registry, name: str, spec: TopologySpec, say: Callable[[str], None]) -> Study:

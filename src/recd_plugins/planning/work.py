@@ -229,8 +229,7 @@ def rows_pooled(
 
 def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> Work:
     """What every rank does apart from its tables."""
-    batch_size, profile = step.batch_size, step.profile
-    computed = _computed_work(tables, compute, step)
+    batch_size, world_size, profile = step.batch_size, step.world_size, step.profile
     expanded = sum(
         (batch_size + profile.of(feature).rows(batch_size)) * table.embedding_dim
         for table in tables
@@ -248,21 +247,6 @@ def _dense_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> W
             # Each id takes the row of its distinct one.
             expanded += (ids + distinct.of(batch_size)) * table.embedding_dim
             made_unique += ids
-    return replace(
-        computed,
-        # Duplicates are made again from what is stored once, forward and backward.
-        element_bytes=computed.element_bytes + 2 * SCALAR_BYTES * expanded,
-        operators=operators,
-        products=compute.products,
-        ids_read=batch_size
-        * sum(profile.of(feature).length for table in tables for feature in table.features),
-        ids_made_unique=made_unique,
-    )
-
-
-def _computed_work(tables: Sequence[Table], compute: Compute, step: StepShape) -> Work:
-    """What a rank computes apart from its tables, and the gradients of that: whatever the plan."""
-    batch_size, world_size, profile = step.batch_size, step.world_size, step.profile
     pooled_rows = rows_pooled(tables, profile, compute, batch_size)
     return Work(
         bytes_reduced=2 * (world_size - 1) / world_size * compute.parameter_bytes,
@@ -274,8 +258,15 @@ def _computed_work(tables: Sequence[Table], compute: Compute, step: StepShape) -
         + compute.pooling.attention_flops * pooled_rows,
         attention_queries=compute.rest.attention_queries * batch_size
         + compute.pooling.attention_queries * pooled_rows,
+        # Duplicates are made again from what is stored once, forward and backward.
         element_bytes=compute.rest.element_bytes * batch_size
-        + compute.pooling.element_bytes * pooled_rows,
+        + compute.pooling.element_bytes * pooled_rows
+        + 2 * SCALAR_BYTES * expanded,
+        operators=operators,
+        products=compute.products,
+        ids_read=batch_size
+        * sum(profile.of(feature).length for table in tables for feature in table.features),
+        ids_made_unique=made_unique,
     )
 
 

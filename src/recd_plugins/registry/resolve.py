@@ -270,7 +270,7 @@ def schema_problems(
             continue  # short only of the items that are wrong, which have problems of their own
         inside = _inside(data, details)
         location = (*base, *inside)
-        problem = document.problem(location, _message(details, inside, model, what))
+        problem = document.problem(location, in_words(details, inside, model, what))
         found[(location, details["type"])] = problem
         if details["type"] == "extra_forbidden":
             meant.add((*location[:-1], closest(str(inside[-1]), _known_keys(model, inside[:-1]))))
@@ -297,7 +297,8 @@ def _inside(data: Any, details: ErrorDetails) -> Location:
     return tuple(location)
 
 
-def _message(details: ErrorDetails, inside: Location, model: type[BaseModel], what: str) -> str:
+def in_words(details: ErrorDetails, inside: Location, model: type[BaseModel], what: str) -> str:
+    """One thing that pydantic found wrong, at ``inside`` of ``model``; see ``schema_problems``."""
     kind = details["type"]
     if kind == "missing":
         return f"is missing; this {what} is required"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import nn
+from tests.distributed.bare_prepared import bare_prepared, bare_registry
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -83,16 +81,7 @@ def steps(
         ]
     )
     training = TrainingSpec(optimizer="sgd", learning_rate=0.1)
-    registry = SimpleNamespace(training=training, sharding=(), cache=())
-    prepared: Any = SimpleNamespace(
-        registry=registry,
-        model=nn.Module(),
-        checked_parts=(),
-        lookup_kernels=(),
-        tables=(),
-        coalesced=frozenset(),
-    )
-    sharders = build_sharders(prepared)
+    sharders = build_sharders(bare_prepared(bare_registry(training)))
     names = {dist.group.WORLD.group_name: "cold"}
     if tiered:
         module = TieredEmbeddingCollection(module, TIERS)

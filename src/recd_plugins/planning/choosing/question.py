@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from torch import nn
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
@@ -38,10 +38,10 @@ from recd_plugins.planning.stage_times import predict_stages
 from recd_plugins.planning.work import work_of_step
 from recd_plugins.plugin_call import PLUGIN_FAILURES, plugin_failure
 from recd_plugins.registry import Entry, Registry
+from recd_plugins.registry.resolve import in_words
 from recd_plugins.values.data_profile import DataProfile
 from recd_plugins.values.stages import StageTimes
 from recd_plugins.values.work import Work
-from recd_plugins.words import did_you_mean
 
 # Accesses are counted in so many rows to compare choices.
 _SAMPLE = 4096
@@ -75,9 +75,12 @@ class RegistryQuestion(ChoiceQuestion):
                 try:
                     cls.Options.model_validate(options)
                 except ValidationError as error:
+                    first = error.errors(include_url=False)[0]
+                    place = ".".join(map(str, first["loc"])) or "options"
+                    wrong = in_words(first, first["loc"], cls.Options, f"option of {cls.name}")
                     raise PluginError(
                         f"{cls.name}: offers {options!r}, which are no options of it: "
-                        f"{_first_of(error, cls.Options)}"
+                        f"{place}: {wrong}"
                     ) from error
                 found.append(Offer(cls.name, options))
         return found
@@ -151,18 +154,6 @@ class RegistryQuestion(ChoiceQuestion):
 
         works = work(())
         return Trial(step(works), tuple(works), without=lambda names: step(work(names)))
-
-
-def _first_of(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first thing that is wrong with offered options, in words."""
-    first = error.errors(include_url=False)[0]
-    if not first["loc"]:
-        return "expected a mapping of options"
-    name, known = ".".join(map(str, first["loc"])), list(model.model_fields)
-    if first["type"] == "extra_forbidden":
-        known_options = f"; known: {', '.join(known)}" if known else "; it has none"
-        return f"unknown option {name}{did_you_mean(name, known) or known_options}"
-    return f"{name}: {first['msg'][:1].lower()}{first['msg'][1:]}"
 
 
 def _without(plan: ShardingPlan, tables: Collection[str]) -> ShardingPlan:
