@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from recd_plugins.api import SetupError
 from recd_plugins.api.commands import (
@@ -17,6 +16,7 @@ from recd_plugins.api.commands import (
     OUTPUT,
     available_cores,
     check_outputs,
+    output_console,
     report_options,
     silence_upstream,
 )
@@ -165,7 +165,7 @@ def _tell(
     from recd_plugins.api.training import write_topology
 
     spec = found.spec
-    Console().print(render(found))
+    output_console().print(render(found))
     write_topology(output, spec, comment)
     if json_path is not None:
         write_json(json_path, found.as_json())

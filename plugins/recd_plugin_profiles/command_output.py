@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 from recd_plugins.api import RecdError
-from recd_plugins.api.commands import COUNT_FROM_0, OUTPUT, report_options
+from recd_plugins.api.commands import COUNT_FROM_0, OUTPUT, output_console, report_options
 from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) ->
     """Print what a profile says of its tables, and write it as JSON and as a picture."""
     from recd_plugin_profiles.report import as_json, plot, render
 
-    Console().print(render(made))
+    output_console().print(render(made))
     if json_path is not None:
         write_json(json_path, as_json(made))
     if plot_path is not None:

@@ -64,11 +64,10 @@ def profile_command(
     Of a text file a trace is a column of whole numbers. Of a registry file it is what a table is
     looked up with, row by row of the training split, after preprocessing.
     """
-    from rich.console import Console
 
     from recd_plugin_dlrm.trace.profile_file import write_profile
     from recd_plugin_dlrm.trace.trace_report import plot_profile, profile_json, render_profile
-    from recd_plugins.api.commands import check_outputs
+    from recd_plugins.api.commands import check_outputs, output_console
     from recd_plugins.api.files import write_json
 
     check_outputs(output, force, json_path, plot_path)
@@ -79,7 +78,7 @@ def profile_command(
     else:
         made = _profile_text(source, columns, tables, rows)
     write_profile(made, output)
-    Console().print(render_profile(made))
+    output_console().print(render_profile(made))
     if json_path is not None:
         write_json(json_path, profile_json(made))
     if plot_path is not None:
@@ -124,16 +123,15 @@ def generate_command(
     plot_path: Path | None,
 ) -> None:
     """Draw synthetic traces of tables of PROFILE, and compare LRU hit rates with the originals'."""
-    from rich.console import Console
 
     from recd_plugin_dlrm.trace.profile_file import read_profile
     from recd_plugin_dlrm.trace.trace_report import plot_synthetic, render_synthetic, synthetic_json
-    from recd_plugins.api.commands import check_outputs
+    from recd_plugins.api.commands import check_outputs, output_console
     from recd_plugins.api.files import write_json
 
     check_outputs(output, force, json_path, plot_path)
     compared = _generate(read_profile(profile), output, accesses, tables, seed, min_new)
-    Console().print(render_synthetic(compared))
+    output_console().print(render_synthetic(compared))
     if json_path is not None:
         write_json(json_path, synthetic_json(compared))
     if plot_path is not None:

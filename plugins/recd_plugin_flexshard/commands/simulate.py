@@ -16,6 +16,7 @@ from recd_plugins.api.commands import (
     COUNT_FROM_0,
     check_reports,
     chosen_topology,
+    output_console,
     report_options,
     topology_options,
 )
@@ -94,7 +95,7 @@ def simulate(
             f"{spec.world_size:,} ranks: no more than {_MOST_RANKS:,} can be played; recd plan "
             "plans for more"
         )
-    progress, console = Console(stderr=True), Console()
+    progress, console = Console(stderr=True), output_console()
     with progress.status("planning tiers"):
         planned = planned_tiers(loaded, spec)
     entries = {}

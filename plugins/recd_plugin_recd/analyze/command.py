@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,13 +9,10 @@ import click
 
 from recd_plugin_recd import command_options
 from recd_plugins.api import DataError
-from recd_plugins.api.commands import AT_LEAST_1, progress_bars
+from recd_plugins.api.commands import AT_LEAST_1, output_console, progress_bars
 
 if TYPE_CHECKING:
     from recd_plugin_recd.analyze.nulls import Nulls
-
-
-_UNLIMITED = 10_000
 
 
 @click.command()
@@ -69,7 +65,6 @@ def analyze(
     PATH is a Parquet file, a folder of them, or a registry file, whose dataset is read.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
-    from rich.console import Console
 
     from recd_plugin_recd.analyze.study import study
     from recd_plugin_recd.analyze.terminal import show
@@ -94,8 +89,7 @@ def analyze(
     else:
         if json_path is not None:
             write_text(json_path, json_text(report.to_json()))
-        # Into a pipe or a file, lines are as long as they need to be.
-        show(Console(width=None if sys.stdout.isatty() else _UNLIMITED), report)
+        show(output_console(), report)
     if expect_clustered and not report.clustered:
         raise DataError(
             f"{report.first_break}: a session goes on here after rows of other sessions; "

@@ -9,7 +9,7 @@ import click
 
 from recd_plugin_recd import command_options
 from recd_plugins.api import DataError
-from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, progress_bars
+from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, output_console, progress_bars
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -182,7 +182,6 @@ def stat(path: Path, json_path: Path | None) -> None:
     Shards are compared with the log's manifest. The exit status is 1 where one is damaged, cut,
     missing, replaced or none of the log's.
     """
-    from rich.console import Console
     from rich.table import Table
 
     from recd_plugin_recd.logs.stat import log_statistics
@@ -206,7 +205,7 @@ def stat(path: Path, json_path: Path | None) -> None:
     raw = sum(shard.raw_bytes for shard in shards)
     damages = _Damages([damage for shard in shards for damage in shard.damage])
     totals = {"records": records, "bytes": size, "raw_bytes": raw, "ratio": raw / max(1, size)}
-    Console().print(table)
+    output_console().print(table)
     click.echo(f"{path}: {records:,} records, {size / 1e6:.1f} MB, {totals['ratio']:.2f}x")
     if json_path is not None:
         report: dict[str, Any] = {**totals, "shards": [shard.to_json() for shard in shards]}

@@ -13,13 +13,14 @@ u32, u64 = np.uint32, np.uint64
 _CITY = 0x9DDFEA08EB382D69
 _LOW_63 = (1 << 63) - 1
 _BLOCK = 1024
+_NARROW = 1 << 31
 
 
 def hash_ids(values: Tensor, salt: int, buckets: int) -> Tensor:
     """Hash int64 ids into [0, buckets), buckets <= 2**48."""
     ids = values.contiguous().numpy()
     hashed = np.empty_like(ids)
-    _hash(ids, salt, buckets, hashed)
+    (_hash_narrow if buckets <= _NARROW else _hash)(ids, salt, buckets, hashed)
     return torch.from_numpy(hashed)
 
 
@@ -63,6 +64,25 @@ def _combine(upper: Any, identifier: Any) -> Any:
     second = (first ^ upper) * city
     second ^= second >> u64(47)
     return second * city
+
+
+@numba.njit(cache=True, nogil=True)
+def _hash_narrow(ids: Any, salt: Any, buckets: Any, out: Any) -> None:
+    """As ``_hash``, twice as fast where SIMD converts no 64 bits (AVX2); ``buckets`` <= 2**31."""
+    upper = u64(salt)
+    modulus, inverse = float(buckets), 1.0 / buckets
+    for index in range(len(ids)):
+        hashed = _combine(upper, ids[index])
+        # 48 bits, and then what is left of them and 16 more: floats hold both without rounding.
+        # Quotients are off by less than one, so that what is left is in [-buckets, 2 * buckets).
+        rest = float(np.int32(np.int64(hashed) >> 32)) * 65536.0
+        rest += float(np.int32((hashed >> u64(16)) & u64(0xFFFF)))
+        rest -= np.floor(rest * inverse) * modulus
+        rest = rest * 65536.0 + float(np.int32(hashed & u64(0xFFFF)))
+        rest -= np.floor(rest * inverse) * modulus
+        rest = rest + modulus if rest < 0 else rest
+        rest = rest - modulus if rest >= modulus else rest
+        out[index] = np.int64(np.int32(rest))
 
 
 @numba.njit(cache=True, nogil=True)

@@ -15,6 +15,7 @@ from recd_plugins.api.commands import (
     SETTINGS,
     check_reports,
     chosen_checkpoint,
+    output_console,
     overrides,
 )
 from recd_plugins.api.files import json_text, write_json
@@ -63,7 +64,6 @@ def evaluate(
     chosen = chosen_checkpoint(read, checkpoint)
     given = overrides(ranks=ranks, batch_size=batch_size, evaluate=True)
     read = read.with_training(given)
-    from rich.console import Console
     from rich.table import Table
 
     from recd_plugin_scoring.evaluate import evaluate as on_rank
@@ -86,6 +86,6 @@ def evaluate(
     table.add_row("rows", f"{report.pop('num_samples'):,}")
     for name, value in report.items():
         table.add_row(name.replace("_", " "), "-" if math.isnan(value) else f"{value:.6g}")
-    Console().print(table)
+    output_console().print(table)
     if told := worse_than_base_rate(found.test.normalized_entropy, "test"):
         click.echo(told)

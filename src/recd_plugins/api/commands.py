@@ -2,7 +2,7 @@
 
 ``CHECKPOINT``, ``RANKS`` and ``BATCH_SIZE`` are options of commands that take a trained model, and
 ``overrides`` makes fields of ``training:`` of the last two. ``SETTINGS`` is ``KEY=VALUE`` of a
-command that reads a registry file.
+command that reads a registry file. ``output_console`` is where what was found is printed.
 
 For plugins that have commands of their own (``register_commands``) or modes of ``recd plan``;
 ``TablesPlan`` is what it does without a mode.
@@ -28,6 +28,7 @@ from recd_plugins.cli.options import (
     topology_options,
 )
 from recd_plugins.cores import available_cores
+from recd_plugins.output_console import output_console
 from recd_plugins.planning.tables_plan import TablesPlan
 from recd_plugins.progress import AddBar, progress_bars, row_progress
 from recd_plugins.training.checkpoint_files.chosen import chosen_checkpoint
@@ -51,6 +52,7 @@ __all__ = [
     "check_reports",
     "chosen_checkpoint",
     "chosen_topology",
+    "output_console",
     "overrides",
     "progress_bars",
     "report_options",

@@ -16,6 +16,7 @@ from recd_plugins.cli.benchmarks import Benchmarks
 from recd_plugins.cli.options import contributed, tell_broken
 from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
+from recd_plugins.output_console import output_console
 
 
 class _Bench(click.Group):
@@ -52,7 +53,7 @@ def bench(ctx: click.Context) -> None:
             table.add_row(name, escape(benchmarks.load(name).SUMMARY))
         except PluginError as error:
             table.add_row(name, f"[red]{escape(str(error))}[/]")
-    Console().print(table)
+    output_console().print(table)
     tell_broken(manager)
 
 
@@ -93,7 +94,7 @@ def _command(name: str, benchmark: Any) -> click.Command:
         words = f"measuring {name}: {benchmark.workload(size, **options)}"
         with Console(stderr=True).status(words):
             result = report(name, benchmark, size, **options)  # type: ignore[arg-type]
-        console = Console()
+        console = output_console()
         _show(console, result)
         if json_path is not None:
             write_json(json_path, result)

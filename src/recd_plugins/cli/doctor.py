@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from recd_plugins.cli.contributions import check_contributions
 from recd_plugins.errors import PluginError
 from recd_plugins.manager import PluginManager
+from recd_plugins.output_console import output_console
 from recd_plugins.versions import (
     fbgemm_builds,
     fbgemm_has_cuda,
@@ -243,7 +243,7 @@ def _print(checks: list[Check]) -> None:
     table = Table("check", "", "found")
     for check in checks:
         table.add_row(check.name, f"[{_COLORS[check.status]}]{check.status}", escape(check.detail))
-    console = Console()
+    console = output_console()
     console.print(table)
     for check in checks:
         if check.remedy:

@@ -21,6 +21,7 @@ from recd_plugins.cli.options import (
 from recd_plugins.cli.plan_modes import PlanModes
 from recd_plugins.files import write_json
 from recd_plugins.manager import PluginManager
+from recd_plugins.output_console import output_console
 from recd_plugins.planning.plan_mode import PlanMode, PlanQuestion
 from recd_plugins.planning.tables_plan import TablesPlan
 
@@ -139,7 +140,7 @@ def plan(
         topology, nodes = MACHINE, 1  # whatever nodes its ranks stand for
     spec = chosen_topology(loaded, topology, nodes, ranks_per_node)
     rows = None if largest else int(batch_size or loaded.training.batch_size)
-    console, status = Console(), Console(stderr=True).status("planning")
+    console, status = output_console(), Console(stderr=True).status("planning")
     question = PlanQuestion(loaded, ctx.obj, topology, spec, rows, options, status.update)
     if calibrate_path is not None:
         with status:

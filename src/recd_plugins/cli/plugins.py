@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
@@ -15,6 +14,7 @@ from recd_plugins.cli.contributions import check_contributions
 from recd_plugins.cli.options import tell_broken
 from recd_plugins.interfaces import DatasetWrapper
 from recd_plugins.manager import OWN, PluginManager, Registered
+from recd_plugins.output_console import output_console
 
 
 @click.command()
@@ -52,7 +52,7 @@ def plugins(plugins_dir: Path | None, kind: str | None, kinds: bool, as_json: bo
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    console = Console()
+    console = output_console()
     for origin in (OWN, *manager.origins):
         brought = [plugin for plugin in found if plugin["from"] == origin]
         if brought:

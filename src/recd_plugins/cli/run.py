@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from recd_plugins import upstream_noise
 from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, SETTINGS, check_reports
@@ -21,6 +21,7 @@ from recd_plugins.distributed.signals import after_training
 from recd_plugins.errors import RunInterrupted
 from recd_plugins.files import check_writable, write_json
 from recd_plugins.imports import without_collections
+from recd_plugins.output_console import output_console
 from recd_plugins.planning.prepared import load_registry
 from recd_plugins.training.checkpoint_files.fields import ALLOWABLE
 from recd_plugins.versions import installed_set, mismatch
@@ -275,7 +276,7 @@ def run(
         ]
         if trainer.rank == 0:
             for each in filter(None, shown):
-                Console().print(each)
+                output_console().print(each)
             report["registry"] = registry.read_text(encoding="utf-8")
             report["settings"] = list(settings)
             if json_path is not None:

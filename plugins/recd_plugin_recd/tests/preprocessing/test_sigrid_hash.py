@@ -39,7 +39,9 @@ def test_gives_what_torcharrow_documents():
     assert same.tolist() == offsets.tolist()
 
 
-@pytest.mark.parametrize("buckets", [1, 2, 3, 100, 2**20, 10**9 + 7, 2**48 - 1, 2**48])
+@pytest.mark.parametrize(
+    "buckets", [1, 2, 3, 100, 2**20, 10**9 + 7, 2**31 - 1, 2**31, 2**31 + 1, 2**48 - 1, 2**48]
+)
 @pytest.mark.parametrize("salt", [0, 1, -1, LARGEST])
 def test_kernel_and_torch_agree_with_the_definition(buckets, salt):
     random = np.random.default_rng(buckets).integers(-(2**63), LARGEST, 500).tolist()
