@@ -25,8 +25,8 @@ _ROWS: dict[Size, int] = {"tiny": 8192, "small": 16_384, "reference": 155_648}
 _RUNS: dict[Size, int] = {"tiny": 1, "small": 3, "reference": 5}
 #: The default at reference, of which less than half of what the others take is used.
 _OURS: dict[Size, str] = {"tiny": "900MB", "small": "900MB", "reference": "2GB"}
-#: The more DuckDB has, the faster it is, up to about twice the table. Below the least it ends at
-#: times alone, and several times slower: with 2 GB DuckDB 2.0.1 ran out of memory in some runs.
+#: The more DuckDB has, the faster it is, up to about twice the table. With less than the least it
+#: runs out of memory at times: with 2 GB in one run of seven.
 _DUCKDB: dict[Size, str] = {"tiny": "1GB", "small": "1GB", "reference": "4GB"}
 _DUCKDB_LEAST: dict[Size, str] = {"tiny": "500MB", "small": "500MB", "reference": "2500MB"}
 
