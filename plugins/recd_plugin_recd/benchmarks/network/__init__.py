@@ -16,8 +16,8 @@ from recd_plugins.testing.benchmark import Findings, Size
 SUMMARY = "training on nodes that are joined by links of a rate, stock TorchRec against ours"
 HELP = {
     "only": "Names with commas between them: rates (unshaped, 1gbit, 200mbit, 100mbit, 50mbit), "
-    "nodes x ranks (4x1, 2x2, 4x2), workloads (papercal, rm1, requests), groups of sides (stock, "
-    "alone, joined, auto, every), sides.",
+    "nodes x ranks (2x1, 4x1, 2x2, 4x2), workloads (papercal, rm1, requests), groups of sides "
+    "(stock, alone, joined, auto, every), sides.",
     "cells": "A file for what was measured of each cell; what is in it is not measured again.",
     "measured": "Report what is in the file of --cells, of these names only, and measure nothing.",
     "trace": "A picture, as SVG: one step of each side that is measured, on the link of a node.",

@@ -16,13 +16,13 @@ WorkloadName = Literal["papercal", "rm1", "requests"]
 Entry = dict[str, Any]
 
 RATES = ("unshaped", "1gbit", "200mbit", "100mbit", "50mbit")
-NODES = ("4x1", "2x2", "4x2")
+NODES = ("2x1", "4x1", "2x2", "4x2")
 WORKLOADS: tuple[WorkloadName, ...] = ("papercal", "rm1", "requests")
 GROUPS: tuple[Group, ...] = ("stock", "alone", "joined", "auto", "every")
 #: Of the smaller sizes; all others are for ``reference``.
 _SMALL = {"papercal", "4x1", "200mbit", "stock", "alone", "joined", "auto"}
-#: Only where it is asked for.
-_ASKED = {"100mbit"}
+#: Only where they are asked for.
+_ASKED = {"2x1", "100mbit"}
 _UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 

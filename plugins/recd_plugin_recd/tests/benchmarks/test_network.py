@@ -33,6 +33,8 @@ def test_the_grid() -> None:
     assert len({side.name for side in sides}) == len(sides)
     cells, sides = chosen("small", "2x2, 4x1,50mbit,IKJT, joint, all coalesced")
     assert [cell.name for cell in cells] == ["papercal 4x1 50mbit", "papercal 2x2 50mbit"]
+    (cell,), _ = chosen("small", "papercal,2x1,100mbit")
+    assert (cell.num_nodes, cell.ranks_per_node, cell.bytes_per_second) == (2, 1, 12.5e6)
     ours = [side.name for side in sides if side.group != "stock"]
     assert ours == ["IKJT, joint, all coalesced"]
     assert cells[1].num_nodes == cells[1].ranks_per_node == 2
