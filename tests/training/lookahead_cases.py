@@ -161,6 +161,7 @@ def run(
     while True:
         try:
             losses.append(float(_step(pipeline, dmp, optimizer, iterator)))
+            dmp.state_dict()  # as checkpoints do, when rows may be looked up ahead
         except Failure:
             pipeline.reset()
             iterator = iter(batches[len(losses) + 1 :])

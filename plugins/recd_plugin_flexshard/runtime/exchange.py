@@ -123,12 +123,17 @@ class ColdRows:
         return values
 
     def write(self, tables: Tensor, local: Tensor, values: Tensor) -> None:
-        """Overwrite this rank's rows ``local`` of ``tables``."""
+        """Overwrite this rank's rows ``local`` of ``tables``, which are looked up as copies only.
+
+        So rows of a batch that was looked up already are not among them, and its backward pass is
+        not to take the table for a changed one.
+        """
         for table, shard in enumerate(self.shards):
             here = (tables == table).nonzero().squeeze(1)
             if here.numel():
                 source = values.index_select(0, here.to(values.device))
-                shard.detach().index_copy_(0, local[here].to(shard.device), source)
+                # Not detach(), which shares the count of changes that autograd compares.
+                shard.data.index_copy_(0, local[here].to(shard.device), source)
 
 
 def refresh_hot(hot: Tensor, slots: Slots, cold: ColdRows, group: dist.ProcessGroup) -> None:
