@@ -211,7 +211,7 @@ def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str,
             "of your own"
         )
     plugin = installed_plugin("pooling", pooling) if isinstance(pooling, str) else pooling
-    assert isinstance(plugin, Pooling)
+    assert isinstance(plugin, Pooling)  # by then
     with plugin_call(plugin, f"build for feature {each}"):
         return plugin.build(dims[each])
 

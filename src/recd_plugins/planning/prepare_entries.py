@@ -12,6 +12,7 @@ from recd_plugins.data.feature_steps import refuse_ids_apart
 from recd_plugins.data.placement import placement_of
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.distributed.guards import guard
+from recd_plugins.distributed.stored_rows import set_takes_stored_rows, takes_stored_rows
 from recd_plugins.errors import PluginError, Problem, RegistryError, SetupError
 from recd_plugins.interfaces import Cache, Setting, Sharding, Table, TablePart
 from recd_plugins.model.poolings import put_poolings
@@ -129,12 +130,18 @@ def _rewritten(
     tables: list[Table],
     setting: Setting,
 ) -> nn.Module:
+    pooled = [name for name, module in model.named_modules() if takes_stored_rows(module)]
     with plugin_call(entry.plugin, "rewrite"), at_entry(path, entry):
         rewritten = entry.plugin.rewrite(model, tables, setting)
     if not isinstance(rewritten, nn.Module):
         raise PluginError(
             f"{entry.plugin.name}: rewrite returned {rewritten!r}; expected the model"
         )
+    # What stands in place of a collection of PooledSequences gets the rows that are stored, too.
+    by_name = dict(rewritten.named_modules())
+    for name in pooled:
+        if name in by_name:
+            set_takes_stored_rows(by_name[name])
     return rewritten
 
 
