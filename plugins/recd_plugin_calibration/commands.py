@@ -83,6 +83,10 @@ def calibrate(
         torchrun_ranks_per_node,
     )
 
+    if output.suffix not in (".yaml", ".yml"):
+        raise click.UsageError(
+            f"-o {output}: the file of a topology ends in .yaml, or else nothing takes it for one"
+        )
     rank = torchrun_rank()
     if rank is not None and (ranks or ranks_per_node):
         raise click.UsageError("torchrun says which ranks there are: leave out --ranks")
@@ -165,12 +169,12 @@ def _tell(
     from recd_plugins.api.training import write_topology
 
     spec = found.spec
-    output_console().print(render(found))
     write_topology(output, spec, comment)
     if json_path is not None:
         write_json(json_path, found.as_json())
     if plot_path is not None:
         plot(found, plot_path)
+    output_console().print(render(found))
     if apart := far_apart(found):
         click.echo(
             f"rounds lie far apart ({'; '.join(apart)}), as they do where ranks share cores, and "

@@ -80,8 +80,8 @@ def show(made: AccessProfile, json_path: Path | None, plot_path: Path | None) ->
     """Print what a profile says of its tables, and write it as JSON and as a picture."""
     from recd_plugin_profiles.report import as_json, plot, render
 
-    output_console().print(render(made))
     if json_path is not None:
         write_json(json_path, as_json(made))
     if plot_path is not None:
         plot(made, plot_path)
+    output_console().print(render(made))

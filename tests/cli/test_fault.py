@@ -55,6 +55,23 @@ def test_a_program_shows_a_message_and_keeps_the_traceback(folder):
     assert "Traceback" in Path(kept[1]).read_text()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+def test_an_output_that_takes_no_more_is_no_fault_and_files_are_written_before(tmp_path):
+    source = Path(__file__).parents[2] / "registry.yaml"
+    code = "import sys; from recd_plugins.cli import main; sys.exit(main())"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "plan", str(source), "--json", str(tmp_path / "p.json")],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "No space left on device, where files or standard output go" in done.stderr
+    assert (tmp_path / "p.json").stat().st_size > 0
+
+
 def test_the_traceback_is_shown_where_it_is_asked_for(folder):
     done = program(folder, RECD_TRACEBACK="1")
     assert done.returncode == 1

@@ -18,6 +18,7 @@ from tests.forked import Program
 from recd_plugins.cores import threads_of_a_rank
 from recd_plugins.distributed import launch as launch_module
 from recd_plugins.distributed import rank_process
+from recd_plugins.distributed.hang_watch import HangLimits
 from recd_plugins.distributed.launch import (
     RankError,
     Ranks,
@@ -132,6 +133,12 @@ def test_failures_of_one_rank_end_all(kind: str, error: type[Exception], message
             ranks.run(cases.raise_on_rank_1, kind)
         assert not ranks.alive
         assert not any(_runs(pid) for pid in pids)
+
+
+def test_who_is_told_how_long_to_wait_says_how_to_go_on() -> None:
+    limits = HangLimits(60, 60, lambda: "Go on from a checkpoint.")
+    with pytest.raises(SetupError, match=r"killed by SIGSEGV\. Go on from a checkpoint\.$"):
+        launch(cases.raise_on_rank_1, 2, "segfault", hang_limits=limits)
 
 
 def test_a_dead_rank_is_the_cause_when_its_peers_complain() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
+import recd_plugins
 from recd_plugins import Dedup, PooledSequences
+from recd_plugins.access.distributions import zipf
+from recd_plugins.access.profile import AccessProfile
 from recd_plugins.distributed.byte_counter import lookup_ids
 from recd_plugins.distributed.pipeline import build_train_pipeline
 from recd_plugins.distributed.sharders import build_sharders, fused_params
@@ -191,6 +195,34 @@ def train(make: type[nn.Module], deduplicated: bool, stock: bool, world_size: in
         for tensor in [value] if of_rank is None else [shard.tensor for shard in of_rank]:
             found[".".join(name.split(".")[-2:])] = tensor.clone()
     return Trained(losses, found, counted.total)
+
+
+def write_registry(folder: Path, text: str, tables: Iterable[str]) -> Path:
+    """``text`` as a registry file, in which ``{profile}`` says how often rows are read."""
+    accesses = {f"t_{n}": zipf(f"t_{n}", ROWS, 4.0, 1.1, features=(n,)) for n in tables}
+    AccessProfile(accesses, "Zipf's law").save(folder / "accesses.parquet")
+    path = folder / "registry.yaml"
+    path.write_text(text.format(profile=folder / "accesses.parquet"), encoding="utf-8")
+    return path
+
+
+def drop_in(
+    registry: Path | None, params: Mapping[str, Any] | None = None
+) -> tuple[recd_plugins.Wrapped, DistributedModelParallel]:
+    """The wrapped model, from the same weights, as a trainer shards it that exists."""
+    model = Wrapped()
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ready = recd_plugins.wrap(model, registry)
+    sharders = ready.sharders(fused_params=params)
+    dmp = DistributedModelParallel(
+        ready.model,
+        env=ShardingEnv.from_process_group(dist.group.WORLD),
+        device=CPU,
+        plan=ready.planner().collective_plan(ready.model, sharders, dist.group.WORLD),
+        sharders=sharders,
+    )
+    copy_weights(dmp.state_dict(), weights)
+    return ready, dmp
 
 
 def three_ways(rank: int, world_size: int) -> list[Trained]:

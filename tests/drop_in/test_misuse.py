@@ -70,6 +70,9 @@ def test_poolings_that_see_more_than_a_row(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_names_of_poolings() -> None:
+    pooling: Any = nn.Linear
+    with pytest.raises(SetupError, match=r"f is pooled by <class .*; did you mean Linear\(\)\?"):
+        recd_plugins.PooledSequences(sequences(), {"f": pooling})
     with pytest.raises(PluginError, match=r"pooling recd.maen; did you mean recd.mean\?"):
         recd_plugins.PooledSequences(sequences(), {"f": "recd.maen"})
     with pytest.raises(PluginError, match=r"recd.din needs the item of each row.*SequencePooling"):

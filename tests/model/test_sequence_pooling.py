@@ -72,6 +72,24 @@ def test_a_wrong_shape_names_plugin_and_feature(result: Any, found: str) -> None
     assert found in str(caught.value)
 
 
+def test_another_type_than_the_rows_have_is_refused() -> None:
+    with pytest.raises(
+        PluginError, match=r"pooling seq gave torch\.float64; expected torch\.float32"
+    ):
+        pool(Gives(torch.ones(2, 8, dtype=torch.float64)))
+
+
+def test_vectors_by_which_tables_learn_nothing_are_refused() -> None:
+    pooling = SequencePooling(["seq"], 8)
+    pooling.put("seq", Builds(lambda _: Gives(torch.ones(2, 8))))
+    rows = EMBEDDINGS["seq"]
+    learns = JaggedTensor(rows.values().clone().requires_grad_(), lengths=rows.lengths())
+    with pytest.raises(PluginError, match=r"pooling seq gave vectors without a gradient"):
+        pooling({"seq": learns}, BATCH)
+    with torch.no_grad():
+        pooling({"seq": learns}, BATCH)
+
+
 def test_what_is_no_module_is_refused() -> None:
     pooling = SequencePooling(["seq"], 8)
     with pytest.raises(

@@ -164,7 +164,13 @@ def test_a_topology_that_was_written_reads_the_same(own: Path, tmp_path: Path) -
         }
     )
     write_topology(tmp_path / "folder" / "written.yaml", spec, "Where it comes from.")
-    assert read_topology(tmp_path / "folder" / "written.yaml") == spec
+    written = tmp_path / "folder" / "written.yaml"
+    assert read_topology(written) == spec
+    text = written.read_text()
+    for end in range(len(text.strip()) - 1, 0, -17):
+        written.write_text(text[:end])
+        with pytest.raises(RecdError, match=r"written\.yaml"):
+            read_topology(written)
 
 
 @pytest.mark.parametrize("name", [MACHINE, "ndv4"])

@@ -78,11 +78,11 @@ def profile_command(
     else:
         made = _profile_text(source, columns, tables, rows)
     write_profile(made, output)
-    output_console().print(render_profile(made))
     if json_path is not None:
         write_json(json_path, profile_json(made))
     if plot_path is not None:
         plot_profile(made, plot_path)
+    output_console().print(render_profile(made))
 
 
 @trace.command("generate", short_help="Draw synthetic traces with the locality of PROFILE.")
@@ -131,11 +131,11 @@ def generate_command(
 
     check_outputs(output, force, json_path, plot_path)
     compared = _generate(read_profile(profile), output, accesses, tables, seed, min_new)
-    output_console().print(render_synthetic(compared))
     if json_path is not None:
         write_json(json_path, synthetic_json(compared))
     if plot_path is not None:
         plot_synthetic(compared, plot_path)
+    output_console().print(render_synthetic(compared))
 
 
 def _profile_text(

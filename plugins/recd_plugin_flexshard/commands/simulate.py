@@ -104,11 +104,11 @@ def simulate(
         with _bar(f"playing {field}", spec.world_size) as advance:
             entries[field] = play(plan, source, steps, advance)
     report = SimulationReport(topology, spec, entries)
-    console.print(render(report))
     if json_path is not None:
         write_json(json_path, report.as_json())
     if plot_path is not None:
         plot(report, plot_path)
+    console.print(render(report))
 
 
 def _source(

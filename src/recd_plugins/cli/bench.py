@@ -94,10 +94,10 @@ def _command(name: str, benchmark: Any) -> click.Command:
         words = f"measuring {name}: {benchmark.workload(size, **options)}"
         with Console(stderr=True).status(words):
             result = report(name, benchmark, size, **options)  # type: ignore[arg-type]
-        console = output_console()
-        _show(console, result)
         if json_path is not None:
             write_json(json_path, result)
+        console = output_console()
+        _show(console, result)
         if plot_folder is not None:
             for drawn in benchmark.plot(result, plot_folder):
                 console.print(f"{drawn}", soft_wrap=True)

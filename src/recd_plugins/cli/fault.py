@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 import traceback
 
@@ -23,9 +24,15 @@ def fault_message(error: Exception) -> str:
 
 
 def meant_by(error: OSError | UnicodeEncodeError) -> str | None:
-    """What is wrong with a path that the system or a library refuses; None for anything else."""
+    """What is wrong with a path that the system or a library refuses, or with what takes no more.
+
+    None for anything else.
+    """
     if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename and error.strerror else None
+        if error.filename and error.strerror:
+            return f"{error.filename}: {error.strerror}"
+        full = error.errno == errno.ENOSPC
+        return f"{error.strerror}, where files or standard output go" if full else None
     if error.reason != "surrogates not allowed":
         return None
     return (

@@ -149,11 +149,11 @@ def plan(
         question = replace(question, spec=spec)
     with status:
         answer = mode.plan(question)
-    console.print(answer.text)
     if json_path is not None:
         write_json(json_path, answer.as_json())
     if plot_path is not None:
         answer.plot(plot_path)
+    console.print(answer.text)
 
 
 def _refuse_others(mode: PlanMode, given: list[str]) -> None:

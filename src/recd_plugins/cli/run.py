@@ -275,14 +275,15 @@ def run(
             if result.test is not None
         ]
         if trainer.rank == 0:
-            for each in filter(None, shown):
-                output_console().print(each)
             report["registry"] = registry.read_text(encoding="utf-8")
             report["settings"] = list(settings)
+            # Before what is printed, which may find no room where it goes.
             if json_path is not None:
                 write_json(json_path, report)
             for asked_for, path in reports:
                 asked_for.write(path, report)
+            for each in filter(None, shown):
+                output_console().print(each)
 
 
 def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:

@@ -91,16 +91,17 @@ def _constraints(
     part: TablePart | None, entry: Entry[Any], tables: list[Table]
 ) -> dict[str, ParameterConstraints]:
     plugin = entry.plugin
-    with plugin_call(plugin, "constraints"):
-        constraints = dict(plugin.constraints(tables))
-        if part is not None:
-            constraints |= part.constraints(tables)
-    check_answers(
-        plugin,
-        "constraints",
-        constraints,
-        tables,
-        ParameterConstraints,
-        expected="torchrec's ParameterConstraints",
-    )
-    return constraints
+    found: dict[str, ParameterConstraints] = {}
+    for asked in (plugin,) if part is None else (plugin, part):
+        with plugin_call(plugin, "constraints"):
+            constraints = asked.constraints(tables)
+        check_answers(
+            plugin,
+            "constraints",
+            constraints,
+            tables,
+            ParameterConstraints,
+            expected="torchrec's ParameterConstraints",
+        )
+        found |= constraints
+    return found

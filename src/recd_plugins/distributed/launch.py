@@ -239,7 +239,8 @@ class Ranks:
                 else:
                     answers[rank] = answer
         if failures:
-            _raise(failures)
+            limits = self._hang_limits
+            _raise(failures, "" if limits is None else f". {limits.advice()}")
         return answers
 
     def _wait(self, ranks: set[int], deadline: float | None) -> list[int]:
@@ -284,8 +285,11 @@ def _open_store(timeout: timedelta) -> TCPStore:
     return TCPStore(HOST, 0, is_master=True, timeout=timeout, wait_for_workers=False)
 
 
-def _raise(failures: Mapping[int, Failure]) -> None:
-    """Raise the cause: a death comes before the complaints of the peers, the first before later."""
+def _raise(failures: Mapping[int, Failure], advice: str) -> None:
+    """Raise the cause: a death comes before the complaints of the peers, the first before later.
+
+    ``advice`` ends the message of a death.
+    """
 
     def order(rank: int) -> tuple[bool, bool]:
         return failures[rank].text != "", failures[rank].error is None
@@ -299,8 +303,8 @@ def _raise(failures: Mapping[int, Failure]) -> None:
     code = failure.exit_code or 0
     if code < 0:
         name = signal.Signals(-code).name
-        raise SetupError(f"rank {rank} was killed by {name}{_CAUSES.get(name, '')}")
-    raise SetupError(f"rank {rank} ended with exit code {code} before it had a result")
+        raise SetupError(f"rank {rank} was killed by {name}{_CAUSES.get(name, '')}{advice}")
+    raise SetupError(f"rank {rank} ended with exit code {code} before it had a result{advice}")
 
 
 def torchrun_rank() -> int | None:

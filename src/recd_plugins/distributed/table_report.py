@@ -133,12 +133,14 @@ def _lines(path: str, outermost: nn.Module) -> Iterator[TableLine]:
             require_attributes(sharding, "_grouped_embedding_configs_per_rank")
             for group in (g for rank in sharding._grouped_embedding_configs_per_rank for g in rank):
                 for table in group.embedding_tables:
+                    # TorchRec groups tables whose rows are cached with fused ones.
+                    planned = module.module_sharding_plan[table.name]
                     found[table.name] = TableLine(
                         table.name,
                         table.num_embeddings,
                         table.embedding_dim,
-                        module.module_sharding_plan[table.name].sharding_type,
-                        group.compute_kernel.value,
+                        planned.sharding_type,
+                        planned.compute_kernel,
                         DENSE
                         if group.compute_kernel == EmbeddingComputeKernel.DENSE
                         else optimizer_in_words(group.fused_params or {}),

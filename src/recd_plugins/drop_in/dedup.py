@@ -242,8 +242,8 @@ def _decide(
     seen = [(rank, look) for rank, look in enumerate(looks) if look != ({}, {})]
     if not seen:
         raise SetupError(
-            "no batch has a KeyedJaggedTensor in an attribute or item: there is nothing to "
-            "deduplicate"
+            "no batch has a KeyedJaggedTensor in an attribute or item, or the loader of no rank "
+            "has a batch: there is nothing to deduplicate"
         )
     first, (counted, left) = seen[0]
     made = {path: list(features) for path, features in counted.items()}

@@ -203,6 +203,12 @@ def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str,
                     type(module).__name__,
                 )
         return pooling
+    if not isinstance(pooling, (Pooling, str)):
+        instance = f"; did you mean {pooling.__name__}()?" if isinstance(pooling, type) else ""
+        raise SetupError(
+            f"PooledSequences: {each} is pooled by {pooling!r}; expected an nn.Module, a pooling "
+            f"plugin or the name of one{instance}"
+        )
     found = installed_class("pooling", pooling) if isinstance(pooling, str) else type(pooling)
     if issubclass(found, TargetPooling) or not isinstance(each, str):
         needs = "needs the item of each row" if isinstance(each, str) else "pools one feature"
@@ -211,7 +217,7 @@ def _module(each: Pooled, pooling: nn.Module | Pooling | str, dims: Mapping[str,
             "of your own"
         )
     plugin = installed_plugin("pooling", pooling) if isinstance(pooling, str) else pooling
-    assert isinstance(plugin, Pooling)  # by then
+    assert isinstance(plugin, Pooling)
     with plugin_call(plugin, f"build for feature {each}"):
         return plugin.build(dims[each])
 

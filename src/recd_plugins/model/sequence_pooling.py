@@ -156,6 +156,19 @@ class SequencePooling(nn.Module):
                 f"{group.plugin.name}: {_described([group])} gave {found}; expected "
                 f"{list(expected)}, one vector of embedding_dim a row and feature"
             )
+        values = group.sequences[0].values()
+        if vectors.dtype != values.dtype and not torch.is_autocast_enabled(values.device.type):
+            raise PluginError(
+                f"{group.plugin.name}: {_described([group])} gave {vectors.dtype}; expected "
+                f"{values.dtype}, that of the rows"
+            )
+        learns = any(rows.values().requires_grad and len(rows.values()) for rows in group.sequences)
+        if learns and torch.is_grad_enabled() and not vectors.requires_grad:
+            raise PluginError(
+                f"{group.plugin.name}: {_described([group])} gave vectors without a gradient, by "
+                "which the tables of these features would learn nothing: pool without detach() and "
+                "no_grad()"
+            )
 
     def _target_poolings(self) -> list[TargetPooling]:
         return [each for each in self.pooled_by.values() if isinstance(each, TargetPooling)]

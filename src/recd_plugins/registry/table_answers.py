@@ -12,7 +12,7 @@ from recd_plugins.words import did_you_mean
 def check_answers(
     plugin: Plugin,
     method: str,
-    answers: Mapping[str, object],
+    answers: object,
     tables: Sequence[Table],
     wanted: type,
     *,
@@ -31,6 +31,10 @@ def check_answers(
     Raises:
         PluginError: what is wrong, with the name that was meant where one is close.
     """
+    if not isinstance(answers, Mapping):
+        raise PluginError(
+            f"{plugin.name}: {method} are {answers!r}; expected {expected} by table name"
+        )
     names = [table.name for table in tables]
     for name, answer in answers.items():
         if name not in names:

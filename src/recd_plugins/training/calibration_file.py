@@ -46,7 +46,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:
-    """Write what ``read_topology`` takes, whole or not at all.
+    """Write what ``read_topology`` takes, whole or not at all; what lacks its end is refused then.
 
     Raises:
         RecdError: the place cannot be written.
@@ -54,5 +54,9 @@ def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:
     text = StringIO()
     yaml = YAML()
     yaml.default_flow_style = False
-    yaml.dump(spec.model_dump(exclude_none=True), text)
+    values = spec.model_dump(exclude_none=True)
+    # What may be missing comes first: of a file that was cut, something is that may not.
+    optional = {name: values.pop(name) for name in ("costs", "collectives") if name in values}
+    last = {"device": values.pop("device")}
+    yaml.dump({**optional, **values, **last}, text)
     write_text(path, f"# {comment}\n{text.getvalue()}")

@@ -1,0 +1,35 @@
+"""Caches in a trainer that exists."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.drop_in import pooled_sequences_cases as cases
+
+import recd_plugins
+from recd_plugins.testing.gloo import run_on_ranks
+
+REGISTRY = """
+version: 1
+cache:
+  - use: scars.cache
+    tables: [t_bag, t_items]
+    options: {{rows: 10, policy: lru, profile: {profile}}}
+"""
+
+
+def kernels(rank: int, world_size: int, registry: Path) -> dict[str, str]:
+    """What is said of each table."""
+    _, dmp = cases.drop_in(registry)
+    return {line.name: line.kernel for line in recd_plugins.describe_tables(dmp).lines}
+
+
+def test_tables_are_described_as_cached(tmp_path: Path) -> None:
+    path = cases.write_registry(tmp_path, REGISTRY, ["bag", "items"])
+    for found in run_on_ranks(kernels, 2, path):
+        assert found == {
+            "t_bag": "fused_uvm_caching",
+            "t_items": "fused_uvm_caching",
+            "t_actions": "fused",
+            "t_alone": "fused",
+        }
