@@ -20,6 +20,11 @@ from recd_plugins.training.checkpoint import Checkpoints
 #: Steps after which losses are looked at, where no checkpoint is due before.
 MOST_UNSEEN = 50
 _ROWS_AT_ONCE = 65_536
+_ADVICE = "Lower training.learning_rate, or keep dense features small by preprocessing"
+_BEFORE_LEARNING = (
+    "Nothing has learned before it: look at dense features and labels, at the first weights, and at "
+    "what poolings and layers of plugins give"
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,8 @@ class FiniteRun:
         means = mean_over_ranks(pending)
         for step, loss in enumerate(means, before + 1):
             if not math.isfinite(loss):
-                raise self._ended(f"the loss of step {step}{of} is {loss}")
+                advice = _BEFORE_LEARNING if step == 1 and not of else _ADVICE
+                raise self._ended(f"the loss of step {step}{of} is {loss}", advice)
         return means
 
     def check_state(self, dmp: DistributedModelParallel, optimizer: Optimizer, step: int) -> None:
@@ -72,15 +78,14 @@ class FiniteRun:
                 "checkpoint to go on from the one before"
             )
 
-    def _ended(self, what: str) -> RecdError:
+    def _ended(self, what: str, advice: str = _ADVICE) -> RecdError:
         newest = self._newest()
         saved = (
             "no checkpoint was saved" if newest is None else f"the newest checkpoint is {newest}"
         )
         again = "" if newest is None else ", and go on from there with --resume"
         return RecdError(
-            f"{self.name}: {what}, so the run ends here and saves nothing more; {saved}. Lower "
-            "training.learning_rate, or keep dense features small by preprocessing"
+            f"{self.name}: {what}, so the run ends here and saves nothing more; {saved}. {advice}"
             f"{again}"
         )
 
