@@ -22,8 +22,8 @@ MOST_UNSEEN = 50
 _ROWS_AT_ONCE = 65_536
 _ADVICE = "Lower training.learning_rate, or keep dense features small by preprocessing"
 _BEFORE_LEARNING = (
-    "Nothing has learned before it: look at dense features and labels, at the first weights, and at "
-    "what poolings and layers of plugins give"
+    "Nothing has learned before it: look at dense features and labels, at the first weights, and "
+    "at what poolings and layers of plugins give"
 )
 
 
