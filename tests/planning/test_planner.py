@@ -334,7 +334,7 @@ def test_a_kernel_without_a_sharding_brings_no_warning(caplog: pytest.LogCapture
         ({"bb": 1}, "constraints name bb, which is none of its tables; did you mean b?"),
         ({"a": ParameterConstraints()}, "name a, which is none of its tables; its tables: b"),
         ({"b": "row_wise"}, "constraints of table b are 'row_wise'; expected torchrec's Param"),
-        (5, "constraints failed at "),
+        (5, "constraints are 5; expected torchrec's ParameterConstraints by table name"),
     ],
 )
 def test_a_plugin_constrains_its_own_tables(result: Any, message: str) -> None:

@@ -21,7 +21,8 @@ def analyze(path: Path, *, batch_size: int = 2048, sample_megabytes: int = 1000,
 
 
 def run(*arguments: object):
-    return CliRunner().invoke(main, ["analyze", *map(str, arguments)])
+    # Without a width, which workers of a test run have in their environment.
+    return CliRunner(env={"COLUMNS": None}).invoke(main, ["analyze", *map(str, arguments)])
 
 
 def write(path: Path, sessions, group_rows: int = 50, **lists: Any) -> Path:
