@@ -82,15 +82,13 @@ def calibrate(
         torchrun_rank,
         torchrun_ranks_per_node,
     )
+    from recd_plugins.api.training import refuse_other_names
 
-    if output.suffix not in (".yaml", ".yml"):
-        raise click.UsageError(
-            f"-o {output}: the file of a topology ends in .yaml, or else nothing takes it for one"
-        )
     rank = torchrun_rank()
     if rank is not None and (ranks or ranks_per_node):
         raise click.UsageError("torchrun says which ranks there are: leave out --ranks")
     if not rank:
+        refuse_other_names(output)
         check_outputs(output, force, json_path, plot_path)
     silence_upstream()
     if rank is None:

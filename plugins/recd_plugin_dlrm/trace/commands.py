@@ -64,7 +64,6 @@ def profile_command(
     Of a text file a trace is a column of whole numbers. Of a registry file it is what a table is
     looked up with, row by row of the training split, after preprocessing.
     """
-
     from recd_plugin_dlrm.trace.profile_file import write_profile
     from recd_plugin_dlrm.trace.trace_report import plot_profile, profile_json, render_profile
     from recd_plugins.api.commands import check_outputs, output_console
@@ -123,7 +122,6 @@ def generate_command(
     plot_path: Path | None,
 ) -> None:
     """Draw synthetic traces of tables of PROFILE, and compare LRU hit rates with the originals'."""
-
     from recd_plugin_dlrm.trace.profile_file import read_profile
     from recd_plugin_dlrm.trace.trace_report import plot_synthetic, render_synthetic, synthetic_json
     from recd_plugins.api.commands import check_outputs, output_console

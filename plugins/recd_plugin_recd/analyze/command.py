@@ -65,7 +65,6 @@ def analyze(
     PATH is a Parquet file, a folder of them, or a registry file, whose dataset is read.
     """
     # Imported here: `recd --help` reads this module and has no use for Arrow.
-
     from recd_plugin_recd.analyze.study import study
     from recd_plugin_recd.analyze.terminal import show
     from recd_plugin_recd.source import open_source

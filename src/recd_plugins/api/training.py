@@ -9,7 +9,12 @@ from recd_plugins.planning.measurement import measure_collectives
 from recd_plugins.training.assembly import Side, assemble
 from recd_plugins.training.batch_source import BatchSource
 from recd_plugins.training.breakdown import StepProfile, static_bytes, step_profile
-from recd_plugins.training.calibration_file import calibration_job, refuse_existing, write_topology
+from recd_plugins.training.calibration_file import (
+    calibration_job,
+    refuse_existing,
+    refuse_other_names,
+    write_topology,
+)
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.checkpoint_weights import table_weights
@@ -84,6 +89,7 @@ __all__ = [
     "peak_bytes",
     "read_profile",
     "refuse_existing",
+    "refuse_other_names",
     "sections_of",
     "session",
     "stages_over_time",

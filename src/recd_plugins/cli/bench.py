@@ -96,11 +96,11 @@ def _command(name: str, benchmark: Any) -> click.Command:
             result = report(name, benchmark, size, **options)  # type: ignore[arg-type]
         if json_path is not None:
             write_json(json_path, result)
+        drawn = [] if plot_folder is None else benchmark.plot(result, plot_folder)
         console = output_console()
         _show(console, result)
-        if plot_folder is not None:
-            for drawn in benchmark.plot(result, plot_folder):
-                console.print(f"{drawn}", soft_wrap=True)
+        for each in drawn:
+            console.print(f"{each}", soft_wrap=True)
 
     return click.Command(name, params=params, callback=measure, help=benchmark.SUMMARY)
 

@@ -239,8 +239,7 @@ class Ranks:
                 else:
                     answers[rank] = answer
         if failures:
-            limits = self._hang_limits
-            _raise(failures, "" if limits is None else f". {limits.advice()}")
+            _raise(failures, self._hang_limits)
         return answers
 
     def _wait(self, ranks: set[int], deadline: float | None) -> list[int]:
@@ -285,11 +284,8 @@ def _open_store(timeout: timedelta) -> TCPStore:
     return TCPStore(HOST, 0, is_master=True, timeout=timeout, wait_for_workers=False)
 
 
-def _raise(failures: Mapping[int, Failure], advice: str) -> None:
-    """Raise the cause: a death comes before the complaints of the peers, the first before later.
-
-    ``advice`` ends the message of a death.
-    """
+def _raise(failures: Mapping[int, Failure], limits: HangLimits | None) -> None:
+    """Raise the cause: a death comes before the complaints of the peers, the first before later."""
 
     def order(rank: int) -> tuple[bool, bool]:
         return failures[rank].text != "", failures[rank].error is None
@@ -301,6 +297,7 @@ def _raise(failures: Mapping[int, Failure], advice: str) -> None:
     if failure.text:
         raise RankError(f"rank {rank} failed:\n{failure.text}", f"{failure.what}, on rank {rank}")
     code = failure.exit_code or 0
+    advice = "" if limits is None else f". {limits.advice()}"
     if code < 0:
         name = signal.Signals(-code).name
         raise SetupError(f"rank {rank} was killed by {name}{_CAUSES.get(name, '')}{advice}")

@@ -297,11 +297,16 @@ def _with_fields(sections: tuple[tuple[str, type[BaseModel]], ...]) -> type[Topo
     return create_model("TopologySpec", __base__=TopologySpec, **fields)
 
 
+def is_file_name(name: str) -> bool:
+    """Whether a topology of this name, which is no built-in one, is a file."""
+    return Path(name).suffix in (".yaml", ".yml")
+
+
 def _path_of(name: str) -> Path:
     built_in = _built_in()
     if name in built_in:
         return built_in[name]
-    if Path(name).suffix in (".yaml", ".yml"):
+    if is_file_name(name):
         return Path(name)
     known = topology_names()
     raise RecdError(

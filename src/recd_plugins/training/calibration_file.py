@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 from recd_plugins.errors import RecdError
 from recd_plugins.files import write_text
 from recd_plugins.planning.prepared import Registry
-from recd_plugins.planning.topologies import TopologySpec
+from recd_plugins.planning.topologies import TopologySpec, is_file_name
 from recd_plugins.training.trainer import Job
 
 
@@ -35,12 +35,23 @@ def calibration_job(
     return registry, job
 
 
-def refuse_existing(path: Path) -> None:
-    """Refuse to overwrite a topology; before anything is measured for it.
+def refuse_other_names(path: Path) -> None:
+    """Refuse a name under which nothing finds a topology; before anything is measured for it.
 
     Raises:
-        RecdError: there is such a file already.
+        RecdError: it does not end in .yaml.
     """
+    if not is_file_name(path.name):
+        raise RecdError(f"{path}: the file of a topology ends in .yaml; name another")
+
+
+def refuse_existing(path: Path) -> None:
+    """Refuse to overwrite a topology, and other names; before anything is measured for it.
+
+    Raises:
+        RecdError: there is such a file already, or the name does not end in .yaml.
+    """
+    refuse_other_names(path)
     if path.exists():
         raise RecdError(f"{path} exists already; remove it, or name another file")
 
@@ -55,8 +66,7 @@ def write_topology(path: Path, spec: TopologySpec, comment: str) -> None:
     yaml = YAML()
     yaml.default_flow_style = False
     values = spec.model_dump(exclude_none=True)
-    # What may be missing comes first: of a file that was cut, something is that may not.
-    optional = {name: values.pop(name) for name in ("costs", "collectives") if name in values}
-    last = {"device": values.pop("device")}
-    yaml.dump({**optional, **values, **last}, text)
+    # What no topology lacks is last: a file that was cut has no device, or none that there is.
+    values["device"] = values.pop("device")
+    yaml.dump(values, text)
     write_text(path, f"# {comment}\n{text.getvalue()}")
