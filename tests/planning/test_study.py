@@ -78,7 +78,7 @@ def test_every_topology_is_planned_for(make_registry, name: str, nodes: int) -> 
         assert side.memory["embeddings"].sum() == pytest.approx(weights, rel=0.05)
     for stage in ("lookup", "gemm"):
         assert getattr(made.plugins.seconds, stage) < getattr(made.plain.seconds, stage), stage
-    # Stock copies every table to every rank, and sends gradients alone: to 128 ranks less than rows.
+    # Stock copies every table to every rank and sends gradients alone, to 128 ranks less than rows.
     is_faster = made.plugins.seconds.total < made.plain.seconds.total
     assert is_faster == (spec.world_size < 128)
     before, after = (side.memory["inputs and outputs"].sum() for side in (made.plain, made.plugins))
