@@ -269,10 +269,11 @@ def test_column_wise_sends_ids_to_each_shard() -> None:
     assert ranks[2].bytes_in_node == 2 * (30 * 8 + 10 * 4 + 10 * 4 * 4)
 
 
-def test_data_parallel_reduces_the_table() -> None:
+def test_data_parallel_reduces_the_table_and_all_of_it_learns() -> None:
     for work in works(plan("data_parallel")):
         assert work.ids_looked_up == 30
         assert work.bytes_reduced == 2 * 3 / 4 * 100 * 8 * 4
+        assert work.element_bytes == 15 * 100 * 8 * 4
         assert work.bytes_in_node == 0
         assert work.collectives == 1
 
