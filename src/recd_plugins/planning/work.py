@@ -46,8 +46,9 @@ _COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS = 40, 8
 # ranks where they are looked up, and of the batch where parts of a table's rows arrive: forward by
 # a copy, backward by another there and by a sum into zeros here.
 _SORTED_THERE, _SORTED_HERE = 4, 6
-# Times that the bytes of a dense parameter are read or written in a step: its gradient is zeroed and
-# averaged, and Adagrad adds its square, takes a root and divides by it. On CPU 10 to 20 were timed.
+# Times that the bytes of a dense parameter are read or written in a step: its gradient is zeroed
+# and averaged, and Adagrad adds its square, takes a root and divides by it. On CPU 10 to 20 were
+# timed.
 _LEARNED = 15
 _ROW_WISE = ShardingType.ROW_WISE.value
 # Rows are split over the ranks of one node.
