@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from recd_plugins.api import SetupError
+from recd_plugins.api import RecdError, SetupError
 from recd_plugins.api.commands import (
     AT_LEAST_1,
     OUTPUT,
@@ -84,14 +85,16 @@ def calibrate(
     )
     from recd_plugins.api.training import refuse_other_names
 
+    def check_files() -> None:
+        refuse_other_names(output)
+        check_outputs(output, force, json_path, plot_path)
+
     rank = torchrun_rank()
     if rank is not None and (ranks or ranks_per_node):
         raise click.UsageError("torchrun says which ranks there are: leave out --ranks")
-    if not rank:
-        refuse_other_names(output)
-        check_outputs(output, force, json_path, plot_path)
     silence_upstream()
     if rank is None:
+        check_files()
         ranks = ranks or _default_ranks(device)
         ranks_per_node = ranks_per_node or ranks
         if ranks % ranks_per_node:
@@ -111,10 +114,25 @@ def calibrate(
     else:
         kind = _kind(device, torchrun_ranks_per_node())
         with join_torchrun(backend_for(kind), _TIMEOUT) as (rank, world_size):
+            _refuse_together(rank, check_files)
             found = _measure(rank, world_size, kind, quick)
         if rank:
             return
     _tell(found, _comment(found, quick), output, json_path, plot_path)
+
+
+def _refuse_together(rank: int, check: Callable[[], None]) -> None:
+    """Have all ranks end with what rank 0 refuses, not with its absence."""
+    from recd_plugins.api.distributed import tell_all
+
+    refused = ""
+    if rank == 0:
+        try:
+            check()
+        except RecdError as error:
+            refused = str(error)
+    if found := tell_all("recd calibrate", refused)[0]:
+        raise SetupError(found)
 
 
 def _default_ranks(device: str) -> int:

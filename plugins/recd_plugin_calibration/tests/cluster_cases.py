@@ -7,6 +7,7 @@ from itertools import cycle
 
 import torch
 
+from recd_plugin_calibration import commands
 from recd_plugin_calibration.cluster import measure as module
 from recd_plugin_calibration.cluster.measure import MeasuredCluster, measure_cluster
 from recd_plugin_calibration.cluster.timing import Effort
@@ -80,3 +81,14 @@ def at_start(rank: int, world_size: int, folder: str) -> tuple[list[TopologySpec
         ], measurements[0]
     finally:
         module.measure_cluster = measure_cluster
+
+
+def rank_0_refuses(rank: int, world_size: int) -> str:
+    def check() -> None:
+        raise SetupError(f"refused by rank {rank}")
+
+    try:
+        commands._refuse_together(rank, check)
+    except SetupError as error:
+        return str(error)
+    return ""

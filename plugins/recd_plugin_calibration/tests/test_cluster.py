@@ -193,6 +193,10 @@ def test_a_rank_that_ends_is_told_of() -> None:
     assert message.startswith("measuring nodes failed on rank 0: Connection closed by peer. Has")
 
 
+def test_all_ranks_end_with_what_the_first_refuses() -> None:
+    assert run_on_ranks(cluster_cases.rank_0_refuses, 2) == ["refused by rank 0"] * 2
+
+
 def test_a_run_on_several_nodes_measures_them_once(tmp_path: Path) -> None:
     ranks = run_on_ranks(cluster_cases.at_start, 2, str(tmp_path), local_world_size=1)
     (found, again, named, alone), measurements = ranks[0]

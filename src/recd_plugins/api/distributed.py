@@ -21,6 +21,7 @@ from recd_plugins.distributed.launch import (
 from recd_plugins.distributed.lookup_kernels import RowKernel, close_kernels, row_kernels
 from recd_plugins.distributed.nodes import ranks_of_each_node
 from recd_plugins.distributed.portable_kernels import PortableEmbedding, PortableEmbeddingBag
+from recd_plugins.distributed.rank_agreement import tell_all
 from recd_plugins.distributed.sharders import fused_params, stock_sharders
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.values.channels import Channel, CollectiveKind, resolve_group
@@ -52,6 +53,7 @@ __all__ = [
     "resolve_group",
     "row_kernels",
     "stock_sharders",
+    "tell_all",
     "torchrun_rank",
     "torchrun_ranks_per_node",
     "unique_ids",
