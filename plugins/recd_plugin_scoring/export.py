@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from unittest.mock import patch
 
 import torch
@@ -67,14 +68,37 @@ def exported(model: ServingModel) -> ExportedProgram:
 def write_export(model: ServingModel, folder: Path, name: str) -> None:
     """Write the program of a model, and what its inputs are, into a folder."""
     program = exported(model)
-    with new_file(folder / name) as temporary:
-        partial = temporary.with_name(f"{temporary.name}.pt2")  # torch looks at the suffix
-        try:
-            torch.export.save(program, partial)
-            partial.rename(temporary)
-        finally:
-            partial.unlink(missing_ok=True)
+    with new_file(folder / name) as temporary, temporary.open("wb") as file:
+        writer = _Writer(file)
+        torch.export.save(program, writer)
+        if writer.error is not None:
+            raise writer.error
     write_json(folder / SIGNATURE, signature(model.schema))
+
+
+class _Writer(BytesIO):
+    """A file for torch's writer in C++, which ends the process where a write fails.
+
+    Args:
+        file: to write to.
+
+    Attributes:
+        error: the first of it; what comes after is lost.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """All of it is written, or the file has an error."""
+        if self.error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return memoryview(data).nbytes
 
 
 @dataclass(frozen=True)

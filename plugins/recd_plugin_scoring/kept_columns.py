@@ -81,8 +81,9 @@ class KeptColumns:
 
     def _other_rows(self, which: str) -> DataError:
         return DataError(
-            f"{self._location}: has {which} rows than there are scores, as a dataset may have that "
-            "makes several of one; leave out --keep, and join by the keys"
+            f"{self._location}: has {which} rows in files *.parquet than there are scores, as a "
+            "dataset may have that makes several of one, or reads files of other names; leave out "
+            "--keep, and join by the keys"
         )
 
 

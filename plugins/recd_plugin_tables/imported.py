@@ -20,7 +20,7 @@ from recd_plugins.api import PluginOptions
 from recd_plugins.api.reading import digest
 
 #: Of what an import is made, besides the table and the options: another number makes it anew.
-VERSION = 3
+VERSION = 4
 
 
 class ImportOptions(PluginOptions):

@@ -55,6 +55,10 @@ def test_what_is_read_ahead_is_not_trained() -> None:
     assert feeding.trained() == Progress(3, 0, {"position": 3})
 
 
+def test_a_run_that_is_past_its_steps_trains_no_more() -> None:
+    assert list(source(Loader(), Progress(2), 3, 1)) == []
+
+
 def test_epochs_and_steps() -> None:
     assert len(list(source(Loader(), None, 2))) == 6
     assert len(list(source(Loader(), None, 2, 4))) == 4

@@ -114,6 +114,7 @@ def load_and_check(path: Path) -> None:
     ("test_rows", "validation", "wrong"),
     [
         (4, "{every: 2, metric: gauc}", "metric gauc needs mode: min or max, which is known of no"),
+        (4, "{every: 2, metric: auc, mode: min}", "mode: min of auc is its worst; leave out mode"),
         (4, "{every: 2, metric: calibration}", "the least and the most calibration are no best"),
         (
             4,

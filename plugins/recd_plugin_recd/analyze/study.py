@@ -58,7 +58,8 @@ def study(
     """
     if not source.features:
         raise DataError(
-            f"{source.path}: no column of lists of integers to analyze; the columns are "
+            f"{source.path}: no column of lists of integers to analyze, of int64 or smaller; the "
+            "columns are "
             f"{', '.join(f'{field.name} ({field.type})' for field in source.schema)}"
         )
     reading = _Reading(source, batch_size, sample_megabytes, nulls)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
 from recd_plugin_tables.columns import ColumnOptions
-from recd_plugin_tables.plan import ROW, SESSION, TIME
+from recd_plugin_tables.plan import REQUEST, ROW, SESSION, TIME
 from recd_plugin_tables.values.cells import Cells
 from recd_plugin_tables.values.hashing import mixed
 from recd_plugin_tables.values.times import Unit, microseconds
@@ -84,7 +84,8 @@ class Splitter:
             if self._cut is None:
                 self._cut = self._found_cut(self._options.test)
             return batch[TIME].to_numpy() >= self._cut
-        key = SESSION if self._options.by == "session" else ROW
+        # A row without a request is one of its own.
+        key = SESSION if self._options.by == "session" else REQUEST
         share = mixed(batch[key].to_numpy(), self._salt) / 2.0**64
         return share < self._options.test
 

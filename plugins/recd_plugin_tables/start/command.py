@@ -173,8 +173,8 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
     label = guesses.the("label")
     if label is not None and not positive_said and "positive_from" in label.options:
         click.echo(
-            f"{label.name} has more values than two: from {label.options['positive_from']:g} on it "
-            "counts as 1, below as 0; --positive-from says another border"
+            f"{label.name}: from {label.options['positive_from']:g} on it counts as 1, below as 0; "
+            "--positive-from says another border"
         )
     if guesses.implicit:
         item = guesses.item

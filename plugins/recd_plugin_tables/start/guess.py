@@ -255,7 +255,8 @@ def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:
     if seen.largest is None:
         raise DataError(
             f"{survey.location}: label {name} is text, as {seen.example!r}, and has "
-            f"{seen.distinct:,} values; take a column of two"
+            f"{seen.distinct:,} values; write it as 0 and 1, or a file by hand, where a label that "
+            "is text has positive: [the values that are 1]"
         )
     start = wanted.positive_from
     if start is None:
@@ -369,6 +370,8 @@ def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:
         return "id", f"{seen.distinct:,} texts", {}, False, False
     if pt.is_boolean(kind):
         return "id", "yes or no", {}, False, False
+    if pt.is_duration(kind):
+        return "number", "seconds", {}, False, False
     if seen.largest is None or seen.least is None:
         return "id", f"{seen.distinct:,} values", {}, False, False
     if not seen.whole:

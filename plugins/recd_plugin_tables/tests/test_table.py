@@ -398,3 +398,21 @@ def test_notes_of_imports_are_json(path):
     table(path).prepare()
     (note,) = (path.parent / "imports").glob("*/import.json")
     assert json.loads(note.read_text())["value"]["filled"] == {"price": 12}
+
+
+def test_a_split_by_row_keeps_requests_whole(tmp_path):
+    rows = pa.table(
+        {
+            "req": np.repeat(np.arange(200) % 100, 3),
+            "item": np.arange(600),
+            "y": np.arange(600) % 2,
+        }
+    )
+    pq.write_table(rows, tmp_path / "shown.parquet")
+    columns = {"req": {"as": "request"}, "item": {"as": "id"}, "y": {"as": "label"}}
+    split = {"by": "row", "test": 0.3}
+    data = table(tmp_path / "shown.parquet", columns=columns, split=split)
+    train, test = rows_of(data, "train"), rows_of(data, "test")
+    assert sorted(train["_row"] + test["_row"]) == list(range(600))
+    assert not set(train["_request"]) & set(test["_request"])
+    assert 60 <= len(test["_row"]) <= 300

@@ -13,7 +13,7 @@ import click
 from rich.console import RenderableType
 
 from recd_plugins import upstream_noise
-from recd_plugins.cli.options import AT_LEAST_1, COUNT_FROM_0, SETTINGS, check_reports
+from recd_plugins.cli.options import ABOVE_0, AT_LEAST_1, COUNT_FROM_0, SETTINGS, check_reports
 from recd_plugins.cli.run_reports import RunCommand, reports_of
 from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
@@ -97,19 +97,19 @@ if TYPE_CHECKING:
 @click.option("--steps", type=AT_LEAST_1, help="Overrides training.steps.")
 @click.option(
     "--hang-notice",
-    type=click.FloatRange(min=0, min_open=True),
+    type=ABOVE_0,
     metavar="SECONDS",
     help="Overrides training.hang_notice.",
 )
 @click.option(
     "--hang-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=ABOVE_0,
     metavar="SECONDS",
     help="Overrides training.hang_timeout.",
 )
 @click.option(
     "--log-every",
-    type=click.FloatRange(min=0, min_open=True),
+    type=ABOVE_0,
     metavar="SECONDS",
     help="A line with step, loss, samples/s and the time left every so many seconds, in place of "
     "the live line of a terminal. 10 where stderr is none.",
@@ -277,13 +277,15 @@ def run(
         if trainer.rank == 0:
             report["registry"] = registry.read_text(encoding="utf-8")
             report["settings"] = list(settings)
-            # Before what is printed, which may find no room where it goes.
-            if json_path is not None:
-                write_json(json_path, report)
-            for asked_for, path in reports:
-                asked_for.write(path, report)
-            for each in filter(None, shown):
-                output_console().print(each)
+            try:
+                # Before what is printed, which may find no room where it goes.
+                if json_path is not None:
+                    write_json(json_path, report)
+                for asked_for, path in reports:
+                    asked_for.write(path, report)
+            finally:  # files may not either
+                for each in filter(None, shown):
+                    output_console().print(each)
 
 
 def _dry_run(trainer: Session) -> tuple[dict[str, Any], list[RenderableType]]:

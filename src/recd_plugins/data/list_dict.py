@@ -57,7 +57,7 @@ def is_id_list(kind: pa.DataType) -> bool:
 
 
 def id_features(schema: pa.Schema) -> list[str]:
-    """Names of the columns that are lists of integers, in either layout."""
+    """Names of the columns that are lists of integers but uint64, in either layout."""
     return [field.name for field in schema if is_list_dict(field) or is_id_list(field.type)]
 
 

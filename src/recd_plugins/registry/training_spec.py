@@ -87,6 +87,8 @@ class ValidationSpec(Spec):
             raise ValueError(
                 f"metric {self.metric} needs mode: min or max, which is known of {known}"
             )
+        if self.mode not in (None, _BEST.get(self.metric, self.mode)):
+            raise ValueError(f"mode: {self.mode} of {self.metric} is its worst; leave out mode")
         return self
 
     @property
@@ -200,6 +202,17 @@ class TrainingSpec(Spec):
                 "many"
             )
         return ranks_per_node
+
+    @field_validator("validation")
+    @classmethod
+    def _has_a_test(
+        cls, validation: ValidationSpec | None, info: ValidationInfo
+    ) -> ValidationSpec | None:
+        if validation is not None and info.data.get("evaluate") is False:
+            raise ValueError(
+                "validation measures the test split, and training.evaluate is false; leave one out"
+            )
+        return validation
 
     def overlaps(self, device_type: str, nodes: int) -> bool:
         """Whether ranks of so many nodes are to send while they compute."""

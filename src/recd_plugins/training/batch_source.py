@@ -57,7 +57,7 @@ class BatchSource:
         step = self._start.step
         for epoch in range(self._start.epoch, self._epochs):
             for batch in self._loader:
-                if step == self._steps:
+                if self._steps is not None and step >= self._steps:
                     return
                 step += 1
                 progress = Progress(step, epoch, self._loader.state_dict())

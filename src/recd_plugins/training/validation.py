@@ -34,12 +34,8 @@ def check_validation(registry: Registry, splits: Sequence[Split]) -> None:
         return
     wrong = ""
     if "test" not in splits:
-        why = (
-            "training.evaluate is false"
-            if not registry.training.evaluate
-            else f"{registry.dataset.name} has no test split here"
-        )
-        wrong = f"measures the test split, and {why}; leave it out"
+        name = registry.dataset.name
+        wrong = f"measures the test split, and {name} has no test split here; leave it out"
     elif spec.metric not in _of_quality() and not registry.entries("metric"):
         wrong = f"metric {spec.metric} is none of {', '.join(_of_quality())}, and there is no other"
     if wrong:

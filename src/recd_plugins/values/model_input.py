@@ -73,7 +73,7 @@ class MakingTimes:
         total = sum(made)
         if total <= 0:
             return 0.0, 0.0, 0.0, waited
-        *first, last = (rest * part / total for part in made)
+        *first, last = (rest * (part / total) for part in made)
         return (*first, last + arrival)
 
 
