@@ -150,6 +150,17 @@ def different_makes(rank: int, world_size: int) -> str:
     return ""
 
 
+def sharded_by_stock(rank: int, world_size: int) -> str:
+    model = Model()
+    dedup = Dedup(model)
+    DistributedModelParallel(model, device=CPU, sharders=[EmbeddingBagCollectionSharder()])
+    try:
+        dedup.batch(next(loader(rank, sessions=True)))
+    except SetupError as error:
+        return str(error)
+    return ""
+
+
 def no_batch_on_one_rank(rank: int, world_size: int) -> tuple[int, bool]:
     """Batches of a rank, and whether it decided what the others did."""
     dedup = Dedup(Model())

@@ -15,7 +15,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.errors import SetupError
+from recd_plugins.drop_in.stored import Stored
+from recd_plugins.errors import DataError, SetupError
 from recd_plugins.testing.gloo import run_on_ranks
 
 
@@ -157,3 +158,24 @@ def test_nothing_to_deduplicate(batch: object, message: str) -> None:
 def test_a_model_without_embeddings() -> None:
     with pytest.raises(SetupError, match="before DistributedModelParallel has sharded it"):
         Dedup(nn.Linear(1, 1))
+
+
+def test_a_model_of_stock_sharders_is_refused_on_all_ranks() -> None:
+    for message in run_on_ranks(cases.sharded_by_stock, 2):
+        assert message.startswith("bags is TorchRec's own ShardedEmbeddingBagCollection, which")
+
+
+def test_more_values_than_lengths_say_are_refused() -> None:
+    kjt = KeyedJaggedTensor(["f0"], torch.arange(5), lengths=torch.tensor([2, 2]))
+    with pytest.raises(DataError, match="lengths add up to 4 ids, and there are 5 values"):
+        Stored({"batch": ["f0"]})("batch", kjt)
+
+
+def test_weights_that_no_kernel_takes_stay() -> None:
+    weights = torch.ones(8, dtype=torch.float16)
+    lengths = torch.full((8,), 1)
+    kjt = KeyedJaggedTensor(["f0"], torch.zeros(8, dtype=torch.long), weights, lengths)
+    decided = Dedup(cases.Model()).decide({"ids": kjt})
+    assert decided.left == {
+        "batch['ids']": "its weights are float16, which no CPU kernel permutes by rows"
+    }

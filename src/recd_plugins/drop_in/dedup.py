@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import get_worker_info
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.rank_agreement import tell_all
@@ -53,6 +55,10 @@ class Counted:
 
 
 _NONE = Counted(0, 0, 0)
+
+# What TorchRec's own sharders make: in some shardings they take deduplicated batches for others,
+# and say nothing.
+_STOCK = (ShardedEmbeddingBagCollection, ShardedManagedCollisionCollection)
 
 
 @dataclass(frozen=True)
@@ -103,6 +109,7 @@ class Dedup:
 
     def __init__(self, model: nn.Module, *, process_group: dist.ProcessGroup | None = None) -> None:
         self.pooled = PooledFeatures.of(model)
+        self._model: nn.Module | None = model
         self._group = process_group
         self.decision: Decision | None = None
         self._idle: list[Stored] = []  # each is used by one thread at a time
@@ -121,7 +128,8 @@ class Dedup:
         """One batch, deduplicated; a collective call for the first one.
 
         Raises:
-            SetupError: ranks have batches of different make, or no batch has a KeyedJaggedTensor.
+            SetupError: ranks have batches of different make, no batch has a KeyedJaggedTensor, or
+                the model was sharded by TorchRec's own sharders.
         """
         decision = self.decision or self.decide(batch)
         if not decision.features:
@@ -134,11 +142,23 @@ class Dedup:
         self._idle.append(stored)
         return batch
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy for a worker of a DataLoader, which needs no model."""
+        return {**vars(self), "_model": None}
+
+    def _of_stock(self) -> str:
+        """What was sharded by TorchRec's own sharders, in words; empty without such."""
+        for path, module in () if self._model is None else self._model.named_modules():
+            if type(module) in _STOCK:
+                return f"{path or 'the model'} is TorchRec's own {type(module).__name__}"
+        return ""
+
     def decide(self, batch: Any) -> Decision:
         """Decide by the first batch of every rank, ``None`` where a rank has none; collective.
 
         Raises:
-            SetupError: this is a worker of a DataLoader, in which no rank finds the others.
+            SetupError: this is a worker of a DataLoader, in which no rank finds the others; or as
+                ``batch``.
         """
         if get_worker_info() is not None:
             raise SetupError(
@@ -149,12 +169,20 @@ class Dedup:
         look = _Look(self.pooled)
         replace_kjts(batch, look)
         step = "the first batch of dedup(loader)"
-        told = tell_all(step, (look.counted, look.left, _on_one_machine()), self._group)
-        alone = all(here for *_, here in told)
-        self.decision = _decide(
-            [(counted, left) for counted, left, _ in told],
+        told = tell_all(
+            step, (look.counted, look.left, _on_one_machine(), self._of_stock()), self._group
+        )
+        alone = all(here for *_, here, _ in told)
+        decision = _decide(
+            [(counted, left) for counted, left, *_ in told],
             self.pooled.names - self.pooled.sequences if alone else frozenset(),
         )
+        if decision.features and (stock := next(filter(None, (each for *_, each in told)), "")):
+            raise SetupError(
+                f"{stock}, which takes deduplicated batches wrong where tables are split by rows "
+                "or ids are remapped: shard the model with ready.sharders(...), or leave out dedup"
+            )
+        self.decision, self._model = decision, None
         if not dist.is_initialized() or dist.get_rank(self._group) == 0:
             logger.warning("%s", self.decision)
         return self.decision
@@ -205,6 +233,8 @@ class _Look:
     def __call__(self, path: str, kjt: KeyedJaggedTensor) -> KeyedJaggedTensor:
         if kjt.variable_stride_per_key() or kjt.inverse_indices_or_none() is not None:
             self.left[path] = "it is deduplicated already"
+        elif _half_weights(kjt):
+            self.left[path] = "its weights are float16, which no CPU kernel permutes by rows"
         elif why := self.pooled.why_not(kjt.keys()):
             self.left[path] = why
         else:
@@ -220,6 +250,11 @@ class _Look:
 def _num_ids(kjt: KeyedJaggedTensor, names: Iterable[str]) -> list[int]:
     num_ids = dict(zip(kjt.keys(), kjt.length_per_key(), strict=True))
     return [num_ids[name] for name in names]
+
+
+def _half_weights(kjt: KeyedJaggedTensor) -> bool:
+    weights = kjt.weights_or_none()
+    return weights is not None and weights.dtype == torch.float16 and weights.device.type == "cpu"
 
 
 def _on_one_machine() -> bool:

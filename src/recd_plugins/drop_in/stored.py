@@ -9,6 +9,7 @@ import torch
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
 from recd_plugins.data.lower import StoredFeature, variable_batch_kjt
+from recd_plugins.errors import DataError
 from recd_plugins.sparse.dedup import Deduplicator
 from recd_plugins.sparse.unique_groups import deduplicate, kernels_can_read
 
@@ -21,6 +22,9 @@ class Stored:
     Args:
         features: of each KeyedJaggedTensor that changes, by its place in the batch: those in which
             equal rows are looked for.
+
+    Raises:
+        DataError: when called: a KeyedJaggedTensor has other values than its lengths say.
     """
 
     def __init__(self, features: Mapping[str, Collection[str]]) -> None:
@@ -31,6 +35,10 @@ class Stored:
         chosen = self._features.get(path)
         if chosen is None or kjt.variable_stride_per_key():  # the trainer has done it already
             return kjt
+        if (ids := int(kjt.offsets()[-1])) != kjt.values().numel():
+            raise DataError(
+                f"{path}: lengths add up to {ids} ids, and there are {kjt.values().numel()} values"
+            )
         if kjt.stride() and kjt.weights_or_none() is None and kernels_can_read(kjt):
             return _by_kernel(kjt, chosen, self._deduplicators[path])
         return _by_groups(kjt, chosen)
