@@ -129,7 +129,7 @@ def _refuse_together(rank: int, check: Callable[[], None]) -> None:
     if rank == 0:
         try:
             check()
-        except RecdError as error:
+        except (RecdError, click.ClickException) as error:
             refused = str(error)
     if found := tell_all("recd calibrate", refused)[0]:
         raise SetupError(found)

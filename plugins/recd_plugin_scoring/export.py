@@ -79,11 +79,13 @@ def write_export(model: ServingModel, folder: Path, name: str) -> None:
 class _Writer(BytesIO):
     """A file for torch's writer in C++, which ends the process where a write fails.
 
+    A BytesIO as torch takes files that are ``io.IOBase`` and can be sought; it keeps nothing.
+
     Args:
         file: to write to.
 
     Attributes:
-        error: the first of it; what comes after is lost.
+        error: the first that the file had; nothing is written after it.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -92,7 +94,7 @@ class _Writer(BytesIO):
         self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        """All of it is written, or the file has an error."""
+        """See ``BytesIO.write``; never fails."""
         if self.error is None:
             try:
                 self._file.write(data)

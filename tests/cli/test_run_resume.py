@@ -12,6 +12,7 @@ from tests.cli import programs
 from tests.training.checkpoint_cases import reseal
 
 from recd_plugins.cli import main
+from recd_plugins.errors import RecdError
 from recd_plugins.file_lock import locked_folder
 
 REGISTRY = """
@@ -140,3 +141,17 @@ def test_a_position_that_is_none_of_the_data(folder: Path) -> None:
     refused = recd(folder, "--resume")
     assert refused.exit_code == 1
     assert "reader of progress.json, step 4: is no position of this data" in refused.stderr
+
+
+def test_figures_are_printed_where_their_file_cannot_be(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, _: object) -> None:
+        raise RecdError(f"{path}: cannot be written (No space left on device)")
+
+    monkeypatch.setattr("recd_plugins.cli.run.write_json", full)
+    setting = f"training.checkpoint.path={tmp_path / 'checkpoints'}"
+    done = recd(trained, setting, "--json", str(tmp_path / "r.json"))
+    assert done.exit_code == 1
+    assert "r.json: cannot be written" in done.stderr
+    assert "4 steps" in done.stdout

@@ -12,7 +12,7 @@ import pytest
 from recd_plugins import load_registry
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.interfaces.callback import Quality
-from recd_plugins.registry.training_spec import ValidationSpec
+from recd_plugins.registry.training_spec import TrainingSpec, ValidationSpec
 from recd_plugins.training.checkpoint_files.curve import ValidationCurve
 from recd_plugins.training.checkpoint_files.progress import (
     Progress,
@@ -131,3 +131,8 @@ def test_what_could_measure_nothing(
     path.write_text(REGISTRY.format(test_rows=test_rows, validation=validation))
     with pytest.raises(RegistryError, match=wrong):
         load_and_check(path)
+
+
+def test_it_is_refused_where_nothing_is_evaluated() -> None:
+    with pytest.raises(ValueError, match=r"training\.evaluate is false; leave one out"):
+        TrainingSpec.model_validate({"evaluate": False, "validation": {"every": 2}})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -334,9 +335,20 @@ def test_a_label_of_many_values_is_said_to_have_a_border(
     monkeypatch.chdir(tmp_path)
     write(Path("t.parquet"), impressions())
     command = ["init", "t.parquet", "my.yaml", "--label", "price", "--force"]
-    said = "price: from"
+    said = "counts as 1, below as 0; --positive-from says another border"
     assert said in CliRunner().invoke(main, command).output
     assert said not in CliRunner().invoke(main, [*command, "--positive-from", "1"]).output
+
+
+def test_a_duration_is_a_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    watched = pa.array(np.arange(ROWS) * 1_000, pa.duration("ms"))
+    write(Path("t.parquet"), {**impressions(), "watched": watched})
+    made = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml", "--label", "clicked"])
+    assert made.exit_code == 0, made.output
+    assert re.search(r"^watched +number +seconds$", made.output, re.MULTILINE)
+    checked = CliRunner().invoke(main, ["validate", "my.yaml"])
+    assert checked.exit_code == 0, checked.output
 
 
 @pytest.mark.parametrize(

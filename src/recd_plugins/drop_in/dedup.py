@@ -172,12 +172,12 @@ class Dedup:
         told = tell_all(
             step, (look.counted, look.left, _on_one_machine(), self._of_stock()), self._group
         )
-        alone = all(here for *_, here, _ in told)
+        counted, left, alone, of_stock = zip(*told, strict=True)
         decision = _decide(
-            [(counted, left) for counted, left, *_ in told],
-            self.pooled.names - self.pooled.sequences if alone else frozenset(),
+            list(zip(counted, left, strict=True)),
+            self.pooled.names - self.pooled.sequences if all(alone) else frozenset(),
         )
-        if decision.features and (stock := next(filter(None, (each for *_, each in told)), "")):
+        if decision.features and (stock := next(filter(None, of_stock), None)):
             raise SetupError(
                 f"{stock}, which takes deduplicated batches wrong where tables are split by rows "
                 "or ids are remapped: shard the model with ready.sharders(...), or leave out dedup"

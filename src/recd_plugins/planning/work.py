@@ -47,8 +47,8 @@ _COALESCED_OPERATORS, _DEDUPLICATED_OPERATORS = 40, 8
 # a copy, backward by another there and by a sum into zeros here.
 _SORTED_THERE, _SORTED_HERE = 4, 6
 # Times that the bytes of a dense parameter are read or written in a step: its gradient is zeroed
-# and averaged, and Adagrad adds its square, takes a root and divides by it. On CPU 10 to 20 were
-# timed.
+# and averaged, and Adagrad adds its square, takes a root and divides by it. By the rate at which
+# ``recd calibrate`` moves rows 7 were timed of 0.6 and 6 MB, 28 of 64 MB; row-wise Adagrad alike.
 _LEARNED = 15
 _ROW_WISE = ShardingType.ROW_WISE.value
 # Rows are split over the ranks of one node.

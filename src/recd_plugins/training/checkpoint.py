@@ -325,7 +325,7 @@ def _cannot_be_written(
         reason = cause.strerror or str(cause)
         if cause.errno in _FULL and free is not None:
             reason += f": its tensors take {num_bytes:,} bytes, and {free:,} are free"
-    before = any(each != path for each in path.parent.glob("step-*"))
+    before = checkpoints_in(path.parent)
     left = "the checkpoints before it are as they were, and --resume goes on from them"
     return RecdError(
         f"{path}: cannot be written ({reason}); {left if before else 'there is none before it'}"
