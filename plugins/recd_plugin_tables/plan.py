@@ -20,6 +20,7 @@ Others = Literal["error", "unused"]
 #: table they stand, and which candidate of it they are.
 SESSION, TIME, REQUEST = "_session", "_time", "_request"
 ROW, CANDIDATE = "_row", "_candidate"
+OF_IMPORT = frozenset({SESSION, TIME, REQUEST, ROW, CANDIDATE})
 
 
 #: An option, by the keys that lead to it, and what is wrong with it.
@@ -214,11 +215,10 @@ def _clashes(uses: Sequence[Use]) -> Iterator[str]:
         if len(twice) > 1:
             yield f"{' and '.join(twice)} are both the {role}; keep one"
     seen: dict[str, str] = {}
-    reserved = {SESSION, TIME, REQUEST, ROW, CANDIDATE}
     for use in uses:
         made = [use.name] if use.options.feature or "label" in use.options.roles else []
         for name in [*made, *([use.key] if use.key else [])]:
-            if name in reserved:
+            if name in OF_IMPORT:
                 yield f"column {use.leaf.name} would be called {name}, as one of an import's own"
             if name in seen and seen[name] != use.leaf.name:
                 yield (

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from tests.planning.test_planner import prepared, profile, registry
 from torch import Tensor, nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
@@ -159,6 +160,28 @@ def sharded_by_stock(rank: int, world_size: int) -> str:
     except SetupError as error:
         return str(error)
     return ""
+
+
+def on_a_part_of_the_ranks(rank: int, world_size: int) -> list[float]:
+    """Losses of the first two of three ranks, the last of which trains nothing."""
+    group: Any = dist.new_group([0, 1])
+    if rank == 2:
+        init_device_mesh("cpu", (2,))  # as ShardingEnv has it done by all ranks
+        return []
+    env = ShardingEnv.from_process_group(group)
+    ready = prepared(registry(), Model(False))
+    model = Model(False)
+    dedup = Dedup(model)
+    sharders: Any = build_sharders(ready)
+    plan = build_planner(ready, world_size=2, profile=profile()).plan(ready.model, sharders)
+    dmp = DistributedModelParallel(model, env=env, device=CPU, plan=plan, sharders=sharders)
+    losses = []
+    for batch in dedup(loader(rank, sessions=True)):
+        loss = dmp(batch)
+        loss.backward()
+        losses.append(loss.item())
+    assert dedup.decision is not None and dedup.decision.features
+    return losses
 
 
 def no_batch_on_one_rank(rank: int, world_size: int) -> tuple[int, bool]:

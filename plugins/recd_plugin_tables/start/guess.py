@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow.types as pt
 
-from recd_plugin_tables.columns import KEYS, Role
+from recd_plugin_tables.columns import KEYS, Role, feature_name
 from recd_plugin_tables.kinds import holds_nothing, possible_roles
 from recd_plugin_tables.leaves import plain
+from recd_plugin_tables.plan import OF_IMPORT
 from recd_plugin_tables.start.names import (
     HISTORY_WORDS,
     ID_WORDS,
@@ -130,9 +131,11 @@ class LabelUnknown(DataError):
         candidates: columns that could be it, the likeliest first.
     """
 
-    def __init__(self, survey: Survey, candidates: list[str]) -> None:
+    def __init__(self, survey: Survey, candidates: list[str], named: Seen | None) -> None:
         self.candidates = candidates
         could = f"could be {', '.join(candidates)}" if candidates else "no column could be it"
+        if named is not None and named.distinct == 1:
+            could += f", and {named.leaf.name} is always {named.example}"
         super().__init__(
             f"{survey.location}: which column is the label? {could}; name it by --label COLUMN, or "
             "say --implicit where every row is something that a user did"
@@ -183,7 +186,27 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             f"{survey.location}: no column is left that could be a feature; there are: "
             f"{', '.join(f'{each.name} ({each.why})' for each in columns)}"
         )
+    _check_names(survey, columns)
     return Guesses(survey, tuple(_with_key(survey, columns, request)), wanted.implicit)
+
+
+def _check_names(survey: Survey, columns: list[Guess]) -> None:
+    """Refuse what a registry file could not tell apart."""
+    seen: dict[str, str] = {}
+    for each in columns:
+        name = feature_name(each.name)
+        if each.unused:
+            continue
+        if name in OF_IMPORT:
+            problem = f"column {each.name} has the name of one that an import makes"
+        elif name in seen:
+            problem = f"columns {seen[name]} and {each.name} would both be called {name}"
+        else:
+            seen[name] = each.name
+            continue
+        raise DataError(
+            f"{survey.location}: {problem}; rename it, or leave it out by --unused '{each.name}'"
+        )
 
 
 def _with_key(survey: Survey, columns: list[Guess], request: str | None) -> list[Guess]:
@@ -245,7 +268,10 @@ def _label(survey: Survey, free: list[Seen], wanted: Wanted) -> Guess:
     likely = [*binary, *texts, *([survey[rated]] if rated else [])]
     if len(likely) == 1 and binary:
         return _as_label(survey, binary[0], wanted, "the one column of two values, 0 and 1")
-    raise LabelUnknown(survey, [seen.leaf.name for seen in likely])
+    called = named_so(free, LABEL, "label")
+    raise LabelUnknown(
+        survey, [seen.leaf.name for seen in likely], survey[called] if called else None
+    )
 
 
 def _as_label(survey: Survey, seen: Seen, wanted: Wanted, why: str) -> Guess:

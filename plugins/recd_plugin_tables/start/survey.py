@@ -230,11 +230,14 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
     values = values.drop_null()
     if pt.is_nested(values.type) or pt.is_null(values.type):
         return Seen(leaf, rows, nulls, len(values), 0, length=length, width=width)
+    distinct = pc.count_distinct(values).as_py() if len(values) else 0
     least = median = largest = None
     whole = False
     if (numbers := _numbers(values)) is not None:
         finite = numbers[np.isfinite(numbers)]
         nulls += len(numbers) - len(finite) if not is_list(plain(leaf.type)) else 0
+        if len(finite) < len(numbers):
+            distinct = len(np.unique(finite))
         if len(finite):
             least, largest = float(finite.min()), float(finite.max())
             median = float(np.quantile(finite, 0.5, method="lower"))
@@ -245,7 +248,6 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
     if is_text(values.type) and len(values):
         characters = float(pc.mean(pc.utf8_length(values)).as_py())
         separator = None if timed else _separator(values, characters)
-    distinct = pc.count_distinct(values).as_py() if len(values) else 0
     if separator is not None:
         parts = pc.split_pattern(values, separator)
         length = float(pc.mean(pc.list_value_length(parts)).as_py())

@@ -19,6 +19,7 @@ from recd_plugin_tables.sources import open_source
 from recd_plugin_tables.start.guess import LabelUnknown, Wanted, guess
 from recd_plugin_tables.start.survey import survey
 from recd_plugins import load_registry
+from recd_plugins.api import DataError
 from recd_plugins.api.columns import sparse_column
 from recd_plugins.cli import main
 
@@ -226,6 +227,11 @@ def test_a_label_that_nothing_tells_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(LabelUnknown, match=r"could be a, b"):
         roles(two)
     assert roles(two, label="b")["a"] == "id"
+    one = write(tmp_path / "o.parquet", {"user_id": [1, 2] * 9, "click": [1] * 18})
+    with pytest.raises(LabelUnknown, match=r"no column could be it, and click is always 1;"):
+        roles(one)
+    missing = write(tmp_path / "m.parquet", {"user_id": [1, 2, 3] * 9, "y": [0.0, 1, np.nan] * 9})
+    assert roles(missing)["y"] == "label"
 
 
 @pytest.mark.parametrize(
@@ -249,6 +255,22 @@ def test_a_mistake_is_told_and_writes_nothing(
     assert said in result.output
     assert isinstance(result.exception, SystemExit)
     assert not file.exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"user id": [1, 2], "user_id": [3, 4]}, "columns user id and user_id would both be called"),
+        ({"_row": [1, 2]}, "column _row has the name of one that an import makes"),
+        ({"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}]}, "columns a.b and a.b would both be called"),
+    ],
+)
+def test_columns_of_one_name_are_told(tmp_path: Path, columns: dict[str, Any], said: str) -> None:
+    rows = {name: values * 9 for name, values in columns.items()}
+    path = write(tmp_path / "t.parquet", {"click": [0, 1] * 9, "age": [3, 4] * 9, **rows})
+    with pytest.raises(DataError, match=re.escape(said)):
+        roles(path)
+    roles(path, unused=(next(iter(columns)),))
 
 
 def test_the_file_names_every_column_and_is_valid(

@@ -81,6 +81,7 @@ INTERNALS = (
     Internal(
         "torchrec.distributed.types:LazyAwaitable", ("_wait_impl",), "waiting for coalesced rows"
     ),
+    *(Internal(of, ("_env",), "finding the ranks that deduplicate together") for of in _SHARDED),
     Internal(_BAGS, ("_embedding_bag_configs",), "keeping rows of an earlier run"),
     Internal(_SEQUENCES, ("_embedding_configs",), "keeping rows of an earlier run"),
     Internal(_BAGS, ("_embedding_shardings",), "saying which optimizer each table has"),

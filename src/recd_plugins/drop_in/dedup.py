@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import get_worker_info
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.mc_modules import ShardedManagedCollisionCollection
+from torchrec.distributed.types import ShardingEnv
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from recd_plugins.distributed.rank_agreement import tell_all
@@ -101,7 +102,8 @@ class Dedup:
     Args:
         model: before it is sharded, by sharders of ``Prepared.sharders``. What it reads of a
             KeyedJaggedTensor by itself, past its embedding modules, it would find deduplicated.
-        process_group: of the ranks that train it; the default one without it.
+        process_group: of the ranks that train it; without it the one that the model is sharded
+            over when the first batch comes, or the default one where it is not sharded.
 
     Raises:
         SetupError: the model has no embedding module.
@@ -153,6 +155,13 @@ class Dedup:
                 return f"{path or 'the model'} is TorchRec's own {type(module).__name__}"
         return ""
 
+    def _sharded_over(self) -> dist.ProcessGroup | None:
+        """The ranks over which the model is sharded, which may be a part of all."""
+        modules = () if self._model is None else self._model.modules()
+        envs = (getattr(module, "_env", None) for module in modules)
+        found = {env.process_group for env in envs if isinstance(env, ShardingEnv)}
+        return found.pop() if len(found) == 1 else None
+
     def decide(self, batch: Any) -> Decision:
         """Decide by the first batch of every rank, ``None`` where a rank has none; collective.
 
@@ -168,10 +177,8 @@ class Dedup:
             )
         look = _Look(self.pooled)
         replace_kjts(batch, look)
-        step = "the first batch of dedup(loader)"
-        told = tell_all(
-            step, (look.counted, look.left, _on_one_machine(), self._of_stock()), self._group
-        )
+        step, group = "the first batch of dedup(loader)", self._group or self._sharded_over()
+        told = tell_all(step, (look.counted, look.left, _on_one_machine(), self._of_stock()), group)
         counted, left, alone, of_stock = zip(*told, strict=True)
         decision = _decide(
             list(zip(counted, left, strict=True)),
@@ -183,7 +190,7 @@ class Dedup:
                 "or ids are remapped: shard the model with ready.sharders(...), or leave out dedup"
             )
         self.decision, self._model = decision, None
-        if not dist.is_initialized() or dist.get_rank(self._group) == 0:
+        if not dist.is_initialized() or dist.get_rank(group) == 0:
             logger.warning("%s", self.decision)
         return self.decision
 
