@@ -200,6 +200,9 @@ class NegativesReader(Reader):
         self._epoch += passed < num_batches
         return passed
 
+    def num_left(self) -> int | None:
+        return self._inner.num_left()
+
     def state_dict(self) -> dict[str, Any]:
         return {**self._said, "epoch": self._epoch, "inner": self._inner.state_dict()}
 

@@ -53,6 +53,11 @@ class DataLoader:
                 return
             yield pinned(model_input) if self._pin_memory else model_input
 
+    def num_left(self) -> int | None:
+        """Batches from the position to the end of the epoch; None where the dataset cannot say."""
+        with plugin_call(self._dataset, "num_left of a reader"):
+            return self._reader.num_left()
+
     def batches_a_block(self) -> float:
         """Adjacent batches that one reader makes at a time, a mean from the position on.
 

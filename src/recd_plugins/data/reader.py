@@ -99,12 +99,15 @@ class PlannedReader(Reader):
         return len(blocks)
 
     def skip(self, num_batches: int) -> int:
-        left = self._plan.num_steps(self._world_size, self._history) - self._steps
+        left = self.num_left()
         if num_batches > left:
             self._epoch, self._history, self._steps = self._epoch + 1, (), 0
             return left
         self._steps += num_batches
         return num_batches
+
+    def num_left(self) -> int:
+        return self._plan.num_steps(self._world_size, self._history) - self._steps
 
     def state_dict(self) -> dict[str, Any]:
         history = [list(entry) for entry in self._history]

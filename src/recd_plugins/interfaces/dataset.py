@@ -91,6 +91,13 @@ class Reader(ABC):
         """
         return sum(1 for _ in islice(self, num_batches))
 
+    def num_left(self) -> int | None:
+        """Batches from the current position to the end of the epoch; None: reading shows it.
+
+        Of a run that goes on with another number of ranks it says how long it takes.
+        """
+        return None
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch handed out: JSON values only, equal on every rank."""

@@ -43,8 +43,17 @@ class BatchSource:
 
     @property
     def expected_steps(self) -> int:
-        """The step at which the run ends; an estimate where the number of ranks has changed."""
-        whole = self._epochs * len(self._loader)
+        """The step at which the run ends, told before its first batch.
+
+        Where the number of ranks has changed, an estimate for datasets that cannot say what is left
+        of an epoch.
+        """
+        left = self._loader.num_left()
+        if left is None:
+            whole = self._epochs * len(self._loader)
+        else:
+            left += (self._epochs - self._start.epoch - 1) * len(self._loader)
+            whole = self._start.step + max(0, left)
         return whole if self._steps is None else min(whole, self._steps)
 
     @property

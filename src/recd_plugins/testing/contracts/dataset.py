@@ -202,6 +202,8 @@ class DatasetContract(PluginContract):
             reader = self._reader(dataset)
             assert reader.skip(num_batches) == num_batches
             position = _state(reader)
+            left = len(batches) - num_batches
+            assert reader.num_left() in (None, left), f"num_left after {num_batches}"
             rest = [rows.data for rows in reader]
             assert rest == [rows.data for rows in batches[num_batches:]], f"after {num_batches}"
             resumed = self._reader(dataset)
