@@ -15,7 +15,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 DATA = "data/ml-100k.inter"
-RANK = ["--item", "item_id", "--user", "user_id", "--seen", "history_seen"]
+RANK = ["--user", "user_id", "--seen", "history_seen"]
 FIGURES = [(split, name) for split in ("full", "sampled") for name in ("hr_at_10", "ndcg_at_10")]
 
 

@@ -21,7 +21,9 @@ from recd_plugins.api.files import write_json
 @click.command("rank", short_help="Rank all items for each row of the test split.")
 @click.argument("registry_path", metavar="FILE", type=click.Path(path_type=Path))
 @SETTINGS
-@click.option("--item", required=True, metavar="FEATURE", help="Feature of the item.")
+@click.option(
+    "--item", metavar="FEATURE", help="Feature of the item.  [default: what the model says]"
+)
 @click.option(
     "--user",
     metavar="FEATURE",
@@ -56,7 +58,7 @@ def rank_command(
     plugins_dir: Path | None,
     registry_path: Path,
     settings: tuple[str, ...],
-    item: str,
+    item: str | None,
     user: str | None,
     seen: tuple[str, ...],
     most: tuple[int, ...],
@@ -70,7 +72,7 @@ def rank_command(
     sets a value of the file, as for recd run.
 
     \b
-    recd rank registry.yaml --item item_id --user user_id --seen history_seen
+    recd rank registry.yaml --user user_id --seen history_seen
     """
     from recd_plugin_ranking.full_ranking import Rules, rank
     from recd_plugins.api.registry import load_registry
@@ -78,9 +80,14 @@ def rank_command(
     silence_upstream()
     registry = load_registry(registry_path, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(registry, checkpoint)
-    rules = Rules(item, user, seen, most, sampled, seed)
+    rules = Rules(item or "", user, seen, most, sampled, seed)
     found = rank(registry, rules, chosen, vectors_to)
     for name, value in found.items():
         click.echo(f"{name:14} {value:.5f}" if isinstance(value, float) else f"{name:14} {value}")
+    if beyond := [k for k in most if k > found["num_items"]]:
+        click.echo(
+            f"-k {max(beyond)}: there are {found['num_items']} items, so all are among the first",
+            err=True,
+        )
     if json_path is not None:
         write_json(json_path, found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from recd_plugin_ranking.ranks import figures, means
 from recd_plugins.api import RecdError, Rows
 from recd_plugins.api.batches import ModelInput, RowPipeline, fitted_transforms, lower
 from recd_plugins.api.reading import RowTable, rows_of_split
-from recd_plugins.api.registry import Registry
+from recd_plugins.api.registry import Registry, did_you_mean
 from recd_plugins.api.training import whole_model
 
 _QUERIES = 256
@@ -29,7 +29,7 @@ class Rules:
     """What is ranked.
 
     Attributes:
-        item: feature of the item.
+        item: feature of the item; empty for the one that the model says.
         user: feature of the user: items of training rows with the same ids are left out.
         seen: features that name items which the user had: they are left out as well.
         most: k of figures.
@@ -48,17 +48,18 @@ class Rules:
 def rank(
     registry: Registry, rules: Rules, checkpoint: Path, vectors_to: Path | None = None
 ) -> dict[str, float]:
-    """Means over the positive rows of the test split, and ``num_queries``.
+    """Means over the positive rows of the test split, ``num_queries`` and ``num_items``.
 
     Args:
-        registry: whose model has ``user_vectors`` and ``item_vectors``.
+        registry: whose model has ``user_vectors``, ``item_vectors``, and ``item_feature`` where it
+            can rank by the items of one feature alone.
         rules: say what is ranked.
         checkpoint: of a run of it.
         vectors_to: a folder that gets ``items.parquet`` and ``users.parquet``.
 
     Raises:
-        RecdError: the model cannot rank, the checkpoint is damaged or of another model, or there is
-            no test split.
+        RecdError: the model cannot rank, or not by this feature, a feature is not there, the
+            checkpoint is damaged or of another model, or there is no test split.
     """
     registry.dataset.prepare()
     schema = registry.dataset.schema()
@@ -69,6 +70,7 @@ def rank(
             f"{registry.path}: its model has no vectors of users and items to rank by; take "
             "ranking.sasrec or ranking.two_tower"
         )
+    rules = replace(rules, item=_item(registry, rules, module))
     items = Items.of(registry.dataset, rules.item, [*schema.sparse, *schema.dense, schema.label])
     with torch.no_grad():
         # The converter is fitted to batches of training; those here are of other sizes.
@@ -89,13 +91,45 @@ def rank(
             left_out = had.of(rows)
             parts.append(_figures(scores, own, left_out, rules, num_queries))
             num_queries += len(rows)
-            of_users.append((item_of_rows(rows, rules.item), users))
+            of_users.append(_named(rows, rules, users))
     if vectors_to is not None:
         vectors_to.mkdir(parents=True, exist_ok=True)
-        _write(vectors_to / "items.parquet", items.ids, vectors)
-        clicked, of_queries = zip(*of_users, strict=True)
-        _write(vectors_to / "users.parquet", np.concatenate(clicked), torch.cat(of_queries))
-    return {**means(parts), "num_queries": num_queries}
+        named = pa.table({"item": items.ids, "vector": _column(vectors)})
+        pq.write_table(named, vectors_to / "items.parquet")
+        pq.write_table(pa.concat_tables(of_users), vectors_to / "users.parquet")
+    return {**means(parts), "num_queries": num_queries, "num_items": len(items)}
+
+
+def _item(registry: Registry, rules: Rules, module: Any) -> str:
+    """The feature whose items the model has vectors of; refuses features that are not there."""
+    own = getattr(module, "item_feature", "")
+    item = rules.item or own
+    if not item:
+        raise RecdError(
+            f"{registry.path}: its model does not say which feature is the item: name it by --item"
+        )
+    known = registry.dataset.schema().sparse
+    seen = (("--seen", name) for name in rules.seen)
+    for option, name in (("--item", item), ("--user", rules.user), *seen):
+        if name is not None and name not in known:
+            raise RecdError(
+                f"{option} {name}: the dataset has no such sparse feature"
+                + (did_you_mean(name, known) or f"; there are: {', '.join(known)}")
+            )
+    if own and item != own:
+        raise RecdError(
+            f"--item {item}: the items of the model of {registry.path} are those of {own}, and "
+            "this is only what else it knows of them; leave --item out"
+        )
+    return item
+
+
+def _named(rows: Rows, rules: Rules, users: torch.Tensor) -> pa.Table:
+    """Vectors of users with the item of each row, and with ids of the user where that is named."""
+    columns: dict[str, Any] = {}
+    if rules.user is not None:
+        columns["user"] = pa.array(map(list, _keys(rows, rules.user)), pa.list_(pa.int64()))
+    return pa.table({**columns, "item": item_of_rows(rows, rules.item), "vector": _column(users)})
 
 
 def _figures(
@@ -129,11 +163,8 @@ def _figures(
     )
 
 
-def _write(path: Path, items: NDArray[np.int64], vectors: torch.Tensor) -> None:
-    """``item`` and ``vector``: of an item, or of what the user did before this item."""
-    flat = pa.array(vectors.flatten().numpy())
-    column = pa.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-    pq.write_table(pa.table({"item": items, "vector": column}), path)
+def _column(vectors: torch.Tensor) -> pa.FixedSizeListArray:
+    return pa.FixedSizeListArray.from_arrays(vectors.flatten().numpy(), vectors.shape[1])
 
 
 class _Had:

@@ -43,6 +43,7 @@ class SasRecModule(nn.Module):
 
     def __init__(self, options: SasRecOptions, share: NDArray[np.float32] | None) -> None:
         super().__init__()
+        self.item_feature = options.item
         self.items = EmbeddingCollection(
             tables=[
                 EmbeddingConfig(

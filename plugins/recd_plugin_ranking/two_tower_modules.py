@@ -45,6 +45,7 @@ class TwoTowerModule(nn.Module):
         share: NDArray[np.float32] | None,
     ) -> None:
         super().__init__()
+        self.item_feature = options.item[0]
         known = {*features[0], *features[1]}
         copies = [
             name for name in made_from.pooled if name in known and made_from.replicates(f"t_{name}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from recd_plugins.api.commands import AT_LEAST_1
+from recd_plugins.api.commands import AT_LEAST_1, OUTPUT
 
 
 def _named(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
@@ -44,6 +42,6 @@ force = click.option("--force", is_flag=True, help="Replace DST where it is a ta
 figures = click.option(
     "--json",
     "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    type=OUTPUT,
     help="Write figures here.",
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from recd_plugins.api import RecdError
-from recd_plugins.api.commands import check_outputs
+from recd_plugins.api.commands import OUTPUT, check_outputs
 from recd_plugins.api.files import write_text
 
 
@@ -16,7 +16,7 @@ from recd_plugins.api.files import write_text
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=OUTPUT,
     help="The page.  [default: the first RUN with the suffix .html]",
 )
 @click.option("--force", is_flag=True, help="Replace the page where it is there.")

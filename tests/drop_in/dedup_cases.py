@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from tests.planning.test_planner import prepared, profile, registry
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingEnv
@@ -180,7 +180,8 @@ def on_a_part_of_the_ranks(rank: int, world_size: int) -> list[float]:
         loss = dmp(batch)
         loss.backward()
         losses.append(loss.item())
-    assert dedup.decision is not None and dedup.decision.features
+    assert dedup.decision is not None
+    assert dedup.decision.features
     return losses
 
 

@@ -8,15 +8,17 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from numpy.typing import NDArray
 from ruamel.yaml import YAML
 from tests import forked
 
 from recd_plugins.cli import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "implicit"
-RANK = ["--item", "item_id", "--user", "user_id", "--seen", "history_seen"]
+RANK = ["--user", "user_id", "--seen", "history_seen"]
 
 
 @pytest.fixture
@@ -55,6 +57,26 @@ def ranked(*arguments: str) -> dict[str, float]:
     return figures
 
 
+def places_by_hand(folder: Path) -> NDArray[np.int64]:
+    """Of each user's last film among those that the user had not, by the vectors."""
+    items = pq.read_table(folder / "vectors" / "items.parquet")
+    users = pq.read_table(folder / "vectors" / "users.parquet")
+    vectors, wanted = (np.array(each["vector"].to_pylist()) for each in (items, users))
+    scores = wanted @ vectors.T
+    ids = items["item"].to_numpy()
+    had: dict[int, set[int]] = {}
+    for line in (folder / "data" / "ml-100k.inter").read_text().splitlines()[1:]:
+        user, film, *_ = map(int, line.split())
+        had.setdefault(user, set()).add(film)
+    places = []
+    for row, ((user,), own) in enumerate(
+        zip(users["user"].to_pylist(), users["item"].to_pylist(), strict=True)
+    ):
+        others = ~np.isin(ids, list(had[user]))
+        places.append(1 + (scores[row, others] > scores[row, ids == own]).sum())
+    return np.array(places)
+
+
 def test_two_towers_find_films_of_the_users_kind(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,6 +84,16 @@ def test_two_towers_find_films_of_the_users_kind(
     figures = ranked("registry.yaml", "--vectors", "vectors")
     # Eight of a kind that the user had not, of 120 films.
     assert figures["hr_at_10"] > 0.25
+    assert figures["num_items"] == 120
+    places = places_by_hand(folder)
+    assert figures["mrr"] == pytest.approx((1 / places).mean())
+    assert figures["recall_at_10"] == pytest.approx((places <= 10).mean())
+    result = CliRunner().invoke(main, ["rank", "registry.yaml", "--item", "history_seen"])
+    assert result.exit_code == 1
+    assert "are those of item_id" in result.output
+    result = CliRunner().invoke(main, ["rank", "registry.yaml", "--user", "user"])
+    assert result.exit_code == 1
+    assert "--user user: the dataset has no such sparse feature" in result.output
     monkeypatch.setattr("sys.argv", ["retrieve.py", "vectors"])
     runpy.run_path(str(folder / "retrieve.py"), run_name="__main__")
     assert len(capsys.readouterr().out.splitlines()) == 3

@@ -9,7 +9,7 @@ import click
 
 from recd_plugin_recd import command_options
 from recd_plugins.api import DataError
-from recd_plugins.api.commands import AT_LEAST_1, output_console, progress_bars
+from recd_plugins.api.commands import AT_LEAST_1, OUTPUT, output_console, progress_bars
 
 if TYPE_CHECKING:
     from recd_plugin_recd.analyze.nulls import Nulls
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--html",
     "html_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    type=OUTPUT,
     help="Write the report as a page with plots.",
 )
 @click.pass_obj

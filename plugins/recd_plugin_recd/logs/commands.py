@@ -9,7 +9,13 @@ import click
 
 from recd_plugin_recd import command_options
 from recd_plugins.api import DataError
-from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, output_console, progress_bars
+from recd_plugins.api.commands import (
+    AT_LEAST_1,
+    COUNT_FROM_0,
+    OUTPUT,
+    output_console,
+    progress_bars,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -175,7 +181,7 @@ def read(
 
 @logs.command()
 @click.argument("path", type=_path)
-@click.option("--json", "json_path", type=_file, help="Write the report here.")
+@click.option("--json", "json_path", type=OUTPUT, help="Write the report here.")
 def stat(path: Path, json_path: Path | None) -> None:
     """Show what is in each shard of the log PATH, and check every block's checksum.
 

@@ -43,7 +43,7 @@ def test_without_a_checkpoint_they_say_how_to_make_one(
     assert "nothing: holds no checkpoint" in said
 
 
-RANK = ["rank", "r.yaml", "--item", "item"]
+RANK = ["rank", "r.yaml"]
 
 
 @pytest.mark.parametrize("words", [EVALUATE, PREDICT, EXPORT, ROWS, RANK])

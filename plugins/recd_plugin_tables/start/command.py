@@ -183,4 +183,4 @@ def _say(guesses: Guesses, file: Path, *, positive_said: bool) -> None:
     name = shlex.quote(str(file))
     click.echo(f"{file}: change what is wrong, then recd run {name}")
     if sides := towers(guesses):
-        click.echo(f"and recd rank {name} {sides.rank_options}")
+        click.echo(f"and recd rank {name}{sides.rank_options}")

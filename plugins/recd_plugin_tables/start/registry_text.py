@@ -189,7 +189,7 @@ def _head(guesses: Guesses, sides: Towers | None, location: str, file: Path) -> 
     lines = [
         f"# {location}: {rows}, {len(guesses.columns)} columns.",
         f"#   recd run {file}",
-        *([f"#   recd rank {file} {sides.rank_options}"] if sides else []),
+        *([f"#   recd rank {file}{sides.rank_options}"] if sides else []),
         f"#   recd predict {file} TABLE -o scores.parquet",
         "# docs/registry.md describes every key; `recd validate` checks a file without running it.",
     ]

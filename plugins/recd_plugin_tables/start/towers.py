@@ -32,7 +32,7 @@ class Towers:
     def rank_options(self) -> str:
         """Of `recd rank`, for this model."""
         user = f" --user {self.user_id}" if self.user_id else ""
-        return f"--item {self.item[0]}{user}" + "".join(f" --seen {n}" for n in self.histories)
+        return user + "".join(f" --seen {n}" for n in self.histories)
 
 
 def towers(guesses: Guesses) -> Towers | None:

@@ -260,7 +260,10 @@ def test_a_mistake_is_told_and_writes_nothing(
 @pytest.mark.parametrize(
     ("columns", "said"),
     [
-        ({"user id": [1, 2], "user_id": [3, 4]}, "columns user id and user_id would both be called"),
+        (
+            {"user id": [1, 2], "user_id": [3, 4]},
+            "columns user id and user_id would both be called",
+        ),
         ({"_row": [1, 2]}, "column _row has the name of one that an import makes"),
         ({"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}]}, "columns a.b and a.b would both be called"),
     ],
@@ -317,7 +320,7 @@ def test_a_log_of_positives_gets_negatives(tmp_path: Path, monkeypatch: pytest.M
     assert result.exit_code == 0, result.output
     assert "negatives are other values of product" in result.output
 
-    assert "and recd rank my.yaml --item product --user user" in result.output
+    assert "and recd rank my.yaml --user user" in result.output
     assert "user: [user]" in Path("my.yaml").read_text(encoding="utf-8")  # colour is of neither
 
     registry = load_registry(Path("my.yaml"))

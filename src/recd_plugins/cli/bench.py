@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from recd_plugins.cli.benchmarks import Benchmarks
-from recd_plugins.cli.options import contributed, tell_broken
+from recd_plugins.cli.options import OUTPUT, contributed, tell_broken
 from recd_plugins.errors import PluginError
 from recd_plugins.files import write_json
 from recd_plugins.output_console import output_console
@@ -77,7 +77,7 @@ def _command(name: str, benchmark: Any) -> click.Command:
         *(_option(each, types_by_name[each.name], words.get(each.name)) for each in own),
         click.Option(
             ["--json", "json_path"],
-            type=click.Path(path_type=Path, dir_okay=False, writable=True),
+            type=OUTPUT,
             help="Write the report here.",
         ),
     ]

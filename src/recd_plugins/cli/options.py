@@ -54,6 +54,16 @@ class WholeNumber(click.IntRange):
         return number
 
 
+class OutputFile(click.Path):
+    """A file to write; not ``-``, as what a command prints besides would stand between."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See the base class."""
+        if value == "-":
+            self.fail("- is no file; name one.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 #: A whole number from 1.
 AT_LEAST_1 = WholeNumber(min=1)
 #: A whole number from 0.
@@ -63,7 +73,7 @@ ABOVE_0 = FiniteFloat(min=0, min_open=True)
 #: A share, from 0 to 1.
 SHARE = FiniteFloat(min=0, max=1)
 #: A file to write.
-OUTPUT = click.Path(path_type=Path, dir_okay=False)
+OUTPUT = OutputFile(path_type=Path, dir_okay=False, writable=True)
 
 #: Values in place of a registry file's, after the other arguments.
 SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")

@@ -13,7 +13,14 @@ import click
 from rich.console import RenderableType
 
 from recd_plugins import upstream_noise
-from recd_plugins.cli.options import ABOVE_0, AT_LEAST_1, COUNT_FROM_0, SETTINGS, check_reports
+from recd_plugins.cli.options import (
+    ABOVE_0,
+    AT_LEAST_1,
+    COUNT_FROM_0,
+    OUTPUT,
+    SETTINGS,
+    check_reports,
+)
 from recd_plugins.cli.run_reports import RunCommand, reports_of
 from recd_plugins.cli.table_run import registry_of
 from recd_plugins.distributed.launch import torchrun_rank
@@ -117,7 +124,7 @@ if TYPE_CHECKING:
 @click.option(
     "--json",
     "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    type=OUTPUT,
     help="Write figures here.",
 )
 @click.pass_context

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from recd_plugins.cli.options import manager_of, tell_broken
+from recd_plugins.cli.options import OUTPUT, manager_of, tell_broken
 from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import RunReport
 from recd_plugins.manager import PluginManager
@@ -52,8 +52,7 @@ class RunReports:
             )
         self._taken.add(flag)
         name = f"report_{len(self.params)}"
-        kind = click.Path(path_type=Path, dir_okay=False, writable=True)
-        self.params.append(click.Option([name, flag], type=kind, help=cls.help, metavar="FILE"))
+        self.params.append(click.Option([name, flag], type=OUTPUT, help=cls.help, metavar="FILE"))
         self._by_name[name] = cls()
 
     def asked_for(self, values: dict[str, Path | None]) -> Iterator[tuple[RunReport, Path]]:
