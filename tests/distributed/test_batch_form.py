@@ -1,4 +1,4 @@
-"""Forms of a batch that a module takes."""
+"""Batches in the form of the first one: what tables do not look up may come and go."""
 
 from __future__ import annotations
 
@@ -6,33 +6,72 @@ import pytest
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from recd_plugins.distributed.batch_form import refuse_inverse_indices
+from recd_plugins.distributed.batch_form import BatchForm
 from recd_plugins.errors import ExactnessError
 
-PARTS = {
-    "stride_per_key_per_rank": [[3]],
-    "inverse_indices": (["a"], torch.tensor([[0, 1, 2]])),
-}
+ROWS = 4
 
 
-def features(*parts: str) -> KeyedJaggedTensor:
-    lengths = torch.tensor([2, 1, 2])
+def batch(names: str, deduplicated: bool = False, weighted: bool = False) -> KeyedJaggedTensor:
+    """Feature x has two rows that are stored, and ids by its letter; a row has one id or two."""
+    stored = 2 if deduplicated else ROWS
+    lengths = (torch.arange(stored) % 2 + 1).repeat(len(names))
+    each = int(lengths[:stored].sum())
+    values = torch.cat([torch.arange(each) + 100 * ord(name) for name in names])
+    inverse = torch.stack([torch.arange(ROWS).roll(ord(name)) % 2 for name in names])
     return KeyedJaggedTensor(
-        ["a"], torch.arange(5), lengths=lengths, **{part: PARTS[part] for part in parts}
+        list(names),
+        values,
+        weights=values.float() / 7 if weighted else None,
+        lengths=lengths,
+        stride=None if deduplicated else ROWS,
+        stride_per_key_per_rank=[[stored]] * len(names) if deduplicated else None,
+        inverse_indices=(list(names), inverse) if deduplicated else None,
     )
 
 
-def test_an_embedding_collection_takes_a_plain_batch() -> None:
-    refuse_inverse_indices(features())
+def parts(kjt: KeyedJaggedTensor, names: str) -> list[list[list[float]]]:
+    """Ids, weights, lengths and rows of each feature."""
+    found = []
+    inverse = kjt.inverse_indices_or_none()
+    for name in names:
+        jagged = kjt[name]
+        weights = jagged.weights_or_none()
+        rows = [] if inverse is None else inverse[1][inverse[0].index(name)].tolist()
+        found.append(
+            [
+                jagged.values().tolist(),
+                [] if weights is None else weights.tolist(),
+                jagged.lengths().tolist(),
+                rows,
+            ]
+        )
+    return found
 
 
-@pytest.mark.parametrize("parts", [[part] for part in PARTS] + [list(PARTS)], ids=" and ".join)
-def test_it_takes_neither_part_of_a_deduplicated_one(parts: list[str]) -> None:
-    with pytest.raises(ExactnessError, match="loses its gradient or its inverse"):
-        refuse_inverse_indices(features(*parts))
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("deduplicated", [False, True])
+@pytest.mark.parametrize(("first", "later"), [("abz", "ab"), ("zab", "ab"), ("ab", "zaxb")])
+def test_what_no_table_looks_up_comes_and_goes(
+    first: str, later: str, deduplicated: bool, weighted: bool
+) -> None:
+    form = BatchForm("bags", features="ab")
+    form.fit(form.ordered(batch(first, deduplicated, weighted)))
+    given = batch(later, deduplicated, weighted)
+    found = form.fit(form.ordered(given))
+    assert "".join(found.keys()) == first
+    assert parts(found, "ab") == parts(given, "ab")
+    for name in set(first) - {*later}:
+        assert not found[name].values().numel()
+    if not deduplicated:
+        assert found.stride() == ROWS
 
 
-def test_where_a_variable_batch_is_taken_inverse_indices_come_with_it() -> None:
-    refuse_inverse_indices(features(*PARTS), allow_variable_batch=True)
-    with pytest.raises(ExactnessError):
-        refuse_inverse_indices(features("inverse_indices"), allow_variable_batch=True)
+def test_what_tables_look_up_stays() -> None:
+    form = BatchForm("bags", features="ab")
+    form.ordered(batch("azb"))
+    with pytest.raises(ExactnessError, match="bags: the batch has no feature b, which its first"):
+        form.ordered(batch("az"))
+    with pytest.raises(ExactnessError, match="it is deduplicated: give all batches one order"):
+        form.ordered(batch("zba", deduplicated=True))
+    assert parts(form.ordered(batch("zba")), "ab") == parts(batch("ab"), "ab")

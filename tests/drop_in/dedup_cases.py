@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,14 +15,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingEnv
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
 
 from recd_plugins.distributed.sharders import build_sharders, fused_params
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.training.weights import copy_weights
 
@@ -31,12 +34,20 @@ ROWS, DIM, BATCH, NUM_STEPS = 30, 8, 12, 3
 
 
 @dataclass
-class Sample:
+class Sample(Pipelineable):
     """A batch as a trainer may have it."""
 
     sparse: KeyedJaggedTensor
     more: dict[str, KeyedJaggedTensor]
     labels: Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Sample:
+        return self  # it is there
+
+    def record_stream(self, stream: torch.Stream) -> None: ...
+
+    def pin_memory(self) -> Sample:
+        return self
 
 
 class Model(nn.Module):
@@ -68,7 +79,8 @@ class Model(nn.Module):
             )
 
     def forward(self, batch: Sample) -> Tensor:
-        found = torch.cat([self.bags(batch.sparse)[name] for name in FEATURES], dim=1).sum(dim=1)
+        bags = self.bags(batch.sparse)
+        found = torch.cat([bags[name] for name in FEATURES], dim=1).sum(dim=1)
         if self.sequences is not None:
             rows = self.sequences(batch.sparse)["f2"]
             row_of = torch.arange(len(found)).repeat_interleave(rows.lengths().long())
@@ -183,6 +195,72 @@ def on_a_part_of_the_ranks(rank: int, world_size: int) -> list[float]:
     assert dedup.decision is not None
     assert dedup.decision.features
     return losses
+
+
+def detached_and_attached(rank: int, world_size: int) -> tuple[list[float], list[float]]:
+    """Losses of a train pipeline that goes on, and of one that is taken off its model between."""
+    ready = prepared(registry(), Model())
+    sharders: Any = build_sharders(ready)
+    plan = build_planner(ready, world_size=world_size, profile=profile()).plan(
+        ready.model, sharders
+    )
+    found: list[list[float]] = []
+    for detach in (False, True):
+        model = Model()
+        dedup = Dedup(model)
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        env = ShardingEnv.from_process_group(dist.group.WORLD)
+        dmp: Any = DistributedModelParallel(
+            model, env=env, device=CPU, plan=plan, sharders=sharders
+        )
+        copy_weights(dmp.state_dict(), weights)
+        losses: list[float] = []
+
+        def forward(batch: Any, dmp: Any = dmp, losses: list[float] = losses) -> tuple[Any, None]:
+            loss = dmp(batch)
+            losses.append(loss.item())
+            return loss, None
+
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        pipeline: Any = TrainPipelineSparseDist(dmp, optimizer, CPU, custom_model_fwd=forward)
+        batches = iter(dedup(loader(0, sessions=True)))
+        with suppress(StopIteration):
+            while True:
+                pipeline.progress(batches)
+                if detach and len(losses) == 2:
+                    pipeline.attach(pipeline.detach())
+        assert dedup.decision is not None
+        assert dedup.decision.features
+        found.append(losses)
+    return found[0], found[1]
+
+
+def failing_loader(rank: int, world_size: int) -> str:
+    def batches() -> Iterator[Sample]:
+        if rank:
+            raise OSError("the disk is gone")
+        yield from loader(rank, True)
+
+    try:
+        list(Dedup(Model())(batches()))
+    except (OSError, SetupError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def made_anew(rank: int, world_size: int) -> str:
+    """A model that takes a deduplicated batch apart."""
+    ready = prepared(registry(), Model())
+    model = Model()
+    dedup = Dedup(model)
+    dmp: Any = DistributedModelParallel(model, device=CPU, sharders=build_sharders(ready))
+    try:
+        for batch in dedup(loader(rank, True)):
+            sparse = batch.sparse.permute([2, 0, 1])
+            dmp(Sample(sparse, batch.more, batch.labels))
+    except ExactnessError as error:
+        return str(error)
+    return ""
 
 
 def no_batch_on_one_rank(rank: int, world_size: int) -> tuple[int, bool]:

@@ -166,6 +166,32 @@ def test_ranks_that_train_nothing_are_not_waited_for() -> None:
     assert not idle
 
 
+def test_a_pipeline_that_is_detached_between_goes_on() -> None:
+    for straight, detached in run_on_ranks(cases.detached_and_attached, 2):
+        assert len(straight) == cases.NUM_STEPS
+        assert detached == straight
+
+
+def test_ranks_are_told_of_a_loader_that_fails_at_its_first_batch() -> None:
+    failure = "OSError: the disk is gone"
+    other = f"SetupError: rank 1 has no first batch, its loader failed: {failure}"
+    assert run_on_ranks(cases.failing_loader, 2) == [other, failure]
+
+
+def test_a_batch_that_the_model_makes_anew_is_told() -> None:
+    for message in run_on_ranks(cases.made_anew, 2):
+        assert message.startswith("bags: the batch has stride_per_key_per_rank and no inverse")
+        assert "do that in the loader, before dedup" in message
+
+
+def test_fewer_values_than_lengths_say_are_refused() -> None:
+    kjt = KeyedJaggedTensor(["f0"], torch.arange(3), lengths=torch.tensor([2, 2]))
+    with pytest.raises(
+        DataError, match=r"batch\['clicks'\]: lengths add up to 4 ids, and there are 3"
+    ):
+        Dedup(cases.Model()).batch({"clicks": kjt})
+
+
 def test_a_model_of_stock_sharders_is_refused_on_all_ranks() -> None:
     for message in run_on_ranks(cases.sharded_by_stock, 2):
         assert message.startswith("bags is TorchRec's own ShardedEmbeddingBagCollection, which")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -36,10 +39,36 @@ def sequences() -> EmbeddingCollection:
 
 
 def test_what_is_no_model_and_no_loader() -> None:
-    with pytest.raises(SetupError, match="wrap takes the model"):
+    with pytest.raises(SetupError, match=r"wrap takes the model"):
         recd_plugins.wrap(None)  # type: ignore[arg-type]
-    with pytest.raises(SetupError, match="dedup takes a loader of batches, not 5"):
+    with pytest.raises(
+        SetupError, match=r"dedup takes a loader of batches, not a int; one batch is"
+    ):
         recd_plugins.wrap(model()).dedup(5)  # type: ignore[arg-type]
+
+
+def test_what_is_no_list_of_sharders() -> None:
+    ready = recd_plugins.wrap(model())
+    shard = EmbeddingBagCollectionSharder.shard
+    for base, told in [
+        (None, "sharders takes a list of sharders as base, not None"),
+        (EmbeddingBagCollectionSharder(), "sharders takes a list of sharders as base, not <"),
+        (
+            [EmbeddingBagCollectionSharder],
+            r"base\[0\] is the class EmbeddingBagCollectionSharder",
+        ),
+        (["x"], r"base\[0\] is 'x', and no ModuleSharder"),
+    ]:
+        with pytest.raises(SetupError, match=told):
+            ready.sharders(base)  # type: ignore[arg-type]
+    assert EmbeddingBagCollectionSharder.shard is shard
+    with pytest.raises(SetupError, match="not what wrap returned"):
+        recd_plugins.wrap(ready)  # type: ignore[arg-type]
+
+
+def test_what_wrap_returns_is_copied() -> None:
+    ready = pickle.loads(pickle.dumps(recd_plugins.wrap(model())))
+    assert [type(each) for each in copy.deepcopy(ready).sharders()]
 
 
 def test_a_schedule_that_nobody_follows(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torchrec.distributed.types import ShardedModule
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor
 
+from recd_plugins.distributed.exact_contexts import set_stored_rows
 from recd_plugins.distributed.id_weights import IdWeights
 from recd_plugins.distributed.no_rows import num_rows
 from recd_plugins.distributed.rank_agreement import check_agreement, tell_all
@@ -66,6 +67,7 @@ class BatchForm:
     def ordered(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The features of a batch in the order of the first one, which TorchRec keeps to.
 
+        What no table here looks up may come and go; where it is gone, it has no id.
         A collective call for the first one, in which ranks say what theirs is like.
 
         Raises:
@@ -75,7 +77,8 @@ class BatchForm:
         keys = features.keys()
         if keys == self._keys:
             return features
-        if missing := [name for name in self._keys or self._features if name not in keys]:
+        read = [name for name in self._keys if name in self._features] or self._keys
+        if missing := [name for name in read or self._features if name not in keys]:
             who = "its first batch had" if self._keys else "tables here look up"
             raise ExactnessError(
                 f"{self.name}: the batch has no feature {shortened(missing)}, which {who}; its "
@@ -87,12 +90,15 @@ class BatchForm:
             )
             self._keys = list(keys)
             return features
-        if features.variable_stride_per_key():
+        variable = features.variable_stride_per_key()
+        if variable and [name for name in keys if name in read] != read:
             raise ExactnessError(
                 f"{self.name}: the features of its first batch were {shortened(self._keys)}, "
                 f"those of this one {shortened(keys)}, and it is deduplicated: give all batches "
                 "one order"
             )
+        if variable or not set(self._keys) <= set(keys):
+            return _of_keys(features, self._keys, self._order)
         return features.permute([keys.index(name) for name in self._keys])
 
     def _said(self, features: KeyedJaggedTensor) -> dict[str, Any]:
@@ -130,6 +136,38 @@ class BatchForm:
         if self._group is None or self._plain_only:
             return variable
         return any(tell_all(f"the form of the first batch of {self.name}", variable, self._group))
+
+
+def _of_keys(features: KeyedJaggedTensor, keys: list[str], order: list[str]) -> KeyedJaggedTensor:
+    """Features by name; one that the batch lacks has no id. ``order`` is of inverse indices."""
+    given, strides = features.keys(), features.stride_per_key()
+    variable = features.variable_stride_per_key()
+    none = features.values()[:0]
+    rows = dict.fromkeys(keys, 1 if variable else features.stride())
+    rows |= dict(zip(given, strides, strict=True))
+    lengths = {name: features.lengths().new_zeros(rows[name]) for name in keys}
+    lengths |= dict(zip(given, torch.split(features.lengths(), strides), strict=True))
+    ids = features.length_per_key()
+    values = dict(zip(given, torch.split(features.values(), ids), strict=True))
+    weights = features.weights_or_none()
+    of_ids = {} if weights is None else dict(zip(given, torch.split(weights, ids), strict=True))
+    inverse = features.inverse_indices_or_none()
+    if inverse is not None:
+        every_row = dict(zip(inverse[0], inverse[1], strict=True))
+        first_row = torch.zeros_like(inverse[1][0])
+        order = order or keys
+        inverse = order, torch.stack([every_row.get(name, first_row) for name in order])
+    return KeyedJaggedTensor(
+        keys=keys,
+        values=torch.cat([values.get(name, none) for name in keys]),
+        weights=None
+        if weights is None
+        else torch.cat([of_ids.get(name, weights[:0]) for name in keys]),
+        lengths=torch.cat([lengths[name] for name in keys]),
+        stride=None if variable else features.stride(),
+        stride_per_key_per_rank=[[rows[name]] for name in keys] if variable else None,
+        inverse_indices=inverse,
+    )
 
 
 def _repeated(features: KeyedJaggedTensor, name: str) -> KeyedJaggedTensor:
@@ -234,8 +272,14 @@ def fit_batches(
                 features = _with_long_ids(features)
         return input_dist(ctx, features, *args, **kwargs)
 
+    compute_and_output_dist = sharded.compute_and_output_dist
+
+    def computed(ctx: Any, features: Any) -> Any:
+        set_stored_rows(ctx, features)
+        return compute_and_output_dist(ctx, features)
+
     # Found before the class's by its forward and by train pipelines.
-    sharded.input_dist = fitted
+    sharded.input_dist, sharded.compute_and_output_dist = fitted, computed
 
 
 def _with_long_ids(features: KeyedJaggedTensor) -> KeyedJaggedTensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, is_dataclass
+from typing import Any
 
 import torch
 from torchrec.distributed.embedding import EmbeddingCollectionContext
+from torchrec.distributed.embedding_types import KJTList
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionContext
 
 from recd_plugins.distributed.coalesced.input_dist import Coalesced
@@ -34,6 +36,22 @@ class _KeepsCoalesced:
 @dataclass
 class ExactBagContext(_KeepsCoalesced, EmbeddingBagCollectionContext):
     """The context of a batch of bags."""
+
+
+def set_stored_rows(ctx: Any, features: KJTList) -> None:
+    """Have the context know how many rows of a deduplicated batch each rank sent.
+
+    A context that ``attach`` of a train pipeline made anew for a batch that was sent before does
+    not (TorchRec 1.6 to 1.9).
+    """
+    if not getattr(ctx, "variable_batch_per_feature", False):
+        return
+    for kjt, context in zip(features, ctx.sharding_contexts, strict=False):
+        strides = kjt.stride_per_key_per_rank() if kjt.variable_stride_per_key() else []
+        if context is not None and strides and not context.batch_size_per_rank_per_feature:
+            context.batch_size_per_rank_per_feature = [
+                list(each) for each in zip(*strides, strict=True)
+            ]
 
 
 @dataclass

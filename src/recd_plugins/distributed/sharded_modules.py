@@ -34,7 +34,11 @@ from recd_plugins.distributed.coalesced.input_dist import (
     coalesce_sequences,
 )
 from recd_plugins.distributed.coalesced.sequences import CoalescedSequences
-from recd_plugins.distributed.exact_contexts import ExactBagContext, ExactSequenceContext
+from recd_plugins.distributed.exact_contexts import (
+    ExactBagContext,
+    ExactSequenceContext,
+    set_stored_rows,
+)
 from recd_plugins.distributed.id_weights import IdWeights
 from recd_plugins.distributed.lookup_kernels import follow_loading, kept_tables, lookups_with
 from recd_plugins.distributed.mean_pooling import (
@@ -156,6 +160,13 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 )
             if not num_rows(features) and isinstance(ctx, ExactBagContext):
                 ctx.no_rows, features = True, with_an_empty_row(features)
+            if variable and features.inverse_indices_or_none() is None:
+                raise ExactnessError(
+                    f"{self.form.name}: the batch has stride_per_key_per_rank and no "
+                    "inverse_indices, which say what its B rows are. Where the model makes this "
+                    "KeyedJaggedTensor of one that dedup(loader) deduplicated (permute, split, "
+                    "concat, from_jt_dict), it loses them: do that in the loader, before dedup"
+                )
             if variable and self._divided_columns is not None:
                 features = align_inverse_indices(self, features)
         if self._groups is not None:
@@ -180,8 +191,14 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
     ) -> LazyAwaitable[KeyedTensor]:
         """As the base class; what train pipelines call too."""
         self._id_weights.check_sent(input)
+        set_stored_rows(ctx, input)
         with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
             return self._pooled(ctx, super().compute_and_output_dist(ctx, input))
+
+    def compute(self, ctx: EmbeddingBagCollectionContext, dist_input: KJTList) -> list[Tensor]:
+        """The first half of ``compute_and_output_dist``."""
+        set_stored_rows(ctx, dist_input)
+        return super().compute(ctx, dist_input)
 
     def output_dist(
         self, ctx: EmbeddingBagCollectionContext, output: list[Tensor]

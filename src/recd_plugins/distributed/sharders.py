@@ -230,6 +230,7 @@ def build_sharders(
     ``Prepared.sharders`` describes the arguments and errors.
     ``defaults`` are FBGEMM's parameters in place of those of ``training:``.
     """
+    _check_sharders(base)
     of_bags = Lent.by(base, EmbeddingBagCollectionSharder, fused_params, qcomm_codecs_registry)
     of_sequences = Lent.by(base, EmbeddingCollectionSharder, fused_params, qcomm_codecs_registry)
     registry, kernels = prepared.registry, prepared.lookup_kernels
@@ -347,3 +348,16 @@ def _check_parameters(
                 f"table {name} has the kernel quant, which cannot train; TorchRec's "
                 "row_wise((sizes, device)) chooses it: use row_wise() with even shards"
             )
+
+
+def _check_sharders(base: object) -> None:
+    """Refuse what is no list of sharders, before anything of it is changed."""
+    if not isinstance(base, Sequence):
+        raise SetupError(f"sharders takes a list of sharders as base, not {base!r:.80}")
+    for index, each in enumerate(base):
+        if isinstance(each, type):
+            raise SetupError(
+                f"base[{index}] is the class {each.__name__}: give an instance, {each.__name__}()"
+            )
+        if not isinstance(each, ModuleSharder):
+            raise SetupError(f"base[{index}] is {each!r:.80}, and no ModuleSharder")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from recd_plugins.distributed.rank_agreement import tell_all
 from recd_plugins.drop_in.batch_fields import replace_kjts
 from recd_plugins.drop_in.pooled_features import PooledFeatures
-from recd_plugins.drop_in.stored import Stored
+from recd_plugins.drop_in.stored import Stored, check_lengths
 from recd_plugins.errors import SetupError
 from recd_plugins.sparse.unique_groups import deduplicate
 from recd_plugins.words import shortened
@@ -123,7 +124,10 @@ class Dedup:
             SetupError: ``loader`` is nothing to iterate over.
         """
         if not isinstance(loader, Iterable):
-            raise SetupError(f"dedup takes a loader of batches, not {loader!r}")
+            raise SetupError(
+                f"dedup takes a loader of batches, not a {type(loader).__name__}; one batch is for "
+                "dedup.batch"
+            )
         return DedupLoader(loader, self)
 
     def batch(self, batch: Any) -> Any:
@@ -162,12 +166,16 @@ class Dedup:
         found = {env.process_group for env in envs if isinstance(env, ShardingEnv)}
         return found.pop() if len(found) == 1 else None
 
-    def decide(self, batch: Any) -> Decision:
+    def decide(self, batch: Any, failed: str = "") -> Decision:
         """Decide by the first batch of every rank, ``None`` where a rank has none; collective.
 
+        Args:
+            batch: of this rank.
+            failed: why there is none, where its loader failed.
+
         Raises:
-            SetupError: this is a worker of a DataLoader, in which no rank finds the others; or as
-                ``batch``.
+            SetupError: this is a worker of a DataLoader, in which no rank finds the others; the
+                loader of a rank failed; or as ``batch``.
         """
         if get_worker_info() is not None:
             raise SetupError(
@@ -178,8 +186,13 @@ class Dedup:
         look = _Look(self.pooled)
         replace_kjts(batch, look)
         step, group = "the first batch of dedup(loader)", self._group or self._sharded_over()
-        told = tell_all(step, (look.counted, look.left, _on_one_machine(), self._of_stock()), group)
-        counted, left, alone, of_stock = zip(*told, strict=True)
+        told = tell_all(
+            step, (failed, look.counted, look.left, _on_one_machine(), self._of_stock()), group
+        )
+        failures, counted, left, alone, of_stock = zip(*told, strict=True)
+        for rank, failure in enumerate(failures):
+            if failure:
+                raise SetupError(f"rank {rank} has no first batch, its loader failed: {failure}")
         decision = _decide(
             list(zip(counted, left, strict=True)),
             self.pooled.names - self.pooled.sequences if all(alone) else frozenset(),
@@ -208,13 +221,23 @@ class DedupLoader:
         return batches if self._off else self._batches(batches)
 
     def _batches(self, batches: Iterator[Any]) -> Iterator[Any]:
-        for batch in batches:
+        for batch in self._told(batches):
             yield self._dedup.batch(batch)
             if self._off:
                 yield from batches
                 return
         if self._dedup.decision is None:  # the other ranks wait for this one
             self._dedup.decide(None)
+
+    def _told(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The batches; ranks that wait for the first one are told where there is none."""
+        try:
+            yield from batches
+        except Exception as error:
+            if self._dedup.decision is None:
+                with suppress(SetupError):
+                    self._dedup.decide(None, f"{type(error).__name__}: {error}")
+            raise
 
     @property
     def _off(self) -> bool:
@@ -245,6 +268,7 @@ class _Look:
         elif why := self.pooled.why_not(kjt.keys()):
             self.left[path] = why
         else:
+            check_lengths(path, kjt)
             names = [key for key in kjt.keys() if key in self.pooled.names]  # noqa: SIM118
             found = deduplicate(kjt, [[name] for name in names])
             self.counted[path] = {

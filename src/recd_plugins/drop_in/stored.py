@@ -35,13 +35,18 @@ class Stored:
         chosen = self._features.get(path)
         if chosen is None or kjt.variable_stride_per_key():  # the trainer has done it already
             return kjt
-        if (ids := int(kjt.offsets()[-1])) != kjt.values().numel():
-            raise DataError(
-                f"{path}: lengths add up to {ids} ids, and there are {kjt.values().numel()} values"
-            )
+        check_lengths(path, kjt)
         if kjt.stride() and kjt.weights_or_none() is None and kernels_can_read(kjt):
             return _by_kernel(kjt, chosen, self._deduplicators[path])
         return _by_groups(kjt, chosen)
+
+
+def check_lengths(path: str, kjt: KeyedJaggedTensor) -> None:
+    """Refuse other values than lengths say; ``path`` is where they are, for the message."""
+    if (ids := int(kjt.offsets()[-1])) != kjt.values().numel():
+        raise DataError(
+            f"{path}: lengths add up to {ids} ids, and there are {kjt.values().numel()} values"
+        )
 
 
 def _by_kernel(

@@ -102,7 +102,8 @@ def wrap(
         else read_registry(Path(registry), plugins_dir=plugins_dir, needs_data=False)
     )
     if not isinstance(model, nn.Module):
-        raise SetupError(f"wrap takes the model, an nn.Module, not {model!r}")
+        what = "what wrap returned" if isinstance(model, Prepared) else f"{model!r:.80}"
+        raise SetupError(f"wrap takes the model, an nn.Module, not {what}")
     if parsed.training.schedule is not None:
         raise SetupError(
             f"{registry}: training.schedule is followed by recd run alone: leave it out, and set "

@@ -16,8 +16,8 @@ class NoDataset(Dataset):
 
     name = "none"
 
-    def __init__(self) -> None:
-        super().__init__(PluginOptions())
+    def __init__(self, options: PluginOptions | None = None) -> None:
+        super().__init__(options or PluginOptions())
 
     def prepare(self) -> NoReturn:
         """See ``Dataset.prepare``."""
@@ -41,8 +41,8 @@ class NoConverter(Converter):
 
     name = "none"
 
-    def __init__(self) -> None:
-        super().__init__(PluginOptions())
+    def __init__(self, options: PluginOptions | None = None) -> None:
+        super().__init__(options or PluginOptions())
 
     def convert(self, *_: Any) -> NoReturn:
         """See ``Converter.convert``."""
