@@ -11,10 +11,13 @@ from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Plugin, PluginOptions
 from recd_plugins.plugin_modules import qualified
 from recd_plugins.versions import __version__
+from recd_plugins.words import did_you_mean
 
 API_VERSION = 4
 """The version of the API: goes up by one where plugins may need what older ones lack."""
 
+# How methods begin that are called when something happens.
+_EVENT = "on_"
 _NAME = re.compile(r"[a-z][a-z0-9_]*(\.[a-z][a-z0-9_]*)?")
 
 
@@ -73,6 +76,11 @@ def check_implements(cls: Any, interface: type, where: str) -> None:
     missing = (name for name, of in of_class.items() if getattr(of, "__isabstractmethod__", False))
     if names := ", ".join(sorted(missing)):
         raise PluginError(f"{what} does not implement {names}")
+    events = [name for name in _attributes(interface) if name.startswith(_EVENT)]
+    for method in (name for name in of_class if events and name.startswith(_EVENT)):
+        if method not in events:
+            meant = did_you_mean(method, events) or f"; there are: {', '.join(events)}"
+            raise PluginError(f"{what}.{method} is never called{meant}")
     for method, declared in sorted(_attributes(interface).items()):
         own = of_class[method]
         if not method.startswith("_") and own is not declared and inspect.isfunction(declared):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
 
-from recd_plugins.errors import Problem, RegistryError
+from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Table
 from recd_plugins.registry import Entry, Registry
 
@@ -33,6 +33,11 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     taken: dict[str, set[str]] = {}
     for entry in registry.preprocessing:
         takes = entry.plugin.takes
+        if isinstance(takes, str) or not set(takes) <= of_kind.keys():
+            raise PluginError(
+                f"{entry.plugin.name}: takes is {takes!r:.80}; expected a tuple of "
+                f"{' and '.join(map(repr, of_kind))}"
+            )
         entry.plugin.stands_at = (str(registry.path), entry.line, entry.field)
         taken[entry.field] = {name for kind in takes for name in of_kind[kind]}
         for pattern in entry.patterns:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from recd_plugins.errors import PluginError
 from recd_plugins.interfaces import Feed, Ingestion, Reader
 from recd_plugins.interfaces.read_task import ReadTask
 from recd_plugins.plugin_call import plugin_call, plugin_items
@@ -42,10 +43,18 @@ class IngestionFeed(Feed):
         self._plugin = entry.plugin
         with at_entry(path, entry), plugin_call(self._plugin, "open"):
             self._feed = self._plugin.open(task)
+        if not isinstance(self._feed, Feed):
+            raise PluginError(f"{self._plugin.name}: open returned {self._feed!r:.80}, no Feed")
 
     def read(self, reader: Reader) -> Iterator[ModelInput]:
         """See ``Feed.read``."""
-        return plugin_items(self._plugin, "reading", self._feed.read(reader))
+        with plugin_call(self._plugin, "read"):
+            batches = self._feed.read(reader)
+        if not isinstance(batches, Iterable):
+            raise PluginError(
+                f"{self._plugin.name}: read of its feed returned {batches!r:.80}; expected batches"
+            )
+        return plugin_items(self._plugin, "reading", batches)
 
     def report(self) -> Mapping[str, float]:
         """See ``Feed.report``."""

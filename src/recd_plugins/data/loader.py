@@ -15,10 +15,13 @@ from recd_plugins.data.lookups import wrapped_dataset
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.data.read_task import read_task
 from recd_plugins.data.row_pipeline import RowPipeline, fitted_transforms
-from recd_plugins.interfaces import Dataset, Feed, Reader, Split
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces import Dataset, Feed, Plugin, Reader, Split
 from recd_plugins.plugin_call import plugin_call
 from recd_plugins.registry import Registry
 from recd_plugins.values.model_input import ModelInput
+
+_END: Any = object()
 
 
 class DataLoader:
@@ -32,10 +35,20 @@ class DataLoader:
         reader: at the position to start from.
         feed: makes the batches from that position on; closed with the loader.
         pin_memory: pin batches.
+        made_by: the plugin that hands out batches, which errors name; ``dataset`` without it.
     """
 
-    def __init__(self, dataset: Dataset, reader: Reader, feed: Feed, pin_memory: bool) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        reader: Reader,
+        feed: Feed,
+        pin_memory: bool,
+        made_by: Plugin | None = None,
+    ) -> None:
         self._dataset = dataset
+        self._made_by = made_by or dataset
+        self._at_start = True
         self._reader = reader
         self._feed = feed
         self._pin_memory = pin_memory
@@ -45,13 +58,42 @@ class DataLoader:
             return len(self._reader)
 
     def __iter__(self) -> Iterator[ModelInput]:
+        """Batches from the position on.
+
+        Raises:
+            PluginError: they are more or fewer than the reader said, or something else.
+        """
+        expected = self.num_left()
+        if expected is None and self._at_start:
+            expected = len(self)
+        self._at_start = False
         batches = iter(self._feed.read(self._reader))
+        number = 0
         while True:
             with doing("reading data"):
-                model_input = next(batches, None)
-            if model_input is None:
-                return
+                model_input = next(batches, _END)
+            if model_input is _END:
+                break
+            number += 1
+            self._check(model_input, number, expected)
             yield pinned(model_input) if self._pin_memory else model_input
+        if expected is not None and number < expected:
+            raise self._other_number(f"ended after {number}", expected)
+        self._at_start = True
+
+    def _check(self, model_input: Any, number: int, expected: int | None) -> None:
+        if not isinstance(model_input, ModelInput):
+            raise PluginError(
+                f"{self._made_by.name}: batch {number} is {model_input!r:.80}, no ModelInput"
+            )
+        if expected is not None and number > expected:
+            raise self._other_number(f"has batch {number}", expected)
+
+    def _other_number(self, what: str, expected: int) -> PluginError:
+        return PluginError(
+            f"{self._made_by.name}: reading {what}, and the reader of {self._dataset.name} said "
+            f"that {expected} batches are left of the epoch (len, or num_left)"
+        )
 
     def num_left(self) -> int | None:
         """Batches from the position to the end of the epoch; None where the dataset cannot say."""
@@ -78,6 +120,7 @@ class DataLoader:
             return self._reader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._at_start = False
         with plugin_call(self._dataset, "load_state_dict of a reader"):
             self._reader.load_state_dict(state)
 
@@ -133,7 +176,8 @@ def build_dataloader(
     )
     pin_memory = device is not None and device.type == "cuda"
     feed = _feed(registry, rank, world_size, split, prepared)
-    return DataLoader(dataset, reader, feed, pin_memory)
+    made_by = registry.ingestion.plugin if registry.ingestion is not None else None
+    return DataLoader(dataset, reader, feed, pin_memory, made_by)
 
 
 def _feed(

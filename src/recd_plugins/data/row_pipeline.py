@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
@@ -16,11 +17,13 @@ from recd_plugins.data.lower import lower
 from recd_plugins.data.prepared import Prepared
 from recd_plugins.data.sessions import session_column, session_ids
 from recd_plugins.data.transforms import Transforms
-from recd_plugins.interfaces import Rows
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces import Converter, Rows
 from recd_plugins.plugin_call import plugin_call, plugin_items
 from recd_plugins.registry import Registry
 from recd_plugins.values.batch import Batch
 from recd_plugins.values.model_input import MakingTimes, ModelInput
+from recd_plugins.words import did_you_mean
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -125,4 +128,26 @@ def fit_converter(registry: Registry, rows: Rows | None = None) -> None:
         rows = first_rows(registry)
     with plugin_call(registry.converter, "fit"):
         registry.converter.fit(rows, registry.dataset.schema())
+    with plugin_call(registry.converter, "dedupe_factors"):
+        factors = registry.converter.dedupe_factors()
+    _check_factors(registry.converter, factors, registry.dataset.schema().sparse)
     registry.converter.is_fitted = True
+
+
+def _check_factors(converter: Converter, factors: object, sparse: Sequence[str]) -> None:
+    """Refuse what planning could not reckon with."""
+    if not isinstance(factors, Mapping):
+        raise PluginError(
+            f"{converter.name}: dedupe_factors returned {factors!r:.80}; expected a mapping"
+        )
+    for name, factor in factors.items():
+        if name not in sparse:
+            raise PluginError(
+                f"{converter.name}: dedupe_factors names {name!r}, which is no sparse feature"
+                + did_you_mean(str(name), sparse)
+            )
+        if not (isinstance(factor, int | float) and math.isfinite(factor) and factor > 0):
+            raise PluginError(
+                f"{converter.name}: dedupe_factors of feature {name} is {factor!r:.80}; expected "
+                "ids for one that is stored, a finite number above 0"
+            )

@@ -42,7 +42,7 @@ from recd_plugins.distributed.sharded_modules import (
     ExactShardedEmbeddingCollection,
 )
 from recd_plugins.distributed.wire import wire_codecs
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import PluginError, SetupError
 from recd_plugins.interfaces import SharderArguments
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
 from recd_plugins.model_tables import tables_of
@@ -261,9 +261,12 @@ def build_sharders(
     made_by = {sharder.module_type: ("recd_plugins", sharder) for sharder in sharders}
     for entry in registry.sharding:
         given = SharderArguments(dict(params), kernels, prepared.coalesced, codecs)
-        for sharder in entry.plugin.sharders(given):
+        where = f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name}"
+        of_entry = entry.plugin.sharders(given)
+        if not isinstance(of_entry, Sequence):
+            raise PluginError(f"{where}: sharders returned {of_entry!r:.80}; expected a list")
+        for sharder in of_entry:
             name, first = made_by.setdefault(sharder.module_type, (entry.plugin.name, sharder))
-            where = f"{registry.path}:{entry.line} {entry.field}: {entry.plugin.name}"
             if first is sharder:
                 if codecs and sharder.qcomm_codecs_registry is not codecs:
                     raise SetupError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -103,6 +104,13 @@ def _update_of(entry: Entry[Optimizer], table: Table, device_type: str | None) -
             f"{plugin.name}: {what} returned {update!r:.200}; expected a RowUpdate of a class of "
             "torch.optim.Optimizer and a mapping"
         )
+    for name in ("lr", "eps", "weight_decay"):
+        value = update.arguments.get(name, 0.0)
+        if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+            raise PluginError(
+                f"{plugin.name}: {what} returned {name} {value!r:.80}; expected a finite number "
+                "from 0 on"
+            )
     try:
         kind = kind_of_update(update.optimizer, update.arguments)
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,11 +17,23 @@ class FeatureSchema:
         sparse: columns of type list<int64> (or int64, one id a row), in the order of features.
         dense: columns of numbers, in order.
         label: the column of the label, 0 or 1.
+
+    Raises:
+        TypeError: a name stands where names are expected.
+        ValueError: two features have one name.
     """
 
     sparse: tuple[str, ...]
     dense: tuple[str, ...]
     label: str
+
+    def __post_init__(self) -> None:
+        for what, names in (("sparse", self.sparse), ("dense", self.dense)):
+            if isinstance(names, str):
+                raise TypeError(f"{what} of FeatureSchema is {names!r}; expected a tuple of names")
+        for name, times in Counter([*self.sparse, *self.dense]).items():
+            if times > 1:
+                raise ValueError(f"FeatureSchema has {times} features {name!r}")
 
 
 @dataclass(frozen=True)
