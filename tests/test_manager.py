@@ -141,6 +141,20 @@ def test_a_wrong_plugin_is_refused_with_its_file(folder, change, expected):
     assert "recd_plugins_dir" not in message, "a name that is in no file"
 
 
+def test_a_callback_that_nobody_calls_is_refused(folder):
+    text = (
+        "from recd_plugins.api import Callback, hookimpl\n"
+        "class Notes(Callback):\n"
+        '    """Takes notes."""\n'
+        '    name = "acme.notes"\n'
+        "    def on_stpe(self, step): ...\n"
+        "@hookimpl\n"
+        "def register_plugins(): return [Notes]\n"
+    )
+    write(folder, "one.py", text)
+    assert "Notes.on_stpe is never called; did you mean on_step?" in refused(folder)
+
+
 def test_a_missing_folder_is_an_error(folder):
     assert "is not a directory" in refused(folder / "missing")
 

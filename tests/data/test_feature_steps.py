@@ -6,7 +6,7 @@ import torch
 from recd_plugins import load_registry
 from recd_plugins.data.feature_steps import feature_steps, num_dense_inputs
 from recd_plugins.data.preprocess import build_preprocess
-from recd_plugins.errors import RegistryError
+from recd_plugins.errors import PluginError, RegistryError
 from recd_plugins.interfaces import FeatureSchema
 from recd_plugins.model.build import build_model
 from recd_plugins.model.dlrm import DLRM
@@ -49,6 +49,23 @@ def test_a_pattern_chooses_among_the_features_that_a_step_takes(registry):
         "user_age": ["recd.logit", "recd.clamp"],
         "price": ["recd.logit"],
     }
+
+
+@pytest.mark.parametrize("takes", [("id",), "ids"])
+def test_what_a_step_cannot_take(registry, monkeypatch, takes):
+    loaded = registry(HASH % '"*"')
+    monkeypatch.setattr(type(loaded.preprocessing[0].plugin), "takes", takes)
+    with pytest.raises(PluginError, match=r"sigrid_hash: takes is .*; expected a tuple of 'ids"):
+        names(loaded)
+
+
+@pytest.mark.parametrize(
+    ("dense", "said"),
+    [("hour", "dense of FeatureSchema is 'hour'"), (("a",), "FeatureSchema has 2 features 'a'")],
+)
+def test_what_is_no_schema(dense, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        FeatureSchema(("a",), dense, "label")
 
 
 @pytest.mark.parametrize(

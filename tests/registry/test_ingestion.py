@@ -26,11 +26,12 @@ class Far(Ingestion):
     class Options(PluginOptions):
         readers: int = Field(default=1, gt=0)
         refuses: str = ""
+        gives: str = ""
         fails: str = ""
     def check(self): self.at("check")
     def open(self, work):
         self.at("open")
-        return FarFeed(self, work)
+        return None if self.options.gives == "no feed" else FarFeed(self, work)
     def at(self, what):
         if self.options.refuses == what:
             raise SetupError(f"no engine to {what}; start one")
@@ -41,9 +42,17 @@ class FarFeed(Feed):
     def __init__(self, plugin, work):
         self.plugin, self.reader, self.closed = plugin, work.open(), 0
     def read(self, reader):
+        gives = self.plugin.options.gives
+        return None if gives == "no batches" else self.batches(reader, gives)
+    def batches(self, reader, gives):
         from recd_plugins.data.read_task import hand_out
-        for batch in hand_out(self.reader.blocks(reader.state_dict(), 0, 1), reader):
-            yield batch
+        blocks = self.reader.blocks(reader.state_dict(), 0, 1)
+        for number, batch in enumerate(hand_out(blocks, reader)):
+            if gives == "fewer" and number == 3:
+                return
+            yield None if gives == "nothing" else batch
+            if gives == "each twice":
+                yield batch
             self.plugin.at("read")
     def report(self):
         self.plugin.at("report")
@@ -144,6 +153,27 @@ def test_workers_may_not_be_added_later():
 
 
 @pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("gives", "said"),
+    [
+        ("no feed", "acme.far: open returned None, no Feed"),
+        ("no batches", "acme.far: read of its feed returned None; expected batches"),
+        ("nothing", "acme.far: batch 1 is None, no ModelInput"),
+        (
+            "fewer",
+            "acme.far: reading ended after 3, and the reader of recd.interactions said that ",
+        ),
+        ("each twice", "acme.far: reading has batch 46, and the reader of recd.interactions said"),
+    ],
+)
+def test_other_batches_than_the_reader_says_are_refused(gives, said):
+    made = registry(f"{{gives: {gives}}}")
+    with pytest.raises(PluginError) as caught, build_dataloader(made, 0, 1) as loader:
+        list(loader)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.usefixtures("folder")
 def test_what_it_refuses_has_the_line_of_its_entry():
     with pytest.raises(RegistryError, match=r"registry\.yaml:4 ingestion: no engine to check"):
         check_ingestion(registry("{refuses: check}"))
@@ -189,7 +219,7 @@ def test_commands_know_the_kind():
     section = schema["properties"]["ingestion"]
     assert {"$ref": "#/$defs/ingestion_entry"} in section["anyOf"]
     options = schema["$defs"]["ingestion.acme.far"]["properties"]
-    assert set(options) == {"readers", "refuses", "fails"}
+    assert set(options) == {"readers", "refuses", "gives", "fails"}
 
 
 @pytest.mark.usefixtures("folder")

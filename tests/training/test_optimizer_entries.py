@@ -61,6 +61,9 @@ RETURNED = {
     "unknown_class": RowUpdate(Own, {"lr": 0.1}),
     "momentum": RowUpdate(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}),
     "unknown_argument": RowUpdate(torch.optim.SGD, {"rate": 0.1}),
+    "nan": RowUpdate(torch.optim.SGD, {"lr": float("nan")}),
+    "negative": RowUpdate(torch.optim.SGD, {"lr": -1.0}),
+    "text_rate": RowUpdate(torch.optim.SGD, {"lr": "0.1"}),
 }
 
 class Mine(Optimizer):
@@ -132,6 +135,9 @@ def test_a_plugin_of_ones_own_sees_its_tables(tmp_path: Path) -> None:
             r"yaml:5 optimizers\[0\]: table t_momentum: .* nothing with mom",
         ),
         ("unknown_argument", RegistryError, r"t_unknown_argument: SGD does not take .*rate"),
+        ("nan", PluginError, "returned lr nan; expected a finite number from 0 on"),
+        ("negative", PluginError, "returned lr -1.0; expected"),
+        ("text_rate", PluginError, "returned lr '0.1'; expected"),
         ("refused", RegistryError, r"yaml:5 optimizers\[0\]: it is too wide"),
         (
             "raised",
