@@ -47,7 +47,7 @@ from recd_plugins.api.files import write_json
 @click.option(
     "--vectors",
     "vectors_to",
-    type=OUTPUT,
+    type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
     help="Write the vectors of items and users here, as items.parquet and users.parquet.",
 )

@@ -77,8 +77,8 @@ def check_implements(cls: Any, interface: type, where: str) -> None:
     if names := ", ".join(sorted(missing)):
         raise PluginError(f"{what} does not implement {names}")
     events = [name for name in _attributes(interface) if name.startswith(_EVENT)]
-    for method in (name for name in of_class if events and name.startswith(_EVENT)):
-        if method not in events:
+    for method, of in of_class.items():
+        if events and method.startswith(_EVENT) and method not in events and inspect.isfunction(of):
             meant = did_you_mean(method, events) or f"; there are: {', '.join(events)}"
             raise PluginError(f"{what}.{method} is never called{meant}")
     for method, declared in sorted(_attributes(interface).items()):

@@ -26,6 +26,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ([*ZIPF, "-o", "p", "--exponent", "inf"], "inf is no finite number"),
         ([*ZIPF, "-o", "p", "--length", "-1"], "-1.0 is not in the range"),
         ([*ZIPF, "-o", "registry.yaml/p"], "registry.yaml/p: cannot be written (Not a directory)"),
+        ([*ZIPF, "-o", "p", "--json", "-"], "- is no file; name one"),
+        (["run", "registry.yaml", "--json", "-"], "- is no file; name one"),
         ([*ZIPF, "-o", "p", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be written"),
         ([*ZIPF, "-o", "p", "--plot", "registry.yaml/p.png"], "p.png: cannot be written"),
         ([*ZIPF, "-o", "p", "--plot", "p.txt"], "--plot p.txt ends in none of .png, .svg, .pdf"),

@@ -24,7 +24,7 @@ from torchrec.streamable import Pipelineable
 
 from recd_plugins.distributed.sharders import build_sharders, fused_params
 from recd_plugins.drop_in.dedup import Dedup
-from recd_plugins.errors import ExactnessError, SetupError
+from recd_plugins.errors import DataError, ExactnessError, SetupError
 from recd_plugins.planning.planner import build_planner
 from recd_plugins.training.weights import copy_weights
 
@@ -235,15 +235,17 @@ def detached_and_attached(rank: int, world_size: int) -> tuple[list[float], list
     return found[0], found[1]
 
 
-def failing_loader(rank: int, world_size: int) -> str:
-    def batches() -> Iterator[Sample]:
+def failing_loader(rank: int, world_size: int, torn: bool) -> str:
+    def batches() -> Iterator[Any]:
+        if rank and torn:
+            yield KeyedJaggedTensor(["f0"], torch.arange(3), lengths=torch.tensor([2, 2]))
         if rank:
             raise OSError("the disk is gone")
         yield from loader(rank, True)
 
     try:
         list(Dedup(Model())(batches()))
-    except (OSError, SetupError) as error:
+    except (OSError, DataError, SetupError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 

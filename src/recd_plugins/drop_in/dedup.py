@@ -22,7 +22,7 @@ from recd_plugins.distributed.rank_agreement import tell_all
 from recd_plugins.drop_in.batch_fields import replace_kjts
 from recd_plugins.drop_in.pooled_features import PooledFeatures
 from recd_plugins.drop_in.stored import Stored, check_lengths
-from recd_plugins.errors import SetupError
+from recd_plugins.errors import DataError, SetupError
 from recd_plugins.sparse.unique_groups import deduplicate
 from recd_plugins.words import shortened
 
@@ -166,16 +166,22 @@ class Dedup:
         found = {env.process_group for env in envs if isinstance(env, ShardingEnv)}
         return found.pop() if len(found) == 1 else None
 
+    def give_up(self, error: Exception) -> None:
+        """Tell ranks that wait for the first batch of this one why there is none; collective."""
+        if self.decision is None:
+            with suppress(SetupError):
+                self.decide(None, f"{type(error).__name__}: {error}")
+
     def decide(self, batch: Any, failed: str = "") -> Decision:
         """Decide by the first batch of every rank, ``None`` where a rank has none; collective.
 
         Args:
             batch: of this rank.
-            failed: why there is none, where its loader failed.
+            failed: why there is none, where it could not be made.
 
         Raises:
-            SetupError: this is a worker of a DataLoader, in which no rank finds the others; the
-                loader of a rank failed; or as ``batch``.
+            SetupError: this is a worker of a DataLoader, in which no rank finds the others; a rank
+                could not make a batch; or as ``batch``.
         """
         if get_worker_info() is not None:
             raise SetupError(
@@ -184,7 +190,11 @@ class Dedup:
                 "ready.dedup.batch a first batch on every rank before the DataLoader is iterated"
             )
         look = _Look(self.pooled)
-        replace_kjts(batch, look)
+        try:
+            replace_kjts(batch, look)
+        except DataError as error:
+            self.give_up(error)
+            raise
         step, group = "the first batch of dedup(loader)", self._group or self._sharded_over()
         told = tell_all(
             step, (failed, look.counted, look.left, _on_one_machine(), self._of_stock()), group
@@ -192,7 +202,7 @@ class Dedup:
         failures, counted, left, alone, of_stock = zip(*told, strict=True)
         for rank, failure in enumerate(failures):
             if failure:
-                raise SetupError(f"rank {rank} has no first batch, its loader failed: {failure}")
+                raise SetupError(f"rank {rank} has no first batch: {failure}")
         decision = _decide(
             list(zip(counted, left, strict=True)),
             self.pooled.names - self.pooled.sequences if all(alone) else frozenset(),
@@ -234,9 +244,7 @@ class DedupLoader:
         try:
             yield from batches
         except Exception as error:
-            if self._dedup.decision is None:
-                with suppress(SetupError):
-                    self._dedup.decide(None, f"{type(error).__name__}: {error}")
+            self._dedup.give_up(error)
             raise
 
     @property
