@@ -119,6 +119,7 @@ def test_a_broken_import_names_the_file_and_the_reason(folder):
             ("return [Keep]", "return Keep"),
             ": register_preprocessing returned a class; return a list of classes",
         ),
+        (("return [Keep]", "[Keep]"), "register_preprocessing returned None; return a list"),
         (("return [Keep]", "return 5"), "returned 5; return a list of classes"),
         (("name =", "Options = dict; name ="), "PluginOptions"),
         (("def register_preprocessing", "def register_preprocesing"), "register_preprocesing"),

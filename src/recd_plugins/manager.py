@@ -198,7 +198,7 @@ class PluginManager:
         """
         for hooks, origin, package in self._installed_first():
             with self._tolerated(package):
-                call_hook(hooks, "register_commands", origin, cli=cli)
+                call_hook(hooks, "register_commands", origin, answers=False, cli=cli)
 
     def register_topology_sections(self) -> dict[str, type[BaseModel]]:
         """What installed packages have in topology files, by name; the first of two has one."""

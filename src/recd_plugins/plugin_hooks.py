@@ -32,29 +32,40 @@ def hooks_of(module: ModuleType, origin: str) -> pluggy.PluginManager:
         hooks.check_pending()
     except pluggy.PluginValidationError as error:
         raise PluginError(
-            f"{origin}: {without_folder_prefix(str(error))}. The hooks are those of "
-            f"recd_plugins.hookspecs."
+            f"{origin}: {without_folder_prefix(str(error))}. docs/plugins/README.md lists the hooks"
         ) from error
     if not hooks.get_hookcallers(module):
         raise PluginError(
-            f"{origin} implements no hook; decorate its functions with "
-            f"recd_plugins.hookspecs.hookimpl"
+            f"{origin} implements no hook; decorate its functions with recd_plugins.api.hookimpl"
         )
     return hooks
 
 
-def call_hook(hooks: pluggy.PluginManager, hook: str, origin: str, **arguments: Any) -> list[Any]:
+def call_hook(
+    hooks: pluggy.PluginManager, hook: str, origin: str, *, answers: bool = True, **arguments: Any
+) -> list[Any]:
     """What a hook of a module returned, once for each implementation.
 
+    Args:
+        hooks: of the module.
+        hook: its name.
+        origin: of the module, for messages.
+        answers: whether it is to return something.
+        **arguments: that it is called with.
+
     Raises:
-        PluginError: it failed; says where it comes from.
+        PluginError: it failed, or forgot to return; says where it comes from.
     """
+    caller = getattr(hooks.hook, hook)
     try:
-        return list(getattr(hooks.hook, hook)(**arguments))
+        returned = list(caller(**arguments))
     except PluginError as error:
         raise PluginError(f"{origin}: {hook}: {error}") from error
     except PLUGIN_FAILURES as error:
         raise PluginError(f"{origin}: {hook} failed: {type(error).__name__}: {error}") from error
+    if answers and len(returned) < len(caller.get_hookimpls()):  # pluggy leaves out None
+        raise PluginError(f"{origin}: {hook} returned None; return a list, which may be empty")
+    return returned
 
 
 def listed(classes: Any, where: str, what: str) -> list[Any]:
