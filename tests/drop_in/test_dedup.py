@@ -183,7 +183,7 @@ def test_ranks_are_told_of_a_loader_that_fails_at_its_first_batch() -> None:
 
 def test_a_batch_that_the_model_makes_anew_is_told() -> None:
     for message in run_on_ranks(cases.made_anew, 2):
-        assert message.startswith("bags: the batch has stride_per_key_per_rank and no inverse")
+        assert message.startswith("bags: the batch has stride_per_key_per_rank without inverse_")
         assert "do that in the loader, before dedup" in message
 
 

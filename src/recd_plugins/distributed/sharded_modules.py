@@ -59,6 +59,7 @@ from recd_plugins.distributed.stored_rows import StoredRows, takes_stored_rows
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import ExactnessError, SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
+from recd_plugins.words import shortened
 
 _ROW_WISE = {
     ShardingType.ROW_WISE.value,
@@ -160,12 +161,14 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
                 )
             if not num_rows(features) and isinstance(ctx, ExactBagContext):
                 ctx.no_rows, features = True, with_an_empty_row(features)
-            if variable and features.inverse_indices_or_none() is None:
+            # Coalescing looks for those of each feature.
+            if variable and self._groups is None and features.inverse_indices_or_none() is None:
                 raise ExactnessError(
-                    f"{self.form.name}: the batch has stride_per_key_per_rank and no "
-                    "inverse_indices, which say what its B rows are. Where the model makes this "
-                    "KeyedJaggedTensor of one that dedup(loader) deduplicated (permute, split, "
-                    "concat, from_jt_dict), it loses them: do that in the loader, before dedup"
+                    f"{self.form.name}: the batch has stride_per_key_per_rank without "
+                    f"inverse_indices of features {shortened(features.keys())}, which say what its "
+                    "B rows are. Where the model makes this KeyedJaggedTensor of one that "
+                    "dedup(loader) deduplicated (permute, split, concat, from_jt_dict), it loses "
+                    "them: do that in the loader, before dedup"
                 )
             if variable and self._divided_columns is not None:
                 features = align_inverse_indices(self, features)
