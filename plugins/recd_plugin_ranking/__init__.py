@@ -12,7 +12,7 @@ from recd_plugin_ranking.sasrec import SasRec
 from recd_plugin_ranking.two_tower import TwoTower
 from recd_plugins.api import Plugin, hookimpl
 
-REQUIRES_API = 2
+REQUIRES_API = 5
 
 
 @hookimpl

@@ -13,7 +13,7 @@ from recd_plugins.plugin_modules import qualified
 from recd_plugins.versions import __version__
 from recd_plugins.words import did_you_mean
 
-API_VERSION = 4
+API_VERSION = 5
 """The version of the API: goes up by one where plugins may need what older ones lack."""
 
 # How methods begin that are called when something happens.

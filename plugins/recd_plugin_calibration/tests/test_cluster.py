@@ -82,8 +82,7 @@ def test_costs_are_of_what_leaves_a_rank(measured: MeasuredCluster) -> None:
     # Each sends as much as it reduces, 2 (n - 1) / n.
     assert costs.all_reduce.bytes_reduced == pytest.approx(1 / rates.ar_global.bytes_per_second)
     # Bytes and products that are small are told apart from operations, which decide the largest.
-    # The two are measured one after the other, on a machine that may become busy between.
-    assert 0 < costs.gemm.matmul_flops <= 3 / spec.flops
+    assert 0 < costs.gemm.matmul_flops <= 1.5 / spec.flops
     assert costs.gemm.products + costs.gemm.matmul_bytes > 0
     assert costs.lookup.rows_updated + costs.lookup.ids_looked_up > 0
     assert costs.gemm.attention_flops + costs.gemm.attention_queries > 0
