@@ -112,6 +112,33 @@ BROKEN = [
     ),
     (PLUGIN.replace("{name}.keep", "recd.keep"), "names that start with recd. are those of recd-p"),
     (PLUGIN.replace("[Keep]", "[1 / 0]"), "register_preprocessing failed: ZeroDivisionError"),
+    (
+        PLUGIN.replace("def transform", "free_options = {{'pth'}}\n    def transform"),
+        "Keep.free_options has 'pth', which is none of its options",
+    ),
+    (
+        PLUGIN.replace("def transform", "free_options = None\n    def transform"),
+        "Keep.free_options is None; expected a set of options' names",
+    ),
+    (
+        PLUGIN.replace("def transform", "def num_ids(self): ...\n    def transform"),
+        "Keep.num_ids is a method of instances; write @property above it",
+    ),
+    (
+        PLUGIN.replace("def transform", "def summary(self): ...\n    def transform"),
+        "Keep.summary is a method of instances; write @classmethod above it",
+    ),
+    (
+        PLUGIN.replace("def transform", "fits_together = 'no'\n    def transform"),
+        "Keep.fits_together is 'no'; expected True or False",
+    ),
+    (
+        PLUGIN.replace("Preprocessing", "Sharding")
+        .replace("register_preprocessing", "register_shardings")
+        .replace("def transform(self, values, offsets)", "coalesces = 'no'\n    def helper(self)")
+        .replace("values, offsets", "None"),
+        "Keep.coalesces is 'no'; expected True or False",
+    ),
     (PLUGIN.replace("register_pre", "register_per"), "unknown hook 'register_perprocessing'"),
 ]
 

@@ -54,8 +54,14 @@ def check_class(cls: Any, interface: type[Plugin], where: str) -> None:
     if not cls.summary():
         raise PluginError(f"{what} has no docstring; its first line is what `recd plugins` shows")
     if not (isinstance(cls.Options, type) and issubclass(cls.Options, PluginOptions)):
+        raise PluginError(f"{what}: Options is no subclass of recd_plugins.api.PluginOptions")
+    fields, free = cls.Options.model_fields, cls.free_options
+    if not isinstance(free, (frozenset, set, tuple, list)):
+        raise PluginError(f"{what}.free_options is {free!r:.80}; expected a set of options' names")
+    if unknown := sorted(map(str, {*free} - fields.keys())):
         raise PluginError(
-            f"{what}: Options is no subclass of recd_plugins.interfaces.PluginOptions"
+            f"{what}.free_options has {unknown[0]!r}, which is none of its options"
+            f"{did_you_mean(unknown[0], fields)}"
         )
 
 
@@ -81,10 +87,14 @@ def check_implements(cls: Any, interface: type, where: str) -> None:
         if events and method.startswith(_EVENT) and method not in events and inspect.isfunction(of):
             meant = did_you_mean(method, events) or f"; there are: {', '.join(events)}"
             raise PluginError(f"{what}.{method} is never called{meant}")
-    for method, declared in sorted(_attributes(interface).items()):
-        own = of_class[method]
-        if not method.startswith("_") and own is not declared and inspect.isfunction(declared):
-            _check_method(cls, method, own, declared, f"{what}.{method}")
+    for name, declared in sorted(_attributes(interface).items()):
+        own = of_class[name]
+        if name.startswith("_") or own is declared:
+            continue
+        if inspect.isfunction(declared):
+            _check_method(cls, name, own, declared, f"{what}.{name}")
+        else:
+            _check_value(own, declared, f"{what}.{name}")
 
 
 def _attributes(cls: type) -> dict[str, Any]:
@@ -104,6 +114,21 @@ def _check_method(cls: type, method: str, own: Any, declared: Any, what: str) ->
         words = ", ".join(p.name for p in called_with)
         message = f"{what} is called with ({words}), which it does not take: {error}"
         raise PluginError(message) from error
+
+
+def _check_value(own: Any, declared: Any, what: str) -> None:
+    """Refuse an override that is of another sort than the interface's, which all would be true of.
+
+    A function is true whatever it returns, and so is the text "False".
+    """
+    for sort in (property, classmethod):
+        if isinstance(declared, sort) and inspect.isfunction(own):
+            raise PluginError(f"{what} is a method of instances; write @{sort.__name__} above it")
+    getter = declared.fget if isinstance(declared, property) else None
+    says_bool = getter is not None and inspect.get_annotations(getter)["return"] in (bool, "bool")
+    is_computed = hasattr(own, "__get__") and not inspect.isfunction(own)
+    if (says_bool or isinstance(declared, bool)) and not (is_computed or isinstance(own, bool)):
+        raise PluginError(f"{what} is {own!r:.80}; expected True or False")
 
 
 def _parameters(function: Any, *, bound: bool) -> list[inspect.Parameter]:

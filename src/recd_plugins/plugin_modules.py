@@ -182,7 +182,12 @@ def without_folder_prefix(text: str) -> str:
 
 
 def qualified(cls: type) -> str:
-    """The class by its module; of a file, whose name stands next to it, the class alone."""
+    """The class by its module; of a file, whose name stands next to it, the class alone.
+
+    An interface is by the module that plugins import it from.
+    """
     if _FOLDER_MODULE.match(cls.__module__):
         return cls.__qualname__
+    if cls.__module__.startswith("recd_plugins.interfaces."):
+        return f"recd_plugins.api.{cls.__qualname__}"
     return f"{cls.__module__}.{cls.__qualname__}"

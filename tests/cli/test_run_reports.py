@@ -72,7 +72,7 @@ def test_what_is_wrong_is_said_before_the_run(
         (('"--markdown"', '"markdown"'), "Markdown needs a flag, as in --markdown, and help for"),
         (("def write(", "def other("), "Markdown does not implement write"),
         (("path, report", "path"), "Markdown.write is called with (path, report), which it does"),
-        (("[Markdown]", "[5]"), "returned 5, which is no subclass of recd_plugins.interfaces.run"),
+        (("[Markdown]", "[5]"), "returned 5, which is no subclass of recd_plugins.api.RunReport"),
     ],
 )
 def test_a_report_that_is_none_is_refused(

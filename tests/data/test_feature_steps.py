@@ -51,11 +51,20 @@ def test_a_pattern_chooses_among_the_features_that_a_step_takes(registry):
     }
 
 
-@pytest.mark.parametrize("takes", [("id",), "ids"])
-def test_what_a_step_cannot_take(registry, monkeypatch, takes):
+@pytest.mark.parametrize(
+    ("attribute", "value", "said"),
+    [
+        ("takes", ("id",), r"takes is \('id',\); expected a tuple of 'ids"),
+        ("takes", "ids", "takes is 'ids'; expected a tuple of 'ids"),
+        ("scope", "ids", "scope is 'ids'; expected 'id' or 'row'"),
+        ("width", 0, "width is 0; expected 1 or more"),
+        ("width", 2.0, "width is 2.0; expected 1 or more"),
+    ],
+)
+def test_what_a_step_cannot_say(registry, monkeypatch, attribute, value, said):
     loaded = registry(HASH % '"*"')
-    monkeypatch.setattr(type(loaded.preprocessing[0].plugin), "takes", takes)
-    with pytest.raises(PluginError, match=r"sigrid_hash: takes is .*; expected a tuple of 'ids"):
+    monkeypatch.setattr(type(loaded.preprocessing[0].plugin), attribute, value)
+    with pytest.raises(PluginError, match=rf"sigrid_hash: {said}"):
         names(loaded)
 
 

@@ -23,7 +23,7 @@ def check_rows(dataset: Dataset, rows: Any, batch_size: int) -> None:
     if not isinstance(rows, Rows):
         raise PluginError(
             f"{dataset.name}: its reader yielded {type(rows).__name__}, "
-            "which is no recd_plugins.interfaces.Rows"
+            "which is no recd_plugins.api.Rows"
         )
     if len(rows) != batch_size:
         raise PluginError(

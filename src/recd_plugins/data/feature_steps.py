@@ -6,9 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import product
+from typing import get_args
 
 from recd_plugins.errors import PluginError, Problem, RegistryError
 from recd_plugins.interfaces import FeatureSchema, Preprocessing, Table
+from recd_plugins.interfaces.preprocessing import Scope
 from recd_plugins.registry import Entry, Registry
 
 _CALLED = {"ids": "sparse features", "numbers": "dense features"}
@@ -38,6 +40,7 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
                 f"{entry.plugin.name}: takes is {takes!r:.80}; expected a tuple of "
                 f"{' and '.join(map(repr, of_kind))}"
             )
+        _check_values(entry.plugin)
         entry.plugin.stands_at = (str(registry.path), entry.line, entry.field)
         taken[entry.field] = {name for kind in takes for name in of_kind[kind]}
         for pattern in entry.patterns:
@@ -60,6 +63,14 @@ def feature_steps(registry: Registry, schema: FeatureSchema) -> Steps:
     if problems:
         raise RegistryError(problems)
     return {name: tuple(entry.plugin for entry in chain) for name, chain in chains.items() if chain}
+
+
+def _check_values(step: Preprocessing) -> None:
+    """Refuse what transforms are applied by where it is none of what there is."""
+    if step.scope not in get_args(Scope):
+        raise PluginError(f"{step.name}: scope is {step.scope!r:.80}; expected 'id' or 'row'")
+    if type(step.width) is not int or step.width < 1:
+        raise PluginError(f"{step.name}: width is {step.width!r:.80}; expected 1 or more")
 
 
 def refuse_ids_apart(registry: Registry, tables: Sequence[Table]) -> None:
