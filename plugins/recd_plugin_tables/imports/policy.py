@@ -54,7 +54,7 @@ def finite(
             continue
         in_row = wrong if wrong.ndim == 1 else wrong.any(axis=1)
         if how == "error":
-            raise cells.wrong(int(in_row.argmax()), _ADVICE)
+            raise cells.wrong(int(in_row.argmax()), _MISSING if wrong is gaps else _INFINITE)
         if how == "drop":
             dropped |= in_row
         values[wrong] = how if isinstance(how, int | float) else 0.0
@@ -76,7 +76,9 @@ def given(cells: Cells, numbers: NDArray[np.float64], options: ColumnOptions) ->
     return Kept(np.where(gaps, fill, numbers), gaps if drops else none, int(gaps.sum()))
 
 
-_ADVICE = (
-    "features are finite numbers of 32 bits; set missing: of this column to a value (for null and "
-    "NaN), or on_nan: of the dataset to drop or zero"
+_OF_32_BITS = "features are finite numbers of 32 bits; set"
+_MISSING = (
+    f"{_OF_32_BITS} missing: of this column to a value (for null and NaN), or on_nan: of the "
+    "dataset to drop or zero"
 )
+_INFINITE = f"{_OF_32_BITS} on_nan: of the dataset to drop or zero"

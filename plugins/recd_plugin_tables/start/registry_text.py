@@ -39,7 +39,7 @@ dataset:
     # id, ids, number, numbers, session, time, request, key, label or unused.
     columns:
 {columns}
-{split}{negatives}
+{infinite}{split}{negatives}
 # Keeps each value once: rows of a {group} repeat most of their features.
 converter:
   use: recd.ikjt
@@ -148,6 +148,7 @@ def registry_text(
         ),
         sample=whole,
         columns="\n".join(_columns(guesses.columns)),
+        infinite=_INFINITE if any(map(_is_infinite, guesses.columns)) else "",
         split=_split(guesses, test),
         negatives=_negatives(guesses.item, sides) if guesses.implicit else "",
         group="session" if guesses.the("session") else "request",
@@ -213,7 +214,9 @@ def _columns(columns: Iterable[Guess]) -> Iterable[str]:
         why = each.why
         if each.seen.nulls:
             why += f"; {each.seen.nulls / each.seen.rows:.1%} missing"
-            why += ": they become the median" if {"number", "numbers"} & set(each.roles) else ""
+            why += ": they become the median" if _is_number(each) else ""
+        if _is_infinite(each):
+            why += f"; {each.seen.infinite:,} infinite"
         comment = f"  # {_plain(why)}"
         if len(line) + len(comment) > _WIDTH:
             yield f"{_INDENT}#{comment[3:]}"[:_WIDTH]
@@ -222,9 +225,23 @@ def _columns(columns: Iterable[Guess]) -> Iterable[str]:
             yield line + comment
 
 
+_INFINITE = """\
+    # No feature is infinite: rows where a number is are not trained on.
+    on_nan: drop
+"""
+
+
+def _is_number(each: Guess) -> bool:
+    return bool({"number", "numbers"} & set(each.roles))
+
+
+def _is_infinite(each: Guess) -> bool:
+    return _is_number(each) and each.seen.infinite > 0
+
+
 def _missing(each: Guess) -> dict[str, Any]:
     """What to do with nulls that the sample has, where the dataset would not take them."""
-    if {"number", "numbers"} & set(each.roles):
+    if _is_number(each):
         return {"missing": _rounded(each.seen.median or 0)}
     if {"label", "time"} & set(each.roles):
         return {"missing": "drop"}

@@ -48,6 +48,7 @@ class Seen:
         timed: whether texts are times, as 2024-05-01 10:00:00.
         daily: whether times, of any type, are days without an hour.
         example: one of the values.
+        infinite: numbers of them, as float32.
     """
 
     leaf: Leaf
@@ -66,6 +67,7 @@ class Seen:
     timed: bool = False
     daily: bool = False
     example: str = ""
+    infinite: int = 0
 
     @property
     def binary(self) -> bool:
@@ -232,10 +234,13 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         return Seen(leaf, rows, nulls, len(values), 0, length=length, width=width)
     distinct = pc.count_distinct(values).as_py() if len(values) else 0
     least = median = largest = None
-    whole = False
+    whole, infinite = False, 0
     if (numbers := _numbers(values)) is not None:
         finite = numbers[np.isfinite(numbers)]
-        nulls += len(numbers) - len(finite) if not is_list(plain(leaf.type)) else 0
+        gaps = np.isnan(numbers)
+        nulls += 0 if is_list(plain(leaf.type)) else int(gaps.sum())
+        with np.errstate(over="ignore"):
+            infinite = int((~gaps & ~np.isfinite(numbers.astype(np.float32))).sum())
         if len(finite) < len(numbers):
             distinct = len(np.unique(finite))
         if len(finite):
@@ -269,6 +274,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         timed,
         times is not None and bool(pc.all(pc.equal(times, pc.floor_temporal(times, unit="day")))),
         str(values[0].as_py())[:40] if len(values) else "",
+        infinite,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,26 @@ def test_a_missing_number_becomes_the_median(tmp_path: Path) -> None:
     text = (tmp_path / "my.yaml").read_text(encoding="utf-8")
     assert "10.9% missing: they become the median" in text
     assert "price: {as: number, missing: 149}" in text
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, 1e300])
+def test_rows_of_an_infinite_number_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    price = [value if row == 7 else 100.5 + row for row in range(101)]
+    write(
+        Path("t.parquet"), {"price": price, "user": [1, 2] * 50 + [1], "click": [0, *[0, 1] * 50]}
+    )
+    done = CliRunner().invoke(main, ["init", "t.parquet", "my.yaml"])
+    assert done.exit_code == 0, done.output
+    text = Path("my.yaml").read_text(encoding="utf-8")
+    assert "; 1 infinite" in text
+    assert "missing" not in text
+    dataset = load_registry("my.yaml").dataset
+    dataset.prepare()
+    rows = sum(len(rows) for split in dataset.splits() for rows in dataset.scan(split))
+    assert rows == 100
 
 
 @pytest.mark.parametrize(
