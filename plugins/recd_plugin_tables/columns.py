@@ -60,6 +60,11 @@ class ColumnOptions(PluginOptions):
     separator: str | None = Field(
         default=None, min_length=1, description="Between the ids of a text, as in Action|Comedy."
     )
+    integers: bool = Field(
+        default=False,
+        description="The ids of a text are whole numbers, equal to those of columns of numbers; "
+        "without it they are hashed as text.",
+    )
     texts: bool = Field(
         default=False,
         description="Keep the text of each id beside the import, for tables of embeddings.",
@@ -105,6 +110,12 @@ class ColumnOptions(PluginOptions):
                 yield f"{option} is for columns that are {' or '.join(roles)}"
         if self.positive is not None and self.positive_from is not None:
             yield "positive and positive_from are two rules for one label; choose one"
+        if self.integers and self.separator is None:
+            yield "integers is for the ids of a text, which have a separator"
+        if self.integers and self.texts:
+            yield "texts keeps the text of ids that are hashed, and integers are not; choose one"
+        if self.integers and isinstance(self.missing, str) and self.missing not in _RULES:
+            yield f"missing: {self.missing} is no whole number, and integers is true"
         if self.texts and not {"id", "ids"} & set(self.roles):
             yield "texts is for ids"
         if self.unit is not None and "time" not in self.roles and self.by is None:
@@ -143,6 +154,10 @@ _ONLY_FOR: dict[str, tuple[Role, ...]] = {
     "positive": ("label",),
     "positive_from": ("label",),
 }
+
+
+# What missing: can be besides a value.
+_RULES = ("error", "drop", "empty")
 
 
 def feature_name(column: str) -> str:

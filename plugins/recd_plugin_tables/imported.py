@@ -14,13 +14,15 @@ from recd_plugin_tables.columns import Columns
 from recd_plugin_tables.imports.note import ImportNote
 from recd_plugin_tables.imports.policy import OnNan
 from recd_plugin_tables.imports.splits import SplitOptions
+from recd_plugin_tables.kinds import is_text
+from recd_plugin_tables.leaves import plain
 from recd_plugin_tables.plan import ColumnPlan, Others, plan_columns
-from recd_plugin_tables.sources import Source, SourceOptions, open_source
+from recd_plugin_tables.sources import AsTrained, Source, SourceOptions, open_source
 from recd_plugins.api import PluginOptions
 from recd_plugins.api.reading import digest
 
 #: Of what an import is made, besides the table and the options: another number makes it anew.
-VERSION = 4
+VERSION = 5
 
 
 class ImportOptions(PluginOptions):
@@ -105,9 +107,8 @@ class ImportPlace:
         options: what it is made by.
         label: name of the column of the label.
         widths: of features that are lists of numbers, where another table says it.
-        scoring: every row is kept as stored, and the label need not be there.
-        texts: columns that are text in the table that is trained on, where this is another.
-        folder_keys: columns that names of folders say in it.
+        scoring: every row is kept as stored, and the label is not looked at.
+        trained: the table that is trained on, where this is another and that is known.
     """
 
     path: Path | str
@@ -115,8 +116,7 @@ class ImportPlace:
     label: str
     widths: dict[str, int] | None = None
     scoring: bool = False
-    texts: tuple[str, ...] = ()
-    folder_keys: tuple[str, ...] = ()
+    trained: Source | None = None
 
     @cached_property
     def source(self) -> Source:
@@ -126,9 +126,16 @@ class ImportPlace:
             DataError: it is not there, or cannot be read.
             SetupError: the library for its format is missing, or its store cannot be reached.
         """
-        return open_source(
-            self.path, options=self.options.source, of_another=self.scoring, texts=self.texts
+        source = open_source(
+            self.path, options=self.options.source, of_another=self.scoring, texts=self._texts
         )
+        return source if self.trained is None else AsTrained(source, self.trained.schema)
+
+    @property
+    def _texts(self) -> tuple[str, ...]:
+        """Columns that are text in the table that is trained on."""
+        fields = self.trained.schema if self.trained is not None else ()
+        return tuple(field.name for field in fields if is_text(plain(field.type)))
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -141,7 +148,7 @@ class ImportPlace:
             "options": self.options.model_dump(mode="json", by_alias=True, include=options),
             "widths": self.widths,
             "scoring": self.scoring,
-            "texts": self.texts,
+            "texts": self._texts,
             "version": VERSION,
         }
 
@@ -172,7 +179,7 @@ class ImportPlace:
             explode=options.explode,
             implicit=options.implicit,
             labelled=not self.scoring,
-            folder_keys=self.folder_keys,
+            folder_keys=self.trained.folder_keys if self.trained is not None else (),
         )
 
     def make(self) -> Imported:

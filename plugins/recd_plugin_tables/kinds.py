@@ -86,6 +86,21 @@ def holds_text(kind: pa.DataType) -> bool:
     return is_text(kind) or (is_list(kind) and is_text(plain(kind.value_type)))
 
 
+def values_of(kind: pa.DataType) -> str:
+    """What values are, in a word: those of another one are never the same ids or numbers."""
+    kind = plain(kind)
+    if is_list(kind):
+        return values_of(kind.value_type)
+    sorts = {
+        "text": is_text(kind),
+        "bytes": is_bytes(kind),
+        "times": _is_time(kind),
+        "times of day": pt.is_time(kind),
+        "durations": pt.is_duration(kind),
+    }
+    return next((name for name, fits in sorts.items() if fits), "numbers")
+
+
 def _is_time(kind: pa.DataType) -> bool:
     return bool(pt.is_timestamp(kind) or pt.is_date(kind))
 
@@ -115,5 +130,8 @@ def _instead(role: Role, kind: pa.DataType) -> str:
     if pt.is_map(kind):
         return "maps are not read: write its keys and its values as two lists, or mark it unused"
     if role in ("number", "numbers"):
-        return "only numbers can: write it as numbers, or make it an id"
+        return (
+            "only numbers can: write it as numbers (of CSV, source.types says that 007 is int64), "
+            "or make it an id"
+        )
     return ""

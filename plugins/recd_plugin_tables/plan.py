@@ -109,7 +109,8 @@ def plan_columns(
         others: what becomes of leaves that ``columns`` does not name.
         explode: columns of lists, of which every element is a row.
         implicit: every row is a positive; there is no label.
-        labelled: False where all but the features may be missing, as in a table to score.
+        labelled: False where all but the features may be missing, and no label is looked at, as
+            in a table to score.
         folder_keys: columns that names of folders say in the table that is trained on.
 
     Raises:
@@ -133,7 +134,8 @@ def plan_columns(
             uses.append(
                 Use(leaf, options, options.name or feature_name(name), key_name(name, options))
             )
-            reasons = (why_not(role, leaf.type, options) for role in options.roles)
+            read = (role for role in options.roles if labelled or role != "label")
+            reasons = (why_not(role, leaf.type, options) for role in read)
             problems += [
                 (("columns", name), f"column {name} is {leaf.type}: {why}")
                 for why in reasons
@@ -180,7 +182,7 @@ def plan_columns(
         raise PlanError(where, problems)
     return ColumnPlan(
         features=tuple(use for use in uses if use.options.feature),
-        label=_the(uses, "label"),
+        label=_the(uses, "label") if labelled else None,
         session=_the(uses, "session"),
         request=_the(uses, "request"),
         time=_the(uses, "time"),

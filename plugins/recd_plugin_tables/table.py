@@ -16,7 +16,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 from recd_plugin_tables.columns import feature_name
 from recd_plugin_tables.imported import Imported, ImportOptions, ImportPlace
 from recd_plugin_tables.imports.source_rows import SourceRows
-from recd_plugin_tables.kinds import holds_text, is_text
+from recd_plugin_tables.kinds import is_text, values_of
 from recd_plugin_tables.leaves import Leaf, leaf_array, leaves, plain
 from recd_plugin_tables.plan import CANDIDATE, ROW, SESSION, TIME, PlanError, key_name
 from recd_plugin_tables.sources import Source
@@ -229,8 +229,7 @@ class Table(Dataset):
             self.options,
             self._label,
             widths,
-            texts=_texts(trained),
-            folder_keys=trained.folder_keys,
+            trained=trained,
         )
         self._check_kinds(place.source, trained)
         return place
@@ -243,15 +242,8 @@ class Table(Dataset):
         # The trained table is not needed where options say it all.
         unsaid = any(u.feature == "numbers" and u.width is None for u in options.columns.values())
         widths = self.widths if unsaid else None
-        trained = self._trained_source
         return ImportPlace(
-            path,
-            options,
-            self._label,
-            widths,
-            scoring=True,
-            texts=_texts(trained) if trained is not None else (),
-            folder_keys=trained.folder_keys if trained is not None else (),
+            path, options, self._label, widths, scoring=True, trained=self._trained_source
         )
 
     @cached_property
@@ -264,22 +256,21 @@ class Table(Dataset):
             return None
 
     def _check_kinds(self, mine: Source, trained: Source) -> None:
-        """Refuse ids of another type than those that are trained on: none would be equal."""
+        """Refuse values of another kind than those that are trained on: none would be equal."""
         explode = self.options.explode
-        known = {leaf.name: holds_text(leaf.type) for leaf in leaves(trained.schema, explode)}
+        known = {leaf.name: leaf.type for leaf in leaves(trained.schema, explode)}
         for leaf in leaves(mine.schema, explode):
             use = self.options.columns.get(leaf.name)
             # A part of a time is the same number, however the time is written.
-            if use is None or use.feature not in ("id", "ids") or use.by is not None:
+            if use is None or use.feature is None or use.by is not None or leaf.name not in known:
                 continue
-            text = holds_text(leaf.type)
-            if known.get(leaf.name, text) != text:
-                here, there = ("text", "numbers") if text else ("numbers", "text")
-                example = _no_number(mine, leaf) if text else ""
+            here, there = values_of(leaf.type), values_of(known[leaf.name])
+            if here != there:
+                example = _no_number(mine, leaf) if here == "text" else ""
                 problem = (
                     f"column {leaf.name} is {here} here{example}, and {there} in "
                     f"{trained.location}, which is trained on; write its values as "
-                    f"{there}{', or leave them empty' * text}"
+                    f"{there}{', or leave them empty' * (here == 'text')}"
                 )
                 raise PlanError(mine.location, [(("columns", leaf.name), problem)])
 
@@ -332,10 +323,6 @@ class Table(Dataset):
             world_size=world_size,
             ahead=options.prefetch,
         )
-
-
-def _texts(trained: Source) -> tuple[str, ...]:
-    return tuple(field.name for field in trained.schema if is_text(plain(field.type)))
 
 
 def _no_number(source: Source, leaf: Leaf) -> str:

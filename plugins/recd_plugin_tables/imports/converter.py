@@ -35,7 +35,7 @@ class Converter:
         label: name of the column of the label.
         widths: how many numbers the lists of a feature hold, by its name.
         on_nan: what becomes of dense values that are no finite number.
-        scoring: every row stays, as if what is missing were empty or 0; labels may be missing.
+        scoring: every row stays, as if what is missing were empty or 0.
         texts: keeps the text of ids; None where none is asked for.
 
     Attributes:
@@ -68,9 +68,13 @@ class Converter:
         self.schema = pa.schema(fields)
         for name in self.schema.names:
             if self.schema.names.count(name) > 1:
+                one = (
+                    "one of them the label that implicit: true makes"
+                    if name == label
+                    else "one of them a place of a list of numbers"
+                )
                 raise DataError(
-                    f"two features would be called {name}, one of them a place of a list of "
-                    "numbers; set name: of one of their columns"
+                    f"two columns would be called {name}, {one}; set name: of the other"
                 )
 
     def convert(self, rows: Rows, first_row: int) -> pa.RecordBatch:
@@ -159,8 +163,6 @@ class Converter:
             return pa.array(np.full(len(exploded), 0 if self._scoring else 1, np.float32))
         cells = exploded.cells(use.leaf)
         numbers = labels_of(cells, use.options)
-        if self._scoring:
-            numbers = np.nan_to_num(numbers)
         kept = given(cells, numbers, use.options)
         self.filled[use.leaf.name] += kept.num_filled
         drop(use, kept.dropped)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,8 @@ from recd_plugins.api.tables import Location
 
 #: Bytes of a block; the first one shows the types of columns.
 _BLOCK = 8 << 20
+# What an integer would lose a zero of.
+_CODE = r"^-?0\d"
 # At the end of a time: what zone it is of.
 _OFFSET = r":\d\d(Z|[+-]\d\d(:?\d\d)?)$"
 
@@ -30,6 +33,7 @@ class CsvFormat(FileFormat):
     """Text in lines whose columns are separated by one character.
 
     An empty place is null. ``NA`` and ``null`` are in columns of numbers, and words elsewhere.
+    Whole numbers are text where one has a zero in front, as codes have: 01234 is not 1234.
     """
 
     name = "csv"
@@ -68,7 +72,20 @@ class CsvFormat(FileFormat):
                     "as by iconv -f latin1 -t utf-8, or set source.types: "
                     f"{{{field.name}: binary}} where it is no text"
                 )
-        return found
+        codes = set(self._codes(file, found))
+        return pa.schema([f.with_type(pa.string()) if f.name in codes else f for f in found])
+
+    def _codes(self, file: Location, found: pa.Schema) -> Iterator[str]:
+        """The columns of whole numbers in which the first block has one that begins with 0."""
+        whole = [each.name for each in found if pa.types.is_integer(each.type)]
+        texts = dict.fromkeys((name for name in whole if name not in self._types), pa.string())
+        if not texts:
+            return
+        with open_stream(file) as source, self._open(source, texts, list(texts)) as reader:
+            for batch in islice(reader, 1):
+                for name, column in zip(texts, batch.columns, strict=True):
+                    if pc.any(pc.match_substring_regex(column, _CODE)).as_py():
+                        yield name
 
     def read(
         self, file: Location, schema: pa.Schema, columns: Sequence[str]

@@ -38,6 +38,10 @@ _FEW_VALUES = 50
 _MANY_VALUES = 0.2
 
 
+#: Lists of which more texts than this are ids of another column are numbered as it is.
+ALIKE = 0.5
+
+
 @dataclass(frozen=True)
 class Guess:
     """What a column is taken for.
@@ -187,7 +191,25 @@ def guess(survey: Survey, wanted: Wanted) -> Guesses:
             f"{', '.join(f'{each.name} ({each.why})' for each in columns)}"
         )
     _check_names(survey, columns)
-    return Guesses(survey, tuple(_with_key(survey, columns, request)), wanted.implicit)
+    columns = _hashed_alike(survey, _with_key(survey, columns, request))
+    return Guesses(survey, tuple(columns), wanted.implicit)
+
+
+def _hashed_alike(survey: Survey, columns: list[Guess]) -> list[Guess]:
+    """The columns, where whole numbers in a text are text if they are ids of a column of text."""
+    texts = [each.name for each in columns if "id" in each.roles and each.seen.is_text]
+
+    def is_text(each: Guess) -> bool:
+        return "integers" in each.options and any(
+            survey.share(each.name, text) > ALIKE for text in texts
+        )
+
+    return [
+        replace(each, options={k: v for k, v in each.options.items() if k != "integers"})
+        if is_text(each)
+        else each
+        for each in columns
+    ]
 
 
 def _check_names(survey: Survey, columns: list[Guess]) -> None:
@@ -390,7 +412,7 @@ def _feature(seen: Seen) -> tuple[Role, str, dict[str, Any], bool, bool]:
         if seen.unique and seen.rows > _FEW_VALUES:
             return "key", "every row has one of its own", {}, False, False
         if seen.separator is not None:
-            options = {"separator": seen.separator}
+            options = {"separator": seen.separator} | ({"integers": True} if seen.integers else {})
             history = seen.length >= _HISTORY or bool(HISTORY_WORDS.search(name))
             return "ids", f"{seen.length:.1f} ids in a text", options, history, False
         return "id", f"{seen.distinct:,} texts", {}, False, False

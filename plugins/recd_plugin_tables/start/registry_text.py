@@ -203,7 +203,7 @@ def _columns(columns: Iterable[Guess]) -> Iterable[str]:
         options = {"as": roles, **each.options}
         if (
             holds_text(each.seen.leaf.type)
-            and not each.seen.timed
+            and not (each.seen.timed or "integers" in each.options)
             and {"id", "ids"} & set(each.roles)
         ):
             options["texts"] = True

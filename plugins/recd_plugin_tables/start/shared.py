@@ -5,13 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from recd_plugin_tables.kinds import is_text
-from recd_plugin_tables.start.guess import Guesses
-
-# Of a list's texts so many are ids of the other column.
-_MOST = 0.5
+from recd_plugin_tables.start.guess import ALIKE, Guesses
 
 
 @dataclass(frozen=True)
@@ -33,24 +29,15 @@ def shared(guesses: Guesses) -> list[Shared]:
     features = [each for each in guesses.features("id", "ids") if "by" not in each.options]
     found = {each.name: survey.elements(each.name) for each in features}
     texts = {name: each.cast(pa.string()) for name, each in found.items() if is_text(each.type)}
-    ids = {
-        each.name: pc.unique(texts[each.name])
-        for each in features
-        if "id" in each.roles and each.name in texts
-    }
+    ids = [each.name for each in features if "id" in each.roles and each.name in texts]
     numbered_alike: dict[str, list[str]] = {}
     for each in features:
-        if "ids" in each.roles and each.name in texts:
-            shares = {name: _share(texts[each.name], known) for name, known in ids.items()}
+        if "ids" in each.roles and each.name in texts and "integers" not in each.options:
+            shares = {name: survey.share(each.name, name) for name in ids}
             best = max(shares, key=lambda name: shares[name], default=None)
-            if best is not None and shares[best] > _MOST:
+            if best is not None and shares[best] > ALIKE:
                 numbered_alike.setdefault(best, [best]).append(each.name)
     return [
         Shared(tuple(names), len(pa.chunked_array([texts[name] for name in names]).unique()))
         for names in numbered_alike.values()
     ]
-
-
-def _share(values: pa.Array, known: pa.Array) -> float:
-    """How many of the values are among those that are known."""
-    return float(pc.mean(pc.is_in(values, value_set=known).cast(pa.float32())).as_py() or 0)

@@ -27,6 +27,8 @@ _SEPARATED = 0.2
 _LOOKED_AT = 1000
 # Texts of more characters are no ids.
 _LONG_TEXT = 80
+# A whole number as a text; an empty part is no id.
+_WRITTEN = r"^(0|-?[1-9]\d{0,17})?$"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class Seen:
         width: of lists that are all equally long; None for others.
         characters: mean length of texts.
         separator: what separates several ids in a text.
+        integers: whether these are whole numbers, as they would be written.
         timed: whether texts are times, as 2024-05-01 10:00:00.
         daily: whether times, of any type, are days without an hour.
         example: one of the values.
@@ -68,6 +71,7 @@ class Seen:
     daily: bool = False
     example: str = ""
     infinite: int = 0
+    integers: bool = False
 
     @property
     def binary(self) -> bool:
@@ -149,6 +153,12 @@ class Survey:
             return None
         pairs = pa.table({"key": keys, "value": values}).group_by(["key", "value"]).aggregate([])
         return int(pairs.num_rows)
+
+    def share(self, name: str, other: str) -> float:
+        """How many texts of a column are among those of another, of all that the sample has."""
+        values, known = (self.elements(each).cast(pa.string()) for each in (name, other))
+        found = pc.is_in(values, value_set=pc.unique(known))
+        return float(pc.mean(found.cast(pa.float32())).as_py() or 0)
 
     def elements(self, name: str) -> pa.Array:
         """The values of a column that are there; of lists, and of texts of several, their parts."""
@@ -247,7 +257,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
             least, largest = float(finite.min()), float(finite.max())
             median = float(np.quantile(finite, 0.5, method="lower"))
             whole = bool((finite == np.round(finite)).all())
-    characters, separator = 0.0, None
+    characters, separator, whole_parts = 0.0, None, False
     times = _times(values)
     timed = times is not None and is_text(values.type)
     if is_text(values.type) and len(values):
@@ -256,7 +266,9 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
     if separator is not None:
         parts = pc.split_pattern(values, separator)
         length = float(pc.mean(pc.list_value_length(parts)).as_py())
-        distinct = pc.count_distinct(pc.list_flatten(parts)).as_py()
+        parts = pc.list_flatten(parts)
+        distinct = pc.count_distinct(parts).as_py()
+        whole_parts = pc.all(pc.match_substring_regex(parts, _WRITTEN)).as_py()
     return Seen(
         leaf,
         rows,
@@ -275,6 +287,7 @@ def _seen(table: pa.Table, leaf: Leaf) -> Seen:
         times is not None and bool(pc.all(pc.equal(times, pc.floor_temporal(times, unit="day")))),
         str(values[0].as_py())[:40] if len(values) else "",
         infinite,
+        bool(whole_parts),
     )
 
 

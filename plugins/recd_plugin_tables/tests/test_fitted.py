@@ -110,6 +110,16 @@ def test_features_that_share_a_table_share_a_vocabulary():
     assert apply(pickle.loads(pickle.dumps(plugin)), [7, 5, 6]).tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("ids", "apart"), [([8, 9], True), ([3, 8], False), ([], False)])
+def test_features_without_an_id_in_common_are_told(capsys, ids, apart):
+    plugin = made(Vocabulary, rows=9, others="unknown", shared=True)
+    for feature, given in (("item", [3, 4]), ("history", ids)):
+        values = torch.tensor(given, dtype=torch.int64)
+        plugin.fit(feature, iter([(values, torch.tensor([0, len(given)]))]))
+    said = "no id of history is one of the features before it" in capsys.readouterr().err
+    assert said == apart
+
+
 ONE_TABLE = """version: 1
 dataset: {{use: recd.session_parquet, options: {{path: nowhere}}}}
 converter: {{use: recd.ikjt}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from pathlib import Path
 
@@ -118,3 +119,72 @@ def test_digits_of_a_file_without_types_are_text_where_training_has_text(tmp_pat
     assert by_row(data)["zip"] == [[text_id("0012")]] * 2 + [[text_id("x")]] * 2
     found = rows_of(data.to_score(str(folder / "zip=0012")))
     assert found["zip"] == [[text_id("0012")]] * 2
+
+
+@pytest.mark.parametrize(
+    ("use", "trained", "scored", "said"),
+    [
+        (
+            "id",
+            [1, 2],
+            pa.array([19_000, 19_001]).cast("int32").cast("date32"),
+            "times here, and n",
+        ),
+        ("number", [1.5, 2], pa.array([1, 2], pa.timestamp("s")), "times here, and numbers in"),
+        ("number", [1, 2], pa.array([1, 2], pa.duration("s")), "durations here, and numbers in"),
+        ("number", pa.array([1, 2], pa.duration("ms")), [1, 2], "numbers here, and durations in"),
+        ("id", ["1", "2"], [b"1", b"2"], "bytes here, and text in"),
+    ],
+)
+def test_values_of_another_kind_are_not_scored(tmp_path, use, trained, scored, said):
+    old = pa.table({"a": trained, "clicked": [0, 1]})
+    pq.write_table(old, tmp_path / "old.parquet")
+    pq.write_table(pa.table({"a": scored}), tmp_path / "new.parquet")
+    data = table(tmp_path / "old.parquet", columns={"a": use, "clicked": "label"})
+    with pytest.raises(DataError, match=rf"new.parquet: column a is {said}"):
+        data.to_score(str(tmp_path / "new.parquet")).prepare()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".jsonl"])
+def test_columns_without_a_value_are_those_of_training(tmp_path, suffix):
+    old = {"a": [1, 2], "b": ["x", "y"], "n": [0.5, 1], "h": [[1], [2]], "clicked": [0, 1]}
+    pq.write_table(pa.table(old), tmp_path / "old.parquet")
+    uses = {
+        "a": "id",
+        "b": {"as": "id", "missing": "x"},
+        "n": {"as": "number", "missing": 7},
+        "h": {"as": "ids", "missing": 9},
+        "clicked": "label",
+    }
+    path = tmp_path / f"new{suffix}"
+    if suffix == ".csv":
+        uses["h"] = "unused"
+        path.write_text("a,b,n\n,,\n,,\n")
+    elif suffix == ".jsonl":
+        path.write_text('{"a": null, "b": null, "n": null, "h": null}\n' * 2)
+    else:
+        pq.write_table(pa.table({name: pa.nulls(2) for name in "abnh"}), path)
+    found = rows_of(table(tmp_path / "old.parquet", columns=uses).to_score(str(path)))
+    assert found["a"] == [[], []]
+    assert found["b"] == [[text_id("x")]] * 2
+    assert found["n"] == [7, 7]
+    assert suffix == ".csv" or found["h"] == [[9], [9]]
+
+
+@pytest.mark.parametrize("labels", [["a", None], [5.5, math.nan], [[1], [2]], [None, None]])
+def test_labels_of_a_table_to_score_are_not_looked_at(path, tmp_path, labels):
+    new = clicks(2).drop_columns("clicked").append_column("clicked", [labels])
+    pq.write_table(new, tmp_path / "new.parquet")
+    assert rows_of(table(path).to_score(str(tmp_path / "new.parquet")))["clicked"] == [0, 0]
+
+
+def test_a_zero_in_front_makes_whole_numbers_of_csv_text(tmp_path):
+    (tmp_path / "t.csv").write_text("zip,n,clicked\n01234,1,0\n1234,20,1\n-05,0,1\n")
+    uses = {"zip": ["id", "key"], "n": "id", "clicked": "label"}
+    found = by_row(table(tmp_path / "t.csv", columns=uses))
+    assert found["zip"] == [[text_id("01234")], [text_id("1234")], [text_id("-05")]]
+    assert found["zip_key"] == ["01234", "1234", "-05"]
+    assert found["n"] == [[1], [20], [0]]
+    whole = {"types": {"zip": "int64"}}
+    found = by_row(table(tmp_path / "t.csv", columns=uses, source=whole))
+    assert found["zip"] == [[1234], [1234], [-5]]

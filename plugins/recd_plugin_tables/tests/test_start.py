@@ -123,6 +123,25 @@ def test_a_missing_number_becomes_the_median(tmp_path: Path) -> None:
     assert "price: {as: number, missing: 149}" in text
 
 
+@pytest.mark.parametrize("kind", [int, str])
+def test_whole_numbers_in_a_text_are_what_they_are_elsewhere(tmp_path: Path, kind: type) -> None:
+    films = [[(user + n) % 20 for n in range(user % 5 + 1)] for user in range(300)]
+    columns = {
+        "item": [kind(row[0]) for row in films],
+        "history": ["|".join(map(str, row)) for row in films],
+        "tags": ["|".join(f"t{each}" for each in row) for row in films],
+        "click": [row[0] % 2 for row in films],
+    }
+    write(tmp_path / "t.parquet", columns)
+    target = tmp_path / "my.yaml"
+    done = CliRunner().invoke(main, ["init", str(tmp_path / "t.parquet"), str(target)])
+    assert done.exit_code == 0, done.output
+    uses = YAML(typ="safe").load(target)["dataset"]["options"]["columns"]
+    option = "integers" if kind is int else "texts"
+    assert uses["history"] == {"as": "ids", "separator": "|", option: True}
+    assert uses["tags"] == {"as": "ids", "separator": "|", "texts": True}
+
+
 @pytest.mark.parametrize("value", [math.inf, -math.inf, 1e300])
 def test_rows_of_an_infinite_number_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float

@@ -380,7 +380,15 @@ BAD: dict[str, Any] = {
     "two features of one name": (
         clicks().append_column("vector", [[[1.0]] * 60]),
         {"columns": {**COLUMNS, "vector": "numbers", "item": {"as": "id", "name": "vector_0"}}},
-        "two features would be called vector_0",
+        "two columns would be called vector_0, one of them a place of a list of numbers",
+    ),
+    "a column of the name that an import gives the label": (
+        clicks().rename_columns(["user", "when", "item", "history", "price", "label"]),
+        {
+            "columns": {**{k: v for k, v in COLUMNS.items() if k != "clicked"}, "label": "id"},
+            "implicit": True,
+        },
+        "two columns would be called label, one of them the label that implicit: true makes; set",
     ),
     "no cache": (clicks(), {"cache": "/proc/nowhere"}, "/proc/nowhere.*: cannot be written"),
 }

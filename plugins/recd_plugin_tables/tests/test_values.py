@@ -45,7 +45,10 @@ ID = uuid.UUID(int=7).bytes
 IDS: dict[str, Any] = {
     "int8": (pa.array([-3, None, 7], pa.int8()), [-3, None, 7]),
     "uint64": (pa.array([1, 2**63, 2**64 - 1], pa.uint64()), [1, -(2**63), -1]),
-    "whole floats": (pa.array([3.0, math.nan, None, -(2.0**53)]), [3, None, None, -(2**53)]),
+    "whole floats": (
+        pa.array([3.0, math.nan, None, -(2.0**53) + 1]),
+        [3, None, None, -(2**53) + 1],
+    ),
     "bools": (pa.array([True, None, False]), [1, None, 0]),
     "decimals": (pa.array([Decimal("12"), Decimal("-3.00"), None]), [12, -3, None]),
     "text": (pa.array(["é", "", None]), [hashed("é"), hashed(""), None]),
@@ -164,7 +167,7 @@ LISTS = pa.array([["z"], ["a", None, "b"], None, [], [None]]).slice(1)
     [
         (None, [["a", "b"], [], [], []], []),
         ("empty", [["a", "b"], [], [], []], []),
-        ("none", [["a", "none", "b"], [], [], ["none"]], []),
+        ("none", [["a", "none", "b"], ["none"], [], ["none"]], []),
         ("drop", [["a", "b"], [], [], []], [0, 1, 3]),
     ],
 )
@@ -189,6 +192,25 @@ def test_gaps_may_be_errors_and_texts_lists():
     assert num_nulls == 1
     lists, _, _ = id_lists(cells([7, None]), use("id", missing=0))
     assert lists.to_pylist() == [[7], [0]]
+    lists, dropped, num_nulls = id_lists(
+        cells([None, [7, None], [], [8], None]), use("ids", missing=9)
+    )
+    assert lists.to_pylist() == [[9], [7, 9], [], [8], [9]]
+    assert (dropped.any(), num_nulls) == (False, 3)
+
+
+def test_whole_numbers_in_a_text_are_those_of_numbers():
+    whole = use("ids", separator="|", integers=True)
+    lists, _, _ = id_lists(cells(["7|-9", "", None, "007|123456789012345678"]), whole)
+    assert lists.to_pylist() == [[7, -9], [], [], [7, 123456789012345678]]
+    for wrong in ("a", "1.5", " 1", "0x1F", "1234567890123456789"):
+        message = rf"row 1: the value is '{wrong}'; integers: true is for whole numbers"
+        with pytest.raises(DataError, match=message):
+            id_lists(cells(["7", f"8|{wrong}"]), whole)
+    options: dict[str, object]
+    for options in ({"missing": "x"}, {"texts": True}, {"separator": None}):
+        with pytest.raises(ValueError, match=r"integers|whole number"):
+            use("ids", **{"separator": "|", "integers": True, **options})
 
 
 def test_labels():

@@ -14,8 +14,8 @@ from recd_plugin_tables.values.cells import Cells, as_numpy, nulls
 from recd_plugin_tables.values.hashing import text_id, text_ids
 from recd_plugin_tables.values.times import microseconds, part
 
-# Every integer up to here is a float64 of its own.
-_EXACT = 2**53
+# Every integer up to here is a float64 that no other integer is rounded to.
+_EXACT = 2**53 - 1
 _LARGE = (
     "a float as large stands for several whole numbers; store ids as integers, and of text set "
     "source: {types: {column: uint64}}"
@@ -88,6 +88,8 @@ def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.nda
             values = split_text(values, options.separator)
         offsets, elements, empty = list_parts(values)
         items = cells.items(elements, offsets)
+        if options.integers:
+            items = _as_integers(items)
         ids = ids_of(items, options)
         lost = empty.to_numpy(zero_copy_only=False)
     gaps = nulls(ids)
@@ -100,11 +102,15 @@ def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.nda
     if options.missing == "drop":
         dropped = lost.copy()
         dropped[_rows_of(offsets, gaps)] = True
-    if gaps.any() and options.missing in (None, "empty", "drop"):
+    if options.missing in (None, "empty", "drop", "error"):
         before = np.concatenate([[0], np.cumsum(~gaps)])
         offsets, ids = before[offsets].astype(np.int32), ids.drop_null()
-    elif gaps.any():
-        ids = ids.fill_null(missing_id(options.missing))
+    else:
+        one = missing_id(options.missing)
+        found = ids.fill_null(one).to_numpy()
+        ids = pa.array(np.insert(found, offsets[:-1][lost], one))
+        lengths = np.diff(offsets) + lost
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), ids), dropped, num_nulls
 
 
@@ -120,6 +126,15 @@ def missing_id(missing: object) -> int:
 
 def _rows_of(offsets: np.ndarray, gaps: np.ndarray) -> np.ndarray:
     return np.searchsorted(offsets, np.flatnonzero(gaps), "right") - 1
+
+
+def _as_integers(items: Cells) -> Cells:
+    """Texts as the whole numbers that they write."""
+    texts = items.values.cast(pa.string())
+    wrong = pc.invert(pc.match_substring_regex(texts, r"^-?\d{1,18}$")).fill_null(False)
+    if (at := pc.index(wrong, True).as_py()) >= 0:
+        raise items.wrong(at, "integers: true is for whole numbers of 18 digits; leave it out")
+    return Cells(texts.cast(pa.int64()), items.place)
 
 
 def split_text(values: pa.Array, separator: str) -> pa.ListArray:
