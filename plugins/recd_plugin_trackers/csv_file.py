@@ -38,11 +38,12 @@ class Csv(Tracker):
         self._columns = list(_FIRST)
         if kept is None:
             kept_lines.set_aside(path)
-        else:
-            kept_lines.keep_lines(path, 1 + kept)
-            self._columns = next(csv.reader(io.StringIO(path.read_text("utf-8"))), self._columns)
-        if not path.exists() or not path.stat().st_size:
-            kept_lines.append(path, _text([self._columns]))
+        elif kept_lines.go_on(
+            path, kept, lambda names, row: _has(names, row, more.get("last", {}))
+        ):
+            self._columns = next(csv.reader(io.StringIO(path.read_text("utf-8"))))
+            return
+        kept_lines.append(path, _text([self._columns]))
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """A row, with what it lacks left empty; the file is written anew where a column is."""
@@ -59,6 +60,15 @@ class Csv(Tracker):
     def flush(self) -> None:
         """On disk."""
         kept_lines.sync(self.options.path)
+
+
+def _has(names: str, row: str, figures: Mapping[str, float]) -> bool:
+    """Whether a row has these figures; False of what is no CSV of figures."""
+    try:
+        there, *_ = csv.DictReader(io.StringIO(names + row))
+        return all(float(there[name]) == value for name, value in figures.items())
+    except (KeyError, TypeError, ValueError, csv.Error):
+        return False
 
 
 def _text(rows: list[list[Any]]) -> str:

@@ -29,14 +29,14 @@ class JsonLines(Tracker):
 
     options: Options
 
-    def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:  # noqa: ARG002
+    def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
         """The first line of a new file has the registry."""
         path = self.options.path
-        if kept is not None:
-            kept_lines.keep_lines(path, 1 + kept)
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept_lines.set_aside(path)
+        if kept is None:
+            kept_lines.set_aside(path)
+        elif kept_lines.go_on(path, kept, lambda _, line: _has(line, more.get("last", {}))):
+            return
         self._append({"registry": start.registry, "settings": list(start.settings)})
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
@@ -50,3 +50,12 @@ class JsonLines(Tracker):
 
     def _append(self, value: Mapping[str, Any]) -> None:
         kept_lines.append(self.options.path, json.dumps(value, allow_nan=False) + "\n")
+
+
+def _has(line: str, figures: Mapping[str, float]) -> bool:
+    """Whether a line has these figures; False of what is no JSON of figures."""
+    try:
+        there = json.loads(line)
+        return all(there[name] == value for name, value in figures.items())
+    except (KeyError, TypeError, ValueError):
+        return False

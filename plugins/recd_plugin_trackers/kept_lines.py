@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
-def set_aside(path: Path) -> None:
+def set_aside(path: Path) -> Path | None:
     """Rename a file of an earlier run, where there is one: ``run.csv`` to ``run.1.csv``."""
     number = 1
     while (aside := path.with_name(f"{path.stem}.{number}{path.suffix}")).exists():
         number += 1
-    if path.exists():
-        path.rename(aside)
+    return path.rename(aside) if path.exists() else None
 
 
-def keep_lines(path: Path, count: int) -> None:
-    """Leave the first so many lines of a file, and say on stderr where they are fewer."""
+def go_on(path: Path, records: int, is_last: Callable[[str, str], bool]) -> bool:
+    """Leave the first line of a file and so many records; whether it is the file that had them.
+
+    One that is not, as another run has written there since, is renamed, and stderr says so.
+
+    Args:
+        path: of the file.
+        records: that it had when the checkpoint was saved.
+        is_last: whether a line is the last of them, by the first line and that one.
+    """
     from recd_plugins.api.files import write_text
 
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith("\n")]
-    if len(whole) < count:
-        missing = count - len(whole)
-        print(f"{path}: lacks {missing} lines of before the checkpoint", file=sys.stderr)
-    write_text(path, "".join(whole[:count]))
+    lines = [line for line in lines if line.endswith("\n")]
+    if len(lines) > records and (is_last(lines[0], lines[records]) if records else len(lines) == 1):
+        write_text(path, "".join(lines[: 1 + records]))
+        return True
+    if not lines and not records:
+        return False
+    aside = set_aside(path)
+    print(
+        f"{path}: has not the {records} records of before the checkpoint that the run goes on from"
+        f"{f'; it is {aside} now' if aside else ''}, and a new file begins here",
+        file=sys.stderr,
+    )
+    return False
 
 
 def append(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -53,7 +54,7 @@ class Tracker(Callback):
         Args:
             start: of the run.
             kept: records before a checkpoint that the run goes on from; None for a new run.
-            more: what ``more_state`` gave then.
+            more: what ``more_state`` gave then, and ``last``: figures of the last record.
         """
 
     @abstractmethod
@@ -74,6 +75,7 @@ class Tracker(Callback):
         """Begin, unless the run goes on from a checkpoint, whose state follows."""
         self._start, self._writes = start, start.rank == 0
         self._total: Tensor | float = 0.0
+        self._last_figures: dict[str, float] = {}
         self._steps = self._records = 0
         self._began = False
         self._since: float | None = None
@@ -123,6 +125,7 @@ class Tracker(Callback):
             "records": self._records,
             "steps": self._steps,
             "total": float(self._total),
+            "last": self._last_figures,
             **self.more_state(),
         }
 
@@ -133,6 +136,7 @@ class Tracker(Callback):
         state = dict(states[0])
         self._records = state.pop("records")
         self._steps, self._total = state.pop("steps"), state.pop("total")
+        self._last_figures = state.get("last", {})
         self._begin(self._records, state)
 
     def _write_steps(self, step: int) -> None:
@@ -151,6 +155,12 @@ class Tracker(Callback):
         if self._writes:
             self._begin_late()
             self._records += 1
+            known = {"step": float(step), **figures}
+            self._last_figures = {
+                name: value
+                for name, value in known.items()
+                if math.isfinite(value) and name != "samples_per_second"
+            }
             self.write(step, figures)
 
     def _close(self, how: str) -> None:

@@ -207,8 +207,8 @@ def test_whole_numbers_in_a_text_are_those_of_numbers():
         message = rf"row 1: the value is '{wrong}'; integers: true is for whole numbers"
         with pytest.raises(DataError, match=message):
             id_lists(cells(["7", f"8|{wrong}"]), whole)
-    options: dict[str, object]
-    for options in ({"missing": "x"}, {"texts": True}, {"separator": None}):
+    refused: list[dict[str, object]] = [{"missing": "x"}, {"texts": True}, {"separator": None}]
+    for options in refused:
         with pytest.raises(ValueError, match=r"integers|whole number"):
             use("ids", **{"separator": "|", "integers": True, **options})
 

@@ -150,9 +150,37 @@ def test_a_new_run_leaves_the_file_of_another(
     again = made("jsonl", tmp_path)
     again.on_start(start(2))
     again.load_state_dict([state])
-    assert "run.jsonl: lacks 1 lines of before the checkpoint" in capfd.readouterr().err
+    said = capfd.readouterr().err
+    assert "run.jsonl: has not the 1 records of before the checkpoint" in said
+    assert "run.3.jsonl now, and a new file begins here" in said
     again.on_interrupt(RunInterruption(0, 2, "SIGINT"))
-    assert (tmp_path / "of" / "run.jsonl").read_text() == "{}\n"
+    assert (tmp_path / "of" / "run.3.jsonl").read_text() == "{}\nhalf a li"
+    assert "registry" in (tmp_path / "of" / "run.jsonl").read_text()
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl"])
+@pytest.mark.parametrize("saved_at", [1, 4])
+def test_what_another_run_wrote_since_is_kept_apart(
+    tmp_path: Path, name: str, saved_at: int
+) -> None:
+    first = made(name, tmp_path)
+    first.on_start(start())
+    train(first, range(1, saved_at + 1))
+    state = json.loads(json.dumps(first.state_dict()))
+    other = made(name, tmp_path)
+    other.on_start(start())
+    for step in range(1, 7):
+        other.on_step(RunStep(0, step, torch.tensor(7.0), 0.5))
+    other.on_end(RunEnd(0, 6, ()))
+    path = tmp_path / "of" / f"run.{name}"
+    of_other = path.read_text()
+    again = made(name, tmp_path)
+    again.on_start(start(saved_at))
+    again.load_state_dict([state])
+    train(again, range(saved_at + 1, 7))
+    again.on_end(RunEnd(0, 6, ()))
+    assert path.with_name(f"run.2.{name}").read_text() == of_other
+    assert path.read_text().count("\n") == 1 + (1 if saved_at == 4 else len(EXPECTED))
 
 
 def test_one_that_a_checkpoint_does_not_know_begins_there(tmp_path: Path) -> None:
