@@ -40,7 +40,7 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
     if role == "unused":
         return None
     if holds_nothing(kind):
-        return "it holds nothing but nulls; mark it unused"
+        return "it holds nothing but nulls, or the table has no rows; mark it unused"
     possible = possible_roles(kind)
     if role not in possible:
         instead = _instead(role, kind) or f"it can be {', '.join(possible)}"
@@ -123,7 +123,7 @@ def _is_id(kind: pa.DataType) -> bool:
 def _instead(role: Role, kind: pa.DataType) -> str:
     if is_list(kind) and role in ("id", "number"):
         return f"it is a list: {role}s"
-    if not is_list(kind) and role in ("ids", "numbers"):
+    if not (is_list(kind) or pt.is_map(kind)) and role in ("ids", "numbers"):
         return f"it is one value a row: {role.removesuffix('s')}"
     if is_list(kind) and is_list(plain(kind.value_type)):
         return "lists of lists are no feature: name the column under explode, or mark it unused"

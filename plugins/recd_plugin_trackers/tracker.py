@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import time
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from recd_plugins.api import (
     Callback,
+    DataError,
     PluginOptions,
     RunEnd,
     RunEvaluation,
@@ -20,6 +23,7 @@ from recd_plugins.api import (
     RunStart,
     RunStep,
 )
+from recd_plugins.api.files import why_not
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +107,8 @@ class Tracker(Callback):
         figures = {**asdict(evaluation.quality), **evaluation.metrics}
         of_split = {f"{evaluation.split}_{name}": float(each) for name, each in figures.items()}
         self._write(evaluation.step, of_split)
-        self._since = None  # its time is not that of steps
+        if self._since is not None:  # its time is not that of steps
+            self._since, self._timed = time.perf_counter(), 0
 
     def on_interrupt(self, interruption: RunInterruption) -> None:  # noqa: ARG002
         """Leave what is there complete."""
@@ -120,11 +125,13 @@ class Tracker(Callback):
         if not self._writes:
             return {}
         self._begin_late()
-        self.flush()
+        with self._told():
+            self.flush()
         return {
             "records": self._records,
             "steps": self._steps,
             "total": float(self._total),
+            "rate": self._rate,
             "last": self._last_figures,
             **self.more_state(),
         }
@@ -136,7 +143,7 @@ class Tracker(Callback):
         state = dict(states[0])
         self._records = state.pop("records")
         self._steps, self._total = state.pop("steps"), state.pop("total")
-        self._last_figures = state.get("last", {})
+        self._last_figures, self._rate = state.get("last", {}), state.pop("rate", None)
         self._begin(self._records, state)
 
     def _write_steps(self, step: int) -> None:
@@ -161,12 +168,14 @@ class Tracker(Callback):
                 for name, value in known.items()
                 if math.isfinite(value) and name != "samples_per_second"
             }
-            self.write(step, figures)
+            with self._told():
+                self.write(step, figures)
 
     def _close(self, how: str) -> None:
         if self._writes:
             self._begin_late()
-            self.close(how)
+            with self._told():
+                self.close(how)
 
     def _begin_late(self) -> None:
         """Of a run that goes on from a checkpoint that knows nothing of this tracker."""
@@ -176,6 +185,20 @@ class Tracker(Callback):
     def _begin(self, kept: int | None, more: Mapping[str, Any]) -> None:
         self._began = True
         if self._writes:
-            self.begin(self._start, kept, more)
+            with self._told():
+                self.begin(self._start, kept, more)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of files are told by the place, and what may be done goes on from there."""
+        try:
+            yield
+        except OSError as error:
+            place = getattr(self.options, "path", None)
+            if place is None:
+                raise
+            raise DataError(
+                f"{place}: cannot be written ({why_not(error, Path(place))})"
+            ) from error
 
     _rate: float | None = None

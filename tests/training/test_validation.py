@@ -50,8 +50,8 @@ def test_it_stops_where_nothing_better_came() -> None:
     assert not validation.add(8, measured(math.nan))
     assert validation.stops
     assert str(validation.report()) == (
-        "stopped early, after step 8: the best normalized_entropy was 0.80000, after step 4; "
-        "2 validations brought none"
+        "stopped early, after step 8: the best normalized_entropy of the validations was 0.80000, "
+        "after step 4; 2 validations brought none"
     )
     again = Validation(spec(patience=2), validation.curve)
     assert again.stops

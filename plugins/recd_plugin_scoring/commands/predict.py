@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from recd_plugin_scoring.score_format import check_keep, format_of
-from recd_plugins.api import DataError
+from recd_plugins.api import DataError, RecdError
 from recd_plugins.api.commands import (
     BATCH_SIZE,
     CHECKPOINT,
@@ -75,6 +75,11 @@ def predict(
     chosen = chosen_checkpoint(read, checkpoint)
     if "://" not in table and not Path(table).exists():
         raise DataError(f"{table}: no such file or folder")
+    if "://" not in table and Path(table).resolve() in (
+        output.resolve(),
+        *output.resolve().parents,
+    ):
+        raise RecdError(f"{output}: would be written over or into {table}; name another file")
     check_outputs(output, force, None, None)
     given = overrides(ranks=ranks, workers=0)
     read = read.with_training(given)

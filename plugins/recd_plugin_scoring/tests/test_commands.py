@@ -68,6 +68,10 @@ def test_what_cannot_be_written_or_read_is_told_first(
     assert "rows.csv: is written as Parquet" in refusal([*ROWS[:-1], "rows.csv"])
     (tmp_path / "kept" / "step-000000001").mkdir(parents=True)
     assert "new.parquet: no such file or folder" in refusal(PREDICT)
+    (tmp_path / "new.parquet").write_bytes(b"a table")
+    for table, output in (("new.parquet", "new.parquet"), (".", "scores.parquet")):
+        said = refusal(["predict", "r.yaml", table, "-o", output, "--force"])
+        assert f"{output}: would be written over or into {table}" in said
 
 
 def test_torch_is_not_imported_for_that(tmp_path: Path) -> None:

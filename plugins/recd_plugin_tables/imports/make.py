@@ -172,7 +172,7 @@ class Importer:
             empty = "training" if not note.train else "test"
             why = ""
             if self._split is not None and self._split.by == "time":
-                why = "; by: time needs rows of more than one time"
+                why = "; by: time parts rows of different times, and keeps those of one together"
             dropped = sum(note.dropped.values())
             why += f"; {dropped:,} rows were left out for values that are missing" * bool(dropped)
             raise DataError(

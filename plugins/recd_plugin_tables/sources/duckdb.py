@@ -49,7 +49,7 @@ class DuckDbSource(BatchSource):
     def num_rows(self) -> int | None:
         _ = self.schema  # a wrong query is refused there
         with self._connect() as database:
-            return int(database.execute(f"SELECT count(*) FROM ({self._query})").fetchone()[0])
+            return int(database.execute(f"SELECT count(*) FROM (\n{self._query}\n)").fetchone()[0])
 
     def identity(self) -> dict[str, Any]:
         found = Path(self.location).stat()
@@ -61,12 +61,12 @@ class DuckDbSource(BatchSource):
 
     def read_schema(self) -> pa.Schema:
         with self._connect() as database:
-            return _reader(database, f"SELECT * FROM ({self._query}) LIMIT 0").schema
+            return _reader(database, f"SELECT * FROM (\n{self._query}\n) LIMIT 0").schema
 
     def read_batches(self, columns: list[str]) -> Iterable[pa.RecordBatch]:
         names = ", ".join(map(_quoted, columns))
         with self._connect() as database:
-            yield from _reader(database, f"SELECT {names} FROM ({self._query})")
+            yield from _reader(database, f"SELECT {names} FROM (\n{self._query}\n)")
 
     def _chosen(self, table: str | None) -> str:
         with self._connect() as database:

@@ -145,6 +145,8 @@ def test_a_split_and_a_query_are_chosen_by_name(tmp_path):
     database = write_duckdb(tmp_path)
     query = "SELECT item * 2 AS double FROM t WHERE item < 9 ORDER BY item;"
     assert [row["double"] for row in read(database, query=query)] == [-2] * 4 + [6] * 4
+    query = "SELECT item * 2 AS double FROM t WHERE item < 9 ORDER BY item -- all of them"
+    assert [row["double"] for row in read(database, query=query)] == [-2] * 4 + [6] * 4
     with pytest.raises(DataError, match=r"no table other; .* one of t"):
         read(database, table="other")
     with pytest.raises(DataError, match=r"t.duckdb: cannot be read: .*nowhere"):

@@ -370,7 +370,7 @@ BAD: dict[str, Any] = {
     "one time": (
         clicks().set_column(1, "when", pa.array([0] * 60).cast(pa.timestamp("s"))),
         {"split": {"by": "time", "test": 0.1}},
-        "none is in the training split; by: time needs rows of more than one time",
+        "none is in the training split; by: time parts rows of different times, and keeps those",
     ),
     "lists of two lengths": (
         clicks().append_column("vector", [[[1.0]] * 59 + [[1.0, 2.0]]]),

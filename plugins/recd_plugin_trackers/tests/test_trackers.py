@@ -19,7 +19,15 @@ from recd_plugin_trackers.mlflow_run import MlFlow, _flat
 from recd_plugin_trackers.tensorboard import TensorBoard
 from recd_plugin_trackers.tracker import Tracker
 from recd_plugin_trackers.wandb_run import WandB
-from recd_plugins.api import RunEnd, RunEvaluation, RunInterruption, RunStart, RunStep, SetupError
+from recd_plugins.api import (
+    DataError,
+    RunEnd,
+    RunEvaluation,
+    RunInterruption,
+    RunStart,
+    RunStep,
+    SetupError,
+)
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.testing.contracts import CallbackContract
 
@@ -181,6 +189,13 @@ def test_what_another_run_wrote_since_is_kept_apart(
     again.on_end(RunEnd(0, 6, ()))
     assert path.with_name(f"run.2.{name}").read_text() == of_other
     assert path.read_text().count("\n") == 1 + (1 if saved_at == 4 else len(EXPECTED))
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl"])
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, name: str) -> None:
+    (tmp_path / "of").write_text("a file")
+    with pytest.raises(DataError, match=rf"of/run.{name}: cannot be written \("):
+        made(name, tmp_path).on_start(start())
 
 
 def test_one_that_a_checkpoint_does_not_know_begins_there(tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ def run(
         "hang_timeout": hang_timeout,
     }
     overrides = {name: value for name, value in options.items() if value is not None}
+    set_to = [*settings, *(f"training.{name}={value}" for name, value in overrides.items())]
     if compare or several or dry_run:
         overrides |= {"checkpoint": {}, "validation": None}
     shown: list[RenderableType]
@@ -283,7 +284,7 @@ def run(
         ]
         if trainer.rank == 0:
             report["registry"] = registry.read_text(encoding="utf-8")
-            report["settings"] = list(settings)
+            report["settings"] = set_to
             try:
                 # Before what is printed, which may find no room where it goes.
                 if json_path is not None:

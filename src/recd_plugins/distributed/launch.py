@@ -145,7 +145,13 @@ class Ranks:
                 process = context.Process(  # type: ignore[attr-defined]
                     target=serve, args=(rank, theirs, setup), name=f"rank {rank}"
                 )
-                process.start()
+                try:
+                    process.start()
+                except (EOFError, ConnectionError) as error:
+                    raise SetupError(
+                        "ranks could not be started: the server that starts them has ended, as "
+                        "where the system kills it for want of memory (its log says so, dmesg)"
+                    ) from error
                 theirs.close()
                 self._processes.append(process)
                 self._connections.append(ours)

@@ -61,6 +61,7 @@ class Meter:
         self._channels = channels or {}
         self._clock = clock_of(device)
         self._step = 0
+        self._cut_short = self._uncounted = False
         self._bytes = CollectiveBytes()
         self._ids = 0
         self._spans: list[tuple[Any, Any]] = []
@@ -89,9 +90,15 @@ class Meter:
                 self._add_waits(_UNREAD_WAITS)
 
     def ran_dry(self) -> None:
-        """The pipeline did, and fills anew: counts that it cut short start again."""
-        if self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
-            self._step, self._ids, self._bytes = 0, 0, CollectiveBytes()
+        """The pipeline did, and fills anew: counts that it cut short start again, once.
+
+        Where it runs dry too often to count, steps are timed without.
+        """
+        if self._uncounted or self._step >= 1 + self.COUNTED_STEPS + _READ_AHEAD:
+            return
+        self._uncounted, self._cut_short = self._cut_short, True
+        self._step = 1 + self.COUNTED_STEPS if self._uncounted else 0
+        self._ids, self._bytes = 0, CollectiveBytes()
 
     @property
     def timed_steps(self) -> int:
@@ -117,9 +124,10 @@ class Meter:
     def per_step(self) -> StepCounts | None:
         """What this rank did in one step, the mean of those counted.
 
-        None for a run so short that the counted steps ran out of batches to read ahead.
+        None for a run so short that the counted steps ran out of batches to read ahead, or whose
+        pipeline always did.
         """
-        if self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
+        if self._uncounted or self._step < 1 + self.COUNTED_STEPS + _READ_AHEAD:
             return None
         by_channel = Counter[str]()
         for traffic, num_bytes in self._bytes.sent.items():

@@ -74,8 +74,8 @@ class ValidationReport:
             best = f"no validation had a finite {curve.metric}"
         else:
             best = (
-                f"the best {curve.metric} was {curve.values[curve.best]:.5f}, after step "
-                f"{curve.best_step}"
+                f"the best {curve.metric} of the validations was {curve.values[curve.best]:.5f}, "
+                f"after step {curve.best_step}"
             )
         if not self.stopped:
             return best
