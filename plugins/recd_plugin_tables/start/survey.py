@@ -28,7 +28,7 @@ _LOOKED_AT = 1000
 # Texts of more characters are no ids.
 _LONG_TEXT = 80
 # A whole number as a text; an empty part is no id.
-_WRITTEN = r"^(0|-?[1-9]\d{0,17})?$"
+_WRITTEN = r"^(0|-?[1-9]\d{0,18})?$"
 
 
 @dataclass(frozen=True)

@@ -201,9 +201,9 @@ def test_gaps_may_be_errors_and_texts_lists():
 
 def test_whole_numbers_in_a_text_are_those_of_numbers():
     whole = use("ids", separator="|", integers=True)
-    lists, _, _ = id_lists(cells(["7|-9", "", None, "007|123456789012345678"]), whole)
-    assert lists.to_pylist() == [[7, -9], [], [], [7, 123456789012345678]]
-    for wrong in ("a", "1.5", " 1", "0x1F", "1234567890123456789"):
+    lists, _, _ = id_lists(cells(["7|-9", "", None, f"007|{2**63 - 1}"]), whole)
+    assert lists.to_pylist() == [[7, -9], [], [], [7, 2**63 - 1]]
+    for wrong in ("a", "1.5", " 1", "0x1F", str(2**63), "12345678901234567890"):
         message = rf"row 1: the value is '{wrong}'; integers: true is for whole numbers"
         with pytest.raises(DataError, match=message):
             id_lists(cells(["7", f"8|{wrong}"]), whole)

@@ -131,10 +131,15 @@ def _rows_of(offsets: np.ndarray, gaps: np.ndarray) -> np.ndarray:
 def _as_integers(items: Cells) -> Cells:
     """Texts as the whole numbers that they write."""
     texts = items.values.cast(pa.string())
-    wrong = pc.invert(pc.match_substring_regex(texts, r"^-?\d{1,18}$")).fill_null(False)
-    if (at := pc.index(wrong, True).as_py()) >= 0:
-        raise items.wrong(at, "integers: true is for whole numbers of 18 digits; leave it out")
-    return Cells(texts.cast(pa.int64()), items.place)
+    wrong = pc.invert(pc.match_substring_regex(texts, r"^-?\d{1,19}$")).fill_null(False)
+    at = pc.index(wrong, True).as_py()
+    if at < 0:
+        try:
+            return Cells(texts.cast(pa.int64()), items.place)
+        except pa.ArrowInvalid:
+            fits = (text is None or -(2**63) <= int(text) < 2**63 for text in texts.to_pylist())
+            at = list(fits).index(False)
+    raise items.wrong(at, "integers: true is for whole numbers of 64 bits; leave it out")
 
 
 def split_text(values: pa.Array, separator: str) -> pa.ListArray:
