@@ -78,7 +78,11 @@ def _parsed(cells: Cells) -> pa.Int64Array:
         try:
             value.cast(kind)
         except pa.ArrowInvalid as error:
-            raise cells.wrong(index, "write times as 2024-05-01 10:00:00, or as numbers") from error
+            raise cells.wrong(
+                index,
+                "write times as 2024-05-01 10:00:00, all with an offset or all without, or as "
+                "numbers",
+            ) from error
     raise cells.wrong(0, "some times have a zone and some have none; write all the same way")
 
 
