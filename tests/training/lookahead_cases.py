@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 from unittest import mock
@@ -146,6 +146,7 @@ def run(
     fails: str | None = None,
     device: str = "cpu",
     on_one_rank: bool = False,
+    rates: Sequence[float] = (),
 ) -> Run:
     """Train; after a failure go on with the batch that follows it.
 
@@ -161,6 +162,8 @@ def run(
     while True:
         try:
             losses.append(float(_step(pipeline, dmp, optimizer, iterator)))
+            for group in optimizer.param_groups if rates else ():
+                group["lr"] = rates[len(losses) % len(rates)]
             dmp.state_dict()  # as checkpoints do, when rows may be looked up ahead
         except Failure:
             pipeline.reset()

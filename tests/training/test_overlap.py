@@ -20,14 +20,21 @@ def test_it_trains_as_a_loop_that_waits(world_size: int) -> None:
     _assert_equal(world_size)
 
 
+@pytest.mark.parametrize("rates", [(0.2, 0.05), (0.2, 0.2, 0.0), (0.1,)])
+def test_tables_learn_by_the_rate_of_their_step(rates: tuple[float, ...]) -> None:
+    _assert_equal(2, rates=rates)
+
+
 @pytest.mark.parametrize("fails", ["forward 3", "backward 3", "forward 0"])
 def test_training_goes_on_after_a_failed_step(fails: str) -> None:
     _assert_equal(2, fails)
 
 
-def _assert_equal(world_size: int, fails: str | None = None) -> None:
+def _assert_equal(world_size: int, fails: str | None = None, rates: tuple[float, ...] = ()) -> None:
     kinds: tuple[Pipeline, ...] = ("ours", "overlapped")
-    sides: list[list[Run]] = [run_on_ranks(run, world_size, kind, None, fails) for kind in kinds]
+    sides: list[list[Run]] = [
+        run_on_ranks(run, world_size, kind, None, fails, "cpu", False, rates) for kind in kinds
+    ]
     for waits, overlaps in zip(*sides, strict=True):
         assert (waits.pipeline, overlaps.pipeline) == (
             "CheckedTrainPipeline",

@@ -23,6 +23,7 @@ from torchrec.distributed.types import Awaitable, LazyAwaitable, LazyNoWait, Sha
 from recd_plugins.distributed.checked_pipeline import CheckedTrainPipeline
 from recd_plugins.distributed.joined_ids import JoinedIds
 from recd_plugins.distributed.late_gradients import LateGradients
+from recd_plugins.distributed.rates_of_steps import LookupAhead
 from recd_plugins.distributed.sharded_modules import (
     ExactShardedEmbeddingBagCollection,
     ExactShardedEmbeddingCollection,
@@ -46,7 +47,7 @@ class _RowsAhead(PipelinedForward):
     def look_up(self, context: _RowsAheadContext) -> None:
         now = self.get_context()
         self.set_context(context)
-        with _copies_read_later(self._module):
+        with _before_the_step(self._module):
             context.rows[self.name] = super().__call__()
         self.set_context(now)
 
@@ -87,15 +88,18 @@ class _LateCopies(LazyAwaitable[Tensor]):
 
 
 @contextmanager
-def _copies_read_later(module: Any) -> Iterator[None]:
-    """While it is open, what the module looks up has its data-parallel tables to be read yet.
+def _before_the_step(module: Any) -> Iterator[None]:
+    """While it is open, the module looks up what another step is for.
 
-    Those learn in the optimizer's step.
+    Data-parallel tables learn in the optimizer's step, and are read later; the others learn by the
+    rates of that step.
     """
     require_attributes(module, "_lookups", "_output_dists")  # torchrec 1.6 to 1.9
     lookups, dists = module._lookups, module._output_dists
     late = {n: _LateCopies(each) for n, each in enumerate(lookups) if _is_replicated(each)}
-    module._lookups = [late[n].look_up if n in late else each for n, each in enumerate(lookups)]
+    module._lookups = [
+        late[n].look_up if n in late else LookupAhead(each) for n, each in enumerate(lookups)
+    ]
     module._output_dists = [late[n].sent if n in late else each for n, each in enumerate(dists)]
     try:
         yield

@@ -1,0 +1,72 @@
+"""Lookups before a step begins, whose tables learn by the rate of that step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+
+class LookupAhead:
+    """A lookup of rows for the next step, in place of the module that looks them up.
+
+    FBGEMM's backward pass learns by the rate of the forward pass, and a rate that is set between
+    two steps comes after the rows were looked up. They are looked up once more then, when their
+    gradients are there; what was sent stays, since it is the same.
+
+    Args:
+        lookup: of fused kernels.
+    """
+
+    def __init__(self, lookup: nn.Module) -> None:
+        self._lookup = lookup
+        self._kernels: list[Any] = [
+            each for each in lookup.modules() if hasattr(each, "learning_rate_tensor")
+        ]
+
+    def __call__(self, features: KeyedJaggedTensor) -> Tensor:
+        """Rows, as the lookup gives them."""
+        self._features, self._rates = features, self._rates_now()
+        before = [count.clone() for count in self._counts()]
+        self._rows = rows = self._lookup(features)
+        self._counted = [now - then for now, then in zip(self._counts(), before, strict=True)]
+        if not rows.requires_grad:
+            return rows
+        ahead: Tensor = _Learning.apply(rows.detach().requires_grad_(), self)  # type: ignore[no-untyped-call]
+        return ahead
+
+    def learn(self, gradients: Tensor) -> None:
+        """Have the tables learn from the gradients of the rows."""
+        if self._rates_now() != self._rates:
+            # The step that it is for a kernel whose update goes by that.
+            for count, counted in zip(self._counts(), self._counted, strict=True):
+                count.sub_(counted)
+            with torch.enable_grad():
+                self._rows = self._lookup(self._features)
+        self._rows.backward(gradients)
+
+    def _rates_now(self) -> list[float]:
+        return [float(kernel.learning_rate_tensor) for kernel in self._kernels]
+
+    def _counts(self) -> list[Tensor]:
+        """Steps as the kernels count them (fbgemm 1.6 to 1.9): in a lookup, where it matters."""
+        found = (
+            getattr(each, name, None) for each in self._kernels for name in ("iter_cpu", "iter")
+        )
+        return [each for each in found if isinstance(each, Tensor)]
+
+
+class _Learning(torch.autograd.Function):
+    """Rows, and in the backward pass what they learn."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ahead: LookupAhead) -> Tensor:
+        ctx.ahead = ahead
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        ctx.ahead.learn(*gradients)
+        return None, None
