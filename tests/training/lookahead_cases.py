@@ -155,7 +155,7 @@ def run(
     dmp, optimizer = shard(world_size, cache, torch.device(device), on_one_rank)
     head = head_of(dmp)
     head.fails = fails
-    pipeline = _pipeline(kind, dmp, optimizer, torch.device(device))
+    pipeline = pipeline_of(kind, dmp, optimizer, torch.device(device))
     batches = [batch_of(rank, step).to(torch.device(device)) for step in range(8)]
     losses: list[float] = []
     iterator = iter(batches)
@@ -277,7 +277,8 @@ def shard(
     return dmp, build_optimizer(dmp, TRAINING)
 
 
-def _pipeline(kind: Pipeline, dmp: nn.Module, optimizer: Any, device: torch.device) -> Any:
+def pipeline_of(kind: Pipeline, dmp: nn.Module, optimizer: Any, device: torch.device) -> Any:
+    """A pipeline of a kind; None without one."""
     if kind == "none":
         return None
     if kind == "ours":

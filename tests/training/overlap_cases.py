@@ -8,8 +8,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from tests.training.lookahead_cases import batch_of, head_of, shard
+from tests.training.lookahead_cases import Pipeline, batch_of, head_of, pipeline_of, shard
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.distributed import overlapped_pipeline
@@ -37,6 +39,17 @@ def load_after_a_step(rank: int, world_size: int, batches_left: int) -> None:
     pipeline = OverlappedTrainPipeline(dmp, optimizer, CPU)
     pipeline.progress(iter([batch_of(rank, step) for step in range(1 + batches_left)]))
     dmp.load_state_dict(dmp.state_dict())
+
+
+def with_a_hook(rank: int, world_size: int, kind: Pipeline) -> tuple[list[float], list[Tensor]]:
+    """Losses and weights of a trainer whose DistributedDataParallel has a hook of its own."""
+    dmp, optimizer = shard(world_size, None, CPU)
+    (wrapped,) = (each for each in dmp.children() if isinstance(each, DistributedDataParallel))
+    wrapped.register_comm_hook(None, fp16_compress_hook)
+    pipeline = pipeline_of(kind, dmp, optimizer, CPU)
+    batches = iter([batch_of(rank, step) for step in range(5)])
+    losses = [float(pipeline.progress(batches)) for _ in range(5)]
+    return losses, [each.detach().clone() for each in dmp.parameters()]
 
 
 def chosen(rank: int, world_size: int, asked: bool | None) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.training.lookahead_cases import Pipeline, Run, run
-from tests.training.overlap_cases import chosen, events, load_after_a_step
+from tests.training.overlap_cases import chosen, events, load_after_a_step, with_a_hook
 
 from recd_plugins.errors import ExactnessError
 from recd_plugins.testing.gloo import run_on_ranks
@@ -54,6 +54,13 @@ def test_dense_gradients_are_summed_while_tables_learn_and_the_next_rows_are_loo
         *("forward 1", "backward 1", "tables have learned", "sum", "tables have learned"),
         *("look up 2", "sizes of ids 3", "optimizer", "ids 3"),
     ]
+
+
+def test_a_hook_of_the_trainers_own_stays() -> None:
+    ours, overlapped = (run_on_ranks(with_a_hook, 2, kind) for kind in ("ours", "overlapped"))
+    for (losses, weights), (others, theirs) in zip(ours, overlapped, strict=True):
+        assert losses == others
+        assert all(map(torch.equal, weights, theirs))
 
 
 def test_weights_that_come_too_late_are_refused() -> None:

@@ -83,6 +83,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
         _check_plan(module, table_name_to_parameter_sharding)
         self._wire = Wire(arguments.get("qcomm_codecs_registry"), module.embedding_dim())
         self._has_tiers = False  # while the base class loads the tables
+        self._tiered = sorted(module.tiers)
         groups = tier_groups()
         super().__init__(
             module,
@@ -134,6 +135,33 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             )
         self._register_folding()
         self.refresh()
+
+    def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
+        """As the base class, without tiers.
+
+        Raises:
+            SetupError: there are tiers. TorchRec's trackers take rows for those of this rank's
+                shard, and copies learn on other ranks than the one whose shard has the row.
+        """
+        self._refuse_tracker()
+        super().register_post_lookup_tracker_fn(record_fn)
+
+    def register_post_odist_tracker_fn(self, record_fn: Any) -> None:
+        """As the base class, without tiers.
+
+        Raises:
+            SetupError: there are tiers.
+        """
+        self._refuse_tracker()
+        super().register_post_odist_tracker_fn(record_fn)
+
+    def _refuse_tracker(self) -> None:
+        if self._has_tiers:
+            raise SetupError(
+                "a tracker of changed rows (ModelDeltaTracker) does not see which copies of tables "
+                f"with tiers have changed, as of {', '.join(self._tiered)}: leave "
+                "this module out by fqns_to_skip, or give its tables no tiers"
+            )
 
     def create_context(self) -> TieredContext:
         """One for each batch."""

@@ -36,12 +36,21 @@ class LateGradients:
         self._under_way: list[_Sum] = []
 
     @classmethod
-    def of(cls, wrapped: DistributedDataParallel) -> LateGradients:
-        """That of ``wrapped``, which has one from the first call on. A collective call."""
+    def of(cls, wrapped: DistributedDataParallel) -> LateGradients | None:
+        """That of ``wrapped``, which has one from the first call on. A collective call.
+
+        None where a trainer has given it a hook of its own, which sums as it likes.
+        """
         if wrapped not in _LATE:
-            _LATE[wrapped] = late = cls(wrapped.process_group)
-            # Not the method: torch compares annotations, which are strings here.
-            wrapped.register_comm_hook(late, lambda late, bucket: late.summed(bucket))
+            late = cls(wrapped.process_group)
+            hooks = list(wrapped._comm_hooks)
+            try:
+                # Not the method: torch compares annotations, which are strings here.
+                wrapped.register_comm_hook(late, lambda late, bucket: late.summed(bucket))
+            except RuntimeError:  # there is one, and there can be no other
+                wrapped._comm_hooks = hooks
+                return None
+            _LATE[wrapped] = late
         return _LATE[wrapped]
 
     @contextmanager

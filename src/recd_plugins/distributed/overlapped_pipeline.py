@@ -138,13 +138,13 @@ class OverlappedTrainPipeline(CheckedTrainPipeline):
         for child in model.children():
             # Else gradients are copied from the buckets before they are summed.
             if isinstance(child, DistributedDataParallel) and child.gradient_as_bucket_view:
-                self._late = LateGradients.of(child)
+                self._late = late = LateGradients.of(child)
                 # The first to be looked up is the last that learns.
                 for module in _ahead(sharded)[:1]:
                     require_attributes(module, "_lookups")  # torchrec 1.6 to 1.9
                     for lookup in cast(Iterable[nn.Module], module._lookups):
-                        if not _is_replicated(lookup):
-                            self._late.start_after(lookup)
+                        if late is not None and not _is_replicated(lookup):
+                            late.start_after(lookup)
 
     def start_sparse_data_dist(self, batch: Any, context: TrainPipelineContext) -> None:
         """As the base class; where the sizes of a batch's ids are sent already, sends the ids."""

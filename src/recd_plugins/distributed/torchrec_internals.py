@@ -259,6 +259,11 @@ INTERNALS = (
     Internal(f"{_CHECKPOINT}.metadata", ("_MEM_FORMAT_ENCODING",), "reading of checkpoints"),
     Internal("torch.serialization", ("_get_layout",), "reading of checkpoints"),
     # Others
+    Internal(
+        "torch.nn.parallel:DistributedDataParallel",
+        ("_comm_hooks",),
+        "a trainer's own sums of gradients, where ranks overlap",
+    ),
     Internal("multiprocessing.forkserver", ("_forkserver",), "sharing of one fork server"),
     Internal(
         "multiprocessing.forkserver:ForkServer",

@@ -319,6 +319,15 @@ class Seen:
     rows: dict[str, list[int]] = field(default_factory=dict)
 
 
+def tracked(rank: int, world_size: int) -> list[RecdError | None]:
+    """What trackers of changed rows are refused with: with tiers, and without."""
+
+    def refusal(dmp: Any) -> RecdError | None:
+        return _error(lambda: dmp.module.register_post_lookup_tracker_fn(print))
+
+    return [refusal(shard(TIERS, SGD)), refusal(shard(None, SGD))]
+
+
 def seen(rank: int, world_size: int, with_tiers: bool, sparse: Collection[CopyTier] = ()) -> Seen:
     dmp = shard(TIERS if with_tiers else None, SGD, sparse=sparse)
     result = Seen()

@@ -79,6 +79,13 @@ def test_trackers_see_all_lookups() -> None:
         )
 
 
+def test_trackers_of_changed_rows_are_refused() -> None:
+    ((refused, without),) = run_on_ranks(cases.tracked, 1)
+    assert isinstance(refused, SetupError)
+    assert "does not see which copies of tables with tiers have changed, as of t" in str(refused)
+    assert without is None
+
+
 def test_traffic_by_tier() -> None:
     for seen in run_on_ranks(cases.seen, 4, True, local_world_size=2):
         scalars = 4 * cases.DIM
