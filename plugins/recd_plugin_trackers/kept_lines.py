@@ -36,9 +36,13 @@ def go_on(path: Path, records: int, is_last: Callable[[str, str], bool]) -> bool
     if not lines and not records:
         return False
     aside = set_aside(path)
+    why = (
+        f"has not the {records} records of before the checkpoint that the run goes on from"
+        if records
+        else "the run goes on from before its first record, so these may be another run's"
+    )
     print(
-        f"{path}: has not the {records} records of before the checkpoint that the run goes on from"
-        f"{f'; it is {aside} now' if aside else ''}, and a new file begins here",
+        f"{path}: {why}{f'; it is {aside} now' if aside else ''}, and a new file begins here",
         file=sys.stderr,
     )
     return False
