@@ -243,10 +243,17 @@ def test_a_wrong_kind_is_refused(site: Site, before: str, after: str, reason: st
             "def on_step(self): ...\n    def look",
             "Count.on_step is called with (step), which it does",
         ),
+        (
+            "def look",
+            "def size(self): ...\n    def look",
+            "Count.size is a method of instances; write @property above it",
+        ),
+        ("def look", "size = property(lambda self: 1)\n    def see", "does not implement look"),
     ],
 )
 def test_a_wrong_plugin_is_refused(site: Site, before: str, after: str, reason: str) -> None:
-    base = "class Base(Plugin):\n    def on_step(self, step): ...\n\nclass Audit(Base)"
+    size = "    @property\n    def size(self): ...\n"
+    base = f"class Base(Plugin):\n    def on_step(self, step): ...\n{size}\nclass Audit(Base)"
     site.install("acme", KIND.replace("class Audit(Plugin)", base))
     text = PLUGIN.replace("from module_of", "from recd_plugins.api import Plugin\nfrom module_of")
     assert before in text

@@ -114,7 +114,7 @@ class ColumnOptions(PluginOptions):
             yield "integers is for the ids of a text, which have a separator"
         if self.integers and self.texts:
             yield "texts keeps the text of ids that are hashed, and integers are not; choose one"
-        if self.integers and isinstance(self.missing, str) and self.missing not in _RULES:
+        if self.integers and isinstance(self.missing, str) and self.missing not in RULES:
             yield f"missing: {self.missing} is no whole number, and integers is true"
         if self.texts and not {"id", "ids"} & set(self.roles):
             yield "texts is for ids"
@@ -156,8 +156,8 @@ _ONLY_FOR: dict[str, tuple[Role, ...]] = {
 }
 
 
-# What missing: can be besides a value.
-_RULES = ("error", "drop", "empty")
+#: What ``missing`` can be besides a value.
+RULES = ("error", "drop", "empty")
 
 
 def feature_name(column: str) -> str:

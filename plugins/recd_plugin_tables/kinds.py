@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.types as pt
 
-from recd_plugin_tables.columns import ColumnOptions, Role
+from recd_plugin_tables.columns import RULES, ColumnOptions, Role
 from recd_plugin_tables.leaves import is_list, plain
 
 
@@ -58,7 +58,7 @@ def why_not(role: Role, kind: pa.DataType, options: ColumnOptions) -> str | None
         return "a label that is text needs positive: [the values that are 1]"
     if role in ("id", "ids") and options.texts and not holds_text(kind):
         return "texts: true is for ids that are text"
-    if isinstance(options.missing, str) and options.missing not in ("error", "drop", "empty"):
+    if isinstance(options.missing, str) and options.missing not in RULES:
         return None if holds_text(kind) else f"missing: {options.missing} is none of its values"
     if role == "time" and options.unit is not None and (_is_time(kind) or is_text(kind)):
         return "unit is for times that are stored as numbers"

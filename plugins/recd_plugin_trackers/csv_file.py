@@ -38,9 +38,7 @@ class Csv(Tracker):
         self._columns = list(_FIRST)
         if kept is None:
             kept_lines.set_aside(path)
-        elif kept_lines.go_on(
-            path, kept, lambda names, row: _has(names, row, more.get("last", {}))
-        ):
+        elif kept_lines.go_on(path, kept, more.get("last", {}), _row):
             self._columns = next(csv.reader(io.StringIO(path.read_text("utf-8"))))
             return
         kept_lines.append(path, _text([self._columns]))
@@ -62,13 +60,9 @@ class Csv(Tracker):
         kept_lines.sync(self.options.path)
 
 
-def _has(names: str, row: str, figures: Mapping[str, float]) -> bool:
-    """Whether a row has these figures; False of what is no CSV of figures."""
-    try:
-        there, *_ = csv.DictReader(io.StringIO(names + row))
-        return all(float(there[name]) == value for name, value in figures.items())
-    except (KeyError, TypeError, ValueError, csv.Error):
-        return False
+def _row(names: str, row: str) -> Mapping[str, Any]:
+    (found,) = csv.DictReader(io.StringIO(names + row))
+    return found
 
 
 def _text(rows: list[list[Any]]) -> str:

@@ -35,7 +35,7 @@ class JsonLines(Tracker):
         path.parent.mkdir(parents=True, exist_ok=True)
         if kept is None:
             kept_lines.set_aside(path)
-        elif kept_lines.go_on(path, kept, lambda _, line: _has(line, more.get("last", {}))):
+        elif kept_lines.go_on(path, kept, more.get("last", {}), lambda _, line: json.loads(line)):
             return
         self._append({"registry": start.registry, "settings": list(start.settings)})
 
@@ -50,12 +50,3 @@ class JsonLines(Tracker):
 
     def _append(self, value: Mapping[str, Any]) -> None:
         kept_lines.append(self.options.path, json.dumps(value, allow_nan=False) + "\n")
-
-
-def _has(line: str, figures: Mapping[str, float]) -> bool:
-    """Whether a line has these figures; False of what is no JSON of figures."""
-    try:
-        there = json.loads(line)
-        return all(there[name] == value for name, value in figures.items())
-    except (KeyError, TypeError, ValueError):
-        return False

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 
 def set_aside(path: Path) -> Path | None:
@@ -16,7 +18,12 @@ def set_aside(path: Path) -> Path | None:
     return path.rename(aside) if path.exists() else None
 
 
-def go_on(path: Path, records: int, is_last: Callable[[str, str], bool]) -> bool:
+def go_on(
+    path: Path,
+    records: int,
+    last: Mapping[str, float],
+    read: Callable[[str, str], Mapping[str, Any]],
+) -> bool:
     """Leave the first line of a file and so many records; whether it is the file that had them.
 
     One that is not, as another run has written there since, is renamed, and stderr says so.
@@ -24,13 +31,22 @@ def go_on(path: Path, records: int, is_last: Callable[[str, str], bool]) -> bool
     Args:
         path: of the file.
         records: that it had when the checkpoint was saved.
-        is_last: whether a line is the last of them, by the first line and that one.
+        last: figures of the last of them.
+        read: those of a line, by the first line and that one.
     """
     from recd_plugins.api.files import write_text
 
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     lines = [line for line in lines if line.endswith("\n")]
-    if len(lines) > records and (is_last(lines[0], lines[records]) if records else len(lines) == 1):
+
+    def is_last(line: str) -> bool:
+        try:
+            there = read(lines[0], line)
+            return all(float(there[name]) == value for name, value in last.items())
+        except (KeyError, TypeError, ValueError, csv.Error):
+            return False
+
+    if len(lines) > records and (is_last(lines[records]) if records else len(lines) == 1):
         write_text(path, "".join(lines[: 1 + records]))
         return True
     if not lines and not records:

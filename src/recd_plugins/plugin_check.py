@@ -125,7 +125,8 @@ def _check_value(own: Any, declared: Any, what: str) -> None:
         if isinstance(declared, sort) and inspect.isfunction(own):
             raise PluginError(f"{what} is a method of instances; write @{sort.__name__} above it")
     getter = declared.fget if isinstance(declared, property) else None
-    says_bool = getter is not None and inspect.get_annotations(getter)["return"] in (bool, "bool")
+    returned = None if getter is None else inspect.get_annotations(getter).get("return")
+    says_bool = returned is bool or returned == "bool"
     is_computed = hasattr(own, "__get__") and not inspect.isfunction(own)
     if (says_bool or isinstance(declared, bool)) and not (is_computed or isinstance(own, bool)):
         raise PluginError(f"{what} is {own!r:.80}; expected True or False")

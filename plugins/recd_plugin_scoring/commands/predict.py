@@ -73,13 +73,11 @@ def predict(
     check_keep(keep)
     read = load_registry(registry, plugins_dir=plugins_dir, settings=settings)
     chosen = chosen_checkpoint(read, checkpoint)
-    if "://" not in table and not Path(table).exists():
-        raise DataError(f"{table}: no such file or folder")
-    if "://" not in table and Path(table).resolve() in (
-        output.resolve(),
-        *output.resolve().parents,
-    ):
-        raise RecdError(f"{output}: would be written over or into {table}; name another file")
+    if "://" not in table:
+        if not Path(table).exists():
+            raise DataError(f"{table}: no such file or folder")
+        if output.resolve().is_relative_to(Path(table).resolve()):
+            raise RecdError(f"{output}: would be written over or into {table}; name another file")
     check_outputs(output, force, None, None)
     given = overrides(ranks=ranks, workers=0)
     read = read.with_training(given)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from recd_plugin_tables.columns import ColumnOptions
+from recd_plugin_tables.columns import RULES, ColumnOptions
 from recd_plugin_tables.kinds import is_bytes, is_text
 from recd_plugin_tables.leaves import list_parts
 from recd_plugin_tables.values.cells import Cells, as_numpy, nulls
@@ -102,7 +102,7 @@ def id_lists(cells: Cells, options: ColumnOptions) -> tuple[pa.ListArray, np.nda
     if options.missing == "drop":
         dropped = lost.copy()
         dropped[_rows_of(offsets, gaps)] = True
-    if options.missing in (None, "empty", "drop", "error"):
+    if options.missing in (None, *RULES):
         before = np.concatenate([[0], np.cumsum(~gaps)])
         offsets, ids = before[offsets].astype(np.int32), ids.drop_null()
     else:
@@ -119,7 +119,7 @@ _NULL = "give it a value, or set missing: to empty, drop or an id"
 
 def missing_id(missing: object) -> int:
     """The id that stands for none, as option ``missing`` has it; 0 where it gives no value."""
-    if isinstance(missing, str) and missing not in ("error", "drop", "empty"):
+    if isinstance(missing, str) and missing not in RULES:
         return text_id(missing)
     return int(missing) if isinstance(missing, int | float) else 0
 
