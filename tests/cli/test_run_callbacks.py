@@ -13,6 +13,7 @@ from tests.cli import programs
 PLUGIN = '''
 import json
 from pathlib import Path
+from recd_plugins import activity
 from recd_plugins.api import Callback, PluginOptions, hookimpl
 
 class Notes(Callback):
@@ -26,7 +27,8 @@ class Notes(Callback):
     free_options = frozenset({"fail_at", "path"})
 
     def on_start(self, start):
-        self.rank, self.seen, self.loss = start.rank, [["start", start.step]], 0.0
+        at = activity.current().step  # as a message about a lost rank would have it
+        self.rank, self.seen, self.loss = start.rank, [["start", start.step, at]], 0.0
         with self.options.path.open("a") as file:
             file.write(f"{self.rank}\\n")
 
@@ -100,7 +102,7 @@ def test_they_are_called_in_order(whole: Path) -> None:
     first, second = notes(whole)
     for rank in (first, second):
         start, *batches, test, end = rank["seen"]
-        assert start == ["start", 0]
+        assert start == ["start", 0, 0]
         assert [step for step, _ in batches] == list(range(1, 9))
         assert test == ["test", 64]
         assert end[:2] == ["end", 8]
@@ -112,11 +114,11 @@ def test_they_are_called_in_order(whole: Path) -> None:
 def test_a_run_that_is_resumed_ends_with_the_same_state(whole: Path, tmp_path: Path) -> None:
     said = run(write(tmp_path, fail_at=6), expect=1)
     assert "acme.notes: on_step failed at " in said
-    assert "acme.py:26: ValueError: enough" in said
+    assert "acme.py:28: ValueError: enough" in said
     run(write(tmp_path, fail_at=0), "--resume")
     for resumed, straight in zip(notes(tmp_path), notes(whole), strict=True):
         assert resumed["loss"] == straight["loss"]
-        assert resumed["seen"][0] == ["start", 4]
+        assert resumed["seen"][0] == ["start", 4, 4]
         assert resumed["seen"][1:] == straight["seen"][5:]
     last = Path("checkpoints", "step-000000008", "progress.json")
     assert (tmp_path / last).read_bytes() == (whole / last).read_bytes()
@@ -139,7 +141,7 @@ def test_a_run_goes_on_without_them_or_with_new_ones(tmp_path: Path) -> None:
     assert "the state of acme.notes is left behind: no entry uses it now" in said
     said = run(write(tmp_path, fail_at=0), "--resume")
     assert "callbacks[0] acme.notes is new" in said
-    assert [rank["seen"][0] for rank in notes(tmp_path)] == [["start", 6]] * 2
+    assert [rank["seen"][0] for rank in notes(tmp_path)] == [["start", 6, 6]] * 2
 
 
 def test_readers_know_nothing_of_them(tmp_path: Path) -> None:

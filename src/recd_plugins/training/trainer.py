@@ -211,6 +211,7 @@ def _train(rank: int, world_size: int, job: Job, interrupts: Interrupts) -> Resu
         fitted = fitted_state(registry) if rank == 0 else None
         checkpoints = checkpoints_of(training, identity, job.allowed, fitted)
     progress = Progress() if checkpoints is None else checkpoints.load(dmp, optimizer)
+    activity.start(progress.step)
     if rank == 0 and job.side == "plugins":
         rest = rest_line(registry, len(loader), training.batch_size * world_size)
         for line in filter(None, (unused_line(registry), rest, prepared.chosen)):
