@@ -11,8 +11,8 @@ import pytest
 from recd_plugins import load_registry
 from recd_plugins.errors import RecdError
 from recd_plugins.planning.compute import measure_compute
+from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
-from recd_plugins.training.trainer import Result
 
 REGISTRY = """
 version: 1

@@ -13,8 +13,10 @@ from recd_plugins import load_registry
 from recd_plugins.cli import main
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.job import Job
+from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
-from recd_plugins.training.trainer import Job, Result, train
+from recd_plugins.training.trainer import train
 
 PLUGINS = Path(__file__).parent / "plugins"
 REGISTRY = """

@@ -9,7 +9,8 @@ import pytest
 from recd_plugins import load_registry
 from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_files.metadata import read_metadata
-from recd_plugins.training.trainer import Job, train
+from recd_plugins.training.job import Job
+from recd_plugins.training.trainer import train
 
 REGISTRY = """
 version: 1

@@ -13,8 +13,8 @@ from recd_plugins.interfaces.callback import Quality
 from recd_plugins.training.compare import Comparison, figures, in_rounds, result_table
 from recd_plugins.training.figures import worse_than_base_rate
 from recd_plugins.training.profile_events import StepMemory
+from recd_plugins.training.result import Result
 from recd_plugins.training.stall_report import StallReport
-from recd_plugins.training.trainer import Result
 from recd_plugins.values.model_input import STALL_CAUSES, MakingTimes
 from recd_plugins.values.stages import STAGES, StageTimes
 

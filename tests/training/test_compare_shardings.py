@@ -8,7 +8,7 @@ from rich.console import Console
 
 from recd_plugins.interfaces.callback import Quality
 from recd_plugins.training.compare_shardings import ShardingComparison
-from recd_plugins.training.trainer import Result
+from recd_plugins.training.result import Result
 
 NAMES = [
     "torchrec.row_wise", "torchrec.data_parallel", "torchrec.column_wise", "flexshard.two_tier",

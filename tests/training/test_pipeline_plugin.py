@@ -10,8 +10,10 @@ import pytest
 from recd_plugins import load_registry
 from recd_plugins.errors import RecdError, RegistryError
 from recd_plugins.testing.gloo import run_on_ranks
+from recd_plugins.training.job import Job
+from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
-from recd_plugins.training.trainer import Job, Result, train
+from recd_plugins.training.trainer import train
 
 PLUGINS = Path(__file__).parent / "plugins"
 REGISTRY = """

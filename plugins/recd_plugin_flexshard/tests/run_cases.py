@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from recd_plugins.errors import RecdError
-from recd_plugins.training.trainer import Job, Result, train
+from recd_plugins.training.job import Job
+from recd_plugins.training.result import Result
+from recd_plugins.training.trainer import train
 
 
 def train_under_each(

@@ -8,7 +8,7 @@ import pytest
 
 from recd_plugin_flexshard.tests.run_cases import train_each
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.trainer import Job
+from recd_plugins.training.job import Job
 
 from .conftest import ELSEWHERE, MakeRegistry
 

@@ -14,7 +14,9 @@ from recd_plugin_ranking.tests.click_cases import ITEMS, clicks
 from recd_plugins import load_registry
 from recd_plugins.model.build import build_model
 from recd_plugins.testing.gloo import run_on_ranks
-from recd_plugins.training.trainer import Job, Result, train
+from recd_plugins.training.job import Job
+from recd_plugins.training.result import Result
+from recd_plugins.training.trainer import train
 
 SASREC = {
     "use": "ranking.sasrec",

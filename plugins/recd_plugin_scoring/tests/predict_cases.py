@@ -9,8 +9,9 @@ from typing import Any
 from recd_plugin_scoring.evaluate import evaluate
 from recd_plugin_scoring.predict import PredictJob, predict
 from recd_plugins.errors import RecdError
+from recd_plugins.training.job import Job
 from recd_plugins.training.trained import TrainedJob
-from recd_plugins.training.trainer import Job, train
+from recd_plugins.training.trainer import train
 
 
 def trained(rank: int, world_size: int, folder: Path, names: Sequence[str]) -> None:

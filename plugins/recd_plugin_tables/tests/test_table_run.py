@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from recd_plugins.api import RecdError
 from recd_plugins.cli import main
+from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
-from recd_plugins.training.trainer import Result
 
 NESTED = """
 version: 1

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
-from recd_plugins.training.trainer import Result
 
 REGISTRY = """
 version: 1

@@ -28,6 +28,7 @@ from recd_plugins.training.figures import (
 from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.group_report import GroupShare
 from recd_plugins.training.identity import identity_of
+from recd_plugins.training.job import Job
 from recd_plugins.training.learning_rates import LearningRates
 from recd_plugins.training.measured_at_start import topology_at_start
 from recd_plugins.training.memory import peak_bytes
@@ -43,11 +44,11 @@ from recd_plugins.training.profile_events import (
     stages_over_time,
 )
 from recd_plugins.training.quality import Predictions
+from recd_plugins.training.result import Result
 from recd_plugins.training.session import session
 from recd_plugins.training.spread import Spread
 from recd_plugins.training.table_parts import sections_of
 from recd_plugins.training.trained import Trained, TrainedJob, load_trained, on_ranks
-from recd_plugins.training.trainer import Job, Result
 from recd_plugins.training.whole_model import unchecked_model, whole_model
 from recd_plugins.versions import fbgemm_has_cuda
 

@@ -35,8 +35,8 @@ from recd_plugins.versions import installed_set, mismatch
 
 if TYPE_CHECKING:
     from recd_plugins.training.assembly import Side
+    from recd_plugins.training.result import Result
     from recd_plugins.training.session import Session
-    from recd_plugins.training.trainer import Result
 
 
 @click.command(cls=RunCommand)

@@ -12,7 +12,7 @@ from recd_plugins.errors import RecdError
 from recd_plugins.files import write_text
 from recd_plugins.planning.prepared import Registry
 from recd_plugins.planning.topologies import TopologySpec, is_file_name
-from recd_plugins.training.trainer import Job
+from recd_plugins.training.job import Job
 
 
 def calibration_job(

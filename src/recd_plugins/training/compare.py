@@ -11,9 +11,9 @@ import numpy as np
 from rich.table import Table
 
 from recd_plugins.training.figures import figure_text, figure_words, figures_of
+from recd_plugins.training.result import Result
 from recd_plugins.training.spread import Spread
 from recd_plugins.training.stall_report import FEW_STEPS
-from recd_plugins.training.trainer import Result
 
 # What sums in another order make of a loss in a step; a ReLU or a large step may amplify it later.
 _ROUNDING = 1e-6

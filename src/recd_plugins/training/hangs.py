@@ -16,7 +16,9 @@ from recd_plugins.distributed.lost_ranks import StoreWatch, is_lost_connection, 
 from recd_plugins.errors import SetupError
 from recd_plugins.processes import kill_stopped_below
 from recd_plugins.registry import Registry
-from recd_plugins.training.trainer import Job, Result, checkpoints_of, train
+from recd_plugins.training.job import Job
+from recd_plugins.training.result import Result
+from recd_plugins.training.trainer import checkpoints_of, train
 
 
 def hang_limits(registry: Registry) -> HangLimits:

@@ -33,9 +33,11 @@ from recd_plugins.registry.check_dataset import check_dataset
 from recd_plugins.training.assembly import Side
 from recd_plugins.training.evaluation import splits_of
 from recd_plugins.training.hangs import hang_limits, train_beating, watched_by_each_other
+from recd_plugins.training.job import Job
 from recd_plugins.training.measured_at_start import topology_at_start
 from recd_plugins.training.metrics import check_metrics
-from recd_plugins.training.trainer import Job, Result, checkpoints_of, train
+from recd_plugins.training.result import Result
+from recd_plugins.training.trainer import checkpoints_of, train
 from recd_plugins.training.validation import check_validation
 
 
