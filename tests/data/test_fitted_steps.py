@@ -18,10 +18,10 @@ from recd_plugins.data.measure_access import measure_access
 from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.profile import measure_profile
+from recd_plugins.training.checkpoint_files.arrays import FITTED, write_arrays
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.fields import IDENTITY
-from recd_plugins.training.checkpoint_files.fitted import FITTED, write_fitted
-from recd_plugins.training.checkpoint_files.manifest import MANIFEST, digest_of, manifest_text
+from recd_plugins.training.checkpoint_files.manifest import MANIFEST, manifest_text
 from recd_plugins.training.fitted import load_fitted
 from recd_plugins.training.identity import check_resumable, identity_of, identity_text
 
@@ -220,8 +220,8 @@ def test_a_checkpoint_stands_for_fitting(
     entry = ALL % f", options: {{together: {together}}}"
     before = registry(folder, entry)
     expected = rows_of(before)
-    write_fitted(tmp_path, {name: each.numpy() for name, each in fitted_state(before).items()})
-    manifest = manifest_text({FITTED: digest_of(tmp_path / FITTED)})
+    arrays = {name: each.numpy() for name, each in fitted_state(before).items()}
+    manifest = manifest_text({FITTED: write_arrays(tmp_path / FITTED, arrays)})
     (tmp_path / MANIFEST).write_text(manifest, encoding="utf-8")
     (tmp_path / IDENTITY).write_text(identity_text(identity_of(before, [])), encoding="utf-8")
     other = registry(folder, ALL % f", options: {{together: {together}, rows: 50}}")

@@ -121,6 +121,34 @@ def test_it_trains_as_under_stock_torchrec(folder: Path) -> None:
     assert plugins.losses == pytest.approx(stock.losses, abs=1e-6)
 
 
+NOISE = ("dim: 8", "dim: 8, noise: true")
+
+
+def test_what_it_draws_is_alike_on_both_sides(folder: Path) -> None:
+    path = write(folder, NOISE)
+    plugins, stock = trained(path), trained(path, "baseline")
+    assert plugins.losses == pytest.approx(stock.losses, abs=1e-6)
+    assert plugins.losses[:4] != trained(write(folder), steps=4).losses
+
+
+def test_a_run_that_goes_on_has_what_each_rank_had_of_its_own(folder: Path, tmp_path: Path) -> None:
+    """Generators and buffers: on other ranks it has rank 0's buffers, which were evaluated."""
+    table = ("sparse: [", f"test_path: {folder}/table\n    sparse: [")
+    path = write(folder, NOISE, table, ("evaluate: false", "validation: {every: 3}"))
+    whole = trained(path, steps=8)
+    kept = {"path": str(tmp_path), "every": 4}
+    assert trained(path, steps=4, checkpoint=kept).losses == whole.losses[:4]
+    resumed = trained(path, steps=8, checkpoint=kept)
+    assert resumed.first_step == 4
+    assert resumed.losses == whole.losses
+    assert resumed.test == whole.test
+    alone = Job(path, "plugins", PLUGINS, {"steps": 8, "checkpoint": kept})
+    scored = run_on_ranks(train, 1, alone)[0].test
+    assert scored is not None
+    assert whole.test is not None
+    assert scored.log_loss == pytest.approx(whole.test.log_loss, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     "section",
     [

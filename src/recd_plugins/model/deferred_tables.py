@@ -9,12 +9,10 @@ import functools
 import hashlib
 import inspect
 import logging
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from recd_plugins.errors import SetupError
+from recd_plugins.generators import GeneratorState, generators_kept
 from recd_plugins.model.made_collections import collections_made_by
 
 logger = logging.getLogger(__name__)
@@ -58,7 +57,7 @@ class FirstValues:
         self.shape = weight.shape
         self._dtype = weight.dtype
         self._init = init
-        self._generators = _generators()
+        self._generators = GeneratorState.now()
         self._digest = b""
         if _is_by_element(init):
             for _ in self._chunks():
@@ -90,7 +89,7 @@ class FirstValues:
         if not end:
             return
         with generators_kept(), torch.no_grad():
-            _set_generators(*self._generators)
+            self._generators.put_back()
             if self._digest:
                 values = self._whole()
                 if _digest(values) != self._digest:
@@ -231,26 +230,6 @@ def _draw(collection: nn.Module, configs: Iterable[Any], deferred: Deferred) -> 
             first = FirstValues(config.name, weight, config.init_fn)
         weight.recd_first_values = first
         deferred.add(config.name, weight)
-
-
-@contextmanager
-def generators_kept() -> Iterator[None]:
-    """A context at whose end torch's, numpy's and Python's generators are as they were."""
-    state = _generators()
-    try:
-        yield
-    finally:
-        _set_generators(*state)
-
-
-def _generators() -> tuple[Tensor, Any, Any]:
-    return torch.get_rng_state(), np.random.get_state(), random.getstate()
-
-
-def _set_generators(of_torch: Tensor, of_numpy: Any, of_python: Any) -> None:
-    torch.set_rng_state(of_torch)
-    np.random.set_state(of_numpy)
-    random.setstate(of_python)
 
 
 def _is_by_element(init: Init) -> bool:

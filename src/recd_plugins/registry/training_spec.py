@@ -158,7 +158,13 @@ class TrainingSpec(Spec):
     steps: Count | None = Field(
         default=None, description="Stop after so many steps; null trains all epochs."
     )
-    seed: StrictInt = Field(default=0, ge=0, lt=1 << 63, description="Seed of the initial weights.")
+    seed: StrictInt = Field(
+        default=0,
+        ge=0,
+        lt=1 << 63,
+        description="Seed of the initial weights, and of what torch, numpy and Python draw while "
+        "the model is trained.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto",
         description="Where to train; auto takes CUDA where there is a device for each rank and the "

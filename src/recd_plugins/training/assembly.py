@@ -17,9 +17,10 @@ from recd_plugins import registry as parsed
 from recd_plugins.distributed.lookup_kernels import kept_tables
 from recd_plugins.distributed.sharders import stock_sharders
 from recd_plugins.errors import PluginError
+from recd_plugins.generators import generators_kept, seed_generators
 from recd_plugins.interfaces import FeatureSchema, Setting, Table, TablePart
 from recd_plugins.model.build import build_model
-from recd_plugins.model.deferred_tables import deferred_tables, generators_kept
+from recd_plugins.model.deferred_tables import deferred_tables
 from recd_plugins.model_tables import tables_of
 from recd_plugins.planning.candidates import activation_bytes, without_plugins
 from recd_plugins.planning.choosing.choose import choose
@@ -172,7 +173,7 @@ def _whole(
     device: torch.device,
     topology: TopologySpec | None,
 ) -> tuple[Prepared, Setting | None]:
-    torch.manual_seed(registry.training.seed)
+    seed_generators(registry.training.seed)
     model = build_model(registry, schema)
     if side == "plugins":
         setting = setting_of(registry, model, topology, device=device)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -22,9 +23,13 @@ from recd_plugins.data.fitted_state import FittedState
 from recd_plugins.errors import RecdError
 from recd_plugins.file_lock import locked_folder
 from recd_plugins.training.agreement import from_rank_0, together
+from recd_plugins.training.checkpoint_files.arrays import (
+    FITTED,
+    RANKS,
+    write_arrays,
+)
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.fields import IDENTITY
-from recd_plugins.training.checkpoint_files.fitted import FITTED, write_fitted
 from recd_plugins.training.checkpoint_files.folder import (
     checkpoints_in,
     clean,
@@ -58,6 +63,7 @@ from recd_plugins.training.checkpoint_io import (
 )
 from recd_plugins.training.checkpoint_state import CheckpointState
 from recd_plugins.training.identity import check_resumable, identity_text
+from recd_plugins.training.rank_state import of_all_ranks, rank_state, read_rank_state
 
 __all__ = ["Checkpoints", "Progress"]
 
@@ -141,13 +147,17 @@ class Checkpoints:
         """
         text = progress_text(progress)
         final = self._folder / step_name(progress.step)
-        state = CheckpointState.of(dmp, optimizer)
+        state, own = CheckpointState.of(dmp, optimizer), rank_state(dmp)
         partial = from_rank_0(partial_of(final))
         try:
             together(lambda: partial.mkdir() if dist.get_rank() == 0 else None)
             save(state.document, storage_writer=TellingWriter(partial), planner=SafeSavePlanner())
-            digests = together(lambda: _digests_of_rank(partial))
-            together(lambda: self._publish(partial, final, text, digests, progress.best_step))
+            told = together(lambda: (_digests_of_rank(partial), own))
+            digests = [of_rank for of_rank, _ in told]
+            ranks = of_all_ranks([of_rank for _, of_rank in told])
+            together(
+                lambda: self._publish(partial, final, text, digests, ranks, progress.best_step)
+            )
         except (CheckpointException, OSError, RecdError) as error:
             sizes = together(state.num_bytes)
             if dist.get_rank() == 0:
@@ -188,6 +198,14 @@ class Checkpoints:
                 "start anew in another folder"
             )
         return Progress()
+
+    def rank_state(self, step: int) -> dict[str, np.ndarray]:
+        """What this rank had of its own, as ``read_rank_state`` has it.
+
+        Args:
+            step: of the checkpoint that was loaded; 0 for none.
+        """
+        return read_rank_state(self._folder / step_name(step)) if step else {}
 
     def load_one(self, path: Path, dmp: DistributedModelParallel, optimizer: Optimizer) -> Progress:
         """Load this checkpoint into model and optimizer. A collective call.
@@ -237,6 +255,7 @@ class Checkpoints:
         final: Path,
         progress: str,
         digests: list[dict[str, FileDigest]],
+        ranks: Mapping[str, np.ndarray],
         best_step: int | None,
     ) -> None:
         """Complete the files, and let the checkpoint appear; what rank 0 does."""
@@ -247,8 +266,9 @@ class Checkpoints:
         if self._identity is not None:
             texts[IDENTITY] = identity_text(self._identity)
         if self._fitted:
-            write_fitted(partial, {name: each.numpy() for name, each in self._fitted.items()})
-            files[FITTED] = digest_of(partial / FITTED)
+            arrays = {name: each.numpy() for name, each in self._fitted.items()}
+            files[FITTED] = write_arrays(partial / FITTED, arrays)
+        files[RANKS] = write_arrays(partial / RANKS, ranks)
         for name, text in texts.items():
             (partial / name).write_text(text, encoding="utf-8")
             files[name] = digest_of(partial / name)

@@ -8,8 +8,8 @@ import torch
 
 from recd_plugins.data.fitted_state import load_fitted_state
 from recd_plugins.registry import Registry
+from recd_plugins.training.checkpoint_files.arrays import FITTED, read_arrays
 from recd_plugins.training.checkpoint_files.errors import DamagedError
-from recd_plugins.training.checkpoint_files.fitted import read_fitted
 from recd_plugins.training.checkpoint_files.folder import checkpoints_in
 from recd_plugins.training.identity import same_preprocessing
 
@@ -24,7 +24,7 @@ def load_fitted(registry: Registry, checkpoint: Path) -> None:
         DamagedError: the file is not as it was written.
     """
     if registry.preprocessing:
-        arrays = read_fitted(checkpoint)
+        arrays = read_arrays(checkpoint, FITTED)
         state = {name: torch.from_numpy(each) for name, each in arrays.items()}
         if state:
             load_fitted_state(registry, state, same_preprocessing(checkpoint, registry))

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.distributed.pipeline import is_overlapped
+from recd_plugins.generators import generators_kept
 from recd_plugins.interfaces import Table
-from recd_plugins.model.deferred_tables import generators_kept
 from recd_plugins.planning.compute import measure_compute
 from recd_plugins.planning.machines import machine_of
 from recd_plugins.planning.prepared import Prepared

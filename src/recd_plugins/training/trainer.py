@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import numpy as np
 import torch.distributed as dist
 
 from recd_plugins import activity, upstream_noise
@@ -18,7 +19,7 @@ from recd_plugins.distributed.device import device_of_rank
 from recd_plugins.distributed.lookup_kernels import close_kernels
 from recd_plugins.distributed.table_report import describe_tables
 from recd_plugins.errors import PluginError, RecdError
-from recd_plugins.model.deferred_tables import generators_kept
+from recd_plugins.generators import generators_kept, seed_generators
 from recd_plugins.registry import TrainingSpec
 from recd_plugins.training.assembly import assemble
 from recd_plugins.training.batch_source import BatchSource
@@ -37,6 +38,11 @@ from recd_plugins.training.learning_rates import LearningRates
 from recd_plugins.training.measurement import Measurement
 from recd_plugins.training.meter import sum_by_kind
 from recd_plugins.training.progress_bar import ProgressLine, progress_bar
+from recd_plugins.training.rank_state import (
+    buffers_of_rank_0,
+    put_back_buffers,
+    put_back_generators,
+)
 from recd_plugins.training.record import Record
 from recd_plugins.training.result import Result
 from recd_plugins.training.stall_report import StallReport
@@ -102,10 +108,13 @@ class _Run:
         self._block = self._loader.batches_a_block()
         self._rates = LearningRates(parts.optimizer, training.schedule)
         self._callbacks = self._watching()
-        checkpoints = self._checkpoints()
+        checkpoints = self._kept()
         self._progress = Progress()
+        self._rank_state: Mapping[str, np.ndarray] = {}
         if checkpoints is not None:
             self._progress = checkpoints.load(parts.dmp, parts.optimizer)
+            self._rank_state = checkpoints.rank_state(self._progress.step)
+            put_back_buffers(parts.dmp, self._rank_state)
         self._first_step = self._progress.step
         activity.start(self._first_step)
         self._say_what_is_trained()
@@ -141,7 +150,7 @@ class _Run:
             settings=(*self._job.settings, *overrides),
         )
 
-    def _checkpoints(self) -> Checkpoints | None:
+    def _kept(self) -> Checkpoints | None:
         if not self._own or self._training.checkpoint.path is None:
             return None
         identity = fitted = None
@@ -198,6 +207,7 @@ class _Run:
         expected_steps = self._source.expected_steps
         self._callbacks.start(self._progress, expected_steps, self._parts.tables)
         self._parts.dmp.train()
+        self._draw_from_first_forward()
         measurement.begin()
         with self._loader, self._progress_line(expected_steps) as line:
             for stretch in stretches(batches, self._first_step, spec):
@@ -211,6 +221,19 @@ class _Run:
         measurement.end(self._progress.step)
         self._record.look()
         self._record.save(self._progress)
+
+    def _draw_from_first_forward(self) -> None:
+        """Have generators be where they are to be then, whatever was drawn in the making.
+
+        A pipeline draws, too, when it traces the model at its first batch.
+        """
+
+        def place(*_: object) -> None:
+            handle.remove()
+            seed_generators((self._training.seed + self._first_step) % (1 << 63))
+            put_back_generators(self._rank_state)
+
+        handle = self._parts.dmp.module.register_forward_pre_hook(place)
 
     def _train(self, batches: Iterator[ModelInput], line: ProgressLine) -> None:
         """Train on batches until they are no more."""
@@ -257,7 +280,7 @@ class _Run:
         self._record.settle(self._progress, best=best)
 
     def _evaluated(self) -> Measured:
-        with generators_kept():
+        with generators_kept(), buffers_of_rank_0(self._parts.dmp):
             return evaluate(
                 self._parts.prepared,
                 self._parts.dmp,

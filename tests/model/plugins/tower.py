@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ class Tower(Model):
     class Options(PluginOptions):
         dim: int = Field(default=4, gt=0, multiple_of=4, description="Scalars in an embedding.")
         rows: int = Field(default=100, gt=0, description="Rows of a table.")
+        noise: bool = Field(
+            default=False, description="Draw, and keep a mean that ranks differ in."
+        )
         fault: str = Field(default="", description="What is wrong with it.")
 
     options: Options
@@ -34,6 +38,7 @@ class Tower(Model):
 
 
 def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
+    import numpy as np
     import torch
     from torch import nn
     from torch.nn import functional as F
@@ -79,6 +84,7 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             self.pooling = SequencePooling(features.sequence[fault == "pools_one_less" :], dim)
             # Values that a plan needs where it counts, and that the meta device has not.
             self.register_buffer("order", torch.arange(features.num_dense), persistent=False)
+            self.register_buffer("mean", torch.zeros(()))
             num_sparse = len(features.pooled) + len(features.sequence)
             self.top = nn.Linear(features.num_dense + dim * num_sparse, 1)
             if fault == "draws":
@@ -117,8 +123,16 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             vectors = [dense.index_select(1, self.order), pooled.flatten(1)]
             for found, names in zip((bags, copies), self.names, strict=True):
                 vectors += [found[name] for name in names]
+            if options.noise and self.training:
+                drawn = random.random() + np.random.rand() + np.random.randn()
+                vectors[0] = F.dropout(vectors[0], 0.3) + drawn + random.gauss(0, 1)
             width = 3 if fault == "wrong_width" else None
-            return self.top(torch.cat(vectors, dim=1)[:, :width]).squeeze(1)
+            logits = self.top(torch.cat(vectors, dim=1)[:, :width]).squeeze(1)
+            if options.noise:
+                if self.training:
+                    self.mean.lerp_(logits.detach().mean(), 0.5)
+                logits = logits - self.mean
+            return logits
 
     if fault == "no_module":
         return "a model"

@@ -18,6 +18,7 @@ from torchrec.distributed.types import (
 
 from recd_plugins.distributed.sharders import build_sharders
 from recd_plugins.errors import NoPlanError, PluginError, RecdError, SetupError
+from recd_plugins.generators import generators_kept
 from recd_plugins.interfaces import (
     ChoiceQuestion,
     Chooser,
@@ -27,7 +28,6 @@ from recd_plugins.interfaces import (
     Table,
     Trial,
 )
-from recd_plugins.model.deferred_tables import generators_kept
 from recd_plugins.planning.choosing.data import DataOfChoices
 from recd_plugins.planning.choosing.entries import with_offers
 from recd_plugins.planning.compute import NO_COMPUTE

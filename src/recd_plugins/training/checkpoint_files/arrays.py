@@ -1,4 +1,4 @@
-"""The file of a checkpoint that has what preprocessing was fitted to be."""
+"""Files of a checkpoint that have arrays: archives of numpy's, without pickle."""
 
 from __future__ import annotations
 
@@ -9,41 +9,50 @@ from pathlib import Path
 import numpy as np
 
 from recd_plugins.training.checkpoint_files.errors import DamagedError
-from recd_plugins.training.checkpoint_files.manifest import differing, misfits, read_manifest
+from recd_plugins.training.checkpoint_files.manifest import (
+    FileDigest,
+    differing,
+    digest_of,
+    misfits,
+    read_manifest,
+)
 
-#: An archive of numpy arrays, without pickle.
+#: What preprocessing was fitted to be.
 FITTED = "preprocessing.npz"
+#: What each rank has of its own.
+RANKS = "ranks.npz"
 
 
-def write_fitted(checkpoint: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write the file; its manifest is to have its digest."""
-    with zipfile.ZipFile(checkpoint / FITTED, "w") as archive:
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> FileDigest:
+    """Write a file; the digest is for the manifest."""
+    with zipfile.ZipFile(path, "w") as archive:
         for number, (name, array) in enumerate(arrays.items()):
             # The name is a comment: names of files have other rules.
             entry = zipfile.ZipInfo(f"{number}.npy")
             entry.comment = name.encode()
             with archive.open(entry, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, np.ascontiguousarray(array), allow_pickle=False)
+    return digest_of(path)
 
 
-def read_fitted(checkpoint: Path) -> dict[str, np.ndarray]:
-    """What the file of a checkpoint has; nothing where nothing was fitted.
+def read_arrays(checkpoint: Path, name: str) -> dict[str, np.ndarray]:
+    """What a file of a checkpoint has, by name; nothing where there is none.
 
     Raises:
         DamagedError: the file is not as it was written.
         RecdError: as ``read_manifest``.
     """
     files = read_manifest(checkpoint)
-    if FITTED not in files:
+    if name not in files:
         return {}
-    mine = {FITTED: files[FITTED]}
+    mine = {name: files[name]}
     if damage := misfits(checkpoint, mine)[0] or differing(checkpoint, mine):
         raise DamagedError(damage[0])
     try:
-        with zipfile.ZipFile(checkpoint / FITTED) as archive:
+        with zipfile.ZipFile(checkpoint / name) as archive:
             return {entry.comment.decode(): _array(archive, entry) for entry in archive.infolist()}
     except (ValueError, zipfile.BadZipFile) as error:
-        raise DamagedError(f"{checkpoint / FITTED}: is no archive of arrays ({error})") from error
+        raise DamagedError(f"{checkpoint / name}: is no archive of arrays ({error})") from error
 
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> np.ndarray:

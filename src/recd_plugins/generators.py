@@ -1,0 +1,92 @@
+"""States of the generators that random numbers come from: torch's, numpy's and Python's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class GeneratorState(NamedTuple):
+    """States of all of them in this process.
+
+    Attributes:
+        torch: uint8, of its CPU.
+        cuda: uint8, of the device of this rank; none where CUDA is not in use.
+        numpy: as ``numpy.random.get_state`` has it.
+        python: as ``random.getstate`` has it.
+    """
+
+    torch: Tensor
+    cuda: Tensor | None
+    numpy: Any
+    python: Any
+
+    @classmethod
+    def now(cls) -> GeneratorState:
+        """The present one."""
+        in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.get_rng_state() if in_use else None
+        return cls(torch.get_rng_state(), cuda, np.random.get_state(), random.getstate())
+
+    def put_back(self) -> None:
+        """Have this process draw from here."""
+        torch.set_rng_state(self.torch)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda)
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The state as arrays, of which ``of_arrays`` makes it again."""
+        kind, key, place, has_gauss, gauss = self.numpy
+        version, ints, next_gauss = self.python
+        arrays = {
+            "torch": self.torch.numpy(),
+            f"numpy {kind}": np.asarray(key, np.uint32),
+            "numpy rest": np.array([place, has_gauss, gauss], np.float64),
+            f"python {version}": np.array(ints, np.uint32),
+            "python rest": np.array([] if next_gauss is None else [next_gauss], np.float64),
+        }
+        if self.cuda is not None:
+            arrays["cuda"] = self.cuda.numpy()
+        return arrays
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> GeneratorState:
+        """The state that ``arrays`` were made of.
+
+        Raises:
+            KeyError, ValueError: they are of no state that this version draws from.
+        """
+        place, has_gauss, gauss = arrays["numpy rest"]
+        cuda = arrays.get("cuda") if torch.cuda.is_available() else None
+        ints = arrays["python 3"]
+        return cls(
+            torch.from_numpy(arrays["torch"].copy()),
+            None if cuda is None else torch.from_numpy(cuda.copy()),
+            ("MT19937", arrays["numpy MT19937"], int(place), int(has_gauss), float(gauss)),
+            (3, tuple(map(int, ints)), next(map(float, arrays["python rest"]), None)),
+        )
+
+
+def seed_generators(seed: int) -> None:
+    """Have all of them start from a seed of 63 bits."""
+    torch.manual_seed(seed)  # of CUDA, too
+    np.random.seed(seed % (1 << 32))
+    random.seed(seed)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """A context at whose end the generators are as they were."""
+    state = GeneratorState.now()
+    try:
+        yield
+    finally:
+        state.put_back()
