@@ -84,7 +84,8 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             self.pooling = SequencePooling(features.sequence[fault == "pools_one_less" :], dim)
             # Values that a plan needs where it counts, and that the meta device has not.
             self.register_buffer("order", torch.arange(features.num_dense), persistent=False)
-            self.register_buffer("mean", torch.zeros(()))
+            self.seen_mean: torch.Tensor
+            self.register_buffer("seen_mean", torch.zeros(()))
             num_sparse = len(features.pooled) + len(features.sequence)
             self.top = nn.Linear(features.num_dense + dim * num_sparse, 1)
             if fault == "draws":
@@ -130,8 +131,8 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             logits = self.top(torch.cat(vectors, dim=1)[:, :width]).squeeze(1)
             if options.noise:
                 if self.training:
-                    self.mean.lerp_(logits.detach().mean(), 0.5)
-                logits = logits - self.mean
+                    self.seen_mean.lerp_(logits.detach().mean(), 0.5)
+                logits = logits - self.seen_mean
             return logits
 
     if fault == "no_module":
