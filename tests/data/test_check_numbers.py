@@ -79,6 +79,17 @@ def test_labels_that_the_loss_does_not_take_are_refused(value: float) -> None:
     assert expected in str(caught.value)
 
 
+def test_what_a_converter_made_of_a_right_value_is_told() -> None:
+    rows = rows_with(click=[0, 1, 1, 1], price=[0.1, 0.2, 0.3, 0.4])
+    batch = batch_of(rows)
+    batch.labels[2] = 2
+    with pytest.raises(DataError, match=r"label is 1(\.0)?, which became 2\.0, expected 0 or 1"):
+        check_numbers(batch, SCHEMA, rows)
+    batch.dense_features[1, 1] = float("nan")
+    with pytest.raises(DataError, match=r"'price': the value is 0\.2, which became nan; dense"):
+        check_numbers(batch, SCHEMA, rows)
+
+
 @pytest.mark.parametrize("value", [1 + 1e-9, 1e-300])
 def test_a_label_is_not_rounded_to_one_that_is_right(value: float) -> None:
     with pytest.raises(DataError, match="the label is"):

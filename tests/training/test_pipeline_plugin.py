@@ -101,6 +101,7 @@ def test_another_pipeline_goes_on(folder: Path, plain: Result, tmp_path: Path) -
         ("builds_nothing", "test.loop: build returned None; expected a pipeline with a method"),
         ("breaks", r"test.loop: progress failed at .*plain_loop.py:\d+: ValueError: no batch"),
         ("gives_the_loss", "progress returned Tensor; expected what the model returned besides"),
+        ("trains_nothing", "returned 2 times, and no parameter of the model was written to: the"),
         ("skips", "progress ended with 1 of 2 batches that it had taken and not trained"),
         ("is_stale", "TrainPipelineSemiSync looks up the rows of a batch before"),
     ],

@@ -142,10 +142,17 @@ def place(rows: Rows, column: str, row: int) -> str:
 
 
 def shown(rows: Rows, name: str, row: int, value: Any) -> str:
-    """A value for an error message: as the data has it, else ``value``, which it became."""
-    if name in rows.data.schema.names:
-        return _shown(_column(rows, name), row)
-    return str(float(value))
+    """A value for an error message: as the data has it, and ``value`` where it became that."""
+    became = np.float32(value)
+    if name not in rows.data.schema.names:
+        return str(float(became))
+    stored = _column(rows, name)[row].as_py()
+    text = _shown(_column(rows, name), row)
+    if isinstance(stored, int | float):
+        with np.errstate(over="ignore"):
+            same = np.array_equal(np.float32(stored), became, equal_nan=True)
+        return text if same else f"{text}, which became {float(became)}"
+    return text
 
 
 def _column(rows: Rows, name: str) -> Any:

@@ -28,7 +28,8 @@ def fitted_state(registry: Registry) -> dict[str, Tensor]:
             of = "" if step.fits_together else feature
             with step_call(step, f"fitted_state of {feature}"):
                 for name, tensor in step.fitted_state().items():
-                    found[json.dumps([number, of, name])] = tensor.detach().cpu()
+                    found[json.dumps([number, of, name])] = array = tensor.detach().cpu()
+                    array.numpy()  # as it is kept, which bfloat16 is not
     return found
 
 

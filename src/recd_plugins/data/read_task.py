@@ -137,8 +137,14 @@ def hand_out(blocks: Iterable[BatchBlock], reader: Reader) -> Iterator[ModelInpu
 
     Raises:
         RecdError: the one that ends the blocks.
+        PluginError: a block is missing, or comes twice or out of its turn.
     """
-    for block in blocks:
+    for expected, block in enumerate(blocks):
+        if block.number != expected:
+            raise PluginError(
+                f"the ingestion handed out block {block.number} where block {expected} is due: "
+                "blocks come once each, in the order of their numbers"
+            )
         for model_input, position in block.batches:
             reader.load_state_dict(position)
             yield model_input

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from recd_plugins.data.feature_steps import num_dense_inputs
@@ -106,19 +107,35 @@ def model_code(registry: Registry, model: nn.Module) -> Iterator[None]:
 
 def _check_output(plugin: Model, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG001
     """Refuse what no run can train on; tensors with a graph would keep it to the run's end."""
+    expected = args[0].labels
     match output:
         case (Tensor() as loss, (Tensor() as again, Tensor() as logits, Tensor() as labels)):
-            scalars, rows = loss.dim() + again.dim() == 0, logits.dim() == 1
+            scalars = loss.dim() + again.dim() == 0
+            rows = logits.shape == labels.shape == expected.shape
             detached = not any(tensor.requires_grad for tensor in output[1])
-            if scalars and rows and logits.shape == labels.shape and detached:
+            if not (scalars and rows and detached):
+                found = ", ".join(_described(tensor) for tensor in (loss, again, logits, labels))
+                found += f" of {len(expected)} rows"
+            elif not _same(loss.detach(), again):
+                found = "another loss to show than to train by"
+            elif not _same(labels, expected):
+                found = "other labels than those of the batch"
+            else:
                 return
-            found = ", ".join(_described(tensor) for tensor in (loss, again, logits, labels))
         case _:
             found = short_repr(output)
     raise PluginError(
         f"{plugin.name}: forward returned {found}; expected loss, (loss, logits, labels): the mean "
-        "loss of the batch, a scalar, and detached the same again, logits [B] and labels [B]"
+        "loss of the batch, a scalar, and detached the same again, logits [B] and the batch's "
+        "labels [B]"
     )
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether values are the same, which is looked at where the memory is another."""
+    if one.data_ptr() == other.data_ptr() and one.stride() == other.stride():
+        return True
+    return bool(torch.isclose(one, other.to(one.dtype), rtol=0, atol=0, equal_nan=True).all())
 
 
 def _described(tensor: Tensor) -> str:

@@ -139,7 +139,9 @@ class Callbacks:
         """Call ``on_batch`` with the oldest batch that was handed out, then ``on_step``."""
         if self._in_flight:
             self._call_all("on_batch", RunBatch(self._rank, step, self._in_flight.popleft()))
-        self._call_all("on_step", RunStep(self._rank, step, loss.detach(), learning_rate))
+        for each in self._called:  # a tensor of its own: what one does to it nobody else sees
+            context = RunStep(self._rank, step, loss.detach().clone(), learning_rate)
+            self._call(each, "on_step", context)
 
     def evaluated(
         self, step: int, split: Split, measured: tuple[Quality | None, Mapping[str, float]]

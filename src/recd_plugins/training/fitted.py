@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
 
 from recd_plugins.data.fitted_state import load_fitted_state
+from recd_plugins.data.fitted_steps import fitted_steps
+from recd_plugins.errors import PluginError
+from recd_plugins.interfaces import Preprocessing
 from recd_plugins.registry import Registry
+from recd_plugins.training.agreement import together
 from recd_plugins.training.checkpoint_files.arrays import FITTED, read_arrays
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.folder import checkpoints_in
@@ -42,3 +47,37 @@ def resume_fitted(registry: Registry) -> None:
         except DamagedError:  # told when weights are loaded
             continue
         return
+
+
+def check_fitted_alike(registry: Registry) -> None:
+    """Fit what is to be, and refuse what was fitted otherwise on some rank. A collective call.
+
+    Raises:
+        PluginError: names the plugin and the feature.
+    """
+    fits = [
+        entry.plugin
+        for entry in registry.preprocessing
+        if type(entry.plugin).fit is not Preprocessing.fit
+    ]
+    if not fits:
+        return
+
+    def identities() -> list[dict[str, str]]:
+        fitted_steps(registry, registry.dataset.schema())
+        return [
+            {feature: json.dumps(step.identity()) for feature, step in plugin.fitted.items()}
+            for plugin in fits
+            if plugin.fitted is not None
+        ]
+
+    first, *others = together(identities)
+    for rank, other in enumerate(others, 1):
+        for plugin, here, there in zip(fits, first, other, strict=True):
+            for feature, identity in here.items():
+                if there.get(feature) != identity:
+                    raise PluginError(
+                        f"{plugin.name}: fit to {feature} decided {there.get(feature):.100} on "
+                        f"rank {rank} and {identity:.100} on rank 0, by identity; every rank is "
+                        "shown the same rows"
+                    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -89,23 +90,36 @@ class Metrics:
         A collective call. Rank 0 says on stderr which are not finite.
 
         Raises:
-            PluginError: a plugin returns what is no figure, or two have figures of one name.
+            PluginError: a plugin returns what is no figure, two have figures of one name, or a
+                state cannot travel to rank 0.
         """
         if not self._entries:
             return {}
-        mine = (self._num_samples, self._states)
+        mine: tuple[int, list[bytes]] | PluginError
+        try:
+            mine = (self._num_samples, list(map(self._pickled, self._entries, self._states)))
+        except PluginError as error:
+            mine = error
         first = dist.get_rank() == 0
         everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
         dist.gather_object(mine, everyone)
         return together(lambda: {} if everyone is None else self._of_all(everyone))[0]
 
-    def _of_all(self, ranks: Sequence[tuple[int, list[Any]]]) -> dict[str, float]:
+    def _pickled(self, entry: Entry[Metric], state: Any) -> bytes:
+        return self._call(entry, "sending a state to rank 0", pickle.dumps, state)
+
+    def _of_all(self, told: Sequence[tuple[int, list[bytes]] | PluginError]) -> dict[str, float]:
+        ranks = []
+        for each in told:
+            if isinstance(each, PluginError):
+                raise each
+            ranks.append(each)
         found: dict[str, float] = {}
         named_by: dict[str, Entry[Metric]] = {}
         if not any(num_samples for num_samples, _ in ranks):
             return found
         for i, entry in enumerate(self._entries):
-            states = [states[i] for _, states in ranks]
+            states = [pickle.loads(states[i]) for _, states in ranks]
             results = self._call(entry, "results", entry.plugin.results, states)
             where = f"{self._path}:{entry.line} {entry.field}"
             for name, value in _checked(entry.plugin, results).items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ from torchrec.metrics.metrics_config import RecTaskInfo
 from torchrec.metrics.ne import NEMetric
 from torchrec.metrics.rec_metric import RecComputeMode
 
+from recd_plugins.errors import RecdError
 from recd_plugins.interfaces.callback import Quality
+from recd_plugins.training.agreement import together
 
 _TASK = RecTaskInfo(name="label", label_name="label", prediction_name="prediction")
 
@@ -45,23 +48,34 @@ class Predictions:
         """Quality over the samples of all ranks, on every rank; None without a sample.
 
         A collective call.
+
+        Raises:
+            RecdError: as ``measure``.
         """
         mine = torch.cat(list(self._kept), dim=1).cpu() if self._kept else torch.zeros(2, 0)
         first = dist.get_rank() == 0
         everyone: list[Any] | None = [None] * dist.get_world_size() if first else None
         dist.gather_object(mine.numpy(), everyone)
-        result: list[Quality | None] = [None]
-        if everyone is not None:
-            parts = [torch.from_numpy(part) for part in everyone]
-            logits, labels = torch.cat(parts, dim=1).double()
-            result = [measure(logits, labels) if len(labels) else None]
-        dist.broadcast_object_list(result)
-        return result[0]
+        return together(lambda: None if everyone is None else _of_all(everyone))[0]
+
+
+def _of_all(ranks: Iterable[Any]) -> Quality | None:
+    logits, labels = torch.cat([torch.from_numpy(rank) for rank in ranks], dim=1).double()
+    return measure(logits, labels) if len(labels) else None
 
 
 def measure(logits: Tensor, labels: Tensor) -> Quality:
-    """TorchRec's own metrics over logits and labels ``[N]``, which one rank can ask for alone."""
+    """TorchRec's own metrics over logits and labels ``[N]``, which one rank can ask for alone.
+
+    Raises:
+        RecdError: a logit is NaN, which says nothing of its row.
+    """
     num_samples = len(labels)
+    if unknown := int(logits.isnan().sum()):
+        raise RecdError(
+            f"the model's logits are NaN in {unknown:,} of {num_samples:,} rows, though its loss "
+            "is a number: look at what it returns besides its loss"
+        )
     batch: dict[str, Any] = {
         "predictions": {_TASK.name: torch.sigmoid(logits)},
         "labels": {_TASK.name: labels},

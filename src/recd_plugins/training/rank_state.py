@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from recd_plugins.distributed.table_report import outermost_sharded
+from recd_plugins.errors import PluginError
 from recd_plugins.generators import GeneratorState
 from recd_plugins.training.agreement import from_rank_0, together
 from recd_plugins.training.checkpoint_files.arrays import RANKS, read_arrays
@@ -56,6 +57,34 @@ def of_all_ranks(states: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         for rank, state in enumerate(states)
         for name, array in state.items()
     }
+
+
+def check_made_alike(model: nn.Module, by: str) -> None:
+    """Refuse dense parameters that are others on some rank, which would train on as they are.
+
+    A collective call.
+
+    Args:
+        model: as it was made, sharded.
+        by: who made it.
+
+    Raises:
+        PluginError: names the first.
+    """
+    parameters = {
+        name: parameter
+        for path, module in _dense_modules(model)
+        for name, parameter in module.named_parameters(prefix=path, recurse=False)
+    }
+    first, *others = together(lambda: {name: _digest(each) for name, each in parameters.items()})
+    for rank, other in enumerate(others, 1):
+        for name in first:
+            if other.get(name) != first[name]:
+                raise PluginError(
+                    f"{by} has another {name} on rank {rank} than on rank 0: make the model of "
+                    "what is the same on every rank; training.seed sets torch's, numpy's and "
+                    "Python's generators before it is made"
+                )
 
 
 def put_back_buffers(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> None:
@@ -124,22 +153,26 @@ def _own_buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def _dense_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Buffers of a checkpoint, besides those of sharded modules."""
-    sharded = tuple(f"{path}." for path, _ in outermost_sharded(model))
-    for path, module in model.named_modules():
-        if f"{path}.".startswith(sharded):
-            continue
+    for path, module in _dense_modules(model):
         for name, buffer in module.named_buffers(prefix=path, recurse=False):
             if name.removeprefix(f"{path}.") not in module._non_persistent_buffers_set:
                 yield name, buffer
 
 
-def _digest(buffer: Tensor) -> bytes:
-    return hashlib.blake2b(_bytes(buffer).numpy().data).digest()
+def _dense_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    sharded = tuple(f"{path}." for path, _ in outermost_sharded(model))
+    for path, module in model.named_modules():
+        if not f"{path}.".startswith(sharded):
+            yield path, module
 
 
-def _bytes(buffer: Tensor) -> Tensor:
+def _digest(tensor: Tensor) -> bytes:
+    return hashlib.blake2b(_bytes(tensor).numpy().data).digest()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
     """A copy in host memory, uint8."""
-    return buffer.detach().cpu().contiguous().clone().reshape(-1).view(torch.uint8)
+    return tensor.detach().cpu().contiguous().clone().reshape(-1).view(torch.uint8)
 
 
 def _set(buffer: Tensor, values: Tensor) -> None:

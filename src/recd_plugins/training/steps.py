@@ -43,9 +43,11 @@ def steps(
         model: sharded.
 
     Raises:
-        PluginError: their code failed, or the pipeline took other batches than it trained.
+        PluginError: their code failed, the pipeline took other batches than it trained, or it
+            trained nothing.
     """
     taken, done = _Taken(batches), 0
+    before = _writes(model)
     entry = next(iter(registry.entries("pipeline")), None)
     plugin: Pipeline | None = None if entry is None else entry.plugin
     while True:
@@ -64,6 +66,17 @@ def steps(
             f"{plugin.name}: progress ended with {taken.count - done} of {taken.count} batches "
             "that it had taken and not trained"
         )
+    if plugin is not None and done and before is not None and before == _writes(model):
+        raise PluginError(
+            f"{plugin.name}: progress returned {done} times, and no parameter of the model was "
+            "written to: the backward pass, or the step of the optimizer, is missing"
+        )
+
+
+def _writes(model: nn.Module) -> list[int] | None:
+    """How often each dense parameter was written to; None where none is trained."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    return [each._version for each in trained] if model.training and trained else None
 
 
 def _check(plugin: Pipeline, output: Any, done: int, taken: int) -> None:

@@ -29,7 +29,7 @@ from recd_plugins.training.dry_run import rest_line, unused_line
 from recd_plugins.training.evaluation import evaluate
 from recd_plugins.training.finite import FiniteRun
 from recd_plugins.training.first_choice import resume_choice
-from recd_plugins.training.fitted import resume_fitted
+from recd_plugins.training.fitted import check_fitted_alike, resume_fitted
 from recd_plugins.training.group_report import GroupReport
 from recd_plugins.training.identity import identity_of
 from recd_plugins.training.interrupts import Interrupts
@@ -105,6 +105,7 @@ class _Run:
         self._registry = parts.prepared.registry
         self._pipeline = parts.prepared.train_pipeline(parts.dmp, parts.optimizer, device)
         self._loader = parts.prepared.dataloader(rank=rank, world_size=world_size, device=device)
+        check_fitted_alike(self._registry)
         self._block = self._loader.batches_a_block()
         self._rates = LearningRates(parts.optimizer, training.schedule)
         self._callbacks = self._watching()

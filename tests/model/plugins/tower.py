@@ -88,6 +88,8 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             self.register_buffer("seen_mean", torch.zeros(()))
             num_sparse = len(features.pooled) + len(features.sequence)
             self.top = nn.Linear(features.num_dense + dim * num_sparse, 1)
+            if fault == "other_weights":
+                self.top.bias.data.add_(int(os.environ["RANK"]))
             if fault == "draws":
                 self.top.bias.data.fill_(int.from_bytes(os.urandom(4)))
             if fault == "reads_values":
@@ -112,6 +114,14 @@ def _tower(features: ModelFeatures, options: Tower.Options) -> Any:
             if fault == "counts_stored_ids":
                 logits = logits + batch.sequence_features.values().numel()
             loss = F.binary_cross_entropy_with_logits(logits, batch.labels)
+            if fault == "one_row_less":
+                return loss, (loss.detach(), logits.detach()[1:], batch.labels[1:])
+            if fault == "other_labels":
+                return loss, (loss.detach(), logits.detach(), 1 - batch.labels)
+            if fault == "other_loss":
+                return loss, (loss.detach() / 2, logits.detach(), batch.labels)
+            if fault == "no_logits":
+                return loss, (loss.detach(), logits.detach() * torch.nan, batch.labels)
             if fault == "one_value":
                 return loss
             if fault == "with_its_graph":

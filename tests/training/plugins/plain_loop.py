@@ -61,7 +61,8 @@ class PlainLoop:
         loss, output = self.model(batch.to(self.device))
         if self.model.training or self.fault == "always_trains":
             loss.backward()
-            self.optimizer.step()
+            if self.fault != "trains_nothing":
+                self.optimizer.step()
         self.outputs.append(output)
         if self.fault == "gives_the_loss":
             return output[0]
