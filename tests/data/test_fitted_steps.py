@@ -18,11 +18,12 @@ from recd_plugins.data.measure_access import measure_access
 from recd_plugins.errors import DataError, PluginError, RecdError
 from recd_plugins.interfaces import Table
 from recd_plugins.planning.profile import measure_profile
+from recd_plugins.testing.gloo import run_on_ranks
 from recd_plugins.training.checkpoint_files.arrays import FITTED, write_arrays
 from recd_plugins.training.checkpoint_files.errors import DamagedError
 from recd_plugins.training.checkpoint_files.fields import IDENTITY
 from recd_plugins.training.checkpoint_files.manifest import MANIFEST, manifest_text
-from recd_plugins.training.fitted import load_fitted
+from recd_plugins.training.fitted import check_fitted_alike, load_fitted
 from recd_plugins.training.identity import check_resumable, identity_of, identity_text
 
 PLUGINS = '''
@@ -50,6 +51,9 @@ class Known(Preprocessing):
         assert self.options.fault != "fails"
         if self.options.fault == "refuses fit":
             raise DataError("too few rows")
+        if self.options.fault == "by rank":
+            import torch.distributed as dist
+            self.ids.add(-dist.get_rank())
         self.features.append(feature)
         for values, offsets in rows:
             self.ids.update(values.tolist())
@@ -235,6 +239,20 @@ def test_a_checkpoint_stands_for_fitting(
     (tmp_path / FITTED).write_bytes(b"another")
     with pytest.raises(DamagedError, match=FITTED):
         load_fitted(registry(folder, entry), tmp_path)
+
+
+def check_alike(rank: int, world_size: int, folder: Path) -> None:
+    found = load_registry(folder / "registry.yaml", plugins_dir=folder / "plugins")
+    check_fitted_alike(found)
+    assert all(entry.plugin.fitted for entry in found.preprocessing)
+
+
+def test_ranks_are_fitted_alike(folder: Path) -> None:
+    registry(folder, ALL % "")
+    run_on_ranks(check_alike, 2, folder)
+    registry(folder, ALL % ", options: {fault: by rank}")
+    with pytest.raises(PluginError, match=r"acme\.known: fit to .* on rank 1 and .* on rank 0"):
+        run_on_ranks(check_alike, 2, folder)
 
 
 @pytest.mark.parametrize(

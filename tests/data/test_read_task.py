@@ -298,6 +298,20 @@ def test_handing_out_moves_the_reader(made):
     assert target.state_dict() == {**start, "epoch": 1}
 
 
+@pytest.mark.parametrize(
+    ("order", "said"), [([0, 2], "2 where block 1"), ([0, 0], "0 where block 1"), ([1], "1 where")]
+)
+def test_blocks_come_once_each_in_their_order(made, order: list[int], said: str):
+    start, readers = made[1], made[3]
+    with closing(readers[0].blocks(start, 0, 1)) as blocks:
+        known = list(blocks)
+    target = Numbers(Numbers.Options()).reader(
+        rank=1, world_size=2, batch_size=BATCH, split="train"
+    )
+    with pytest.raises(PluginError, match=f"handed out block {said}"):
+        list(hand_out([known[number] for number in order], target))
+
+
 REGISTRY = """
 version: 1
 dataset: {use: recd.session_parquet, options: {path: table.parquet}}

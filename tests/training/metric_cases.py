@@ -31,6 +31,8 @@ class Wrong(Metric):
         batch.logits.zero_()
         if self.options.fault == "update":
             raise ValueError("enough")
+        if self.options.fault == "local":
+            return lambda: state
         return [state[0] + int(wrong.sum()), state[1] + len(wrong)]
 
     def results(self, states):

@@ -60,6 +60,15 @@ class Idle(Callback):
     name = "test.idle"
 
 
+class Overwrites(Callback):
+    """Write into the loss."""
+
+    name = "test.overwrites"
+
+    def on_step(self, step):
+        step.loss.fill_(9)
+
+
 class Fails(Callback):
     """Fail at a step."""
 
@@ -86,12 +95,14 @@ def batch(*ids: int) -> ModelInput:
 
 def test_what_is_called_with_what() -> None:
     notes = called(Notes)
-    calls = callbacks(called(Idle), notes)
+    calls = callbacks(called(Idle), called(Overwrites), notes)
     calls.start(Progress(3, callbacks={"test.notes": [{"rank": 0}]}), 5, TABLES)
     batches = calls.watched([batch(1, 2), batch(3)])
     assert [len(each.sparse_features.values()) for each in batches] == [2, 1], "both read ahead"
+    loss = torch.tensor(0.5, requires_grad=True)
     for step in (4, 5):
-        calls.trained(step, torch.tensor(0.5, requires_grad=True))
+        calls.trained(step, loss)
+    assert loss == 0.5
     calls.evaluated(5, "test", (Quality(0.9, 0.6, 10), {}))
     calls.ended(5, [0.5] * 5)
     start, states, *seen, end = notes.entry.plugin.seen

@@ -14,6 +14,7 @@ SAID = {
     "no_word": "acme.wrong: results have the name 'error rate'; expected a word",
     "text": "acme.wrong: results have error_rate 'low'; expected a float",
     "results": "acme.wrong: results failed at ",
+    "local": "acme.wrong: sending a state to rank 0 failed at ",
     "none": "acme.wrong: results returned None; expected a mapping",
     "twice": ":6 metrics[1]: acme.wrong has a result error_rate, as acme.wrong (metrics[0], line",
 }

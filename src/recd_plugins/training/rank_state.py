@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,12 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from recd_plugins.distributed.table_report import outermost_sharded
 from recd_plugins.errors import PluginError
 from recd_plugins.generators import GeneratorState
+from recd_plugins.interfaces import Plugin
+from recd_plugins.plugin_call import plugin_call
 from recd_plugins.training.agreement import from_rank_0, together
 from recd_plugins.training.checkpoint_files.arrays import RANKS, read_arrays
 from recd_plugins.training.checkpoint_files.errors import DamagedError
+from recd_plugins.training.checkpoint_files.progress import Progress
 
 _GENERATOR, _BUFFER = "generator ", "buffer "
 
@@ -85,6 +89,33 @@ def check_made_alike(model: nn.Module, by: str) -> None:
                     "what is the same on every rank; training.seed sets torch's, numpy's and "
                     "Python's generators before it is made"
                 )
+
+
+def check_positions(plugin: Plugin, progress: Progress) -> None:
+    """Refuse a position of the reader that is no JSON, or another one on some rank.
+
+    A collective call.
+
+    Args:
+        plugin: whose reader it is.
+        progress: of this rank.
+
+    Raises:
+        PluginError: says what it is.
+    """
+
+    def text() -> str:
+        with plugin_call(plugin, "state_dict of a reader"):
+            return json.dumps(progress.reader, sort_keys=True, allow_nan=False)
+
+    first, *others = together(text)
+    for rank, other in enumerate(others, 1):
+        if other != first:
+            raise PluginError(
+                f"{plugin.name}: after step {progress.step} state_dict of a reader is "
+                f"{other:.200} on rank {rank} and {first:.200} on rank 0; it is the same on every "
+                "rank, so that another number of them can go on"
+            )
 
 
 def put_back_buffers(dmp: DistributedModelParallel, state: Mapping[str, np.ndarray]) -> None:

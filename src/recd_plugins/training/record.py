@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from typing import TYPE_CHECKING
 
@@ -10,14 +9,13 @@ import torch.distributed as dist
 
 from recd_plugins import activity
 from recd_plugins.distributed.lookup_kernels import close_kernels
-from recd_plugins.errors import PluginError, RunInterrupted
-from recd_plugins.plugin_call import plugin_call
-from recd_plugins.training.agreement import together
+from recd_plugins.errors import RunInterrupted
 from recd_plugins.training.assembly import Assembled
 from recd_plugins.training.callbacks import Callbacks
 from recd_plugins.training.checkpoint import Checkpoints, Progress
 from recd_plugins.training.finite import MOST_UNSEEN, FiniteRun
 from recd_plugins.training.interrupts import Interrupts
+from recd_plugins.training.rank_state import check_positions
 from recd_plugins.training.validation import Validation
 
 if TYPE_CHECKING:
@@ -53,7 +51,8 @@ class Record:
         every: int,
     ) -> None:
         self._dmp, self._optimizer = parts.dmp, parts.optimizer
-        self._registry = parts.prepared.registry
+        registry = parts.prepared.registry
+        self._reads = [registry.dataset, *(entry.plugin for entry in registry.wrappers)][-1]
         self._finite = finite
         self._callbacks = callbacks
         self._interrupts = interrupts
@@ -106,26 +105,9 @@ class Record:
         curve = None if self._validation is None else self._validation.curve
         with activity.doing("saving a checkpoint", long=True):
             self._finite.check_state(self._dmp, self._optimizer, progress.step)
-            self._check_position(progress)
+            check_positions(self._reads, progress)
             states = self._callbacks.states()
             self._checkpoints.save(
                 self._dmp, self._optimizer, progress.with_states(self.losses, states, curve)
             )
         self._saved_step = progress.step
-
-    def _check_position(self, progress: Progress) -> None:
-        """Refuse a position of the reader that is no JSON, or another one on some rank."""
-        plugins = (self._registry.dataset, *(each.plugin for each in self._registry.wrappers))
-
-        def text() -> str:
-            with plugin_call(plugins[-1], "state_dict of a reader"):
-                return json.dumps(progress.reader, sort_keys=True, allow_nan=False)
-
-        first, *others = together(text)
-        for rank, other in enumerate(others, 1):
-            if other != first:
-                raise PluginError(
-                    f"{plugins[-1].name}: after step {progress.step} state_dict of a reader is "
-                    f"{other:.200} on rank {rank} and {first:.200} on rank 0; it is the same on "
-                    "every rank, so that another number of them can go on"
-                )
