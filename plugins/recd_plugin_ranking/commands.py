@@ -11,6 +11,7 @@ from recd_plugins.api.commands import (
     CHECKPOINT,
     COUNT_FROM_0,
     OUTPUT,
+    OUTPUT_FOLDER,
     SETTINGS,
     chosen_checkpoint,
     silence_upstream,
@@ -47,7 +48,7 @@ from recd_plugins.api.files import write_json
 @click.option(
     "--vectors",
     "vectors_to",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=OUTPUT_FOLDER,
     metavar="FOLDER",
     help="Write the vectors of items and users here, as items.parquet and users.parquet.",
 )

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugins.api import DataError
-from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, progress_bars
+from recd_plugins.api.commands import (
+    AT_LEAST_1,
+    COUNT_FROM_0,
+    OUTPUT_FOLDER,
+    progress_bars,
+)
 from recd_plugins.api.files import put, scratch_folder
 
 if TYPE_CHECKING:
@@ -17,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=OUTPUT_FOLDER)
 @click.option("--rows", type=AT_LEAST_1, default=65_536, show_default=True)
 @click.option(
     "--shape",

@@ -32,12 +32,14 @@ class JsonLines(Tracker):
     def begin(self, start: RunStart, kept: int | None, more: Mapping[str, Any]) -> None:
         """The first line of a new file has the registry."""
         path = self.options.path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        kept_lines.claim(path, lambda line: line.startswith('{"registry"'))
         if kept is None:
             kept_lines.set_aside(path)
         elif kept_lines.go_on(path, kept, more.get("last", {}), lambda _, line: json.loads(line)):
+            kept_lines.hold(path)
             return
         self._append({"registry": start.registry, "settings": list(start.settings)})
+        kept_lines.hold(path)
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """A line."""
@@ -47,6 +49,10 @@ class JsonLines(Tracker):
     def flush(self) -> None:
         """On disk."""
         kept_lines.sync(self.options.path)
+
+    def close(self, how: str) -> None:  # noqa: ARG002
+        """The file is complete."""
+        kept_lines.release(self.options.path)
 
     def _append(self, value: Mapping[str, Any]) -> None:
         kept_lines.append(self.options.path, json.dumps(value, allow_nan=False) + "\n")

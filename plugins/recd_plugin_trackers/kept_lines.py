@@ -7,7 +7,54 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from recd_plugins.api import DataError
+from recd_plugins.api.files import try_lock, write_text
+
+#: Files that this process writes to, held so that no other one does. A run that ended without a
+#: word leaves them to the next one of the same process.
+_held: dict[Path, IO[bytes]] = {}
+
+
+def claim(path: Path, is_first: Callable[[str], bool]) -> None:
+    """Make the folder of a file, and keep other processes from the file where it is there.
+
+    Args:
+        path: of the file.
+        is_first: whether a line is the first one of such a file.
+
+    Raises:
+        DataError: another process writes there, or the file there is of another kind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        return
+    hold(path)
+    with path.open(encoding="utf-8", errors="replace") as file:
+        if (line := file.readline()) and not is_first(line):
+            release(path)
+            raise DataError(f"{path}: is there, and is no file of this tracker; name another")
+
+
+def hold(path: Path) -> None:
+    """Keep other processes from the file that is there now; it may be another one than before.
+
+    Raises:
+        DataError: one writes there.
+    """
+    release(path)
+    file = _held[path] = path.open("ab")
+    try:
+        try_lock(file.fileno())
+    except BlockingIOError:
+        raise DataError(f"{path}: another run writes there; name another file") from None
+
+
+def release(path: Path) -> None:
+    """Let others have a file."""
+    if file := _held.pop(path, None):
+        file.close()
 
 
 def set_aside(path: Path) -> Path | None:
@@ -34,8 +81,6 @@ def go_on(
         last: figures of the last of them.
         read: those of a line, by the first line and that one.
     """
-    from recd_plugins.api.files import write_text
-
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
     lines = [line for line in lines if line.endswith("\n")]
 

@@ -39,6 +39,28 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["plan", "registry.yaml", "--tiers", "--overlap", "nan"], "nan is no finite number"),
         (["plan", "registry.yaml", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be writ"),
         (["simulate", "registry.yaml", "--json", "registry.yaml/j"], "registry.yaml/j: cannot be"),
+        *(
+            ([*command, option, "registry.yaml"], f"registry.yaml is there, and is no {kind}; name")
+            for command, option, kind in (
+                (["run", "registry.yaml"], "--json", "JSON"),
+                (["run", "registry.yaml"], "--html", "page"),
+                (["plan", "registry.yaml"], "--plot", "picture"),
+                (["evaluate", "registry.yaml"], "--json", "JSON"),
+                (["analyze", "registry.yaml"], "--json", "JSON"),
+            )
+        ),
+        (["run", "registry.yaml", "--json", "s3://bucket/j"], "s3://bucket/j is a URL; it is writ"),
+        (
+            ["cluster", "registry.yaml", "--check", "--force"],
+            "--check writes nothing: leave out --fo",
+        ),
+        (["cluster", "registry.yaml", "x", "--json", "registry.yaml/j"], "registry.yaml/j: cannot"),
+        (["cluster", "registry.yaml", "file:///x"], "file:///x is a URL; it is written to this"),
+        (["generate", "s3://bucket/x"], "s3://bucket/x is a URL; it is written to this machine"),
+        (
+            ["run", "registry.yaml", "training.checkpoint.path=s3://bucket/x"],
+            "is a URL; checkpoints go into a folder that all ranks share",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_first(folder: Path, arguments: list[str], message: str) -> None:

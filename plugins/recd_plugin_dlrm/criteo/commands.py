@@ -7,7 +7,13 @@ from typing import Any
 
 import click
 
-from recd_plugins.api.commands import AT_LEAST_1, COUNT_FROM_0, OUTPUT, progress_bars
+from recd_plugins.api.commands import (
+    AT_LEAST_1,
+    COUNT_FROM_0,
+    OUTPUT,
+    OUTPUT_FOLDER,
+    progress_bars,
+)
 
 
 @click.group()
@@ -89,7 +95,7 @@ def convert(
 
 
 @criteo.command()
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.argument("folder", type=OUTPUT_FOLDER)
 @click.option(
     "--kind",
     type=click.Choice(["terabyte", "kaggle"]),

@@ -9,7 +9,13 @@ import click
 
 from recd_plugin_recd import command_options
 from recd_plugins.api import DataError
-from recd_plugins.api.commands import AT_LEAST_1, OUTPUT, output_console, progress_bars
+from recd_plugins.api.commands import (
+    AT_LEAST_1,
+    OUTPUT,
+    OUTPUT_OR_TERMINAL,
+    output_console,
+    progress_bars,
+)
 
 if TYPE_CHECKING:
     from recd_plugin_recd.analyze.nulls import Nulls
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
 @click.option(
     "--json",
     "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True, allow_dash=True),
+    type=OUTPUT_OR_TERMINAL,
     help="Write the report as JSON; - writes it to the terminal, and nothing else.",
 )
 @click.option(

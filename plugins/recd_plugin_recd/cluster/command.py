@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api.commands import progress_bars
+from recd_plugins.api.commands import (
+    OUTPUT_FOLDER,
+    progress_bars,
+)
 from recd_plugins.api.files import write_json
 
 if TYPE_CHECKING:
@@ -38,11 +41,21 @@ class Size(click.ParamType[int]):
         return int(float(found[1]) * _UNITS[found[2] or ""])
 
 
+def _refuse_what_is_about_writing() -> None:
+    context = click.get_current_context()
+    names = ("memory", "layout", "row_group_rows", "nulls", "share", "seed", "engine", "force")
+    for parameter in context.command.params:
+        given = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and given is click.core.ParameterSource.COMMANDLINE:
+            flag = parameter.opts[0]
+            raise click.UsageError(
+                f"--check writes nothing: leave out {flag}, about what is written"
+            )
+
+
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
-@click.argument(
-    "target", type=click.Path(path_type=Path, file_okay=False), metavar="DST", required=False
-)
+@click.argument("target", type=OUTPUT_FOLDER, metavar="DST", required=False)
 @command_options.session
 @command_options.timestamp
 @click.option(
@@ -113,6 +126,7 @@ def cluster(
     if check:
         if target is not None:
             raise click.UsageError("--check reads SRC and writes nothing: leave out DST")
+        _refuse_what_is_about_writing()
         from recd_plugin_recd.cluster.check import check_clustered
 
         result = check_clustered(source, session, timestamp, plugins_dir)

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING
 import click
 
 from recd_plugins.api import RecdError
-from recd_plugins.api.commands import AT_LEAST_1
+from recd_plugins.api.commands import (
+    AT_LEAST_1,
+    OUTPUT_FOLDER,
+)
 from recd_plugins.api.files import write_text
 
 if TYPE_CHECKING:
@@ -81,7 +84,7 @@ _PARAMETERS: list[click.Parameter] = [
     ),
     click.Option(
         ["--data"],
-        type=click.Path(path_type=Path, file_okay=False),
+        type=OUTPUT_FOLDER,
         default=Path(".data"),
         show_default=True,
         help="Folder in which the first run generates the table.",

@@ -11,6 +11,7 @@ from recd_plugins.api import RecdError
 from recd_plugins.api.commands import (
     BATCH_SIZE,
     CHECKPOINT,
+    OUTPUT_OR_TERMINAL,
     RANKS,
     SETTINGS,
     check_reports,
@@ -31,7 +32,7 @@ from recd_plugins.api.registry import load_registry
 @click.option(
     "--json",
     "json_path",
-    type=click.Path(path_type=Path, dir_okay=False, writable=True, allow_dash=True),
+    type=OUTPUT_OR_TERMINAL,
     help="Write figures here; - writes them to the terminal, and nothing else.",
 )
 @click.pass_obj

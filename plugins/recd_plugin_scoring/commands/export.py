@@ -7,7 +7,13 @@ from pathlib import Path
 import click
 
 from recd_plugins.api import RecdError
-from recd_plugins.api.commands import CHECKPOINT, SETTINGS, chosen_checkpoint, silence_upstream
+from recd_plugins.api.commands import (
+    CHECKPOINT,
+    OUTPUT_FOLDER,
+    SETTINGS,
+    chosen_checkpoint,
+    silence_upstream,
+)
 from recd_plugins.api.files import check_writable
 from recd_plugins.api.registry import load_registry
 
@@ -18,7 +24,7 @@ from recd_plugins.api.registry import load_registry
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=OUTPUT_FOLDER,
     required=True,
     help="A folder; made where it is missing.",
 )

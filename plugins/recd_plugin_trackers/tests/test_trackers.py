@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -154,7 +155,7 @@ def test_a_new_run_leaves_the_file_of_another(
         state = tracker.state_dict()
     names = sorted(path.name for path in (tmp_path / "of").iterdir())
     assert names == ["run.1.jsonl", "run.2.jsonl", "run.jsonl"]
-    (tmp_path / "of" / "run.jsonl").write_text("{}\nhalf a li")
+    (tmp_path / "of" / "run.jsonl").write_text('{"registry": ""}\nhalf a li')
     again = made("jsonl", tmp_path)
     again.on_start(start(2))
     again.load_state_dict([state])
@@ -162,7 +163,7 @@ def test_a_new_run_leaves_the_file_of_another(
     assert "run.jsonl: has not the 1 records of before the checkpoint" in said
     assert "run.3.jsonl now, and a new file begins here" in said
     again.on_interrupt(RunInterruption(0, 2, "SIGINT"))
-    assert (tmp_path / "of" / "run.3.jsonl").read_text() == "{}\nhalf a li"
+    assert (tmp_path / "of" / "run.3.jsonl").read_text() == '{"registry": ""}\nhalf a li'
     assert "registry" in (tmp_path / "of" / "run.jsonl").read_text()
 
 
@@ -189,6 +190,30 @@ def test_what_another_run_wrote_since_is_kept_apart(
     again.on_end(RunEnd(0, 6, ()))
     assert path.with_name(f"run.2.{name}").read_text() == of_other
     assert path.read_text().count("\n") == 1 + (1 if saved_at == 4 else len(EXPECTED))
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl"])
+def test_files_of_others_are_left_alone(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "of" / f"run.{name}"
+    path.parent.mkdir()
+    path.write_text("user,item\n1,2\n")
+    with pytest.raises(DataError, match="is there, and is no file of this tracker; name another"):
+        made(name, tmp_path).on_start(start())
+    assert path.read_text() == "user,item\n1,2\n"
+    path.unlink()
+    program = (
+        "import sys; from pathlib import Path; from recd_plugin_trackers import kept_lines; "
+        "path = Path(sys.argv[1]); path.touch(); kept_lines.hold(path); print(flush=True); input()"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(DataError, match="another run writes there; name another file"):
+            made(name, tmp_path).on_start(start())
+        other.kill()
+    made(name, tmp_path).on_start(start())
+    assert list(path.parent.glob("run*"))
 
 
 @pytest.mark.parametrize("name", ["csv", "jsonl"])

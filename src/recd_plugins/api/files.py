@@ -4,6 +4,7 @@ For whatever writes: commands, datasets that keep what they found, benchmarks. N
 """
 
 from recd_plugins.byte_sizes import bytes_text, read_bytes
+from recd_plugins.file_lock import try_lock
 from recd_plugins.files import (
     check_regular,
     check_writable,
@@ -35,6 +36,7 @@ __all__ = [
     "read_note",
     "real_path",
     "scratch_folder",
+    "try_lock",
     "why_not",
     "work_folder",
     "write_figure",

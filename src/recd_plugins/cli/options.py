@@ -54,14 +54,54 @@ class WholeNumber(click.IntRange):
         return number
 
 
+# How a file begins that a report may take the place of, by the option that names it.
+_REPORTS = {
+    "--json": ("JSON", (b"{", b"[")),
+    "--html": ("page", (b"<",)),
+    "--plot": ("picture", (b"\x89PNG", b"<", b"%PDF")),
+}
+
+
 class OutputFile(click.Path):
-    """A file to write; not ``-``, as what a command prints besides would stand between."""
+    """A file to write, of this machine.
+
+    Not ``-``, as what a command prints besides would stand between, unless ``allow_dash`` is true.
+    A report takes the place of its like alone: never of a table or a registry file.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """See the base class."""
         if value == "-":
-            self.fail("- is no file; name one.", param, ctx)
+            if not self.allow_dash:
+                self.fail("- is no file; name one.", param, ctx)
+            return super().convert(value, param, ctx)
+        _refuse_url(self, value, param, ctx)
+        path = super().convert(value, param, ctx)
+        for name in param.opts if param is not None else ():
+            kind, beginnings = _REPORTS.get(name, ("", ()))
+            if kind and Path(value).is_file():
+                with Path(value).open("rb") as file:
+                    beginning = file.read(64).lstrip()
+                if beginning and not beginning.startswith(beginnings):
+                    self.fail(f"{value} is there, and is no {kind}; name another file.", param, ctx)
+        check_writable(Path(value))
+        return path
+
+
+class OutputFolder(click.Path):
+    """A folder to write, of this machine."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See the base class."""
+        _refuse_url(self, value, param, ctx)
         return super().convert(value, param, ctx)
+
+
+def _refuse_url(
+    kind: click.ParamType[Any], value: Any, param: click.Parameter | None, ctx: click.Context | None
+) -> None:
+    if "://" in str(value):
+        kind.fail(f"{value} is a URL; it is written to this machine: name a path.", param, ctx)
 
 
 #: A whole number from 1.
@@ -74,6 +114,10 @@ ABOVE_0 = FiniteFloat(min=0, min_open=True)
 SHARE = FiniteFloat(min=0, max=1)
 #: A file to write.
 OUTPUT = OutputFile(path_type=Path, dir_okay=False, writable=True)
+#: The same, or ``-`` for the terminal.
+OUTPUT_OR_TERMINAL = OutputFile(path_type=Path, dir_okay=False, writable=True, allow_dash=True)
+#: A folder to write.
+OUTPUT_FOLDER = OutputFolder(path_type=Path, file_okay=False)
 
 #: Values in place of a registry file's, after the other arguments.
 SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")

@@ -226,7 +226,8 @@ class Location:
             return self._s3(), path
         if parts.scheme in ("gs", "gcs"):
             return self._gcs(reaching), path
-        if set_here := sorted(self.storage.model_fields_set & {"endpoint", "region", "anonymous"}):
+        of_buckets = ("anonymous", "endpoint", "region")
+        if set_here := [name for name in of_buckets if getattr(self.storage, name)]:
             raise SetupError(
                 f"{self}: storage.{set_here[0]} is for s3:// and gs://; leave it out, "
                 f"{parts.scheme}:// is set up by fsspec's own configuration"

@@ -26,6 +26,8 @@ class CheckpointSpec(Spec):
     def _is_a_path(cls, path: str | None) -> str | None:
         if path is not None and (wrong := wrong_path(path)):
             raise ValueError(wrong)
+        if path is not None and "://" in path:
+            raise ValueError("is a URL; checkpoints go into a folder that all ranks share")
         return path
 
 
