@@ -193,7 +193,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         self, ctx: EmbeddingBagCollectionContext, input: KJTList
     ) -> LazyAwaitable[KeyedTensor]:
         """As the base class; what train pipelines call too."""
-        self._id_weights.check_sent(input)
+        if self._groups is None:  # weights of coalesced tables stay on their rank
+            self._id_weights.check_sent(input)
         set_stored_rows(ctx, input)
         with _sync_collectives() if self._needs_sync_collectives(ctx) else nullcontext():
             return self._pooled(ctx, super().compute_and_output_dist(ctx, input))

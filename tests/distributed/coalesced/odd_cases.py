@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torchrec.modules.feature_processor_ import PositionWeightedModule
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
+from recd_plugins.distributed import id_weights
 from recd_plugins.distributed.sharders import (
     ExactEmbeddingBagCollectionSharder,
     ExactEmbeddingCollectionSharder,
@@ -125,6 +127,19 @@ def refusals(rank: int, world_size: int) -> list[str]:
             found.append("")
         except RecdError as error:
             found.append(str(error))
+    return found
+
+
+def warnings_of_weights(rank: int, world_size: int) -> list[int]:
+    """How many there are where batches have the weights of the module, and where they do not."""
+    with patch.object(id_weights.logger, "warning") as warning:
+        found = []
+        for weighted in (True, False):
+            dmp = shard(bags(weighted=weighted), True)
+            for _ in range(2):
+                _output(dmp, batch(WEIGHTS))
+            found.append(warning.call_count)
+            warning.reset_mock()
     return found
 
 

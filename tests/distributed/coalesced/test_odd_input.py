@@ -26,3 +26,7 @@ def test_refusals() -> None:
     ]
     for words, message in zip(expected, found, strict=True):
         assert words in message
+
+
+def test_a_warning_of_weights_is_of_those_that_came() -> None:
+    assert run_on_ranks(odd_cases.warnings_of_weights, 1) == [[0, 1]]
