@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,7 @@ from torchrec.distributed.sharding_plan import (
     table_row_wise,
     table_wise,
 )
-from torchrec.distributed.types import ShardingEnv, ShardingPlan
+from torchrec.distributed.types import ShardingEnv, ShardingPlan, ShardingType
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
@@ -220,6 +220,23 @@ def weighted_mean_row_wise(rank: int, world_size: int, stock: bool) -> float:
     table = torch.randn(ROWS, DIM)  # the first that shard() draws
     dmp = _weighted_bags(PoolingType.MEAN, row_wise(compute_kernel="fused"), stock)
     return float(((0.5 * table[0] + 2 * table[1]) / dmp(weighted())["a"][0].detach()).mean())
+
+
+def mean_of_a_weighted_batch(
+    rank: int, world_size: int, kind: ShardingType, coalesced: Sequence[str]
+) -> None:
+    """Into a module that is not is_weighted, which stock ones multiply by these weights."""
+    generator = (
+        row_wise(compute_kernel="fused")
+        if kind == ShardingType.ROW_WISE
+        else table_wise(rank=0, compute_kernel="fused")
+    )
+    module = bags(a=PoolingType.MEAN)
+    dmp = shard(module, {"a": generator}, stock=False, coalesced=coalesced)
+    features = weighted()
+    plain = KeyedJaggedTensor(features.keys(), features.values(), lengths=features.lengths())
+    dmp(plain)["a"].sum().backward()
+    dmp(features)
 
 
 def weights_that_learn(rank: int, world_size: int, stock: bool) -> float | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from recd_plugins.distributed.mean_pooling import refuse_weighted_mean
 from recd_plugins.errors import ExactnessError
 
 logger = logging.getLogger(__name__)
@@ -18,18 +19,25 @@ class IdWeights:
     Args:
         name: of the module, for messages.
         weighted: as its ``is_weighted()`` says.
+        means: its tables with mean pooling.
+
+    Raises:
+        ExactnessError: there are some in a weighted module.
     """
 
-    def __init__(self, name: str, *, weighted: bool) -> None:
+    def __init__(self, name: str, *, weighted: bool, means: Sequence[str] = ()) -> None:
+        if weighted:
+            refuse_weighted_mean(means)
         self._name = name
         self._weighted = weighted
+        self._means = means
         self._told = False
 
     def check_batch(self, features: KeyedJaggedTensor) -> None:
         """Look at a batch before it is sent.
 
         Raises:
-            ExactnessError: weights would never learn.
+            ExactnessError: weights would never learn, or are of ids that are pooled by means.
         """
         weights = features.weights_or_none()
         if weights is None:
@@ -41,6 +49,10 @@ class IdWeights:
                 "Put it into a FeatureProcessedEmbeddingBagCollection, or detach the weights"
             )
         if not self._weighted:
+            refuse_weighted_mean(
+                self._means,
+                f"; or give the batches of {self._name}, which is not is_weighted, no weights",
+            )
             self._tell(
                 "is not is_weighted, and its batches have weights: sharded, TorchRec multiplies by "
                 "them, in one piece it ignores them. Make it is_weighted=True, or give it none"

@@ -30,23 +30,32 @@ from recd_plugins.errors import ExactnessError
 _DIVIDED_AFTERWARDS = {ShardingType.ROW_WISE.value, ShardingType.TABLE_ROW_WISE.value}
 
 
-def refuse_weighted_mean(module: EmbeddingBagCollection) -> None:
+def mean_pooled(module: EmbeddingBagCollection) -> list[str]:
+    """Names of the tables with mean pooling."""
+    return [c.name for c in module.embedding_bag_configs() if c.pooling == PoolingType.MEAN]
+
+
+def refuse_weighted_mean(tables: Sequence[str], otherwise: str = "") -> None:
     """Refuse mean pooling of bags whose ids have weights: no two of its makers agree.
 
     An unsharded EmbeddingBagCollection has none. FBGEMM's kernels (1.6 to 1.9) divide by the number
     of ids in the forward pass, and in the backward pass neither the gradients of the rows nor those
     of the weights; row-wise tables are divided by the sum of the weights, in both.
 
+    Args:
+        tables: with mean pooling of such bags.
+        otherwise: what can be done besides, for the message.
+
     Raises:
-        ExactnessError: names the tables.
+        ExactnessError: there are some; names them.
     """
-    means = [c.name for c in module.embedding_bag_configs() if c.pooling == PoolingType.MEAN]
-    if means and module.is_weighted():
+    if tables:
         raise ExactnessError(
-            f"tables {', '.join(means)} have mean pooling of weighted ids, which FBGEMM divides in "
-            "its forward pass and not in its backward pass, and which TorchRec divides by the sum "
-            "of the weights in row-wise tables alone: use sum pooling, with weights that are "
+            f"tables {', '.join(tables)} have mean pooling of weighted ids, which FBGEMM divides "
+            "in its forward pass and not in its backward pass, and which TorchRec divides by the "
+            "sum of the weights in row-wise tables alone: use sum pooling, with weights that are "
             "divided already, by the number of ids of their bag or by the sum of its weights"
+            f"{otherwise}"
         )
 
 

@@ -45,7 +45,7 @@ from recd_plugins.distributed.mean_pooling import (
     align_inverse_indices,
     divide_row_wise_tables_only,
     exact_divisor,
-    refuse_weighted_mean,
+    mean_pooled,
 )
 from recd_plugins.distributed.no_rows import (
     num_rows,
@@ -89,7 +89,10 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
         **arguments: Any,
     ) -> None:
         check_sharding(module, table_name_to_parameter_sharding, env, fused_params, arguments)
-        refuse_weighted_mean(module)
+        self._weighted = module.is_weighted()
+        name = arguments.get("module_fqn") or "an EmbeddingBagCollection"
+        means = mean_pooled(module)
+        self._id_weights = IdWeights(name, weighted=self._weighted, means=means)
         check_coalesced(coalesced, table_name_to_parameter_sharding, pooled=True)
         self.lookup_kernels = tuple(kernels)  # before the base class creates the lookups
         super().__init__(
@@ -113,9 +116,6 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             # The layout divides. Private, torchrec 1.6 to 1.9.
             require_attributes(self, "_has_mean_pooling_callback")
             self._has_mean_pooling_callback = False
-        self._weighted = module.is_weighted()
-        name = arguments.get("module_fqn") or "an EmbeddingBagCollection"
-        self._id_weights = IdWeights(name, weighted=self._weighted)
         self._any_row_wise = any(s.sharding_type in _ROW_WISE for s in shardings.values())
         dense = ", ".join(_plain_alone(shardings, on_cpu=self._on_cpu))
         self.form = BatchForm(
@@ -146,7 +146,8 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
 
         Raises:
             ExactnessError: a feature or inverse indices are missing, or inverse indices would be
-                ignored, or weights would not learn or come later than ids are made unique.
+                ignored, or weights would not learn, come later than ids are made unique, or are
+                of ids that are pooled by means.
         """
         self.form.require(features)
         if isinstance(features, KeyedJaggedTensor):
