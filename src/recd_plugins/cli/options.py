@@ -170,6 +170,10 @@ def check_outputs(
     """Refuse before the work what would fail after it."""
     if output.exists() and not force:
         raise RecdError(f"{output} exists already; name another file, or replace it with --force")
+    for name, value in click.get_current_context().params.items():
+        is_path = isinstance(value, Path) and value is not output
+        if is_path and output.exists() and value.exists() and value.samefile(output):
+            raise RecdError(f"{output} is the {name} too; name another file")
     check_writable(output)
     check_reports(json_path, plot_path)
 

@@ -167,6 +167,13 @@ def test_a_registry_is_profiled_as_tables_see_it(folder: Path) -> None:
     assert (list(tables), tables["t_user"].accesses) == (["t_user"], 600)
 
 
+def test_a_source_is_not_written_over(folder: Path) -> None:
+    (folder / "ids.txt").write_text("1 2 3")
+    said = failed("profile", "ids.txt", "-o", "ids.txt", "--rows", 9, "--force")
+    assert "ids.txt is the source too; name another file" in said
+    assert (folder / "ids.txt").read_text() == "1 2 3"
+
+
 def test_lists_that_rows_share_count_in_every_row(folder: Path) -> None:
     """Dictionary-encoded lists: what a table without deduplication is looked up with."""
     plain, packed = folder / "plain", folder / "packed"
