@@ -268,7 +268,7 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
 
     def _register_folding(self) -> None:
         """State dicts are those of tables without tiers, from the first one on."""
-        self._folding_optimizer = FoldingOptimizer(self._optim, self.fold, self.refresh)
+        self._folding_optimizer = FoldingOptimizer(self._optim, self._lend, self.refresh)
         self.register_state_dict_pre_hook(lambda module, *_: module._lend())
         # What a state dict lacks, the optimizer's state, is to be that of the copies.
         self._register_load_state_dict_pre_hook(lambda module, *_: module.fold(), with_module=True)

@@ -127,22 +127,22 @@ class FoldingOptimizer(CombinedOptimizer):
 
     Args:
         optimizer: of the sharded collection.
-        fold: before the state is read.
+        lend: before the state is read, or written in place.
         refresh: after a state was loaded.
     """
 
     def __init__(
-        self, optimizer: CombinedOptimizer, fold: Callable[[], None], refresh: Callable[[], None]
+        self, optimizer: CombinedOptimizer, lend: Callable[[], None], refresh: Callable[[], None]
     ) -> None:
         super().__init__(list(optimizer.optimizers))
-        self._fold = fold
+        self._lend = lend
         self._refresh = refresh
 
     # An optimizer around this one asks for the state, and for nothing else, in its state_dict.
     @property
     def state(self) -> Any:
         """The state by parameter."""
-        self._fold()
+        self._lend()
         return super().state
 
     def post_load_state_dict(self) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from recd_plugin_flexshard.runtime import RowTiers
 from recd_plugin_flexshard.tests.runtime.state_model import (
@@ -195,6 +197,25 @@ def copy_into_state_dict(rank: int, world_size: int) -> float:
     for each in (job, plain):
         each.train(range(2))
     return largest_difference(job.everything(), plain.everything())
+
+
+def fill_in_place(rank: int, world_size: int, part: str, folder: Path) -> float:
+    """A part of a state that is written into a fresh state dict, and loaded no further."""
+    results = []
+    for number, tiers in enumerate((TIERS, None)):
+        source, target = Job("rowwise_adagrad", tiers), Job("rowwise_adagrad", tiers)
+        source.train(range(2))
+        target.train(range(5, 8))
+        checkpoint = folder / str(number)
+        save({part: _parts(source)[part]()}, checkpoint_id=checkpoint)
+        load({part: _parts(target)[part]()}, checkpoint_id=checkpoint)
+        target.train(range(2, 4))
+        results.append(target.everything())
+    return largest_difference(*results)
+
+
+def _parts(job: Job) -> dict[str, Callable[[], dict[str, Any]]]:
+    return {"weights": job.dmp.state_dict, "state": job.optimizer.state_dict}
 
 
 def load_into_larger_tables(rank: int, world_size: int, folder: Path) -> None:

@@ -13,6 +13,7 @@ from recd_plugin_flexshard.tests.runtime.checkpoint_cases import (
     STEPS,
     Plain,
     copy_into_state_dict,
+    fill_in_place,
     go_on_unsharded,
     load_and_go_on,
     load_into_larger_tables,
@@ -136,6 +137,11 @@ def test_parts_of_a_state_are_loaded_alone(optimizer: Optimizer) -> None:
 
 def test_weights_written_into_a_state_dict(tmp_path: Path) -> None:
     assert max(_run((2, 1), copy_into_state_dict)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("part", ["weights", "state"])
+def test_a_state_dict_that_is_filled_in_place(tmp_path: Path, part: str) -> None:
+    assert max(_run((2, 1), fill_in_place, part, tmp_path)) <= TOLERANCE
 
 
 def test_a_table_of_another_size(saved: Callable[[Layout, bool], Path]) -> None:
