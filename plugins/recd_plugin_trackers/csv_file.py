@@ -6,13 +6,12 @@ import csv
 import io
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from recd_plugin_trackers import kept_lines
-from recd_plugin_trackers.tracker import Tracker, TrackerOptions
+from recd_plugin_trackers.tracker import LocalPath, Tracker, TrackerOptions
 from recd_plugins.api import RunStart
 from recd_plugins.api.files import write_text
 
@@ -28,7 +27,7 @@ class Csv(Tracker):
     class Options(TrackerOptions):
         """Where to, and how often."""
 
-        path: Path = Field(description="CSV file; a file of an earlier run is renamed.")
+        path: LocalPath = Field(description="CSV file; a file of an earlier run is renamed.")
 
     options: Options
 

@@ -6,13 +6,12 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from recd_plugin_trackers import kept_lines
-from recd_plugin_trackers.tracker import Tracker, TrackerOptions
+from recd_plugin_trackers.tracker import LocalPath, Tracker, TrackerOptions
 from recd_plugins.api import RunStart
 
 
@@ -25,7 +24,7 @@ class JsonLines(Tracker):
     class Options(TrackerOptions):
         """Where to, and how often."""
 
-        path: Path = Field(description="File of lines; a file of an earlier run is renamed.")
+        path: LocalPath = Field(description="File of lines; a file of an earlier run is renamed.")
 
     options: Options
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from recd_plugin_trackers.tracker import Tracker, TrackerOptions
+from recd_plugin_trackers.tracker import LocalPath, Tracker, TrackerOptions
 from recd_plugins.api import RunStart, optional_library
 
 
@@ -21,7 +20,9 @@ class TensorBoard(Tracker):
     class Options(TrackerOptions):
         """Where to, and how often."""
 
-        path: Path = Field(description="Folder of event files, as tensorboard --logdir takes it.")
+        path: LocalPath = Field(
+            description="Folder of event files, as tensorboard --logdir takes it."
+        )
 
     options: Options
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from recd_plugins.api import (
     Callback,
@@ -27,6 +27,16 @@ from recd_plugins.api.files import why_not
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+def _local(path: object) -> object:
+    if "://" in str(path):
+        raise ValueError(f"{path} is a URL; it is written to this machine: name a path")
+    return path
+
+
+#: A file or folder of this machine.
+LocalPath = Annotated[Path, BeforeValidator(_local)]
 
 
 class TrackerOptions(PluginOptions):

@@ -56,6 +56,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         (["cluster", "registry.yaml", "x", "--json", "registry.yaml/j"], "registry.yaml/j: cannot"),
         (["cluster", "registry.yaml", "file:///x"], "file:///x is a URL; it is written to this"),
+        (
+            ["init", "registry.yaml", "s3://bucket/x"],
+            "s3://bucket/x is a URL; it is written to this",
+        ),
+        (["logs", "write", "registry.yaml", "s3://bucket/x"], "s3://bucket/x is a URL; it is writ"),
+        (["convert-layout", "registry.yaml", "s3://bucket/x"], "s3://bucket/x is a URL; it is wri"),
         (["generate", "s3://bucket/x"], "s3://bucket/x is a URL; it is written to this machine"),
         (
             ["run", "registry.yaml", "training.checkpoint.path=s3://bucket/x"],

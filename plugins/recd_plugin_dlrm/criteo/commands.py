@@ -12,6 +12,7 @@ from recd_plugins.api.commands import (
     COUNT_FROM_0,
     OUTPUT,
     OUTPUT_FOLDER,
+    OUTPUT_PATH,
     progress_bars,
 )
 
@@ -23,7 +24,7 @@ def criteo() -> None:
 
 @criteo.command()
 @click.argument("source", metavar="SRC", type=click.Path(path_type=Path))
-@click.argument("target", metavar="DST", type=click.Path(path_type=Path))
+@click.argument("target", metavar="DST", type=OUTPUT_PATH)
 @click.option(
     "--bad-lines",
     type=click.Choice(["error", "skip"]),

@@ -9,12 +9,15 @@ from pathlib import Path
 import click
 
 from recd_plugin_recd import command_options
-from recd_plugins.api.commands import progress_bars
+from recd_plugins.api.commands import (
+    OUTPUT_PATH,
+    progress_bars,
+)
 
 
 @click.command("convert-layout")
 @click.argument("source", type=click.Path(path_type=Path), metavar="SRC")
-@click.argument("target", type=click.Path(path_type=Path), metavar="DST")
+@click.argument("target", type=OUTPUT_PATH, metavar="DST")
 @click.option(
     "--layout",
     type=click.Choice(["list", "list_dict"]),

@@ -13,6 +13,8 @@ from recd_plugins.api.commands import (
     AT_LEAST_1,
     COUNT_FROM_0,
     OUTPUT,
+    OUTPUT_FOLDER,
+    OUTPUT_PATH,
     output_console,
     progress_bars,
 )
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 _MB = 1 << 20
 
 _path = click.Path(path_type=Path)
-_folder = click.Path(path_type=Path, file_okay=False)
-_file = click.Path(path_type=Path, dir_okay=False)
 
 _servers = click.option("--servers", required=True, help="Kafka's bootstrap servers: HOST:PORT,...")
 _topic = click.option("--topic", required=True)
@@ -45,7 +45,7 @@ def logs() -> None:
 
 @logs.command()
 @click.argument("source", type=_path)
-@click.argument("folder", type=_folder)
+@click.argument("folder", type=OUTPUT_FOLDER)
 @command_options.session
 @click.option(
     "--shards",
@@ -137,9 +137,11 @@ def write(
 
 @logs.command()
 @click.argument("source", type=_path)
-@click.argument("destination", type=_file)
+@click.argument("destination", type=OUTPUT_PATH)
 @click.option(
-    "--offsets", type=_file, help="Read what is new since this file was written, then update it."
+    "--offsets",
+    type=OUTPUT_PATH,
+    help="Read what is new since this file was written, then update it.",
 )
 @click.option("--skip-damaged", is_flag=True, help="Succeed although records were lost.")
 @click.option("--force", is_flag=True, help="Replace DESTINATION where it exists.")
@@ -262,7 +264,7 @@ def produce(
 
 
 @logs.command()
-@click.argument("folder", type=_folder)
+@click.argument("folder", type=OUTPUT_FOLDER)
 @_servers
 @_topic
 @click.option("--group", required=True, help="Whose offsets are read and committed.")

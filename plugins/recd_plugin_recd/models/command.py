@@ -13,6 +13,7 @@ from recd_plugins.api import RecdError
 from recd_plugins.api.commands import (
     AT_LEAST_1,
     OUTPUT_FOLDER,
+    OUTPUT_PATH,
 )
 from recd_plugins.api.files import write_text
 
@@ -32,7 +33,7 @@ recd run {name}.yaml --compare
 
 
 _PARAMETERS: list[click.Parameter] = [
-    click.Argument(["file"], type=click.Path(path_type=Path, dir_okay=False)),
+    click.Argument(["file"], type=OUTPUT_PATH),
     click.Option(
         ["--scale"],
         type=click.FloatRange(min=0, max=1, min_open=True),

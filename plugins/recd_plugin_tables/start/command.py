@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recd_plugins.api import RecdError
+from recd_plugins.api.commands import OUTPUT_PATH
 from recd_plugins.api.files import write_text
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("TABLE")
 @click.argument("table", metavar="TABLE")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=OUTPUT_PATH)
 @click.option("--label", metavar="COLUMN", help="What is to be predicted.")
 @click.option("--session", metavar="COLUMN", help="Whose rows belong together: a visit, or a user.")
 @click.option("--time", metavar="COLUMN", help="When it was.")

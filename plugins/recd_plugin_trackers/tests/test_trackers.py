@@ -192,6 +192,11 @@ def test_what_another_run_wrote_since_is_kept_apart(
     assert path.read_text().count("\n") == 1 + (1 if saved_at == 4 else len(EXPECTED))
 
 
+def test_they_write_to_this_machine() -> None:
+    with pytest.raises(ValueError, match=r"s3://bucket/x is a URL; it is written to this machine"):
+        Csv.Options(path="s3://bucket/x")
+
+
 @pytest.mark.parametrize("name", ["csv", "jsonl"])
 def test_files_of_others_are_left_alone(tmp_path: Path, name: str) -> None:
     path = tmp_path / "of" / f"run.{name}"

@@ -54,6 +54,16 @@ class WholeNumber(click.IntRange):
         return number
 
 
+class OutputPath(click.Path):
+    """A file or a folder to write, of this machine."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See the base class."""
+        if "://" in str(value):
+            self.fail(f"{value} is a URL; it is written to this machine: name a path.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 # How a file begins that a report may take the place of, by the option that names it.
 _REPORTS = {
     "--json": ("JSON", (b"{", b"[")),
@@ -62,7 +72,7 @@ _REPORTS = {
 }
 
 
-class OutputFile(click.Path):
+class OutputFile(OutputPath):
     """A file to write, of this machine.
 
     Not ``-``, as what a command prints besides would stand between, unless ``allow_dash`` is true.
@@ -75,7 +85,6 @@ class OutputFile(click.Path):
             if not self.allow_dash:
                 self.fail("- is no file; name one.", param, ctx)
             return super().convert(value, param, ctx)
-        _refuse_url(self, value, param, ctx)
         path = super().convert(value, param, ctx)
         for name in param.opts if param is not None else ():
             kind, beginnings = _REPORTS.get(name, ("", ()))
@@ -86,22 +95,6 @@ class OutputFile(click.Path):
                     self.fail(f"{value} is there, and is no {kind}; name another file.", param, ctx)
         check_writable(Path(value))
         return path
-
-
-class OutputFolder(click.Path):
-    """A folder to write, of this machine."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """See the base class."""
-        _refuse_url(self, value, param, ctx)
-        return super().convert(value, param, ctx)
-
-
-def _refuse_url(
-    kind: click.ParamType[Any], value: Any, param: click.Parameter | None, ctx: click.Context | None
-) -> None:
-    if "://" in str(value):
-        kind.fail(f"{value} is a URL; it is written to this machine: name a path.", param, ctx)
 
 
 #: A whole number from 1.
@@ -117,7 +110,9 @@ OUTPUT = OutputFile(path_type=Path, dir_okay=False, writable=True)
 #: The same, or ``-`` for the terminal.
 OUTPUT_OR_TERMINAL = OutputFile(path_type=Path, dir_okay=False, writable=True, allow_dash=True)
 #: A folder to write.
-OUTPUT_FOLDER = OutputFolder(path_type=Path, file_okay=False)
+OUTPUT_FOLDER = OutputPath(path_type=Path, file_okay=False)
+#: A file or a folder to write.
+OUTPUT_PATH = OutputPath(path_type=Path)
 
 #: Values in place of a registry file's, after the other arguments.
 SETTINGS = click.argument("settings", nargs=-1, metavar="[KEY=VALUE]...")
