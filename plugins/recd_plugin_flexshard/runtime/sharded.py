@@ -40,7 +40,11 @@ from recd_plugins.api import (
     ExactShardedEmbeddingCollection,
     SetupError,
 )
-from recd_plugins.api.distributed import refuse_inverse_indices, require_attributes
+from recd_plugins.api.distributed import (
+    refuse_inverse_indices,
+    require_attributes,
+    tell_when_asked,
+)
 
 
 @dataclass
@@ -135,6 +139,8 @@ class ShardedTieredEmbeddingCollection(ExactShardedEmbeddingCollection):
             )
         self._register_folding()
         self.refresh()
+        if self._has_tiers:
+            tell_when_asked(self, dict.fromkeys(self._tiered, self._copies.ask))
 
     def register_post_lookup_tracker_fn(self, record_fn: Any) -> None:
         """As the base class, without tiers.

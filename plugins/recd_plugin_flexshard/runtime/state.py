@@ -23,12 +23,13 @@ from recd_plugin_flexshard.runtime.exchange import (
 from recd_plugin_flexshard.runtime.groups import TierGroups
 from recd_plugin_flexshard.runtime.overlay import Overlay
 from recd_plugin_flexshard.runtime.split import TierIndex
+from recd_plugins.api import ExactnessError
 
 
 class CopiedRows:
     """Moves weights and optimizer state between the tables and the overlays.
 
-    Every method is a collective call. Copies are bit for bit.
+    Every method but ``ask`` is a collective call. Copies are bit for bit.
 
     Args:
         weights: by table, what the sharded collection has in its state dict.
@@ -66,7 +67,8 @@ class CopiedRows:
             self._cold.append(ColdRows(blocks, states))
             self._copies.append((hot.state, flex.state))
         self._folded = -1
-        self._lent = False
+        self._is_out = False
+        self._was_asked = False
 
     @torch.no_grad()
     def fold(self) -> None:
@@ -86,7 +88,22 @@ class CopiedRows:
         The copies follow in the next lookup, if they have not learned in between.
         """
         self.fold()
-        self._lent = True
+        self._is_out = self._was_asked = True
+
+    def ask(self) -> None:
+        """Somebody, on this rank alone perhaps, reads or writes tables that were lent before.
+
+        Raises:
+            ExactnessError: the copies have learned since; to fold takes all ranks.
+        """
+        if self._folded != self._num_updates:
+            raise ExactnessError(
+                "tensors of a state dict were asked for that was taken before the last backward "
+                f"pass: those of tables {', '.join(self.index.tiers)}, which have tiers, lack what "
+                "copies of their rows have learned since. Take a new one, by state_dict() of the "
+                "model or of its optimizer on all ranks, where you save, read or fill it"
+            )
+        self._was_asked = True
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -99,20 +116,25 @@ class CopiedRows:
             refresh_hot(hot, hot_slots, cold, world)
             refresh_flex(flex, flex_slots, cold, world, self._groups.flex.size())
         self._folded = self._num_updates
-        self._lent = False
+        self._was_asked = False
 
     def hold(self, index: TierIndex) -> None:
         """Have the overlays hold the rows of ``index``, which has as many as the one before."""
         if index is self.index:
-            if self._lent and self._folded == self._num_updates:
+            if self._is_out and self._folded == self._num_updates and self._any_was_asked():
                 self.refresh()
-            self._lent = False
             return
         self.fold()
         self.index = index
         self._hot.hold(index.hot_rows())
         self._flex.hold(index.flex_rows(self._groups.flex.rank()))
         self.refresh()
+
+    def _any_was_asked(self) -> bool:
+        """On any rank: all are to refresh together."""
+        asked = self._hot.weights.new_tensor(float(self._was_asked))
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+        return bool(asked)
 
     @property
     def _num_updates(self) -> int:

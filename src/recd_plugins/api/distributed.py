@@ -5,6 +5,7 @@ sharders, of sharded modules and of lookup kernels are names of ``recd_plugins.a
 torch and TorchRec.
 """
 
+from recd_plugins.distributed.asked_shards import tell_when_asked
 from recd_plugins.distributed.batch_form import refuse_inverse_indices
 from recd_plugins.distributed.byte_counter import CollectiveBytes, Traffic, lookup_ids
 from recd_plugins.distributed.coalesced.unique import unique_ids
@@ -54,6 +55,7 @@ __all__ = [
     "row_kernels",
     "stock_sharders",
     "tell_all",
+    "tell_when_asked",
     "torchrun_rank",
     "torchrun_ranks_per_node",
     "unique_ids",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torchrec.distributed.embedding_types import (
 )
 from torchrec.distributed.types import ParameterSharding, ShardingType
 
+from recd_plugins.distributed.asked_shards import tell_when_asked
 from recd_plugins.distributed.torchrec_internals import require_attributes
 from recd_plugins.errors import SetupError
 from recd_plugins.interfaces.lookup_kernels import LookupKernels
@@ -29,7 +31,9 @@ _CACHING = EmbeddingComputeKernel.FUSED_UVM_CACHING.value
 class RowKernel:
     """A kernel of a plugin's that keeps rows in a place of its own. Mixed into TorchRec's."""
 
+    # Of TorchRec's base classes; flush writes rows to the tables, which may be written then.
     config: GroupedEmbeddingConfig
+    flush: Callable[[], None]
 
     @property
     def is_kept(self) -> bool:
@@ -76,8 +80,9 @@ def close_kernels(module: nn.Module) -> None:
         kernel.close()
 
 
-def follow_loading(module: nn.Module) -> None:
-    """Have the row kernels of a sharded module follow whenever it loads a state dict."""
+def follow_state_dicts(module: nn.Module) -> None:
+    """Have the row kernels of a sharded module follow when it loads a state dict, and write their
+    rows to the tables when somebody asks for the tensors of one that was taken, now or later."""
     following = tuple(row_kernels(module))
 
     def load(*_: Any) -> None:
@@ -86,6 +91,18 @@ def follow_loading(module: nn.Module) -> None:
 
     if following:
         module.register_load_state_dict_post_hook(load)  # type: ignore[no-untyped-call]
+        of_table: dict[str, list[RowKernel]] = {}
+        for kernel in following:
+            for table in kernel.config.embedding_tables:
+                of_table.setdefault(table.name, []).append(kernel)
+        tell_when_asked(
+            module, {table: partial(_flush, kernels) for table, kernels in of_table.items()}
+        )
+
+
+def _flush(kernels: Iterable[RowKernel]) -> None:
+    for kernel in kernels:
+        kernel.flush()
 
 
 def prefetches(model: nn.Module) -> bool:

@@ -40,7 +40,7 @@ from recd_plugins.distributed.exact_contexts import (
     set_stored_rows,
 )
 from recd_plugins.distributed.id_weights import IdWeights
-from recd_plugins.distributed.lookup_kernels import follow_loading, kept_tables, lookups_with
+from recd_plugins.distributed.lookup_kernels import follow_state_dicts, kept_tables, lookups_with
 from recd_plugins.distributed.mean_pooling import (
     align_inverse_indices,
     divide_row_wise_tables_only,
@@ -103,7 +103,7 @@ class ExactShardedEmbeddingBagCollection(ShardedEmbeddingBagCollection):
             # _lookups (torchrec 1.6 to 1.9): a list that no public attribute shows.
             require_attributes(self, "_lookups")
             use_portable_lookups(self._lookups)
-        follow_loading(self)
+        follow_state_dicts(self)
         configs = module.embedding_bag_configs()
         shardings = {c.name: table_name_to_parameter_sharding[c.name] for c in configs}
         self._groups = feature_groups(configs, coalesced)
@@ -279,7 +279,7 @@ class ExactShardedEmbeddingCollection(ShardedEmbeddingCollection):
         require_attributes(self, "_lookups", "_need_indices", "_use_index_dedup")
         if self._on_cpu:
             use_portable_lookups(self._lookups)
-        follow_loading(self)
+        follow_state_dicts(self)
         if self._groups is not None and self._use_index_dedup:
             raise SetupError(
                 "use_index_dedup and coalesced tables in one EmbeddingCollection: leave "

@@ -255,6 +255,11 @@ INTERNALS = (
     ),
     Internal("torch:UntypedStorage", ("_new_shared",), "handing batches over in shared memory"),
     Internal("torch.distributed", ("_shard",), "reading of sharded weights"),
+    Internal(
+        "torch.distributed._shard.sharded_tensor:ShardedTensor",
+        ("_local_shards",),
+        "state dicts that stay live",
+    ),
     Internal(f"{_CHECKPOINT}.filesystem", ("_StorageInfo",), "reading of checkpoints"),
     Internal(f"{_CHECKPOINT}.metadata", ("_MEM_FORMAT_ENCODING",), "reading of checkpoints"),
     Internal("torch.serialization", ("_get_layout",), "reading of checkpoints"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -26,6 +29,7 @@ from recd_plugin_flexshard.tests.runtime.state_model import (
     make_batch,
     training_spec,
 )
+from recd_plugins.errors import RecdError
 from recd_plugins.training.weights import copy_weights
 
 STEPS = 3
@@ -212,6 +216,60 @@ def fill_in_place(rank: int, world_size: int, part: str, folder: Path) -> float:
         target.train(range(2, 4))
         results.append(target.everything())
     return largest_difference(*results)
+
+
+def fill_after_an_evaluation(rank: int, world_size: int, part: str) -> float:
+    """As ``fill_in_place``, of a state dict that a forward pass and another dict came after."""
+    results = []
+    for tiers in (TIERS, None):
+        job = Job("rowwise_adagrad", tiers)
+        held = _parts(job)[part]()
+        job.train(range(2))
+        job.everything()
+        job.evaluate(7)
+        job.evaluate(8)
+        for each in _tensors(held):
+            for shard in each.local_shards():
+                shard.tensor.detach().fill_(0.25)
+        job.train(range(2, 4))
+        results.append(job.everything())
+    return largest_difference(*results)
+
+
+def use_a_state_dict_of_before(rank: int, world_size: int, part: str, folder: Path) -> list[str]:
+    """What is said of one that was taken before training, by each of its uses."""
+    job = Job("rowwise_adagrad", TIERS)
+    held = _parts(job)[part]()
+    save({part: held}, checkpoint_id=folder)
+    before = job.everything()
+    job.train(range(2))
+    uses: list[Callable[[], object]] = [
+        lambda: save({part: held}, checkpoint_id=folder / "again"),
+        lambda: load({part: held}, checkpoint_id=folder),
+        lambda: [each.local_shards() for each in _tensors(held)],
+        lambda: torch.save(_tensors(held), BytesIO()),
+    ]
+    if part == "weights":
+        uses.append(lambda: job.dmp.load_state_dict(dict(held)))
+    said = []
+    for use in uses:
+        try:
+            use()
+            said.append("")
+        except (RecdError, CheckpointException) as error:
+            said.append(str(error))
+    _parts(job)[part]()
+    load({part: held}, checkpoint_id=folder)
+    name = "model/" if part == "weights" else "optimizer/sequences"
+    after = job.everything()
+    loaded = [key for key in before if key.startswith(name) and "head" not in key]
+    assert all(after[key].equal(before[key]) for key in loaded), loaded
+    return said
+
+
+def _tensors(state: dict[str, Any]) -> list[ShardedTensor]:
+    of_tables = state.get("state", {"": state}).values()
+    return [t for each in of_tables for t in each.values() if isinstance(t, ShardedTensor)]
 
 
 def _parts(job: Job) -> dict[str, Callable[[], dict[str, Any]]]:

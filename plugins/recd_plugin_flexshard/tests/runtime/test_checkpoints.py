@@ -13,6 +13,7 @@ from recd_plugin_flexshard.tests.runtime.checkpoint_cases import (
     STEPS,
     Plain,
     copy_into_state_dict,
+    fill_after_an_evaluation,
     fill_in_place,
     go_on_unsharded,
     load_and_go_on,
@@ -22,6 +23,7 @@ from recd_plugin_flexshard.tests.runtime.checkpoint_cases import (
     stop_in_between,
     train_and_save,
     train_plainly,
+    use_a_state_dict_of_before,
 )
 from recd_plugin_flexshard.tests.runtime.state_model import TIERS, Optimizer
 from recd_plugins.errors import RecdError
@@ -142,6 +144,18 @@ def test_weights_written_into_a_state_dict(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["weights", "state"])
 def test_a_state_dict_that_is_filled_in_place(tmp_path: Path, part: str) -> None:
     assert max(_run((2, 1), fill_in_place, part, tmp_path)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("part", ["weights", "state"])
+def test_a_state_dict_that_is_filled_after_an_evaluation(part: str) -> None:
+    assert max(_run((2, 1), fill_after_an_evaluation, part)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("part", ["weights", "state"])
+def test_a_state_dict_of_before_training_is_refused(tmp_path: Path, part: str) -> None:
+    for said in _run((2, 2), use_a_state_dict_of_before, part, tmp_path):
+        for each in said:
+            assert "tables a, b, which have tiers, lack what copies" in each
 
 
 def test_a_table_of_another_size(saved: Callable[[Layout, bool], Path]) -> None:

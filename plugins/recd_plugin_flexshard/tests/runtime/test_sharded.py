@@ -94,8 +94,9 @@ def test_traffic_by_tier() -> None:
         assert seen.bytes["flex_gradients"] == 2 * (held[0] * scalars) * 1 // 2
         assert seen.bytes["flex"] > 0
         assert seen.bytes["cold"] > 0
-        # DistributedDataParallel is not there, so nothing else is sent.
-        assert seen.bytes.get("other", 0) == 0
+        # DistributedDataParallel is not there, so nothing else is sent than whether somebody may
+        # have written into the state dict that was taken before.
+        assert seen.bytes["other"] == 2 * 4 * 3 // 4
 
 
 def test_traffic_of_touched_rows() -> None:

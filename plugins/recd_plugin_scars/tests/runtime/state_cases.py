@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,31 @@ def fill_in_place(rank: int, world_size: int, case: Case) -> list[Run]:
             for value in [*_tensors(trainer.state_dict())]:
                 value.mul_(0.5)
             runs.append(trainer.run())
+        return runs
+
+
+def keep_a_state_dict(rank: int, world_size: int, case: Case) -> list[Run]:
+    """One that was taken before training is read, pickled and filled later on."""
+    with tempfile.TemporaryDirectory() as folder:
+        runs = []
+        for own in (None, case):
+            trainer = Trainer(rank, world_size, case.training, own, Path(folder))
+            held = trainer.state_dict()
+            trainer.start()
+            losses = trainer.steps()
+            pickled = BytesIO()
+            torch.save(held, pickled)
+            assert b"AskedShardedTensor" not in pickled.getvalue()
+            read = [value.clone() for value in _tensors(held)]
+            losses += trainer.steps()
+            pickled.seek(0)
+            for value, now in zip(
+                _tensors(torch.load(pickled, weights_only=False)), _tensors(held), strict=True
+            ):
+                now.copy_(value)
+            losses += trainer.steps()
+            state = trainer.state() | {str(place): value for place, value in enumerate(read)}
+            runs.append(Run(losses, state))
         return runs
 
 

@@ -10,6 +10,7 @@ from recd_plugin_scars.tests.runtime.matrix_cases import SHARDINGS, Case, Traini
 from recd_plugin_scars.tests.runtime.state_cases import (
     Run,
     fill_in_place,
+    keep_a_state_dict,
     load_a_part,
     names,
     resume,
@@ -57,6 +58,12 @@ def test_from_stock_to_cached_and_back(sharding: str) -> None:
 @pytest.mark.parametrize("lookahead", [True, False])
 def test_a_state_dict_that_is_filled_in_place(lookahead: bool) -> None:
     for plain, cached in run_on_ranks(fill_in_place, 2, case_of("row_wise", lookahead=lookahead)):
+        _assert_equal(plain, cached)
+
+
+@pytest.mark.parametrize("sharding", SHARDINGS)
+def test_a_state_dict_that_is_kept_stays_that_of_the_tables(sharding: str) -> None:
+    for plain, cached in run_on_ranks(keep_a_state_dict, 2, case_of(sharding)):
         _assert_equal(plain, cached)
 
 
